@@ -1,4 +1,4 @@
-"""The stall meter in Lightning's own loop, as a callback. Needs lightning, or pytorch_lightning."""
+"""The stall meter as a Lightning callback; needs lightning or pytorch_lightning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from precache import outputs
-from precache.metering.publisher import Settings
+from precache.metering.publisher import MeterSettings
 from precache.metering.recorder import StallRecorder, keys_in_batch
 from precache.metering.report import StallReport
 from precache.outputs import Output
@@ -23,26 +23,26 @@ except ImportError:
         raise ImportError("precache.lightning needs lightning; pip install lightning") from None
 
 FETCH = "train_dataloader_next"
-"""How Lightning's profiler names the fetch of a training batch."""
+"""Name of fetching a training batch in Lightning's profiler."""
 
 
 class StallMonitor(Callback):
-    """Measures how long Lightning's training loop waits for its data; the loader stays as it is.
+    """Measures how long Lightning's training loop waits for its data, with an unchanged loader.
 
-    Reports go to `to`, and as ``NAME/stall_ratio`` and so on to the loggers of the trainer, by its
-    global step. Data time is what Lightning's own profiler counts as fetching a training batch:
-    copies to the device, other callbacks and checkpoints are not in it, validation is in nothing.
-    Of a loader without a length Lightning fetches one batch ahead, and keys are not known.
+    Reports go to `to`, and as ``NAME/stall_ratio`` and so on to the trainer's loggers, by its
+    global step. Data time is what Lightning's profiler counts as fetching a training batch. It
+    excludes copies to the device, other callbacks and checkpoints; validation is not measured. If
+    the loader has no length, Lightning fetches one batch ahead, and keys are unknown.
 
     Parameters
     ----------
     every, name, to, threshold, device
-        As `precache.meter` takes them.
+        See `precache.meter`.
 
     Raises
     ------
     UsageError
-        As `precache.meter` does.
+        See `precache.meter`.
 
     Examples
     --------
@@ -62,59 +62,59 @@ class StallMonitor(Callback):
         super().__init__()
         self._reports: deque[StallReport] = deque()
         chosen = [outputs.log()] if to is None else to
-        # Loggers are for the loop's thread; a report is made on another.
-        every_output = [*chosen, self._reports.append]
-        self._settings = Settings.of(name, every, threshold, every_output, device)
+        # The trainer's loggers belong to the loop's thread, and reports are made on another.
+        all_outputs = [*chosen, self._reports.append]
+        self._settings = MeterSettings.of(name, every, threshold, all_outputs, device)
         self._recorder = StallRecorder(self._settings, keys_in_batch)
-        self._running = self._has_batch = self._sized = False
+        self._running = self._has_batch = self._has_length = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Listen to the profiler of the trainer, which goes on as before."""
-        trainer.profiler = _Listening(trainer.profiler, self)
+        """Wrap the trainer's profiler to observe fetches."""
+        trainer.profiler = _ObservedProfiler(trainer.profiler, self)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """An epoch begins."""
-        self._sized = _sized(trainer.train_dataloader)
+        """Start measuring an epoch."""
+        self._has_length = _has_length(trainer.train_dataloader)
         self._recorder.begin()
         self._running, self._has_batch = True, False
 
-    def fetching(self) -> None:
-        """Lightning asks for a training batch."""
+    def fetch_started(self) -> None:
+        """Record that Lightning requests a training batch."""
         if self._running:
-            self._recorder.asked()
+            self._recorder.batch_requested()
 
-    def fetched(self) -> None:
-        """Lightning has it, or has been told that there is none."""
+    def fetch_ended(self) -> None:
+        """Record that Lightning has the batch, or that there is none."""
         if self._running:
-            self._recorder.arrived()
+            self._recorder.batch_arrived()
             self._has_batch = False
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The step begins."""
+        """Keep the batch's keys for the report, and log reports."""
         self._has_batch = True
-        self._recorder.look(batch if self._sized else None)
-        self._pass_on(trainer)
+        self._recorder.inspect(batch if self._has_length else None)
+        self._log_reports(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """The step is over; what comes until the next fetch is of none."""
+        """End the step, so that validation does not count."""
         if self._running:
-            self._recorder.asked()
+            self._recorder.batch_requested()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report what is left."""
+        """Report remaining steps."""
         if self._has_batch:
-            self._recorder.asked()
+            self._recorder.batch_requested()
         self._finish(trainer, self._has_batch)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave the profiler as it was."""
-        if isinstance(trainer.profiler, _Listening):
+        """Restore the profiler."""
+        if isinstance(trainer.profiler, _ObservedProfiler):
             trainer.profiler = trainer.profiler.profiler
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave nothing behind."""
+        """Report remaining steps and restore the profiler."""
         self._finish(trainer, False)
         self.on_train_end(trainer, pl_module)
 
@@ -122,9 +122,9 @@ class StallMonitor(Callback):
         if self._running:
             self._running = False
             self._recorder.finish(ended)
-            self._pass_on(trainer)
+            self._log_reports(trainer)
 
-    def _pass_on(self, trainer: Any) -> None:
+    def _log_reports(self, trainer: Any) -> None:
         while self._reports:
             report = self._reports.popleft()
             figures = {f"{report.name}/{name}": v for name, v in report.figures().items()}
@@ -132,8 +132,8 @@ class StallMonitor(Callback):
                 logger.log_metrics(figures, step=trainer.global_step)
 
 
-class _Listening:
-    """A profiler that lets a monitor know of fetches, and is the given one in all else."""
+class _ObservedProfiler:
+    """A profiler that reports fetches to a monitor, and otherwise delegates to another one."""
 
     def __init__(self, profiler: Any, monitor: StallMonitor) -> None:
         self.profiler = profiler
@@ -141,19 +141,19 @@ class _Listening:
 
     def start(self, action_name: str) -> None:
         if action_name.endswith(FETCH):
-            self._monitor.fetching()
+            self._monitor.fetch_started()
         self.profiler.start(action_name)
 
     def stop(self, action_name: str) -> None:
         self.profiler.stop(action_name)
         if action_name.endswith(FETCH):
-            self._monitor.fetched()
+            self._monitor.fetch_ended()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.profiler, name)
 
 
-def _sized(loader: Any) -> bool:
+def _has_length(loader: Any) -> bool:
     try:
         len(loader)
     except (TypeError, NotImplementedError):

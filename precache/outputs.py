@@ -1,8 +1,7 @@
-"""Where a stall meter's reports go; each of these makes a callable that takes a report.
+"""Outputs of a stall meter: each function here returns a callable that takes a report.
 
-Any callable that takes a `StallReport` is an output: these are for what is in common use. They are
-called on the meter's own thread, on every rank; all but `prometheus` pass over reports that are
-`quiet`.
+Any callable that takes a `StallReport` is an output; these serve common tools. They are called on
+the meter's own thread, on every rank. All but `prometheus` skip reports that are `quiet`.
 """
 
 from __future__ import annotations
@@ -31,32 +30,34 @@ def _unless_quiet(output: Output) -> Output:
 
 
 def log(logger: logging.Logger | None = None, level: int = logging.INFO) -> Output:
-    """One line a report; by default to the logger ``precache.meter``."""
+    """Log one line per report; by default to the logger ``precache.meter``."""
     chosen = logger or logging.getLogger("precache.meter")
     return _unless_quiet(lambda report: chosen.log(level, "%s", report))
 
 
 def jsonl(path: str | os.PathLike[str]) -> Output:
-    """One JSON object a line, appended; ranks of a node may share a file.
+    """Append each report to a file as one line of JSON; ranks of a node may share the file.
 
     Raises
     ------
     UsageError
-        Its folder does not exist.
+        The folder of the file does not exist.
     """
     file = Path(path)
     if not file.parent.is_dir():
-        raise UsageError(f"{file.parent} is no folder; make it before {file.name} is written there")
+        raise UsageError(
+            f"the folder {file.parent} does not exist; create it, or give another path"
+        )
 
     def write(report: StallReport) -> None:
-        with file.open("ab", buffering=0) as opened:  # a line is one write, and so stays whole
+        with file.open("ab", buffering=0) as opened:  # one write per line keeps lines intact
             opened.write(json.dumps(report.as_dict()).encode() + b"\n")
 
     return _unless_quiet(write)
 
 
 def tensorboard(writer: Any) -> Output:
-    """Scalars ``NAME/stall_ratio`` and so on, by step, to a `SummaryWriter`.
+    """Write scalars ``NAME/stall_ratio`` and so on, by step, to a `SummaryWriter`.
 
     Examples
     --------
@@ -72,10 +73,10 @@ def tensorboard(writer: Any) -> Output:
 
 
 def wandb(run: Any) -> Output:
-    """``NAME/stall_ratio`` and so on to a Weights & Biases run, as `wandb.init` returns it.
+    """Log ``NAME/stall_ratio`` and so on to a Weights & Biases run, as `wandb.init` returns it.
 
-    They go with the next ``run.log`` of your own, or with the run's end: a step of theirs would
-    make W&B refuse yours. ``NAME/step`` says which step they are of.
+    They are committed with your next ``run.log``, or at the end of the run, since W&B would refuse
+    your steps if a report advanced its own. ``NAME/step`` is the step of the report.
     """
 
     def write(report: StallReport) -> None:
@@ -86,14 +87,14 @@ def wandb(run: Any) -> Output:
 
 
 def prometheus(registry: Any = None) -> Output:
-    """Gauges ``precache_stall_ratio`` and so on, labelled by meter and rank.
+    """Set gauges ``precache_stall_ratio`` and so on, labelled by meter and rank.
 
-    Serve them yourself, as with ``prometheus_client.start_http_server(9100)``.
+    Serve them yourself, for example with ``prometheus_client.start_http_server(9100)``.
 
     Parameters
     ----------
     registry
-        By default prometheus_client's own.
+        Registry of the gauges; by default that of prometheus_client.
 
     Raises
     ------
@@ -115,8 +116,8 @@ def prometheus(registry: Any = None) -> Output:
 
 @functools.cache
 def _gauge(registry: Any, name: str) -> Any:
-    """A registry refuses a second gauge of the same name."""
+    """Return the only gauge of a name, since a registry refuses a second one."""
     from prometheus_client import Gauge
 
-    what = f"Stall meter: {name.replace('_', ' ')}"
-    return Gauge(f"precache_{name}", what, ["meter", "rank"], registry=registry)
+    description = f"Stall meter: {name.replace('_', ' ')}"
+    return Gauge(f"precache_{name}", description, ["meter", "rank"], registry=registry)

@@ -10,3 +10,8 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.3g} {unit}"
         nbytes /= 1000
     raise AssertionError("unreachable")
+
+
+def number(value: float) -> str:
+    """A number with about three digits: 1,234, 12.3, 0.05."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else f"{value:.1g}"

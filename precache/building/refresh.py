@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from precache.building.api import new_request, require_known
 from precache.errors import PrecacheError
-from precache.maintenance.gc import seconds_of
+from precache.maintenance.gc import parse_age
 from precache.runtime.integers import whole
 from precache.store.open import open_version
 from precache_workers.planning.options import RunOptions, read_options
@@ -145,4 +145,4 @@ def submit_refresh(
 def _schedule(times: int | None, every: float | str | None) -> tuple[int | None, float | None]:
     """Check `times`, and convert `every` to seconds."""
     number = None if times is None else whole("times", times, 1)
-    return number, None if every is None else seconds_of(every)
+    return number, None if every is None else parse_age(every)

@@ -17,7 +17,7 @@ from precache.cli.build_options import (
     read_recipe,
 )
 from precache.cli.output import bench_progress, show
-from precache_workers.doctor.text import print_prognosis
+from precache_workers.doctor.text import print_doctor_report
 
 
 def add_doctor(commands: Any) -> None:
@@ -60,7 +60,7 @@ def add_doctor(commands: Any) -> None:
     run.add_argument(
         "--html", metavar="FILE", help='write a page; needs pip install "precache[report]"'
     )
-    run.add_argument("--png", metavar="FILE", help="write a picture; needs the same")
+    run.add_argument("--png", metavar="FILE", help="write charts as a PNG; needs the same")
     run.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -91,7 +91,7 @@ def _doctor(options: argparse.Namespace) -> int:
             tick=tick,
         )
     data = dataclasses.asdict(report)
-    show(options.json, _plain(data), lambda: print_prognosis(report))
+    show(options.json, _plain(data), lambda: print_doctor_report(report))
     if options.html is not None:
         report.html(options.html)
     if options.png is not None:

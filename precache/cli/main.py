@@ -154,7 +154,7 @@ def _add_transfer(commands: Any) -> None:
 def _add_view(commands: Any) -> None:
     view = commands.add_parser(
         "view",
-        help="look at samples in a browser",
+        help="show samples in a browser",
         description=inspect.cleandoc(_view.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

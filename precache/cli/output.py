@@ -240,10 +240,11 @@ def print_bench(result: BenchResult) -> None:
     for name, cost in rows.items():
         table.add_row(name, f"{cost.samples_per_s:,.0f}", f"{cost.cpu_ms_per_1000:.1f}")
     say(
-        f"{result.samples:,} samples of {size(result.row_nbytes)}, codec {result.codec}, "
+        f"{result.samples:,} samples of {size(result.row_nbytes)} decoded, codec {result.codec}, "
         f"batches of {result.batch_size}"
     )
     Terminal().print(table, soft_wrap=True)
-    say(f"warm reading costs {result.cpu_ratio:.2f} times the CPU of copying plain rows")
+    ratio = f"{result.cpu_ratio:.2f}"
+    say(f"a warm epoch takes {ratio} times the CPU time of copying as many plain bytes")
     if not result.compiled:
         say(NO_COMPILED_CODE)

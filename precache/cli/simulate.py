@@ -15,16 +15,15 @@ from precache.simulation.model import Simulation, simulate
 _DESCRIPTION = """\
 Simulate loaders that feed a training loop: how long it waits, and what would help.
 
-N loader processes load one batch at a time each and start together. A loaded batch goes into a
-queue; while the queue is full, its loader is blocked. One consumer takes batches and runs a step on
-each; a batch is done when its step has ended. The rate is at most the lower of loaders / load time
-and 1 / step time.
+N loader processes start together, and each makes one batch at a time. A finished batch goes into a
+queue; while the queue is full, its loader is blocked. The training loop takes batches and spends a
+step on each; a batch is done when its step has ended. The rate is at most the lower of loaders /
+load time and 1 / step time.
 
-  stall            share of the consumer's time spent waiting: from the first batch's arrival on,
-                   and with the start-up before it
-  wait before ...  one bar per batch. Loaders that start together deliver together, so that the
-                   consumer waits at every N-th batch. With variance (--load-cv) they drift apart
-                   and the spikes vanish; the share of time spent waiting stays.
+  stall            share of the time that the training loop waits for data
+  wait before ...  one bar per batch. Loaders that start together deliver together, so the loop
+                   waits at every N-th batch. With variance (--load-cv) they drift apart: the
+                   spikes disappear, but the stall stays.
 """
 
 _EPILOG = """\
@@ -33,20 +32,19 @@ examples:
   precache simulate --load-ms 2000 --loaders 7 --step-ms 100 --load-cv 0.3
   precache simulate --trace load_times.txt --loaders 8 --step-ms 100 --html loading.html
 
-7 loaders and a step of 100 ms deliver, in 30 s (mean of 100 seeds):
+Batches done by 7 loaders with a step of 100 ms in 30 s, mean of 100 seeds:
 
   load time                              2,000 ms   700 ms   350 ms
   steady                                       98      293      296 batches
   --load-cv 0.1 --resolution-ms 100            98      275      296
 
-The middle one differs because it is the balance point, 7 / 700 ms = 1 / 100 ms: neither side has
-slack, so that any delay costs batches. Rounding up to a grid adds half of its step on average,
-750 ms instead of 700, and 7 / 750 ms is 9.3/s. At 350 ms the loaders have slack, and variance costs
-only what the queue cannot even out: nearly nothing at --load-cv 0.1, 4 batches at 0.5, but 22 at
-0.1 with --queue 0.
+At 700 ms, loading and the step are balanced, 7 / 700 ms = 1 / 100 ms. Neither side has slack, so
+any delay costs batches. Rounding up to 100 ms adds 50 ms on average, and 7 / 750 ms is 9.3/s. At
+350 ms the loaders have slack, and the queue evens out most of the variance: it costs almost nothing
+at --load-cv 0.1 and 4 batches at 0.5, but 22 at 0.1 with --queue 0.
 
-A DataLoader delivers batches in the order of its requests, while this model takes the first that is
-ready: with much variance a DataLoader may wait longer than this model.
+A DataLoader returns batches in the order in which they were requested, while this model takes the
+first one that is ready. So with much variance a DataLoader may wait longer than predicted here.
 """
 
 
@@ -54,7 +52,7 @@ def add_simulate(commands: Any) -> None:
     """Add the command to the subparsers of ``precache``."""
     command = commands.add_parser(
         "simulate",
-        help="model how long a training loop waits for its loaders",
+        help="simulate how long a training loop waits for its loaders",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -64,48 +62,50 @@ def add_simulate(commands: Any) -> None:
     load.add_argument(
         "--load-ms", type=float, metavar="MS", help="time of one loader for one batch"
     )
-    load.add_argument("--trace", metavar="FILE", help="measured load times in ms, one per line")
+    load.add_argument(
+        "--trace", metavar="FILE", help="file of measured load times in ms, one per line"
+    )
     command.add_argument(
         "--step-ms", type=float, required=True, metavar="MS", help="time of one step"
     )
-    command.add_argument("--loaders", type=int, required=True, metavar="N", help="processes")
+    command.add_argument(
+        "--loaders", type=int, required=True, metavar="N", help="number of loaders"
+    )
     command.add_argument(
         "--queue",
         type=int,
         metavar="N",
-        help="batches that the queue holds, besides one in each loader; default the number of "
-        "loaders, which is a DataLoader's prefetch_factor=2",
+        help="finished batches that the queue holds, besides one per loader; default as many as "
+        "loaders, which matches a DataLoader's prefetch_factor=2",
     )
     for name in ("load", "step"):
         command.add_argument(
             f"--{name}-cv",
             type=float,
             metavar="C",
-            help="standard deviation over mean; default 0: constant",
+            help="standard deviation over mean; default 0",
         )
     command.add_argument(
         "--load-dist",
         choices=(*SPREADS, *ORDERS),
-        help="distribution with --load-cv, default gamma; with --trace: cycle (in order, repeated; "
-        "default) or resample (at random)",
+        help="default gamma with a --load-cv; with a --trace: cycle (the times in their order, "
+        "repeated; default) or resample (draw them at random)",
     )
-    command.add_argument("--step-dist", choices=SPREADS, help="distribution of the step time")
+    command.add_argument("--step-dist", choices=SPREADS, help="the same for the step")
     command.add_argument(
         "--resolution-ms",
         type=float,
         default=0.0,
         metavar="R",
-        help="round load times up to a multiple; default 0: continuous",
+        help="round load times up to a multiple of R; default 0, no rounding",
     )
     command.add_argument(
         "--seconds", type=float, default=30.0, metavar="S", help="simulated time; default 30"
     )
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
+    command.add_argument("--html", metavar="FILE", help="write a page that replays the simulation")
     command.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of random times; default 0"
-    )
-    command.add_argument("--html", metavar="FILE", help="write a page with an animation")
-    command.add_argument(
-        "--png", metavar="FILE", help='write a picture; needs pip install "precache[report]"'
+        "--png", metavar="FILE", help='write charts as a PNG; needs pip install "precache[report]"'
     )
     command.add_argument(
         "--json", action="store_true", help="one JSON object on stdout, with all series"
@@ -113,7 +113,7 @@ def add_simulate(commands: Any) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    result = simulate(
+    found = simulate(
         options.load_ms if options.trace is None else read_times(options.trace),
         options.step_ms,
         options.loaders,
@@ -127,24 +127,24 @@ def _simulate(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     if options.html is not None:
-        result.html(options.html)
+        found.html(options.html)
     if options.png is not None:
-        result.png(options.png)
+        found.png(options.png)
     if options.json:
-        sys.stdout.write(json.dumps(result.to_dict()) + "\n")
+        sys.stdout.write(json.dumps(found.to_dict()) + "\n")
     else:
-        _print(result)
+        _print(found)
     return 0
 
 
-def _print(result: Simulation) -> None:
-    say(simulation_text.title(result), style="bold")
-    rows = simulation_text.summary(result)
+def _print(found: Simulation) -> None:
+    say(simulation_text.scenario_title(found), style="bold")
+    rows = simulation_text.figures(found)
     width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
         say(f"{name.ljust(width)}{value}")
-    for name, value in simulation_text.pattern(result):
+    for name, value in simulation_text.wait_pattern(found):
         for line in ("", name, f"  {value}"):
             say(line)
     say("")
-    say(simulation_text.verdict(result))
+    say(simulation_text.verdict(found))

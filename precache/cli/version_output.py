@@ -1,4 +1,4 @@
-"""Versions of a store, their differences and their removal, printed as text."""
+"""Versions, their differences and their removal as text."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from precache.maintenance.diff import Change, Difference, KeyChange
-from precache.maintenance.gc import Collected, ago
-from precache.maintenance.versions import Inventory, Unfinished, Used
+from precache.maintenance.gc import GcResult, ago
+from precache.maintenance.versions import StoreListing, Unfinished, UseResult
 from precache.runtime.terminal import say
 from precache.units import size
 
 _HEAD = ("", "version", "committed", "rows", "holes", "size", "shared", "recipe")
 _NUMBERS = range(3, 7)
-"""Columns that are aligned to the right."""
+"""Columns that are right-aligned."""
 
 _KINDS = {
     "added": "added",
     "removed": "removed",
-    "changed": "with other bytes",
-    "touched": "with the same bytes and another time",
-    "relabelled": "of another class",
+    "changed": "with changed bytes",
+    "touched": "with the same bytes and a new time",
+    "relabelled": "with another class",
     "failed": "that became holes",
     "mended": "that are no longer holes",
-    "moved": "in another row",
+    "moved": "in other rows",
 }
 
 
@@ -33,26 +33,26 @@ def _say(lines: Iterable[str]) -> None:
         say(line.rstrip())
 
 
-def print_inventory(inventory: Inventory) -> None:
-    """Print a line for each version, the current one marked, and for each unfinished one."""
+def print_listing(listing: StoreListing) -> None:
+    """Print a table of versions, and a line for each unfinished build or copy."""
     now = time.time()
     rows = [
         (
-            "*" if summary.current else "",
-            summary.version[:12],
-            ago(now - summary.committed),
-            "" if summary.rows is None else f"{summary.rows:,}",
-            "" if summary.holes is None else f"{summary.holes:,}",
-            size(summary.nbytes),
-            size(summary.shared_nbytes) if summary.shared_nbytes else "",
-            summary.recipe or summary.problem,
+            "*" if version.current else "",
+            version.version[:12],
+            ago(now - version.committed),
+            "" if version.rows is None else f"{version.rows:,}",
+            "" if version.holes is None else f"{version.holes:,}",
+            size(version.nbytes),
+            size(version.shared_nbytes) if version.shared_nbytes else "",
+            version.recipe or version.problem,
         )
-        for summary in inventory.versions
+        for version in listing.versions
     ]
-    _say([f"{inventory.store}: {size(inventory.nbytes)}; * is current"])
+    _say([f"{listing.store}: {size(listing.nbytes)}; * marks the current version"])
     if rows:
         _say(_columns([_HEAD, *rows]))
-    _say(map(_unfinished, inventory.unfinished))
+    _say(map(_unfinished, listing.unfinished))
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
@@ -66,76 +66,76 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
 
 
 def _unfinished(version: Unfinished) -> str:
-    done = "a copy, or left over"
+    kind, done = "copy or removal", ""
     if version.build is not None:
         shards = "?" if version.build.shards is None else f"{version.build.shards:,}"
-        done = f"{version.build.done:,} of {shards} shards"
+        kind, done = "build", f"{version.build.done:,} of {shards} shards, "
     return (
-        f"unfinished: {version.version[:12]}: {done}, {size(version.nbytes)}; last heartbeat "
+        f"unfinished {kind} of {version.version[:12]}: {done}{size(version.nbytes)}; last change "
         f"{ago(version.idle_seconds)}"
     )
 
 
-def print_used(used: Used) -> None:
+def print_used(result: UseResult) -> None:
     """Print which version is current."""
-    if used.previous == used.version:
-        _say([f"version {used.version[:12]} is current already"])
+    if result.previous == result.version:
+        _say([f"version {result.version[:12]} is already current"])
     else:
-        before = "" if used.previous is None else f"; before it was {used.previous[:12]}"
-        _say([f"version {used.version[:12]} is current{before}"])
+        previous = "" if result.previous is None else f"; it replaces {result.previous[:12]}"
+        _say([f"version {result.version[:12]} is now current{previous}"])
 
 
-def print_collected(result: Collected) -> None:
-    """Print the versions that were or would be removed, those that stay, and the bytes freed."""
-    verb = "would remove" if result.dry_run else "removed"
-    for removed in result.removed:
-        bytes_ = size(removed.nbytes)
-        if removed.freed_nbytes != removed.nbytes:
-            shared = size(removed.nbytes - removed.freed_nbytes)
-            bytes_ += f", {shared} of it shared with other versions"
-        _say([f"{verb} {removed.version[:12]}: {removed.why}; {bytes_}"])
-    _say(f"kept {kept.version[:12]}: {kept.why}" for kept in result.kept)
-    _say(f"{verb} remains of a build or a copy in {version[:12]}" for version in result.swept)
-    freed = "would free" if result.dry_run else "freed"
-    _say([f"{freed} {size(result.freed_nbytes)}" if result.removed else "nothing to remove"])
+def print_gc(done: GcResult) -> None:
+    """Print which versions are removed, which stay, and the bytes freed."""
+    removed, kept, freed = "removed", "kept", "freed"
+    if done.dry_run:
+        removed, kept, freed = "would remove", "would keep", "would free"
+    for removal in done.removed:
+        nbytes = size(removal.nbytes)
+        if removal.freed_nbytes != removal.nbytes:
+            nbytes += f", of which {size(removal.nbytes - removal.freed_nbytes)} stay in use"
+        _say([f"{removed} {removal.version[:12]}: {removal.why}; {nbytes}"])
+    _say(f"{kept} {version.version[:12]}: {version.why}" for version in done.kept)
+    _say(f"{removed} temporary files of {version[:12]}" for version in done.swept)
+    _say([f"{freed} {size(done.freed_nbytes)}" if done.removed else "nothing to remove"])
 
 
-def print_difference(difference: Difference) -> None:
+def print_difference(found: Difference) -> None:
     """Print each kind of difference below its heading."""
-    _say([f"from {difference.before[:12]} to {difference.after[:12]}"])
+    _say([f"changes from {found.before[:12]} to {found.after[:12]}"])
     samples = [
         line
         for kind, words in _KINDS.items()
-        for line in _samples(words, getattr(difference.samples, kind))
+        for line in _samples(words, getattr(found.samples, kind))
     ]
     classes = [
         f"{words}: {', '.join(names)}"
         for words, names in (
-            ("added", difference.classes_added),
-            ("removed", difference.classes_removed),
-            ("with other numbers", difference.classes_renumbered),
+            ("added", found.classes_added),
+            ("removed", found.classes_removed),
+            ("renumbered", found.classes_renumbered),
         )
         if names
     ]
     parts = {
-        "recipe": list(map(_change, difference.recipe)),
-        "stored": list(map(_change, difference.layout)),
+        "recipe": list(map(_change, found.recipe)),
+        "layout": list(map(_change, found.layout)),
         "samples": samples,
         "classes": classes,
-        "libraries": list(map(_change, difference.libraries)),
+        "libraries": list(map(_change, found.libraries)),
     }
     for heading, lines in parts.items():
         if lines:
             _say([heading, *(f"  {line}" for line in lines)])
     if not any(parts.values()):
-        _say(["nothing differs"])
+        _say(["no differences"])
 
 
 def _change(change: Change) -> str:
     if change.before is None:
-        return f"{change.what}: {_value(change.after)}, added"
+        return f"{change.what}: added {_value(change.after)}"
     if change.after is None:
-        return f"{change.what}: {_value(change.before)}, removed"
+        return f"{change.what}: removed {_value(change.before)}"
     return f"{change.what}: {_value(change.before)} → {_value(change.after)}"
 
 
@@ -143,8 +143,8 @@ def _value(value: Any) -> str:
     return str(tuple(value)) if isinstance(value, list) else str(value)
 
 
-def _samples(words: str, keys: KeyChange) -> Iterable[str]:
-    if keys.count:
-        more = f" … and {keys.count - len(keys.examples):,} more"
-        rest = more if keys.count > len(keys.examples) else ""
-        yield f"{keys.count:,} {words}: {', '.join(keys.examples)}{rest}"
+def _samples(words: str, some: KeyChange) -> Iterable[str]:
+    if some.count:
+        more = f" … and {some.count - len(some.examples):,} more"
+        rest = more if some.count > len(some.examples) else ""
+        yield f"{some.count:,} {words}: {', '.join(some.examples)}{rest}"

@@ -1,4 +1,4 @@
-"""``precache ls | diff | use | gc``: the versions of a store."""
+"""The commands ``precache ls | diff | use | gc``: the versions of a store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from precache.cli.build_options import add_option
 from precache.cli.output import show
 from precache.cli.version_output import (
-    print_collected,
     print_difference,
-    print_inventory,
+    print_gc,
+    print_listing,
     print_used,
 )
 from precache.maintenance.diff import diff
@@ -37,7 +37,7 @@ def add_version_commands(commands: Any) -> None:
         type=int,
         default=2,
         metavar="N",
-        help="newest versions to keep whatever their age, the current one included; default 2",
+        help="number of newest versions to keep, including the current one; default 2",
     )
     clean.add_argument(
         "--older-than",
@@ -48,7 +48,7 @@ def add_version_commands(commands: Any) -> None:
     clean.add_argument(
         "--dry-run",
         action="store_true",
-        help="report what would be removed by this machine's clock, and remove nothing",
+        help="only print what would be removed, by this machine's clock",
     )
     for command, run in ((ls, _ls), (differ, _diff), (make, _use), (clean, _gc)):
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -57,26 +57,26 @@ def add_version_commands(commands: Any) -> None:
 
 
 def _ls(options: argparse.Namespace) -> int:
-    """List versions with their age, rows, bytes and recipe, and unfinished builds. Bytes that
-    versions share by hard links are counted once in the sum.
+    """List versions with age, rows, size and recipe, and unfinished builds and copies. The total
+    counts bytes that versions share by hard links once.
     """
-    inventory = versions(options.store, dict(options.storage_options))
-    show(options.json, dataclasses.asdict(inventory), lambda: print_inventory(inventory))
+    listing = versions(options.store, dict(options.storage_options))
+    show(options.json, dataclasses.asdict(listing), lambda: print_listing(listing))
     return 0
 
 
 def _diff(options: argparse.Namespace) -> int:
-    """Compare recipes op by op, samples by key, classes and libraries of two versions, which may
-    be of two stores.
+    """Compare recipes op by op, samples by key, classes and libraries. The versions may be in
+    different stores.
     """
-    difference = diff(options.before, options.after, dict(options.storage_options))
-    show(options.json, dataclasses.asdict(difference), lambda: print_difference(difference))
+    found = diff(options.before, options.after, dict(options.storage_options))
+    show(options.json, dataclasses.asdict(found), lambda: print_difference(found))
     return 0
 
 
 def _use(options: argparse.Namespace) -> int:
-    """Make a committed version current, if it is complete. Processes that have another version
-    open keep reading it.
+    """Make a committed version current, if it is complete. Processes that have a version open
+    keep it.
     """
     used = use(options.version, dict(options.storage_options))
     show(options.json, dataclasses.asdict(used), lambda: print_used(used))
@@ -84,18 +84,18 @@ def _use(options: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    """Remove versions that are neither current nor among the newest and were replaced long ago,
-    and remains of builds and copies without a heartbeat for as long. Ages follow the clock of the
-    store, and only folders that are versions are removed. Readers are not known to the store:
-    choose --older-than longer than a training takes.
+    """Remove versions that are not current, not among the newest, and were replaced longer ago than
+    --older-than; and unfinished builds and copies that have not changed for as long. Ages are
+    measured with the store's own times, and only folders that identify themselves as versions are
+    removed. gc does not see readers: let --older-than be longer than a training takes.
     """
-    removed = gc(
+    done = gc(
         options.store,
         options.keep,
         options.older_than,
         options.dry_run,
         dict(options.storage_options),
     )
-    data = {**dataclasses.asdict(removed), "freed_nbytes": removed.freed_nbytes}
-    show(options.json, data, lambda: print_collected(removed))
+    data = {**dataclasses.asdict(done), "freed_nbytes": done.freed_nbytes}
+    show(options.json, data, lambda: print_gc(done))
     return 0

@@ -1,4 +1,4 @@
-"""Whether the loader limits a training loop, and which remedy would help; the benchmark of a store.
+"""Diagnose what limits a training loop, predict the gain of remedies; benchmark a store.
 
-Probes measure, `verdict` and `remedies` judge; these are pure.
+`probes` measures; `verdict` and `remedies` are pure functions of the measurements.
 """

@@ -1,4 +1,4 @@
-"""Bench: what reading a store costs here, beside the machine's own copy limit in the same run."""
+"""Benchmark reading a store, beside the machine's copy limit measured in the same run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from precache.runtime.integers import whole
 from precache.store.open import open_version
 
 LIMIT_BYTES = 1 << 30
-"""At most this much memory stands in for a store of plain rows."""
+"""Most memory that the copy limit is measured on."""
 
 
 @dataclass(frozen=True)
 class ReadCost:
-    """Samples a second, and CPU-milliseconds of the process per 1,000 samples (medians)."""
+    """Samples per second, and CPU-milliseconds of the process per 1,000 samples."""
 
     samples_per_s: float
     cpu_ms_per_1000: float
@@ -30,20 +30,20 @@ class ReadCost:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Reading a store against copying as many plain bytes.
+    """Cost of reading a store, and of copying as many plain bytes.
 
     Attributes
     ----------
     first_epoch
-        Includes checksums of rows read for the first time, and whatever was not in memory yet.
+        Includes checksums of rows that are read for the first time, and reads from the disk.
     warm
-        Median of the epochs after it.
+        Median of the following epochs.
     copy_limit
-        Rows of the same size from memory into a reused buffer, by the code that copies `raw`.
+        Median of copying rows of the same size from memory into a reused buffer.
     cpu_ratio
-        CPU time of `warm` over `copy_limit`.
+        CPU time of `warm` over that of `copy_limit`.
     compiled
-        Whether precache's compiled code is there.
+        Whether precache's compiled kernels are installed.
     """
 
     version: str
@@ -63,23 +63,21 @@ def bench(
     batch_size: int = 256,
     epochs: int = 3,
     num_threads: int | None = None,
-    tick: Callable[[str], None] = lambda what: None,
+    tick: Callable[[str], None] = lambda name: None,
     **loader_options: Any,
 ) -> BenchResult:
-    """Read whole epochs, shuffled, on the CPU, with the copy limit measured in between.
+    """Read whole shuffled epochs on the CPU, and measure the copy limit in between.
 
     Parameters
     ----------
     batch_size
-        Rows a batch; the number of rows where the store has fewer.
+        Rows per batch; all rows if the store has fewer.
     epochs
-        After the first.
-    num_threads
-        As of `Loader`.
+        Epochs after the first.
     tick
-        Told what is being measured.
+        Called with the name of each measurement.
     loader_options
-        Of the `Loader`, such as `cache_dir` and `storage_options` for a remote store.
+        Options of the `Loader`, such as `cache_dir` and `storage_options` for a remote store.
     """
     batch_size, epochs = whole("batch_size", batch_size, 1), whole("epochs", epochs, 1)
     version = open_version(uri, None, loader_options.get("storage_options"))
@@ -87,7 +85,7 @@ def bench(
     fields = version.fields
     row_nbytes = sum(field.row_nbytes for field in fields.values())
     batch_size = min(batch_size, rows)
-    copy = _copier(rows, row_nbytes, batch_size)
+    copy = _make_copy(rows, row_nbytes, batch_size)
     with Loader(uri, batch_size, device="cpu", num_threads=num_threads, **loader_options) as loader:
         tick("first epoch")
         first = _measure(lambda: _read(loader))
@@ -97,7 +95,7 @@ def bench(
             tick(f"epoch {epoch + 1} of {epochs}")
             limit.append(_measure(copy))
             warm.append(_measure(lambda: _read(loader)))
-    read, floor = _median(warm), _median(limit)
+    warm_cost, copy_cost = _median(warm), _median(limit)
     return BenchResult(
         version.id,
         rows,
@@ -105,9 +103,9 @@ def bench(
         row_nbytes,
         "+".join(sorted({field.codec for field in fields.values()})),
         first,
-        read,
-        floor,
-        read.cpu_ms_per_1000 / floor.cpu_ms_per_1000,
+        warm_cost,
+        copy_cost,
+        warm_cost.cpu_ms_per_1000 / copy_cost.cpu_ms_per_1000,
         kernels.compiled().functions is not None,
     )
 
@@ -116,7 +114,7 @@ def _read(loader: Loader) -> int:
     return sum(len(batch["row"]) for batch in loader)
 
 
-def _copier(rows: int, row_nbytes: int, batch_size: int) -> Callable[[], int]:
+def _make_copy(rows: int, row_nbytes: int, batch_size: int) -> Callable[[], int]:
     count = max(1, min(rows, LIMIT_BYTES // max(1, row_nbytes)))
     source = np.ones((count, row_nbytes), np.uint8)
     buffer = np.empty((batch_size, row_nbytes), np.uint8)

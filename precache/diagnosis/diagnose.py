@@ -1,4 +1,4 @@
-"""`diagnose`: whether the data loader limits a training loop, why, and what would help."""
+"""`diagnose`: find what limits a training loop, and predict what would help."""
 
 from __future__ import annotations
 
@@ -11,43 +11,44 @@ from typing import Any
 
 import torch
 
-from precache.diagnosis.measurements import Measurements, Run
+from precache.diagnosis.measurements import Measurements, TimedRun
 from precache.diagnosis.probes import Limits, measure
 from precache.diagnosis.remedies import Remedy
 from precache.diagnosis.verdict import Figure, Verdict, judge
 from precache.errors import UsageError
 from precache.runtime.integers import whole
 from precache.runtime.terminal import Terminal
+from precache.units import number
 
-SURE = {"high": "sure", "medium": "fairly sure", "low": "a guess"}
-HELPS = 1.05
-"""Gain from which a remedy is one."""
+CONFIDENCE_TEXT = {"high": "sure", "medium": "fairly sure", "low": "a guess"}
+HELPFUL_GAIN = 1.05
+"""Gain from which a remedy is reported as helpful."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What limits a training loop; ``str()`` is the text for people.
+    """The bottleneck of a training loop; ``str()`` gives the text for people.
 
     Attributes
     ----------
     verdict
-        What limits it. ``compute-bound``: the step, not the data. ``CPU-bound``: preprocessing.
+        The bottleneck. ``compute-bound``: the step, not the data. ``CPU-bound``: preprocessing.
         ``storage-bound``: waiting for a disk, a network or the like. ``transfer-bound``: copies to
         the device. ``variance-bound``: rare slow batches.
     reason
-        How that shows, in a sentence.
+        One sentence that explains the verdict.
     evidence
-        The figures behind it.
+        The figures that it is based on.
     remedies
-        With predicted gains, largest first; a gain of 1 means that it would not help.
+        Possible changes with predicted gains, largest first; a gain of 1 means no improvement.
     flags
-        What else is amiss, a sentence each.
+        Other problems, one sentence each.
     batches_per_s
-        Of the loop as it is.
+        Speed of the loop as it is.
     without_waiting
-        Batches/s with data for free, which no remedy exceeds.
+        Batches/s if the step never waited for data; no remedy exceeds it.
     measurements
-        All that was measured.
+        Everything that was measured.
     """
 
     verdict: Verdict
@@ -61,27 +62,27 @@ class Diagnosis:
 
     @classmethod
     def of(cls, measurements: Measurements) -> Diagnosis:
-        """The verdict on measurements, which are all that it depends on."""
+        """Judge measurements; the verdict depends on nothing else."""
         return cls(**vars(judge(measurements)), measurements=measurements)
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the single batches' times, for JSON."""
-        found = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        measured: Measurements = found.pop("measurements")
-        found["evidence"] = [vars(each) for each in self.evidence]
-        found["remedies"] = [vars(each) for each in self.remedies]
-        found["flags"] = list(self.flags)
-        found["setup"] = dataclasses.asdict(measured.setup)
-        found["cold_note"] = measured.cold_note
-        return found
+        """Return everything but the times of single batches, for JSON."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        measured: Measurements = values.pop("measurements")
+        values["evidence"] = list(map(vars, self.evidence))
+        values["remedies"] = list(map(vars, self.remedies))
+        values["flags"] = list(self.flags)
+        values["setup"] = dataclasses.asdict(measured.setup)
+        values["cold_note"] = measured.cold_note
+        return values
 
     def html(self, path: str | os.PathLike[str], after: Diagnosis | None = None) -> None:
-        """Write it as a page, one file that needs no network; ``pip install "precache[report]"``.
+        """Write a page: one file that needs no network; ``pip install "precache[report]"``.
 
         Parameters
         ----------
         after
-            Another diagnosis of the same loop, with a remedy in place, to be held against this one.
+            A second diagnosis of the same loop with a remedy in place, to compare.
 
         Raises
         ------
@@ -90,15 +91,18 @@ class Diagnosis:
         StorageError
             If the file cannot be written.
         """
-        from precache.diagnosis.page import write_page
+        from precache.diagnosis.page import render_diagnosis
+        from precache.html.charts import need_matplotlib
+        from precache.html.pages import save
 
-        write_page(self, path, after)
+        need_matplotlib(os.fspath(path))
+        save(render_diagnosis(self, after), os.fspath(path))
 
     def png(self, path: str | os.PathLike[str], after: Diagnosis | None = None) -> None:
-        """Draw it; takes, needs and raises the same."""
-        from precache.diagnosis.page import write_png
+        """Write the charts as a PNG, with the same arguments and errors as `html`."""
+        from precache.diagnosis.page import draw_diagnosis
 
-        write_png(self, path, after)
+        draw_diagnosis(self, path, after)
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -117,35 +121,36 @@ def diagnose(
 ) -> Diagnosis:
     """Find out whether a loader limits training, at which stage, and what would help.
 
-    Short runs: the step alone on one batch that lies on the device, the loader alone (first from
-    the disk, where its files are known and can be dropped from the page cache), both together, and
-    one worker alone where there are several. The step really runs: give `restore` what it trains.
+    It makes short runs of the step alone on one batch on the device, of the loader alone, of both
+    together, and of one worker alone if there are several. If the loader's files are known and can
+    be dropped from the page cache, the loader first runs from the disk. The step really runs: list
+    what it trains in `restore`.
 
     Parameters
     ----------
     loader
-        A torch `DataLoader`, a `precache.Loader`, or any iterable of batches. An iterator goes on
-        from where it is.
+        A torch `DataLoader`, a `precache.Loader`, or any iterable of batches. An iterator
+        continues from its position.
     step
-        Called with each batch as the loader gives it; does what training does with it.
+        Function of a batch, as the loader gives it, that does what training does.
     seconds, steps
-        Each of the runs ends when either is reached, but not before three batches.
+        Limits of each run, which ends at the first one reached, but not before three batches.
     device
-        Where the step computes; by default the current CUDA device if the step uses CUDA.
+        Device of the step; by default the current CUDA device if the step uses CUDA.
     files
-        That the loader reads, to measure it from the disk; by default those of a store of
-        precache, or the paths that a `DataLoader`'s dataset lists, as torchvision's do.
+        Files that the loader reads, to measure it from the disk; by default those of a precache
+        store, or the paths that a `DataLoader`'s dataset lists, as torchvision's do.
     restore
-        Models, optimizers and the like, whose `state_dict` is put back afterwards; so are random
-        states and a `Loader`'s position, anyway.
+        Models, optimizers and the like, whose `state_dict` is restored afterwards. Random states
+        and a `Loader`'s position are always restored.
     progress
-        Tell on standard error what is being measured.
+        Print each measurement on standard error.
 
     Raises
     ------
     UsageError
-        A limit is not positive, the loader has no batches, a file or device is not there, or
-        something to restore has no state.
+        A limit is not positive, the loader has no batches, a file or device does not exist, or an
+        object in `restore` has no state.
 
     Examples
     --------
@@ -158,15 +163,17 @@ def diagnose(
         raise UsageError(f"loader is a {type(loader).__name__}; give an iterable of batches")
     if not callable(step):
         raise UsageError(f"step is a {type(step).__name__}; give a function of a batch")
-    paths = None if files is None else [Path(each) for each in files]
+    paths = None if files is None else [Path(file) for file in files]
     missing = [path for path in paths or [] if not path.is_file()]
     if missing:
-        raise UsageError(f"files has {missing[0]}, which is no file here; name those that are read")
+        raise UsageError(
+            f"files has {missing[0]}, which is not a file; give the files that the loader reads"
+        )
     console = Terminal(stderr=True, quiet=not progress)
     limits = Limits(seconds, steps)
 
-    def tick(what: str) -> None:
-        console.print(f"measuring {what} …")
+    def tick(name: str) -> None:
+        console.print(f"measuring {name} …")
 
     return Diagnosis.of(measure(loader, step, limits, _device(device), paths, restore, tick))
 
@@ -177,55 +184,56 @@ def _device(device: str | torch.device | None) -> torch.device | None:
     except RuntimeError as error:
         raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
     if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device {device!r} was asked for, and torch sees no CUDA device")
+        raise UsageError(f"device is {device!r}, but torch finds no CUDA device")
     return chosen
 
 
-def _lines(found: Diagnosis) -> Iterator[str]:
-    measured = found.measurements
-    yield headline(found)
+def _lines(diagnosis: Diagnosis) -> Iterator[str]:
+    measured = diagnosis.measurements
+    yield headline(diagnosis)
     yield (
-        f"{number(found.batches_per_s)} batches/s; {number(found.without_waiting)} if data were "
-        f"free. {measured.together.stall:.0%} of the time is spent waiting for data."
+        f"{number(diagnosis.batches_per_s)} batches/s; {number(diagnosis.without_waiting)} without "
+        f"waiting for data. The loop waits for data {measured.together.stall:.0%} of the time."
     )
-    yield "a batch takes"
-    yield from (f"  {name:14}{_run(run)}" for name, run in runs(found).items())
+    yield "mean time per batch"
+    yield from (f"  {name:14}{_describe(run)}" for name, run in timed_runs(diagnosis).items())
     if measured.copies:
         copies = measured.copies
-        yield f"  {'copy':14}{in_ms(copies.as_given)}, page-locked {in_ms(copies.from_pinned)}"
+        pinned = in_ms(copies.from_pinned)
+        yield f"  {'copy':14}{in_ms(copies.as_given):>9}  (from page-locked memory {pinned})"
     if measured.cold_note:
-        yield f"  not measured from the disk: {measured.cold_note}"
-    helpful = [each for each in found.remedies if each.gain >= HELPS]
+        yield f"  the loader was not measured from the disk: {measured.cold_note}"
+    helpful = [remedy for remedy in diagnosis.remedies if remedy.gain >= HELPFUL_GAIN]
     if helpful:
-        yield "what would help"
-    for each in helpful:
-        yield f"  {each.gain:.2f}x  {each.what} ({SURE[each.confidence]})"
-        yield f"         {number(each.batches_per_s)} batches/s: {each.why}"
-    others = ", ".join(each.name for each in found.remedies if each.gain < HELPS)
+        yield "predicted gains"
+    for remedy in helpful:
+        yield f"  {remedy.gain:.2f}x  {remedy.what} ({CONFIDENCE_TEXT[remedy.confidence]})"
+        yield f"         {number(remedy.batches_per_s)} batches/s: {remedy.why}"
+    others = ", ".join(remedy.name for remedy in diagnosis.remedies if remedy.gain < HELPFUL_GAIN)
     if others:
-        yield f"would not help: {others}"
-    yield from (f"note: {flag}" for flag in found.flags)
+        yield f"no gain from: {others}"
+    yield from (f"note: {flag}" for flag in diagnosis.flags)
 
 
-def headline(found: Diagnosis) -> str:
-    """The verdict and its reason."""
-    return f"{found.verdict}: {found.reason}"
+def headline(diagnosis: Diagnosis) -> str:
+    """Return the verdict and its reason."""
+    return f"{diagnosis.verdict}: {diagnosis.reason}"
 
 
-def runs(found: Diagnosis) -> dict[str, Run]:
-    """What was timed, by its name."""
-    measured = found.measurements
-    timed = {
+def timed_runs(diagnosis: Diagnosis) -> dict[str, TimedRun]:
+    """Return the runs by name."""
+    measured = diagnosis.measurements
+    runs = {
         "step alone": measured.step,
         "loader alone": measured.loader,
-        "one worker": measured.lane,
+        "one worker": measured.single_worker,
         "loader, cold": measured.cold,
         "both together": measured.together,
     }
-    return {name: run for name, run in timed.items() if run}
+    return {name: run for name, run in runs.items() if run}
 
 
-def _run(run: Run) -> str:
+def _describe(run: TimedRun) -> str:
     text = f"{in_ms(run.mean):>9}  (p50 {in_ms(run.median)}"
     text += f", p95 {in_ms(run.p95)}, max {in_ms(run.max)}"
     if run.cores is not None:
@@ -236,11 +244,6 @@ def _run(run: Run) -> str:
 
 
 def in_ms(seconds: float) -> str:
-    """Seconds, for people."""
+    """Format seconds as milliseconds."""
     ms = seconds * 1e3
     return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
-
-
-def number(value: float) -> str:
-    """Three digits or so."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""What the probes of a diagnosis measure, and the figures that follow from it; pure."""
+"""Measurements of a diagnosis, and the figures derived from them; pure."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from precache.diagnosis.page_cache import Files
 from precache.runtime.usage import Usage
 
 SLOW = 3
-"""Times the median from which a batch counts as slow."""
+"""Multiple of the median from which a batch counts as slow."""
 
 OUTLIER = 10
-"""Times the median from which a single slow batch counts as an outlier."""
+"""Multiple of the median from which a single slow batch counts as an outlier."""
 
-ENOUGH = 10
-"""Batches from which one can be called an outlier."""
+OUTLIER_BATCHES = 10
+"""Fewest batches of a run that can have an outlier."""
 
 
 @dataclass(frozen=True)
-class Run:
+class TimedRun:
     """One short run.
 
     Attributes
     ----------
     seconds
-        Of each batch, as the host saw it; those that also started an epoch are left out.
+        Time of each batch on the host, without batches that also started an epoch.
     total
-        Seconds of all of them, until the device was done as well.
+        Time of all of them, until the device was done as well.
     usage
-        Of this process and its descendants meanwhile.
+        Resources used by this process and its descendants during the run.
     waits
-        The part of `seconds` that was spent in the loader, where a step was run as well.
+        The part of `seconds` spent in the loader, in runs that have a step.
     """
 
     seconds: tuple[float, ...]
@@ -56,68 +56,69 @@ class Run:
 
     @functools.cached_property
     def slow(self) -> list[int]:
-        """Numbers of the batches that took several times the median."""
-        return [i for i, each in enumerate(self.seconds) if each > SLOW * self.median]
+        """Indices of the batches that took several times the median."""
+        return [i for i, seconds in enumerate(self.seconds) if seconds > SLOW * self.median]
 
     @functools.cached_property
     def outlier(self) -> int | None:
-        """The only slow batch, where it alone distorts the mean; it says nothing of a rate."""
+        """Index of the only slow batch, if it alone distorts the mean."""
         slow = self.slow
-        if len(self.seconds) < ENOUGH or len(slow) != 1:
+        if len(self.seconds) < OUTLIER_BATCHES or len(slow) != 1:
             return None
-        (found,) = slow
-        share = self.seconds[found] / sum(self.seconds)
-        return found if self.seconds[found] > OUTLIER * self.median and share > 0.2 else None
+        seconds = self.seconds[slow[0]]
+        distorts = seconds > OUTLIER * self.median and seconds / sum(self.seconds) > 0.2
+        return slow[0] if distorts else None
 
     @property
     def mean(self) -> float:
-        """Seconds a batch, without an outlier."""
+        """Mean seconds per batch, without an outlier."""
         if self.outlier is None:
             return self.total / len(self.seconds)
         return max(0.0, self.total - self.seconds[self.outlier]) / (len(self.seconds) - 1)
 
     @property
     def tail(self) -> float:
-        """Share of the time by which slow batches, an outlier aside, exceed the median."""
+        """Share of the time by which slow batches exceed the median, without an outlier."""
         slow = [self.seconds[i] - self.median for i in self.slow if i != self.outlier]
         return sum(slow) / sum(self.seconds)
 
     @property
     def stall(self) -> float:
-        """Share of the time that was spent in the loader, an outlier aside."""
+        """Share of the time spent in the loader, without an outlier."""
         kept = [i for i in range(len(self.waits)) if i != self.outlier]
         return min(1.0, sum(self.waits[i] for i in kept) / max(self.mean * len(kept), 1e-9))
 
     @property
     def cores(self) -> float | None:
-        """That were kept busy on average."""
+        """Mean number of busy cores; None if unknown."""
         return None if self.usage.cpu is None else self.usage.cpu / max(self.usage.wall, 1e-9)
 
     @property
     def busy(self) -> float | None:
-        """CPU time over the time in which there was a core to have it on."""
+        """CPU time over the time in which a core was available; None if unknown."""
         if self.usage.cpu is None:
             return None
-        had = self.usage.wall - (self.usage.delay or 0.0)
-        return self.usage.cpu / max(had, 0.1 * self.usage.wall, 1e-9)
+        available = self.usage.wall - (self.usage.delay or 0.0)
+        return self.usage.cpu / max(available, 0.1 * self.usage.wall, 1e-9)
 
-    def a_batch(self, counter: float | None) -> float:
-        """A counter of `usage`, for each batch; 0 where it is not known."""
+    def per_batch(self, counter: float | None) -> float:
+        """Return a counter of `usage` per batch; 0 if unknown."""
         return 0.0 if counter is None else counter / max(self.usage.wall, 1e-9) * self.mean
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Seconds that a batch's copy to a CUDA device takes; `exposed` as a step has to wait for it.
+    """Seconds to copy a batch to a CUDA device.
 
     Attributes
     ----------
     pinned
         Whether the loader's tensors are page-locked.
     as_given, from_pinned
-        Of a copy of the batch as it comes, and from page-locked memory.
+        Time to copy the batch as the loader gives it, and from page-locked memory.
     exposed
-        By how much a step on the batch as it comes is slower than one on the device's.
+        Extra time of a step on the batch as the loader gives it, over one on a batch that is on
+        the device already.
     """
 
     pinned: bool
@@ -133,23 +134,24 @@ class Setup:
     Attributes
     ----------
     workers, prefetch
-        Of a `DataLoader`, and batches that each has in the making; workers is None for others.
+        Workers of a `DataLoader` and the batches that each prefetches; `workers` is None for other
+        loaders.
     pin_memory, persistent
-        As a `DataLoader` has them.
+        Options of a `DataLoader`.
     epoch
-        Batches of one, where the loader knows.
+        Batches per epoch, if the loader has a length.
     cached, block_shuffle
-        Whether it reads a store of precache, and whole shards in a row.
+        Whether the loader reads a precache store, and whether it shuffles blocks.
     cuda
         Whether the step runs on CUDA.
     cores
-        Of this process.
+        Cores available to this process.
     batch_nbytes
-        Of the batch's tensors.
+        Size of the batch's tensors.
     memory
-        Bytes that could hold files.
+        Bytes of memory that the page cache could use.
     files
-        That it reads, where they are known.
+        Files that the loader reads, if known.
     """
 
     workers: int | None = None
@@ -168,51 +170,51 @@ class Setup:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All that a verdict is made from.
+    """All measurements of a diagnosis.
 
     Attributes
     ----------
     step
-        Alone, on one batch that lies on the device.
+        The step alone, on one batch that is on the device.
     loader
-        Alone; warm where `cold` is there.
+        The loader alone; with files in the page cache if there is a `cold` run.
     together
-        Both, as training runs them.
+        Loader and step, as in training.
     start
         Seconds until the first batch of an iteration, which also starts workers.
-    lane
-        A single worker of the loader, where it has several.
+    single_worker
+        One worker of the loader alone, if it has several.
     cold
         The loader alone, after its files were dropped from the page cache.
     cold_note
-        Why there is none.
+        Why there is no `cold` run.
     sequential
-        Bytes/s of reading one of its files from the disk in a row.
+        Bytes/s of reading one of the files sequentially from the disk.
     copies
-        Where batches come to a CUDA device from the host.
+        Copy times, if batches move from the host to a CUDA device.
     synchronisations
-        Places in the step where the host waits for the device.
+        Lines of the step at which the host waits for the device.
     """
 
-    step: Run
-    loader: Run
-    together: Run
+    step: TimedRun
+    loader: TimedRun
+    together: TimedRun
     setup: Setup
     start: float = 0.0
-    lane: Run | None = None
-    cold: Run | None = None
+    single_worker: TimedRun | None = None
+    cold: TimedRun | None = None
     cold_note: str = ""
     sequential: float | None = None
     copies: Copies | None = None
     synchronisations: tuple[str, ...] = ()
 
     @property
-    def by_worker(self) -> Run:
-        """Of one that loads, where that is known; else of the loader."""
-        return self.lane or self.loader
+    def by_worker(self) -> TimedRun:
+        """The run of a single worker if there is one, otherwise of the loader."""
+        return self.single_worker or self.loader
 
     @property
     def fits(self) -> bool:
-        """Whether the files find room in memory, so that later epochs are warm."""
+        """The files fit into memory, so that later epochs read the page cache."""
         files, memory = self.setup.files, self.setup.memory
         return files is None or memory is None or files.nbytes < 0.8 * memory

@@ -1,4 +1,4 @@
-"""A diagnosis as a page and as a picture, alone or beside one of the remedied loop."""
+"""A diagnosis as a page and a PNG, alone or beside a second one of the remedied loop."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precache.diagnosis.diagnose import HELPS, SURE, Diagnosis, headline, in_ms, number, runs
-from precache.diagnosis.remedies import Rates
+from precache.diagnosis.diagnose import (
+    CONFIDENCE_TEXT,
+    HELPFUL_GAIN,
+    Diagnosis,
+    headline,
+    in_ms,
+    timed_runs,
+)
+from precache.diagnosis.remedies import LoopTimes
 from precache.diagnosis.replay import recorded, replay
-from precache.html import pages
-from precache.html.charts import Chart, Panel, bars, distributions, draw_png, need_matplotlib
+from precache.html.charts import Chart, Panel, bars, distributions, draw_png
+from precache.html.pages import render
 from precache.simulation.model import Simulation
-from precache.simulation.pictures import described, time_line
-from precache.simulation.player import played
+from precache.simulation.page import statistics, timeline
+from precache.simulation.player import player_values
+from precache.units import number
 
-RECORDED = "As it was recorded: the loop itself loads, and its steps wait meanwhile."
-MODELLED = (
-    "The loaders are a model: what workers did at any time was not recorded. They take the times "
-    "that were measured of one, in turn, and the steps those recorded beside them."
+RECORDED = "Replayed as recorded: the loop itself loads, and its steps wait meanwhile."
+SIMULATED = (
+    "The loaders are simulated, since the workers were not recorded: they take the times measured "
+    "for one worker in turn, and the steps take the times recorded beside the workers."
 )
 
 
 class Loop(NamedTuple):
-    """How fast a loop is, and the share of its time in which the step waits for data."""
+    """Speed of a loop, and the share of its time that the step waits for data."""
 
     name: str
     stall: float
@@ -33,39 +41,39 @@ class Loop(NamedTuple):
     predicted: bool
 
 
-def page(found: Diagnosis, after: Diagnosis | None = None) -> str:
-    """A page of HTML: one file, no network, light and dark."""
-    shown = replay(found.measurements)
-    return pages.render(
+def render_diagnosis(diagnosis: Diagnosis, after: Diagnosis | None = None) -> str:
+    """Render a page: one file, no network, light and dark."""
+    simulation = replay(diagnosis.measurements)
+    return render(
         "diagnosis.html",
         styles="player.css",
         script="player.js",
-        title=headline(found),
-        tiles=list(_tiles(found, after)),
-        charts=_charts(found, after, shown),
+        title=headline(diagnosis),
+        tiles=list(_tiles(diagnosis, after)),
+        charts=_charts(diagnosis, after, simulation),
         loops=[
-            (each.name, f"{each.stall:.0%}", number(each.batches_per_s))
-            for each in loops(found, after, shown)
+            (loop.name, f"{loop.stall:.0%}", number(loop.batches_per_s))
+            for loop in loops(diagnosis, after, simulation)
         ],
         runs=[
-            (name, *(in_ms(ms / 1e3) for ms in described(1e3 * np.array(run.seconds))))
-            for name, run in runs(found).items()
+            (name, *(in_ms(ms / 1e3) for ms in statistics(1e3 * np.array(run.seconds))))
+            for name, run in timed_runs(diagnosis).items()
         ],
         remedies=[
-            (f"{each.gain:.2f} x: {each.what}", f"{each.why} ({SURE[each.confidence]})")
-            for each in found.remedies
+            (f"{r.gain:.2f} x: {r.what}", f"{r.why} ({CONFIDENCE_TEXT[r.confidence]})")
+            for r in diagnosis.remedies
         ],
-        evidence=[(each.name, f"{each.value:.4g} {each.unit}") for each in found.evidence],
-        flags=found.flags,
-        how=RECORDED if recorded(found.measurements) else MODELLED,
-        **played(shown),
+        evidence=[(fig.name, f"{fig.value:.4g} {fig.unit}") for fig in diagnosis.evidence],
+        flags=diagnosis.flags,
+        replay_note=RECORDED if recorded(diagnosis.measurements) else SIMULATED,
+        **player_values(simulation),
     )
 
 
-def write_page(
-    found: Diagnosis, path: str | os.PathLike[str], after: Diagnosis | None = None
+def draw_diagnosis(
+    diagnosis: Diagnosis, path: str | os.PathLike[str], after: Diagnosis | None = None
 ) -> None:
-    """Write the page that `page` makes.
+    """Draw the charts and the timeline into a PNG, 1,600 pixels wide.
 
     Raises
     ------
@@ -74,89 +82,87 @@ def write_page(
     StorageError
         If the file cannot be written.
     """
-    need_matplotlib(os.fspath(path))
-    pages.save(page(found, after), os.fspath(path))
+    simulation = replay(diagnosis.measurements)
+    charts = _charts(diagnosis, after, simulation)
+    charts.insert(2, _timeline(diagnosis, simulation))
+    draw_png(headline(diagnosis), charts, os.fspath(path))
 
 
-def write_png(
-    found: Diagnosis, path: str | os.PathLike[str], after: Diagnosis | None = None
-) -> None:
-    """Draw its charts and its time line into a PNG, 1,600 pixels wide; raises the same."""
-    shown = replay(found.measurements)
-    charts = _charts(found, after, shown)
-    charts.insert(2, _time_line(found, shown))
-    draw_png(headline(found), charts, os.fspath(path))
-
-
-def loops(found: Diagnosis, after: Diagnosis | None, shown: Simulation) -> list[Loop]:
-    """The loop as measured, as predicted from its parts, and with each remedy that helps.
+def loops(diagnosis: Diagnosis, after: Diagnosis | None, simulation: Simulation) -> list[Loop]:
+    """List the loop as measured, as predicted from its parts, and with each helpful remedy.
 
     The predicted stall is 1 - batches/s / batches/s with data for free.
     """
-    measured, free = found.measurements, found.without_waiting
+    measured, free = diagnosis.measurements, diagnosis.without_waiting
 
     def predicted(name: str, rate: float) -> Loop:
         return Loop(name, max(0.0, 1 - rate / free), rate, predicted=True)
 
     together = measured.together
-    made = [Loop("measured", together.stall, 1 / together.mean, predicted=False)]
-    made.append(predicted("predicted, as it is", 1 / Rates.of(measured).together()))
+    result = [Loop("measured", together.stall, 1 / together.mean, predicted=False)]
+    result.append(predicted("predicted, unchanged", 1 / LoopTimes.of(measured).together()))
     if not recorded(measured):
-        made.append(Loop("modelled, as played", shown.stall_share, shown.rate, predicted=True))
-    helpful = [each for each in found.remedies if each.gain >= HELPS]
-    made += [predicted(f"predicted: {each.name}", each.batches_per_s) for each in helpful]
+        result.append(
+            Loop("simulated, as replayed", simulation.stall_share, simulation.rate, predicted=True)
+        )
+    helpful = [remedy for remedy in diagnosis.remedies if remedy.gain >= HELPFUL_GAIN]
+    result += [predicted(f"predicted: {r.name}", r.batches_per_s) for r in helpful]
     if after is not None:
-        then = after.measurements.together
-        made.append(Loop("measured after", then.stall, 1 / then.mean, predicted=False))
-    return made
+        remedied = after.measurements.together
+        result.append(Loop("measured after", remedied.stall, 1 / remedied.mean, predicted=False))
+    return result
 
 
-def _tiles(found: Diagnosis, after: Diagnosis | None) -> Iterator[tuple[str, str]]:
-    now = found.measurements.together
-    yield "batches/s", number(found.batches_per_s)
-    yield "if data were free", number(found.without_waiting)
+def _tiles(diagnosis: Diagnosis, after: Diagnosis | None) -> Iterator[tuple[str, str]]:
+    now = diagnosis.measurements.together
+    yield "batches/s", number(diagnosis.batches_per_s)
+    yield "without waiting", number(diagnosis.without_waiting)
     yield "waiting for data", f"{now.stall:.0%}"
     if after is not None:
         yield "batches/s after", number(after.batches_per_s)
         yield "waiting after", f"{after.measurements.together.stall:.0%}"
-    best = max((each.gain for each in found.remedies), default=1.0)
-    if best >= HELPS:
+    best = max((remedy.gain for remedy in diagnosis.remedies), default=1.0)
+    if best >= HELPFUL_GAIN:
         yield "best remedy", f"{best:.2f} x"
 
 
-def _charts(found: Diagnosis, after: Diagnosis | None, shown: Simulation) -> list[Chart]:
-    timed = {name: 1e3 * np.array(run.seconds) for name, run in runs(found).items()}
+def _charts(diagnosis: Diagnosis, after: Diagnosis | None, simulation: Simulation) -> list[Chart]:
+    times_ms = {name: 1e3 * np.array(run.seconds) for name, run in timed_runs(diagnosis).items()}
     if after is not None:
-        timed |= {
-            f"{name}, after": 1e3 * np.array(run.seconds) for name, run in runs(after).items()
+        times_ms |= {
+            f"{name}, after": 1e3 * np.array(run.seconds) for name, run in timed_runs(after).items()
         }
-    note = "Each dot is a batch: of the step alone on one batch, the loader alone, and both."
+    note = "Each dot is a batch. The step alone repeats one batch."
     charts = [
-        _gains(found, loops(found, after, shown)),
-        distributions("runs", "Time of a batch, ms", timed, note),
+        _gains(diagnosis, loops(diagnosis, after, simulation)),
+        distributions("runs", "Time per batch, ms", times_ms, note),
     ]
     if after is not None:
-        charts.append(_time_line(after, replay(after.measurements), "Time line after"))
+        charts.append(_timeline(after, replay(after.measurements), "Timeline after"))
     return charts
 
 
-def _time_line(found: Diagnosis, shown: Simulation, what: str = "Time line") -> Chart:
-    return time_line(shown, what if recorded(found.measurements) else f"{what}, loaders modelled")
+def _timeline(diagnosis: Diagnosis, simulation: Simulation, title: str = "Timeline") -> Chart:
+    simulated = "" if recorded(diagnosis.measurements) else ", loaders simulated"
+    return timeline(simulation, title + simulated)
 
 
-def _gains(found: Diagnosis, made: Sequence[Loop]) -> Chart:
-    stalls, rates = [each.stall for each in made], [each.batches_per_s for each in made]
+def _gains(diagnosis: Diagnosis, loops: Sequence[Loop]) -> Chart:
+    stalls, rates = [loop.stall for loop in loops], [loop.batches_per_s for loop in loops]
     panels = [
-        Panel("stall", stalls, [f"{each:.0%}" for each in stalls], top=1),
+        Panel("stall", stalls, [f"{stall:.0%}" for stall in stalls], top=1),
         Panel(
-            "batches/s", rates, list(map(number, rates)), (found.without_waiting, "data for free")
+            "batches/s",
+            rates,
+            list(map(number, rates)),
+            (diagnosis.without_waiting, "without waiting"),
         ),
     ]
     return bars(
         "gains",
         "Before and after",
-        [each.name for each in made],
+        [loop.name for loop in loops],
         panels,
-        ["green" if each.predicted else "blue" for each in made],
-        "The step's share of waiting for data, and the speed: measured blue, predicted green.",
+        ["green" if loop.predicted else "blue" for loop in loops],
+        "Stall is the share of time spent waiting for data. Blue is measured, green is predicted.",
     )

@@ -1,4 +1,4 @@
-"""The files that a loader reads, out of the page cache, so that a first epoch can be measured."""
+"""Drop the files that a loader reads from the page cache, to measure reading from the disk."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from precache.loading.dataset import CachedDataset
 from precache.loading.loader import Loader
 from precache.store.version import Version
 
-LISTS = ("samples", "imgs", "files", "paths", "filenames", "image_paths", "images")
-"""Attributes in which datasets keep paths, or tuples that begin with one."""
+PATH_ATTRIBUTES = ("samples", "imgs", "files", "paths", "filenames", "image_paths", "images")
+"""Attributes in which datasets keep paths, or tuples that start with a path."""
 
 MOST_FILES = 200_000
-SAMPLED = 1000
-"""Files whose sizes stand for those of all."""
+SAMPLED_FILES = 1000
+"""Files from whose sizes the total is estimated."""
 
-BLOCK = 4 << 20
+READ_BYTES = 4 << 20
 SEQUENTIAL_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Files:
-    """Files that a loader reads.
+    """Number and sizes of the files that a loader reads.
 
     Attributes
     ----------
-    count, nbytes
-        Of all; bytes are estimated from a sample where they are many.
+    nbytes
+        Total size, estimated from a sample if there are many files.
     median_nbytes
-        Of one.
+        Median size of a file.
     """
 
     count: int
@@ -46,8 +46,8 @@ class Files:
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> Files | None:
-        """None where none of them can be looked at."""
-        sampled = paths[:: max(1, len(paths) // SAMPLED)]
+        """Read the sizes of files; None if no file is accessible."""
+        sampled = paths[:: max(1, len(paths) // SAMPLED_FILES)]
         sizes = [size for size in map(_size, sampled) if size is not None]
         if not sizes:
             return None
@@ -55,8 +55,8 @@ class Files:
         return cls(len(paths), round(mean * len(paths)), round(statistics.median(sizes)))
 
 
-def version_of(loader: Any) -> Version | None:
-    """The version of a store that a loader reads, if it reads one."""
+def loader_version(loader: Any) -> Version | None:
+    """Return the version of a store that a loader reads; None for other loaders."""
     if isinstance(loader, Loader):
         return loader.version
     dataset = getattr(loader, "dataset", None)
@@ -66,8 +66,8 @@ def version_of(loader: Any) -> Version | None:
 
 
 def files_of(loader: Any) -> list[Path]:
-    """Files on a local disk that a loader is known to read; none where that cannot be told."""
-    version = version_of(loader)
+    """Return the local files that a loader reads; empty if unknown."""
+    version = loader_version(loader)
     if version is not None:
         root = version.folder.local("")
         return [] if root is None else [root / name for name in version.folder.sizes()]
@@ -83,10 +83,10 @@ def _paths(dataset: Any) -> Iterator[Path]:
         for part in dataset.datasets:
             yield from _paths(part)
     else:
-        for name in LISTS:
-            listed = getattr(dataset, name, None)
-            if isinstance(listed, list | tuple) and listed and _path(listed[0]) is not None:
-                yield from (path for path in map(_path, listed) if path is not None)
+        for name in PATH_ATTRIBUTES:
+            items = getattr(dataset, name, None)
+            if isinstance(items, list | tuple) and items and _path(items[0]) is not None:
+                yield from (path for path in map(_path, items) if path is not None)
                 return
 
 
@@ -99,9 +99,9 @@ def _path(item: Any) -> Path | None:
 
 
 def evict(paths: Sequence[Path], seconds: float) -> bool:
-    """Have the kernel drop files from the page cache; whether there was time for all of them.
+    """Ask the kernel to drop files from the page cache; returns False if time ran out.
 
-    What a process has mapped, or what lies in memory anyway, such as a tmpfs, stays.
+    Files that a process has mapped, or that live in memory, such as a tmpfs, stay.
     """
     until = time.perf_counter() + seconds
     for path in paths:
@@ -112,7 +112,7 @@ def evict(paths: Sequence[Path], seconds: float) -> bool:
         except OSError:
             continue
         try:
-            os.fdatasync(descriptor)  # what is not written yet is not dropped
+            os.fdatasync(descriptor)  # dirty pages are not dropped
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
@@ -120,11 +120,11 @@ def evict(paths: Sequence[Path], seconds: float) -> bool:
 
 
 def sequential_rate(path: Path, seconds: float = 0.5) -> float | None:
-    """Bytes/s of reading a file from its beginning, after dropping it; None for a small one."""
+    """Drop a file and measure reading it in bytes/s; None if it is too small."""
     size = _size(path)
-    if size is None or size < BLOCK or not evict([path], seconds):
+    if size is None or size < READ_BYTES or not evict([path], seconds):
         return None
-    buffer, done, started = bytearray(BLOCK), 0, time.perf_counter()
+    buffer, done, started = bytearray(READ_BYTES), 0, time.perf_counter()
     with path.open("rb", buffering=0) as file:
         while done < SEQUENTIAL_BYTES and time.perf_counter() < started + seconds:
             count = file.readinto(buffer)

@@ -1,4 +1,4 @@
-"""The probes of a diagnosis: short runs of a loader and a step, alone and together."""
+"""Probes of a diagnosis: short runs of a loader and a step, alone and together."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from precache.diagnosis.measurements import Copies, Measurements, Run, Setup
-from precache.diagnosis.page_cache import Files, evict, files_of, sequential_rate, version_of
+from precache.diagnosis.measurements import Copies, Measurements, Setup, TimedRun
+from precache.diagnosis.page_cache import (
+    Files,
+    evict,
+    files_of,
+    loader_version,
+    sequential_rate,
+)
 from precache.diagnosis.snapshot import Snapshot
 from precache.errors import UsageError
 from precache.loading.loader import Loader
@@ -25,61 +31,61 @@ from precache.runtime.usage import available_bytes, cores, read_usage
 WARMUP = 3
 """Steps before the step is timed."""
 
-FEWEST = 3
-"""Batches of a run, however long they take, unless that is several times its limit."""
+MIN_BATCHES = 3
+"""Fewest batches of a run, unless they take several times its limit."""
 
-COPIES = 5
+COPY_REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of each run: it ends when either is reached."""
+    """Limits of each run, which ends at the first one reached."""
 
     seconds: float
     steps: int
 
 
-class Batches:
-    """The batches of a loader, one epoch after another, until closed.
+class BatchSource:
+    """Batches of a loader, one epoch after another, until closed.
 
     Parameters
     ----------
     workers
-        In place of a `DataLoader`'s own number.
+        Overrides the number of a `DataLoader`'s workers.
     """
 
     def __init__(self, loader: Iterable[Any], workers: int | None = None) -> None:
         self._loader: Any = loader
         if isinstance(loader, DataLoader):
-            self._loader = copy.copy(loader)  # persistent workers that run already stay its own
+            self._loader = copy.copy(loader)  # the original keeps running persistent workers
             self._loader._iterator = None
             if workers is not None:
                 self._loader.num_workers = workers
         self._iterator: Iterator[Any] | None = None
-        self._alone = isinstance(loader, Iterator)
+        self._single_pass = isinstance(loader, Iterator)
 
     def take(self) -> tuple[Any, bool]:
-        """The next batch, and whether it is the first of an iteration."""
+        """Return the next batch, and whether it is the first of an epoch."""
         if self._iterator is not None:
             with contextlib.suppress(StopIteration):
                 return next(self._iterator), False
             self.close()
         self._iterator = iter(self._loader)
         try:
-            return next(self._iterator), not self._alone
+            return next(self._iterator), not self._single_pass
         except StopIteration:
             raise UsageError(
-                f"{type(self._loader).__name__} gave no batch, or ran out; give a loader that "
-                "has some, and can be iterated again or does not end soon"
+                f"{type(self._loader).__name__} has no batches left; give a loader that is not "
+                "empty, and that can be iterated repeatedly or has enough batches"
             ) from None
 
     def close(self) -> None:
-        """End the iteration, and with it the workers that it started."""
+        """End the iteration and its workers."""
         iterator, self._iterator = self._iterator, None
-        if isinstance(iterator, Generator) and not self._alone:
+        if isinstance(iterator, Generator) and not self._single_pass:
             iterator.close()
         if isinstance(self._loader, DataLoader):
-            self._loader._iterator = None  # where persistent workers would live on
+            self._loader._iterator = None  # ends persistent workers
 
 
 def measure(
@@ -91,10 +97,10 @@ def measure(
     restore: Sequence[Any],
     tick: Callable[[str], None],
 ) -> Measurements:
-    """Run everything, and put back what can be."""
+    """Run all probes, then restore what can be restored."""
     paths = list(files) if files is not None else files_of(loader)
     with Snapshot(loader, restore) as snapshot:
-        batches = Batches(loader)
+        batches = BatchSource(loader)
         try:
             return _Probes(loader, step, limits, device, paths, batches, snapshot, tick).measure()
         finally:
@@ -102,7 +108,7 @@ def measure(
 
 
 class _Probes:
-    """One diagnosis under way."""
+    """The probes of one diagnosis."""
 
     def __init__(
         self,
@@ -111,7 +117,7 @@ class _Probes:
         limits: Limits,
         device: torch.device | None,
         paths: list[Path],
-        batches: Batches,
+        batches: BatchSource,
         snapshot: Snapshot,
         tick: Callable[[str], None],
     ) -> None:
@@ -120,80 +126,83 @@ class _Probes:
         self._workers = loader.num_workers if isinstance(loader, DataLoader) else None
         self._together = loader.together if isinstance(loader, Loader) else 1
         self._prefetch = getattr(loader, "prefetch_factor", None) or 2
-        self._alone = isinstance(loader, Iterator)
+        self._single_pass = isinstance(loader, Iterator)
 
     def measure(self) -> Measurements:
-        cold, note = self._cold()
-        rewound = cold is not None
+        cold, cold_note = self._load_cold()
+        rewind = cold is not None  # so that warm runs read the same files
         self._tick("the step alone")
         self._rewind()
         began = time.perf_counter()
         batch, _ = self._batches.take()
         start = time.perf_counter() - began
-        alone, copies, setup, synchronisations = self._stepping(batch)
+        step, copies, setup, synchronisations = self._measure_step(batch)
         del batch
         self._tick("the loader alone")
-        loading = self._load(rewound)
+        loader = self._load(rewind)
         self._tick("both together")
-        together = self._train(rewound)
+        together = self._train(rewind)
         return Measurements(
-            step=alone,
-            loader=loading,
+            step=step,
+            loader=loader,
             together=together,
             setup=setup,
             start=start,
-            lane=self._lane(rewound),
+            single_worker=self._load_with_one_worker(rewind),
             cold=cold,
-            cold_note=note,
+            cold_note=cold_note,
             sequential=self._sequential() if cold else None,
             copies=copies,
             synchronisations=synchronisations,
         )
 
-    def _stepping(self, batch: Any) -> tuple[Run, Copies | None, Setup, tuple[str, ...]]:
-        """The step on one batch, on the device and, where that is another place, as it comes."""
+    def _measure_step(self, batch: Any) -> tuple[TimedRun, Copies | None, Setup, tuple[str, ...]]:
+        """Time the step on one batch, on the device and, if it comes from the host, as it comes."""
         self._step(batch)
         device = self._device or _current_device()
-        held = _mapped(batch, lambda tensor: tensor.to(device))
+        on_device = _map_tensors(batch, lambda tensor: tensor.to(device))
         for _ in range(WARMUP):
-            self._step(held)
-        alone = _timed(lambda: self._do(held), self._limits)
-        copies = self._copies(batch, device, alone)
+            self._step(on_device)
+        step = _time(lambda: self._run_step(on_device), self._limits)
+        copies = self._copies(batch, device, step)
         setup = self._setup(device, sum(tensor.nbytes for tensor in _tensors(batch)))
-        return alone, copies, setup, _synchronisations(lambda: self._step(held), device)
+        return step, copies, setup, _synchronisations(lambda: self._step(on_device), device)
 
-    def _cold(self) -> tuple[Run | None, str]:
-        """The loader with nothing in the page cache; or why that cannot be had."""
-        if self._alone:
-            return None, "the loader is an iterator, which cannot be begun again"
+    def _load_cold(self) -> tuple[TimedRun | None, str]:
+        """Time the loader with an empty page cache; or return why that is impossible."""
+        if self._single_pass:
+            return None, "the loader is an iterator, which cannot be restarted"
         if not self._paths:
             return None, "the loader's files are not known; give files="
         self._tick("the loader alone, from the disk")
         if not evict(self._paths, self._limits.seconds):
             return None, f"{len(self._paths):,} files are too many to drop from memory in time"
-        # An epoch at most: the next one finds in memory what this one read.
+        # At most one epoch: the next one would read the page cache.
         epoch = (_length(self._loader) or self._limits.steps) - self._ahead
-        once = replace(self._limits, steps=max(1, min(self._limits.steps, epoch)))
-        run = self._load(True, once)
+        one_epoch = replace(self._limits, steps=max(1, min(self._limits.steps, epoch)))
+        run = self._load(True, one_epoch)
         if not run.usage.read_bytes:
-            return None, "dropped from memory, the files were still not read from a disk"
+            return (
+                None,
+                "after the page cache was dropped, the files were still not read from a disk",
+            )
         return run, ""
 
-    def _do(self, batch: Any) -> tuple[bool, float]:
+    def _run_step(self, batch: Any) -> tuple[bool, float]:
         self._step(batch)
         return True, 0.0
 
-    def _load(self, rewound: bool, limits: Limits | None = None) -> Run:
-        if rewound:
+    def _load(self, rewind: bool, limits: Limits | None = None) -> TimedRun:
+        if rewind:
             self._rewind()
-        # Workers deliver in rounds, and so does a `Loader` its small batches: whole ones, after
-        # those that they had in the making.
+        # Workers deliver in rounds, and so does a `Loader` with small batches. Time whole rounds,
+        # after the batches that were prefetched.
         stride = max(self._together, self._workers or 0)
         limits = limits or self._limits
-        return _timed(lambda: self._fetch(self._batches), limits, self._ahead, stride)
+        return _time(lambda: self._fetch(self._batches), limits, self._ahead, stride)
 
-    def _train(self, rewound: bool) -> Run:
-        if rewound:
+    def _train(self, rewind: bool) -> TimedRun:
+        if rewind:
             self._rewind()
 
         def once() -> tuple[bool, float]:
@@ -203,14 +212,14 @@ class _Probes:
             self._step(batch)
             return self._counts(fresh), waited
 
-        return _timed(once, self._limits, self._ahead, max(self._together, self._workers or 0))
+        return _time(once, self._limits, self._ahead, max(self._together, self._workers or 0))
 
-    def _fetch(self, batches: Batches) -> tuple[bool, float]:
+    def _fetch(self, batches: BatchSource) -> tuple[bool, float]:
         _, fresh = batches.take()
         return self._counts(fresh), 0.0
 
     def _counts(self, fresh: bool) -> bool:
-        """The first batch of an epoch is like the others where nothing has to be started."""
+        """Return whether a batch's time counts: not that of a first one, which starts workers."""
         return not fresh or self._workers == 0
 
     @property
@@ -221,22 +230,22 @@ class _Probes:
         self._batches.close()
         self._snapshot.rewind()
 
-    def _lane(self, rewound: bool) -> Run | None:
-        """One worker alone: in this process, a dataset might open files that a fork breaks."""
+    def _load_with_one_worker(self, rewind: bool) -> TimedRun | None:
+        """Time one worker process; the dataset might not survive a fork after use in this one."""
         if (self._workers or 0) < 2:
             return None
         self._batches.close()
-        if rewound:
+        if rewind:
             self._snapshot.rewind()
         self._tick("one worker alone")
-        batches = Batches(self._loader, workers=1)
+        batches = BatchSource(self._loader, workers=1)
         try:
-            return _timed(lambda: self._fetch(batches), self._limits, self._prefetch)
+            return _time(lambda: self._fetch(batches), self._limits, self._prefetch)
         finally:
             batches.close()
 
     def _setup(self, device: torch.device, nbytes: int) -> Setup:
-        loader, version = self._loader, version_of(self._loader)
+        loader, version = self._loader, loader_version(self._loader)
         shuffle = loader.identity()["shuffle"] if isinstance(loader, Loader) else None
         return Setup(
             workers=self._workers,
@@ -256,8 +265,8 @@ class _Probes:
     def _sequential(self) -> float | None:
         return sequential_rate(max(self._paths, key=lambda path: path.stat().st_size))
 
-    def _copies(self, given: Any, device: torch.device, alone: Run) -> Copies | None:
-        tensors = [tensor for tensor in _tensors(given) if tensor.device.type == "cpu"]
+    def _copies(self, batch: Any, device: torch.device, step: TimedRun) -> Copies | None:
+        tensors = [tensor for tensor in _tensors(batch) if tensor.device.type == "cpu"]
         if device.type != "cuda" or not tensors:
             return None
         self._tick("copies to the device")
@@ -265,43 +274,43 @@ class _Probes:
         locked = [tensor.pin_memory() for tensor in tensors]
         as_given = _copy_seconds(tensors, device)
         from_pinned = as_given if pinned else _copy_seconds(locked, device)
-        stepped = _timed(lambda: self._do(given), self._limits)
-        return Copies(pinned, as_given, from_pinned, max(0.0, stepped.mean - alone.mean))
+        stepped = _time(lambda: self._run_step(batch), self._limits)
+        return Copies(pinned, as_given, from_pinned, max(0.0, stepped.mean - step.mean))
 
 
-def _timed(
+def _time(
     once: Callable[[], tuple[bool, float]], limits: Limits, lead: int = 0, stride: int = 1
-) -> Run:
-    """Repeat until a limit; `once` tells whether its time counts, and what part was a wait."""
-    began = time.perf_counter()
+) -> TimedRun:
+    """Repeat until a limit; `once` returns whether its time counts, and the part spent waiting."""
+    started = time.perf_counter()
     for number in range(lead):
         once()
-        if number + 1 >= min(stride, lead) and time.perf_counter() - began > limits.seconds:
+        if number + 1 >= min(stride, lead) and time.perf_counter() - started > limits.seconds:
             break
     _synchronise()
     before = read_usage()
     counted: list[tuple[float, float]] = []
-    others: list[tuple[float, float]] = []
+    uncounted: list[tuple[float, float]] = []
     started = now = time.perf_counter()
     while True:
         counts, waited = once()
         last, now = now, time.perf_counter()
-        (counted if counts else others).append((now - last, waited))
-        if _enough(max(len(counted), len(others) // 2), now - started, limits, stride):
+        (counted if counts else uncounted).append((now - last, waited))
+        if _is_enough(max(len(counted), len(uncounted) // 2), now - started, limits, stride):
             break
     _synchronise()
     total = time.perf_counter() - started
-    kept = counted or others  # epochs of a single batch
-    total -= sum(seconds for seconds, _ in others) if counted else 0.0
+    kept = counted or uncounted  # epochs of a single batch
+    total -= sum(seconds for seconds, _ in uncounted) if counted else 0.0
     seconds, waits = zip(*kept, strict=True)
-    return Run(seconds, total, read_usage() - before, waits)
+    return TimedRun(seconds, total, read_usage() - before, waits)
 
 
-def _enough(count: int, seconds: float, limits: Limits, stride: int) -> bool:
+def _is_enough(count: int, seconds: float, limits: Limits, stride: int) -> bool:
     if seconds > 3 * limits.seconds:
         return True
-    over = seconds > limits.seconds or count >= limits.steps
-    return over and count >= min(FEWEST, limits.steps) and count % stride == 0
+    limit_reached = seconds > limits.seconds or count >= limits.steps
+    return limit_reached and count >= min(MIN_BATCHES, limits.steps) and count % stride == 0
 
 
 def _current_device() -> torch.device:
@@ -316,9 +325,9 @@ def _synchronise() -> None:
 
 
 def _copy_seconds(tensors: Sequence[torch.Tensor], device: torch.device) -> float:
-    """The fastest of a few copies, each waited for."""
+    """Return the time of the fastest of a few synchronous copies."""
     best = math.inf
-    for _ in range(COPIES):
+    for _ in range(COPY_REPEATS):
         _synchronise()
         started = time.perf_counter()
         copied = [tensor.to(device, non_blocking=True) for tensor in tensors]
@@ -329,7 +338,7 @@ def _copy_seconds(tensors: Sequence[torch.Tensor], device: torch.device) -> floa
 
 
 def _synchronisations(step: Callable[[], Any], device: torch.device) -> tuple[str, ...]:
-    """File and line of each place where one step waits for the device, as torch warns of it."""
+    """Return the file and line of each place at which torch warns that the step synchronises."""
     if device.type != "cuda":
         return ()
     mode = torch.cuda.get_sync_debug_mode()
@@ -340,32 +349,32 @@ def _synchronisations(step: Callable[[], Any], device: torch.device) -> tuple[st
             step()
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-    found = [each for each in caught if "called a synchronizing" in str(each.message)]
-    return tuple(sorted({f"{Path(each.filename).name}:{each.lineno}" for each in found}))
+    own = [warning for warning in caught if "called a synchronizing" in str(warning.message)]
+    return tuple(sorted({f"{Path(w.filename).name}:{w.lineno}" for w in own}))
 
 
-def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A batch with its tensors changed."""
+def _map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply a function to the tensors of a batch."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
-        return {name: _mapped(value, change) for name, value in batch.items()}
+        return {name: _map_tensors(value, change) for name, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_mapped(value, change) for value in batch))
+        return type(batch)(*(_map_tensors(value, change) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(_mapped(value, change) for value in batch)
+        return type(batch)(_map_tensors(value, change) for value in batch)
     return batch
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+    def collect(tensor: torch.Tensor) -> torch.Tensor:
+        tensors.append(tensor)
         return tensor
 
-    _mapped(batch, keep)
-    return found
+    _map_tensors(batch, collect)
+    return tensors
 
 
 def _length(loader: Any) -> int | None:

@@ -1,7 +1,7 @@
-"""The batches of a diagnosis, one by one: as they were recorded, or by the model of loading; pure.
+"""Replay the batches of a diagnosis, as recorded or as simulated; pure.
 
-Where the loop itself loads, what was recorded is all there is to see. What workers did at any time
-was not recorded: loaders that take the times measured of one stand for them.
+If the loop itself loads, its record is complete. Workers are not recorded, so they are simulated
+with the times measured for one of them.
 """
 
 from __future__ import annotations
@@ -12,48 +12,52 @@ from itertools import accumulate
 import numpy as np
 
 from precache.diagnosis.measurements import Measurements
-from precache.diagnosis.remedies import Rates
+from precache.diagnosis.remedies import LoopTimes
 from precache.simulation.distributions import Durations
-from precache.simulation.model import Setting, Simulation, run
+from precache.simulation.model import Scenario, Simulation, simulate_scenario
 
 
 def recorded(measured: Measurements) -> bool:
-    """Whether the loop itself loads, so that each moment of both is known."""
+    """Return whether the loop itself loads, so that all its times are recorded."""
     workers = measured.setup.workers
-    return workers == 0 or (workers is None and Rates.of(measured).overlap < 0.5)
+    return workers == 0 or (workers is None and LoopTimes.of(measured).overlap < 0.5)
 
 
 def replay(measured: Measurements) -> Simulation:
-    """Loaders, queue and training loop over the time in which both were measured together.
+    """Return loaders, queue and training loop over the time in which both ran together.
 
-    With workers that is a model of their loading, `precache.simulate`: one worker's times in
-    turn, so much longer as several get into each other's way; and steps as long as recorded.
+    Workers are simulated by `precache.simulate`: they take one worker's times in turn, times their
+    measured slowdown beside each other. Steps take the recorded times.
     """
     together = measured.together
     ends = list(accumulate(together.seconds))
-    steps = [each - wait for each, wait in zip(together.seconds, together.waits, strict=True)]
+    steps = [total - wait for total, wait in zip(together.seconds, together.waits, strict=True)]
     if recorded(measured):
-        setting = Setting(1, _times(together.waits), _times(steps), 0, ends[-1])
-        return _recorded(setting, together.waits, ends)
+        scenario = Scenario(1, _times(together.waits), _times(steps), 0, ends[-1])
+        return _recorded_simulation(scenario, together.waits, ends)
     workers, work = max(1, measured.setup.workers or 1), measured.by_worker
-    slower = max(1.0, measured.loader.mean * workers / work.mean) if measured.lane else 1.0
-    load = [slower * each for each in work.seconds]
-    queue = workers * max(0, measured.setup.prefetch - 1)
-    return run(Setting(workers, _times(load), _times(steps), queue, ends[-1]))
-
-
-def _recorded(setting: Setting, waits: Sequence[float], ends: Sequence[float]) -> Simulation:
-    begun = [0.0, *ends[:-1]]
-    taken = [at + wait for at, wait in zip(begun, waits, strict=True)]
-    starts, ready, done = (
-        np.rint(np.array(each) * 1e9).astype(np.int64) for each in (begun, taken, ends)
+    slowdown = (
+        max(1.0, measured.loader.mean * workers / work.mean) if measured.single_worker else 1.0
     )
-    alone = np.zeros(len(starts), np.int64)
-    return Simulation(setting, alone, starts, ready, ready, ready, done)
+    load = [slowdown * seconds for seconds in work.seconds]
+    queue = workers * max(0, measured.setup.prefetch - 1)
+    return simulate_scenario(Scenario(workers, _times(load), _times(steps), queue, ends[-1]))
+
+
+def _recorded_simulation(
+    scenario: Scenario, waits: Sequence[float], ends: Sequence[float]
+) -> Simulation:
+    begun = [0.0, *ends[:-1]]
+    taken = [start + wait for start, wait in zip(begun, waits, strict=True)]
+    starts, ready, done = (
+        np.rint(np.array(times) * 1e9).astype(np.int64) for times in (begun, taken, ends)
+    )
+    loader = np.zeros(len(starts), np.int64)
+    return Simulation(scenario, loader, starts, ready, ready, ready, done)
 
 
 def _times(seconds: Sequence[float]) -> Durations:
-    """Measured times, as they came; none is quite zero."""
-    ms = tuple(1e3 * max(each, 1e-6) for each in seconds)
+    """Return measured times in their order; zeros become a microsecond."""
+    ms = tuple(1e3 * max(time, 1e-6) for time in seconds)
     mean = sum(ms) / len(ms)
     return Durations(mean, float(np.std(ms)) / mean, "cycle", ms)

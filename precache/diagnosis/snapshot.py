@@ -1,4 +1,4 @@
-"""What a measurement changes and has to put back: random states, a loader's position, a model."""
+"""Save and restore what a measurement changes: random states, a loader's position, a model."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from precache.loading.loader import Loader
 
 
 class Snapshot:
-    """States as they were; `rewind` makes a loader give the same batches again.
+    """Saved states; `rewind` makes a loader give the same batches again.
 
     Parameters
     ----------
     objects
-        With `state_dict` and `load_state_dict`: models, optimizers, schedulers.
+        Objects with `state_dict` and `load_state_dict`: models, optimizers, schedulers.
     """
 
     def __init__(self, loader: Any, objects: Sequence[Any]) -> None:
-        for each in objects:
-            if not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
+        for item in objects:
+            if not hasattr(item, "state_dict") or not hasattr(item, "load_state_dict"):
                 raise UsageError(
-                    f"restore has {each!r}, which has no state_dict and load_state_dict; give "
+                    f"restore has {item!r}, which has no state_dict and load_state_dict; give "
                     "models, optimizers and the like"
                 )
         self._loader = loader if isinstance(loader, Loader) else None
         self._position = self._loader.state_dict() if self._loader else {}
-        places = (loader, getattr(loader, "sampler", None))
-        found = [getattr(place, "generator", None) for place in places]
-        generators = [each for each in found if isinstance(each, torch.Generator)]
-        self._generators = [(each, each.get_state()) for each in generators]
-        self._objects = [(each, copy.deepcopy(each.state_dict())) for each in objects]
+        owners = (loader, getattr(loader, "sampler", None))
+        candidates = [getattr(owner, "generator", None) for owner in owners]
+        generators = [one for one in candidates if isinstance(one, torch.Generator)]
+        self._generators = [(generator, generator.get_state()) for generator in generators]
+        self._objects = [(item, copy.deepcopy(item.state_dict())) for item in objects]
         self._python = random.getstate()
-        # What code without a generator of its own draws from, and so what is to be put back.
-        self._numpy = np.random.get_state()  # noqa: NPY002 - what users draw from
+        self._numpy = np.random.get_state()  # noqa: NPY002  # users draw from it
         self._torch = torch.get_rng_state()
         on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
         self._cuda = torch.cuda.get_rng_state_all() if on_cuda else []
 
     def rewind(self) -> None:
-        """Random states and the loader's position."""
+        """Restore random states and the loader's position."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)  # noqa: NPY002  # as above
         torch.set_rng_state(self._torch)
@@ -61,5 +60,5 @@ class Snapshot:
 
     def __exit__(self, *error: object) -> None:
         self.rewind()
-        for each, state in self._objects:
-            each.load_state_dict(state)
+        for item, state in self._objects:
+            item.load_state_dict(state)

@@ -1,4 +1,5 @@
-"""Pages, charts and PNGs that stand alone: one style sheet, one content policy.
+"""Self-contained HTML pages, charts and PNGs: the only templates, style sheet and content policy.
 
-Templates and style sheets lie beside the modules.
+Templates, style sheets and the player's script lie beside the modules. Every page of precache goes
+through `pages.render`.
 """

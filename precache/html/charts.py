@@ -1,4 +1,4 @@
-"""Charts by matplotlib: as SVG in a page, in its style sheet's colours, and as a PNG."""
+"""Charts drawn with matplotlib: as SVG in a page, or as a PNG."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
 WIDTHS = {"wide": 920, "narrow": 344}
-"""CSS pixels that a chart is drawn for, so that its text has its own size on either screen."""
+"""Width in CSS pixels of a chart on wide and on narrow screens."""
 HEADING = 30
-"""CSS pixels of a heading in a PNG."""
-DOTS = 200
-"""Values of a row that are drawn one by one; of more, as many that are spread evenly over them."""
-FAR = 5
-"""Times the shortest from which the longest makes the scale a logarithmic one."""
+"""Height in CSS pixels of a heading in a PNG."""
+MAX_DOTS = 200
+"""Most values of a row that are drawn as dots, evenly chosen quantiles of all."""
+LOG_SCALE_RATIO = 5
+"""Ratio of the longest to the shortest time from which the scale is logarithmic."""
 
-Inks = Mapping[str, str]
+Palette = Mapping[str, str]
 """Colours by their names in the style sheet."""
-PAPER: Inks = dict(re.findall(r"--(\w+): (#\w+)", part("page.css").partition("@media")[0]))
-"""The light ones, for a PNG."""
-PAGE: Inks = {name: f"#{number:06x}" for number, name in enumerate(PAPER, 1)}
-"""Stand for the style sheet's variables, which know light and dark."""
+LIGHT: Palette = dict(re.findall(r"--(\w+): (#\w+)", part("page.css").partition("@media")[0]))
+"""Light colours, for a PNG."""
+PLACEHOLDERS: Palette = {name: f"#{number:06x}" for number, name in enumerate(LIGHT, 1)}
+"""Colours that are replaced by the style sheet's variables, which know light and dark."""
 
-Draw = Callable[["FigureBase", Inks, bool], None]
-"""Draws on a figure; the last argument is whether it is a wide one."""
+DrawChart = Callable[["FigureBase", Palette, bool], None]
+"""Draws on a figure; the last argument is True for a wide one."""
 
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Something to draw.
+    """A chart that can be drawn.
 
     Attributes
     ----------
     name
-        Of one word, unique in its page.
+        One word, unique in its page.
     alt
-        What it shows, for those who do not see it.
+        Text alternative.
     heights
         CSS pixels on wide and on narrow screens.
     """
@@ -64,78 +64,90 @@ class Chart:
     title: str
     alt: str
     heights: tuple[float, float]
-    draw: Draw
+    draw: DrawChart
     note: str = ""
 
     @property
     def svg(self) -> Markup:
-        """One for wide screens and one for narrow ones, of which the page shows either."""
-        drawn = (
-            _svg(self, kind, height) for kind, height in zip(WIDTHS, self.heights, strict=True)
-        )
-        return Markup("\n").join(drawn)
+        """Two drawings, for wide and for narrow screens; the style sheet shows one of them."""
+        return Markup("\n").join(map(_svg, [self] * 2, WIDTHS, self.heights))
 
 
 def _svg(chart: Chart, kind: str, height: float) -> Markup:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with _styled(PAGE), mpl.rc_context({"svg.hashsalt": f"{chart.name}-{kind}"}):
+    with _style(PLACEHOLDERS), mpl.rc_context({"svg.hashsalt": f"{chart.name}-{kind}"}):
         figure = Figure(figsize=(WIDTHS[kind] / 72, height / 72), layout="constrained")
-        chart.draw(figure, PAGE, kind == "wide")
+        chart.draw(figure, PLACEHOLDERS, kind == "wide")
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
     inside = buffer.getvalue().partition("<svg")[2].partition(">")[2]
     inside = re.sub(r'<g id="[^"]*"', "<g", inside)
-    inside = re.sub(r' (?:d|x|y|transform)="[^"]*"', _shortened, inside)
-    for name, colour in PAGE.items():
+    inside = re.sub(r"<style.*?</style>", "", inside, flags=re.DOTALL)
+    inside = re.sub(r' (?:d|x|y|transform)="[^"]*"', _round, inside)
+    inside = re.sub(r' style="([^"]*)"', _as_attributes, inside)
+    for name, colour in PLACEHOLDERS.items():
         inside = inside.replace(colour, f"var(--{name})")
     head = f'<svg class="chart {kind}" viewBox="0 0 {WIDTHS[kind]} {height:g}" role="img"'
     # matplotlib has escaped all text in it.
     return Markup(f'{head} aria-label="{escape(printable(chart.alt))}">{inside}')
 
 
-def _shortened(attribute: re.Match[str]) -> str:
-    """Coordinates to a tenth of a pixel."""
+def _round(attribute: re.Match[str]) -> str:
+    """Cut coordinates to a tenth of a pixel."""
     return re.sub(r"(\.\d)\d+", r"\1", attribute[0])
 
 
+def _as_attributes(style: re.Match[str]) -> str:
+    """Turn an inline style, which the pages' policy blocks, into attributes of the element.
+
+    The font's family is the page's own.
+    """
+    attributes = dict(re.findall(r"([\w-]+): ([^;]+)", style[1]))
+    attributes.pop("font-family", None)
+    if font := attributes.pop("font", ""):
+        [(weight, size)] = re.findall(r"(?:(bold|\d+) )?([\d.]+px) ", font)
+        attributes |= {"font-size": size} | ({"font-weight": weight} if weight else {})
+    return "".join(f' {name}="{value}"' for name, value in attributes.items())
+
+
 @contextlib.contextmanager
-def _styled(inks: Inks) -> Iterator[None]:
+def _style(palette: Palette) -> Iterator[None]:
     import matplotlib as mpl
 
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
         "text.parse_math": False,
         "font.size": 12,
-        "text.color": inks["ink"],
-        "axes.edgecolor": inks["line"],
-        "axes.labelcolor": inks["soft"],
-        "axes.titlecolor": inks["soft"],
+        "text.color": palette["ink"],
+        "axes.edgecolor": palette["line"],
+        "axes.labelcolor": palette["soft"],
+        "axes.titlecolor": palette["soft"],
         "axes.titlelocation": "left",
         "axes.titlesize": 12,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.axisbelow": True,
         "axes.xmargin": 0,
-        "grid.color": inks["line"],
+        "grid.color": palette["line"],
         "hatch.linewidth": 1.5,
         "legend.frameon": False,
         "legend.fontsize": 11,
-        "xtick.color": inks["soft"],
-        "ytick.color": inks["soft"],
+        "xtick.color": palette["soft"],
+        "ytick.color": palette["soft"],
         "xtick.major.size": 0,
         "ytick.major.size": 0,
         "xtick.minor.size": 0,
     }
-    # It may warn that it makes a list of fonts, or has no home to keep it in.
+    # It warns when it lists fonts, or has no home directory to keep that list in.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with mpl.rc_context(settings):
         yield
 
 
 def need_matplotlib(path: str | Path) -> None:
-    """Say how to have what draws `path`.
+    """Require matplotlib, which draws `path`.
 
     Raises
     ------
@@ -143,7 +155,7 @@ def need_matplotlib(path: str | Path) -> None:
         If it is not installed.
     """
     try:
-        import matplotlib.figure  # noqa: F401  # whether it can be imported is the question
+        import matplotlib.figure  # noqa: F401  # only to see that it can be imported
     except ImportError:
         raise UsageError(
             f'drawing {path} needs matplotlib: pip install "precache[report]"'
@@ -151,12 +163,12 @@ def need_matplotlib(path: str | Path) -> None:
 
 
 def check_page(path: str | Path) -> None:
-    """Refuse early what could not be drawn or written later.
+    """Check in advance that a page can be drawn and written.
 
     Raises
     ------
     UsageError
-        If matplotlib or the folder is not there, or `path` is a folder.
+        If matplotlib or the folder of `path` is missing, or `path` is a folder.
     """
     need_matplotlib(path)
     if not Path(path).absolute().parent.is_dir():
@@ -166,7 +178,7 @@ def check_page(path: str | Path) -> None:
 
 
 def draw_png(title: str, charts: Sequence[Chart], path: str | Path) -> None:
-    """Draw charts below each other into a PNG, 1,600 pixels wide.
+    """DrawChart charts below each other into a PNG that is 1,600 pixels wide.
 
     Raises
     ------
@@ -179,14 +191,15 @@ def draw_png(title: str, charts: Sequence[Chart], path: str | Path) -> None:
     from matplotlib.figure import Figure
 
     width, heights = WIDTHS["wide"], [HEADING + chart.heights[0] for chart in charts]
-    with _styled(PAPER):
+    with _style(LIGHT):
         size = (width / 72, (2 * HEADING + sum(heights)) / 72)
         figure = Figure(figsize=size, dpi=72 * 1600 / width, layout="constrained")
         figure.suptitle(plain(title), fontsize=14, wrap=True)
         parts = figure.subfigures(len(charts), 1, height_ratios=heights, squeeze=False)
-        for each, chart in zip(parts[:, 0], charts, strict=True):
-            each.suptitle(plain(chart.title), x=0.01, ha="left", fontsize=13, fontweight="bold")
-            chart.draw(each, PAPER, True)
+        for subfigure, chart in zip(parts[:, 0], charts, strict=True):
+            heading = plain(chart.title)
+            subfigure.suptitle(heading, x=0.01, ha="left", fontsize=13, fontweight="bold")
+            chart.draw(subfigure, LIGHT, True)
         try:
             figure.savefig(path, format="png")
         except OSError as error:
@@ -194,7 +207,7 @@ def draw_png(title: str, charts: Sequence[Chart], path: str | Path) -> None:
 
 
 def plain(text: str) -> str:
-    """What the font that text is measured with has letters for."""
+    """Replace characters that the font used for measuring text lacks."""
     return printable(text).encode("ascii", "replace").decode()
 
 
@@ -208,13 +221,13 @@ class Panel:
     Attributes
     ----------
     values
-        NaN for what is not known.
+        NaN if unknown.
     labels
-        The values for people.
+        The values as text.
     line
-        A value that they are to be held against, and what it is.
+        A reference value, and its name.
     top
-        Least value at the end of the scale, where two panels are to share theirs.
+        Least end of the scale, so that two panels can share one.
     """
 
     heading: str
@@ -232,118 +245,119 @@ def bars(
     colours: Sequence[str],
     note: str = "",
 ) -> Chart:
-    """Bars of the same rows for each quantity: beside each other, on narrow screens below."""
+    """Make a bar chart with one panel per quantity; on narrow screens they are stacked."""
 
-    def draw(figure: FigureBase, inks: Inks, wide: bool) -> None:
+    def draw(figure: FigureBase, palette: Palette, wide: bool) -> None:
         shape = (1, len(panels)) if wide else (len(panels), 1)
         grid = figure.subplots(*shape, squeeze=False, sharey=wide)
         for panel, axes in zip(panels, grid.flat, strict=True):
-            _draw_panel(axes, panel, colours, inks)
+            _draw_panel(axes, panel, colours, palette)
         for axes in grid[:, 0]:
-            axes.set_yticks(range(len(rows)), [_fitting(row, wide) for row in rows])
-            axes.tick_params(axis="y", labelcolor=inks["ink"])
+            axes.set_yticks(range(len(rows)), [_shorten(row, wide) for row in rows])
+            axes.tick_params(axis="y", labelcolor=palette["ink"])
             axes.invert_yaxis()
 
-    each = 36 + 25 * len(rows)
-    said = (
+    height = 36 + 25 * len(rows)
+    descriptions = (
         f"{panel.heading}: " + ", ".join(map(" ".join, zip(rows, panel.labels, strict=True)))
         for panel in panels
     )
-    heights = (each, len(panels) * (each + 6))
-    return Chart(name, title, "; ".join([title, *said]), heights, draw, note)
+    heights = (height, len(panels) * (height + 6))
+    return Chart(name, title, "; ".join([title, *descriptions]), heights, draw, note)
 
 
-def _draw_panel(axes: Axes, panel: Panel, colours: Sequence[str], inks: Inks) -> None:
+def _draw_panel(axes: Axes, panel: Panel, colours: Sequence[str], palette: Palette) -> None:
     values, heading = np.nan_to_num(np.array(panel.values, float), posinf=0), panel.heading
     if panel.line:
-        at, what = panel.line
-        axes.axvline(at, color=inks["soft"], linewidth=1.5, linestyle="--", zorder=3)
-        heading += f" (line: {what})"
+        value, meaning = panel.line
+        axes.axvline(value, color=palette["soft"], linewidth=1.5, linestyle="--", zorder=3)
+        heading += f" (line: {meaning})"
     top = max([*values.tolist(), panel.top, panel.line[0] if panel.line else 0.0]) or 1.0
-    drawn = axes.barh(range(len(values)), values, 0.7, color=[inks[each] for each in colours])
-    shown = [plain(each) for each in panel.labels]
-    ground = {"facecolor": inks["bg"], "edgecolor": "none", "pad": 1}
-    axes.bar_label(drawn, shown, padding=5, color=inks["ink"], bbox=ground, zorder=4)
+    rectangles = axes.barh(range(len(values)), values, 0.7, color=[palette[c] for c in colours])
+    labels = list(map(plain, panel.labels))
+    background = {"facecolor": palette["bg"], "edgecolor": "none", "pad": 1}
+    axes.bar_label(rectangles, labels, padding=5, color=palette["ink"], bbox=background, zorder=4)
     axes.set_xlim(0, 1.4 * top)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     axes.set_title(plain(heading))
 
 
-def _fitting(text: str, wide: bool) -> str:
-    """A name beside an axis, shortened."""
-    most = 34 if wide else 24
-    shown = plain(text)
-    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+def _shorten(text: str, wide: bool) -> str:
+    """Shorten a name beside an axis."""
+    limit = 34 if wide else 24
+    label = plain(text)
+    return label if len(label) <= limit else f"{label[: limit - 3]}..."
 
 
 def distributions(
     name: str, title: str, rows: Mapping[str, npt.NDArray[np.float64]], note: str = ""
 ) -> Chart:
-    """Milliseconds of single samples or batches, a row for each thing that was timed."""
+    """Make a chart of times of samples or batches in ms, one row per thing timed."""
 
-    def draw(figure: FigureBase, inks: Inks, wide: bool) -> None:
+    def draw(figure: FigureBase, palette: Palette, wide: bool) -> None:
         axes = figure.subplots()
-        least = _least(rows.values())
-        for at, ms in enumerate(rows.values()):
-            _draw_row(axes, at, np.maximum(ms, least), inks)
-        _scale(axes, [np.maximum(ms, least) for ms in rows.values()], wide)
+        least = _least_positive(rows.values())
+        clipped = [np.maximum(ms, least) for ms in rows.values()]
+        for row, ms in enumerate(clipped):
+            _draw_row(axes, row, ms, palette)
+        _set_scale(axes, clipped, wide)
         axes.grid(axis="x")
         axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_yticks(range(len(rows)), [_fitting(row, wide) for row in rows])
-        axes.tick_params(axis="y", labelcolor=inks["ink"])
+        axes.set_yticks(range(len(rows)), [_shorten(row, wide) for row in rows])
+        axes.tick_params(axis="y", labelcolor=palette["ink"])
         axes.spines["left"].set_visible(False)
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4 if wide else 2)
 
-    said = (
+    descriptions = (
         f"{row}: median {np.median(ms):.3g}, mean {ms.mean():.3g}, "
         f"95th percentile {np.percentile(ms, 95):.3g}, longest {ms.max():.3g} ms"
         for row, ms in rows.items()
     )
     heights = (80 + 40 * len(rows), 100 + 40 * len(rows))
-    return Chart(name, title, "; ".join([title, *said]), heights, draw, note)
+    return Chart(name, title, "; ".join([title, *descriptions]), heights, draw, note)
 
 
-def _least(rows: Iterable[npt.NDArray[np.float64]]) -> float:
-    """What stands for zero, which a logarithmic scale has not."""
+def _least_positive(rows: Iterable[npt.NDArray[np.float64]]) -> float:
+    """Return the value drawn for zero, which a logarithmic scale lacks."""
     above = [float(ms[ms > 0].min()) for ms in rows if (ms > 0).any()]
     return max(1e-4, min(above, default=1e-4))
 
 
-def _scale(axes: Axes, rows: Sequence[npt.NDArray[np.float64]], wide: bool) -> None:
-    """A logarithmic scale where times differ widely, with room at either end."""
+def _set_scale(axes: Axes, rows: Sequence[npt.NDArray[np.float64]], wide: bool) -> None:
+    """Use a logarithmic scale if times differ widely, with margins."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     low, high = min(float(ms.min()) for ms in rows), max(float(ms.max()) for ms in rows)
-    if high < FAR * low:
+    if high < LOG_SCALE_RATIO * low:
         axes.set_xlim(0, 1.05 * high)
         axes.set_xlabel("ms")
         return
     decades = math.log10(high / low)
     axes.set_xscale("log")
     axes.set_xlim(low / 10 ** (0.03 * decades), high * 10 ** (0.03 * decades))
-    each = (1.0,) if decades > (3.5 if wide else 1.5) else (1.0, 2.0, 5.0)
-    axes.xaxis.set_major_locator(LogLocator(subs=each))
+    ticks = (1.0,) if decades > (3.5 if wide else 1.5) else (1.0, 2.0, 5.0)
+    axes.xaxis.set_major_locator(LogLocator(subs=ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
-    axes.set_xlabel("ms, on a logarithmic scale")
+    axes.set_xlabel("ms, logarithmic scale")
 
 
-def _draw_row(axes: Axes, at: int, ms: npt.NDArray[np.float64], inks: Inks) -> None:
-    some = np.sort(ms)
-    if len(some) > DOTS:
-        some = some[np.linspace(0, len(some) - 1, DOTS).round().astype(int)]
-    # Multiples of the golden ratio, which spread without order and without chance.
-    off = (np.arange(len(some)) * (math.sqrt(5) - 1) / 2 % 1 - 0.5) * 0.6
-    label = "each" if at == 0 else None
-    axes.plot(some, at + off, "o", color=inks["blue"], ms=4, mew=0, alpha=0.6, label=label)
+def _draw_row(axes: Axes, row: int, ms: npt.NDArray[np.float64], palette: Palette) -> None:
+    dots = np.sort(ms)
+    if len(dots) > MAX_DOTS:
+        dots = dots[np.linspace(0, len(dots) - 1, MAX_DOTS).round().astype(int)]
+    # A deterministic jitter: multiples of the golden ratio.
+    jitter = (np.arange(len(dots)) * (math.sqrt(5) - 1) / 2 % 1 - 0.5) * 0.6
+    label = "single" if row == 0 else None
+    axes.plot(dots, row + jitter, "o", color=palette["blue"], ms=4, mew=0, alpha=0.6, label=label)
     p50, p95 = np.percentile(ms, [50, 95]).tolist()
     for value, colour, text, line in ((p50, "ink", "median", "-"), (p95, "orange", "p95", ":")):
         axes.plot(
-            [value, value], [at - 0.38, at + 0.38], line, color=inks[colour], linewidth=2.5,
-            label=text if at == 0 else None,
+            [value, value], [row - 0.38, row + 0.38], line, color=palette[colour], linewidth=2.5,
+            label=text if row == 0 else None,
         )  # fmt: skip
     axes.plot(
-        [ms.mean()], [at], "D", color=inks["bg"], mec=inks["ink"], mew=1.5, ms=7,
-        label="mean" if at == 0 else None,
+        [ms.mean()], [row], "D", color=palette["bg"], mec=palette["ink"], mew=1.5, ms=7,
+        label="mean" if row == 0 else None,
     )  # fmt: skip

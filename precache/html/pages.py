@@ -1,4 +1,4 @@
-"""Pages of HTML that stand alone: one style sheet, inside each, and nothing fetched."""
+"""HTML pages that stand alone: one base template, one style sheet, one content policy."""
 
 from __future__ import annotations
 
@@ -13,62 +13,104 @@ from markupsafe import Markup
 from precache.errors import StorageError
 from precache.units import size
 
+TABLE_ROWS = 200
+"""Most rows of a table; a page only counts the rest."""
+
 _HERE = Path(__file__).parent
-
-
-def style(*names: str) -> Markup:
-    """The style sheet of all pages, and the files `names` after it."""
-    return Markup("").join(map(part, ("page.css", *names)))
 
 
 @functools.cache
 def part(name: str) -> Markup:
-    """One of the package's own files, to stand in a page as it is."""
+    """Return one of this package's own files, which goes into pages unescaped."""
     return Markup((_HERE / name).read_text("utf-8"))
 
 
 @functools.cache
-def environment(folder: Path = _HERE) -> jinja2.Environment:
-    """Templates of a folder and of this package; all that is put into them is escaped."""
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([folder, _HERE]),
+def style_sheet(styles: str = "") -> Markup:
+    """Return the style sheet of all pages, followed by the files named in `styles`."""
+    return Markup("").join(map(part, ["page.css", *styles.split()]))
+
+
+@functools.cache
+def content_policy(styles: str = "", script: str = "", *, served: bool = False) -> str:
+    """Content-Security-Policy of a page: its own style sheet, at most one script, nothing else.
+
+    Inline styles and scripts are blocked, so text that was put into a page unescaped can neither
+    run nor load anything.
+
+    Parameters
+    ----------
+    styles, script
+        As `render` takes them.
+    served
+        Allow images and forms of the page's own server.
+    """
+    scripts = f"script-src {_source(part(script))}; " if script else ""
+    images, forms = ("'self' data:", "'self'") if served else ("data:", "'none'")
+    return (
+        f"default-src 'none'; {scripts}style-src {_source(style_sheet(styles))}; "
+        f"img-src {images}; form-action {forms}; base-uri 'none'"
+    )
+
+
+def _source(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """Load this package's templates; every value put into them is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["size"] = size
-    return made
+    environment.filters["size"] = size
+    environment.filters["integer"] = "{:,.0f}".format
+    return environment
 
 
-def render(template: str, *, styles: str = "", script: str = "", **values: object) -> str:
-    """A page of one of this package's templates.
+def render(
+    template: str, *, styles: str = "", script: str = "", served: bool = False, **values: object
+) -> str:
+    """Render one of this package's templates as a whole page.
 
     Parameters
     ----------
-    styles, script
-        Files that it carries besides the common style sheet. No other script can run in it.
+    styles
+        Names of the style sheets that the page has besides the common one, separated by blanks.
+    script
+        Name of the only script that can run in the page.
+    served
+        The page is served over HTTP and loads images from there; otherwise it is one file.
     """
-    code = part(script) if script else Markup("")
     return (
-        environment()
+        _environment()
         .get_template(template)
-        .render(css=style(*styles.split()), script=code, policy=policy(code), **values)
+        .render(
+            css=style_sheet(styles),
+            script=part(script) if script else "",
+            policy=content_policy(styles, script, served=served),
+            **values,
+        )
     )
 
 
-def policy(script: str = "") -> str:
-    """Content-Security-Policy of a page that stands alone, with at most this one script."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    scripts = f"script-src 'sha256-{digest}'; " if script else ""
-    return (
-        f"default-src 'none'; {scripts}style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
+def bar(share: float, colour: str = "blue") -> Markup:
+    """Draw a horizontal bar for a table cell; 1 is the full width of the cell."""
+    rect = Markup('<rect width="{:.1f}%" height="100%"/>').format(100 * share)
+    return Markup('<svg class="bar {}" aria-hidden="true">{}</svg>').format(colour, rect)
+
+
+def link(text: str, target: str) -> Markup:
+    """Return a link for a table cell."""
+    return Markup('<a href="{}">{}</a>').format(target, text)
 
 
 def save(html: str, path: str | Path) -> None:
-    """Write a page.
+    """Write a page to a file.
 
     Raises
     ------
@@ -76,7 +118,7 @@ def save(html: str, path: str | Path) -> None:
         If the file cannot be written.
     """
     try:
-        # Names of files need not be text.
+        # File names need not be valid Unicode.
         Path(path).write_text(html, "utf-8", errors="backslashreplace")
     except OSError as error:
         raise StorageError(f"cannot write the page {path}: {error.strerror}") from None

@@ -1,13 +1,13 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = id => document.getElementById(id);
-const MOST_CELLS = 24, MOST_SLOTS = 48;
-const {end, room, loaders, batches} = data;
+const MAX_CELLS = 24, MAX_SLOTS = 48;
+const {end, capacity, loaders, batches} = data;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const digits = Math.min(6, Math.max(1, 3 - Math.floor(Math.log10(end / 1000))));
 const seconds = ms => (ms / 1000).toFixed(digits) + " s";
 
-// --- what is so at a time ---------------------------------------------------------------------
+// --- the state at a time -----------------------------------------------------------------------
 const mine = Array.from({length: loaders}, () => []);
 batches.loader.forEach((loader, batch) => mine[loader].push(batch));
 const order = batches.taken.map((_, batch) => batch)
@@ -40,21 +40,21 @@ const most = data.queue.batches.reduce((a, b) => Math.max(a, b), 0);
 const depthAt = t => data.queue.batches[lastUpTo(positions, changes, t)];
 
 // --- the stage --------------------------------------------------------------------------------
-const cells = Array.from({length: Math.min(loaders, MOST_CELLS)}, () => cell($("loaders")));
-const slots = Array.from({length: Math.min(room, MOST_SLOTS)}, () => {
+const cells = Array.from({length: Math.min(loaders, MAX_CELLS)}, () => cell($("loaders")));
+const slots = Array.from({length: Math.min(capacity, MAX_SLOTS)}, () => {
   const slot = document.createElement("div");
   slot.className = "slot";
   $("slots").append(slot);
   return slot;
 });
-if (loaders > MOST_CELLS) $("loaders-name").textContent = `Loaders, ${MOST_CELLS} of ${loaders}`;
-$("queue-name").textContent = room > MOST_SLOTS ? `Queue, ${MOST_SLOTS} of ${room} places` : `Queue, ${room} places`;
+if (loaders > MAX_CELLS) $("loaders-name").textContent = `Loaders, ${MAX_CELLS} of ${loaders}`;
+$("queue-name").textContent = capacity > MAX_SLOTS ? `Queue, ${MAX_SLOTS} of ${capacity} slots` : `Queue, ${capacity} slots`;
 function cell(parent) {
-  const made = document.createElement("div");
-  made.className = "cell";
-  made.append(document.createElement("span"), document.createElement("i"));
-  parent.append(made);
-  return made;
+  const box = document.createElement("div");
+  box.className = "cell";
+  box.append(document.createElement("span"), document.createElement("i"));
+  parent.append(box);
+  return box;
 }
 function show(box, kind, text, share) {
   box.className = "cell " + kind;
@@ -79,7 +79,7 @@ function drawStage(t) {
   show($("consumer"), consumer.waiting ? "wait" : "work", consumer.waiting ? "waiting" : "working", consumer.waiting ? 1 : consumer.share);
   const done = consumer.n + (consumer.waiting ? 1 : 0);
   const held = blocked ? `, ${blocked} blocked` : "";
-  return `At ${seconds(t)}: ${loaders - blocked - idle} of ${loaders} ${loaders === 1 ? "loader" : "loaders"} loading${held}; ${depth} of ${room} in the queue; ` +
+  return `At ${seconds(t)}: ${loaders - blocked - idle} of ${loaders} ${loaders === 1 ? "loader" : "loaders"} loading${held}; ${depth} of ${capacity} in the queue; ` +
     `the training loop ${consumer.waiting ? "waits for data" : "works"}; ${done} ${done === 1 ? "batch" : "batches"} done.`;
 }
 
@@ -156,7 +156,7 @@ function cursor(pen, at, height) {
   pen.stroke();
 }
 function drawLanes(t) {
-  const lanes = Math.min(loaders, MOST_CELLS), row = 18, height = (lanes + 1) * row + 8;
+  const lanes = Math.min(loaders, MAX_CELLS), row = 18, height = (lanes + 1) * row + 8;
   const [pen, width] = sized($("lanes"), height + 22);
   const [from, until] = view(t), x = timeAxis(pen, width, from, until, height);
   const blockedFill = hatch(pen, "orange"), waitFill = hatch(pen, "bad");
@@ -193,10 +193,10 @@ function drawLanes(t) {
   cursor(pen, x(t), height);
 }
 function drawQueue(t) {
-  if (!room) return;
+  if (!capacity) return;
   const height = 90, [pen, width] = sized($("queue"), height + 22);
   const [from, until] = view(t), x = timeAxis(pen, width, from, until, height);
-  const top = Math.max(1, 4 * most < room ? most : room);
+  const top = Math.max(1, 4 * most < capacity ? most : capacity);
   const y = depth => height - 6 - depth / top * (height - 16);
   pen.fillStyle = colour.soft;
   pen.fillText(String(top), GUTTER - 6, y(top));
@@ -224,24 +224,24 @@ function drawWaits(t) {
   pen.fillText(top >= 10 ? Math.round(top).toLocaleString("en") : top.toPrecision(2).replace(/\.?0+$/, ""), GUTTER - 6, y(top));
   if (top) pen.fillText("0", GUTTER - 6, y(0));
   pen.textAlign = "center";
-  if (!top) pen.fillText(waits.length ? "No batch was waited for." : "No batch came after the first.", width / 2, height / 2);
+  if (!top) pen.fillText(waits.length ? "The training loop waited for no batch." : "There is no batch after the first.", width / 2, height / 2);
   pen.strokeStyle = colour.line;
   pen.beginPath();
   pen.moveTo(GUTTER, y(0) + .5);
   pen.lineTo(width - RIGHT, y(0) + .5);
   pen.stroke();
-  const each = room / Math.max(1, waits.length), current = consumerAt(t).n + (consumerAt(t).waiting ? 1 : 0);
+  const step = room / Math.max(1, waits.length), current = consumerAt(t).n + (consumerAt(t).waiting ? 1 : 0);
   waits.forEach((wait, n) => {
     if (!wait) return;
     pen.fillStyle = colour.bad;
-    pen.fillRect(GUTTER + n * each, y(wait), Math.max(.75, each > 3 ? each - 1 : each), y(0) - y(wait));
+    pen.fillRect(GUTTER + n * step, y(wait), Math.max(.75, step > 3 ? step - 1 : step), y(0) - y(wait));
   });
   pen.fillStyle = colour.soft;
   pen.textAlign = "left";
   if (waits.length) pen.fillText("batch 2", GUTTER, height + 11);
   pen.textAlign = "right";
   if (waits.length > 1) pen.fillText(`batch ${waits.length + 1}`, width - RIGHT, height + 11);
-  if (current > 0 && current <= waits.length) cursor(pen, GUTTER + (current - .5) * each, height);
+  if (current > 0 && current <= waits.length) cursor(pen, GUTTER + (current - .5) * step, height);
 }
 
 // --- playing ----------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ function play(on) {
 function tick(time) {
   if (!playing) return;
   const past = time - before, speed = Number($("speed").value);
-  // Who asked for less motion sees one batch after another, without what is between.
+  // With reduced motion, jump from batch to batch.
   if (!still.matches) {
     before = time;
     go(now + Math.max(0, past) * speed);
@@ -292,9 +292,9 @@ function option(select, value, text, chosen) {
 const speeds = [.01, .05, .25, 1, 4, 20, 100, 1000];
 const fitting = speeds.find(speed => end / speed <= 60000) ?? 1000;
 for (const speed of speeds) option($("speed"), speed, `${speed} ×`, speed === fitting);
-const wanted = Math.max(5 * data.load, 20 * data.step);
+const preferred = Math.max(5 * data.load, 20 * data.step);
 const spans = [.1, .3, 1, 3, 10, 30, 100, 300, 1000].map(s => 1000 * s).filter(ms => ms < end && ms >= end / 3000);
-const initial = spans.find(ms => ms >= wanted) ?? end;
+const initial = spans.find(ms => ms >= preferred) ?? end;
 for (const ms of spans) option($("zoom"), ms, `${ms / 1000} s`, ms === initial);
 option($("zoom"), end, `all ${seconds(end)}`, initial === end);
 span = initial;

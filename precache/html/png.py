@@ -1,4 +1,4 @@
-"""Arrays as PNG files, for pages: a training node has no Pillow, and the format is short."""
+"""Encode arrays as PNG for pages: training nodes have no Pillow, and the format is simple."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
-"""Channels -> PNG's colour type: grey, grey and alpha, RGB, RGBA."""
+"""Channels -> PNG colour type: grey, grey with alpha, RGB, RGBA."""
 
 PICTURE_SIDE = 16
-"""Arrays of two axes are pictures from this side on; smaller ones are tables of numbers."""
+"""Least side of a two-dimensional array that is shown as a picture rather than as numbers."""
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """(H, W, C) uint8 with C from 1 to 4 -> a PNG file, lossless.
+    """Encode (H, W, C) uint8 pixels with 1 to 4 channels as a PNG file.
 
-    Format: W3C, Portable Network Graphics, sections 5 and 11; every line has the filter `Up`.
+    Format: W3C, Portable Network Graphics, sections 5 and 11; every line uses the filter `Up`.
     """
     height, width, channels = pixels.shape
     flat = pixels.reshape(height, width * channels)
@@ -35,49 +35,49 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """An array as a screen can show it.
+class Preview:
+    """An array as pixels for a screen.
 
     Attributes
     ----------
     pixels
         (H, W, C) uint8.
     note
-        What was done to the values; empty where they are shown as they are.
+        What was done to the values; empty if they are unchanged.
     """
 
     pixels: np.ndarray
     note: str = ""
 
 
-def as_picture(array: np.ndarray, *, channels_last: bool = False) -> Shown | None:
-    """An array as a picture, or None where it is none by its shape.
+def as_picture(array: np.ndarray, *, channels_last: bool = False) -> Preview | None:
+    """Convert an array to a picture; None if its shape is not that of one.
 
     Parameters
     ----------
     array
-        (C, H, W), (H, W, C) or (H, W) of any dtype. uint8 is shown as it is, bool as black and
-        white, others from their least to their greatest finite value.
+        (C, H, W), (H, W, C) or (H, W) of any dtype. uint8 is unchanged, bool becomes black and
+        white, other dtypes are scaled from their least to their greatest finite value.
     channels_last
-        Which axis channels are looked for on first.
+        Try the last axis before the first as the axis of channels.
     """
     image = _channels_last(array, channels_last)
     if image is None or 0 in image.shape:
         return None
     if image.dtype == np.uint8:
-        return Shown(image)
+        return Preview(image)
     if image.dtype == np.bool_:
-        return Shown(image.astype(np.uint8) * np.uint8(255))
+        return Preview(image.astype(np.uint8) * np.uint8(255))
     values = image.astype(np.float64)
     finite = np.isfinite(values)
     low, high = (values[finite].min(), values[finite].max()) if finite.any() else (0.0, 0.0)
-    # Halves, since the span of a float64's values may be no float64.
+    # Halved, since the difference of two float64 can overflow.
     scale = (high / 2 - low / 2) or 1.0
     scaled = np.where(finite, (values / 2 - low / 2) / scale, 0.0)
     note = f"scaled: {image.dtype.name} {low:.4g} is black, {high:.4g} is white"
     if not finite.all():
         note += f"; {np.count_nonzero(~finite)} values are not finite, shown black"
-    return Shown((scaled * 255).round().clip(0, 255).astype(np.uint8), note)
+    return Preview((scaled * 255).round().clip(0, 255).astype(np.uint8), note)
 
 
 def _channels_last(array: np.ndarray, channels_last: bool) -> np.ndarray | None:
@@ -91,27 +91,28 @@ def _channels_last(array: np.ndarray, channels_last: bool) -> np.ndarray | None:
     return None
 
 
-def thinned(shown: Shown, side: int) -> Shown:
-    """A picture of at most `side` pixels either way: every k-th pixel of a larger one."""
-    step = -(-max(shown.pixels.shape[:2]) // side)
+def downsample(preview: Preview, side: int) -> Preview:
+    """Reduce a picture to at most `side` pixels either way by keeping every k-th pixel."""
+    step = -(-max(preview.pixels.shape[:2]) // side)
     if step == 1:
-        return shown
+        return preview
     note = f"one pixel of {step} x {step} is shown"
-    return Shown(shown.pixels[::step, ::step], f"{shown.note}; {note}" if shown.note else note)
+    note = f"{preview.note}; {note}" if preview.note else note
+    return Preview(preview.pixels[::step, ::step], note)
 
 
-def in_words(array: np.ndarray) -> str:
-    """An array's dtype, shape and values, or what they range over where there are many."""
+def array_summary(array: np.ndarray) -> str:
+    """Describe an array: dtype, shape, and its values, or their range if there are many."""
     if array.size == 1:
         return f"{array.dtype.name}: {_number(array.reshape(-1)[0])}"
     head = f"{array.dtype.name} {tuple(array.shape)}"
     if array.size <= 16:
         return f"{head}: {' '.join(map(_number, array.reshape(-1)))}"
     values = array.astype(np.float64)
-    some = " ".join(map(_number, array.reshape(-1)[:6]))
+    first = " ".join(map(_number, array.reshape(-1)[:6]))
     with np.errstate(all="ignore"):
         spread = f"{values.min():.4g} … {values.max():.4g}, mean {values.mean():.4g}"
-    return f"{head}: {spread}; begins {some}"
+    return f"{head}: {spread}; starts with {first}"
 
 
 def _number(value: np.generic) -> str:

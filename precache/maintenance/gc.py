@@ -1,24 +1,24 @@
-"""Removal of versions that nobody is to read any more, by age and by what is current.
+"""Remove versions that are out of use, by age and by which one is current.
 
-Readers leave no mark in a store, so that age alone tells, by the times that the store itself gave
-(`places`). What has no commit, and shows no sign of life, goes by age as well. Only what is a
-version by its own metadata is removed, and links are neither followed nor removed. A version is put
-out of reach before its bytes go:
+Readers leave no mark in a store, so only age tells that a version is out of use. Ages are
+differences of times that the store itself gave (`scan`). Unfinished builds and copies (``_pull``)
+that show no sign of life are removed by age as well. Only what is a version by its own metadata is
+removed; links are neither followed nor removed. A version is made unreachable before its bytes go:
 
-- On a local disk its folder is moved into ``_gc``, at once and whole, and removed there.
-- In a bucket its `zarr.json`, or what else tells that it is ours, is copied to ``_gc`` and taken
-  away; then the rest goes.
+- On a local disk its folder is renamed into ``_gc`` and removed there.
+- In a bucket its `zarr.json`, or whatever else marks it as ours, is copied to ``_gc`` and removed;
+  then the rest goes.
 
-Then the log is read once more. A build that makes the version current meanwhile looks, after its
-entry, whether the version is there (`commits.append_commit`); so one of the two sees the other,
-and a version that was current in that moment is put back. Both are done under the claim to decide
-about the version: no other run removes what this one puts back. Whatever was under way when a
-process was killed is told by ``_gc``, and the next run ends it. A build that takes objects over
-from a version on its way out finds them gone and computes them; one that loses objects of its own
-notes it at its commit (`precache_workers.driver.commit`).
+Then the log is read again. A build that makes the version current in the meantime checks, after its
+entry, that the version exists (`commit_log.append_commit`). So one of the two notices the other,
+and a version that has become current is put back. Both hold the lease to decide about the version,
+so no other run removes what this one puts back. ``_gc`` records what was in progress when a process
+was killed, and the next run finishes it. A build that reuses objects of a version that is being
+removed finds them gone and computes them; a build that loses objects of its own notices at its
+commit (`precache_workers.driver.commit`).
 
-Copies under way (``_pull``) go as builds do. What a process that was killed right after a commit
-left in ``_build`` is removed from versions that stay.
+Scratch files in ``_build``, left by a process that was killed right after a commit, are removed
+from versions that stay.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from precache.maintenance.scan import (
     TRASH,
     StoredVersion,
     dated_log,
-    look,
-    look_around,
     pull_claim,
+    recorded_version,
+    scan_folder,
+    scan_store,
     store_clock,
-    version_of,
 )
-from precache.maintenance.versions import reigns
+from precache.maintenance.versions import current_periods
 from precache.runtime.integers import whole
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
@@ -58,13 +58,13 @@ from precache.store.lease import NamedLease, decision_lease, remove_ended_leases
 from precache.store.shard_log import followed_log_name
 
 UNTOUCHED_SECONDS = 900.0
-"""Since the last change of what is being built or copied, below which `gc` never touches it.
+"""Age of the last change of a build or a copy below which `gc` never touches it.
 
-Longer than `lease.ALIVE_SECONDS`, after which a build is taken to have ended: what is removed by
-mistake is lost."""
+It is longer than `build_status.ALIVE_SECONDS`, after which a build counts as ended, because
+removal is final."""
 
-_REMAINS = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
-"""Names below ``_gc`` on a local disk; in a bucket they are versions'."""
+_MOVED = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
+"""Names below ``_gc`` on a local disk; in a bucket they are version ids."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _AGE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhdw])\s*")
@@ -72,14 +72,14 @@ _AGE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhdw])\s*")
 
 @dataclass(frozen=True)
 class Removal:
-    """A version that goes, and why.
+    """A removed version.
 
     Attributes
     ----------
     nbytes, freed_nbytes
-        Of all its objects, and of those that no other name holds once all that goes is gone.
+        Size of all its objects, and of those that no remaining hard link shares.
     place
-        Name below the store of what is removed: the version, or a copy of it under way.
+        Name of the removed folder below the store: the version, or a copy in progress.
     """
 
     version: str
@@ -91,20 +91,20 @@ class Removal:
 
 @dataclass(frozen=True)
 class Kept:
-    """A version that stays, and why."""
+    """A version that stays."""
 
     version: str
     why: str
 
 
 @dataclass(frozen=True)
-class Collected:
-    """What was removed, or would be, and what stays.
+class GcResult:
+    """Versions that were removed, or would be, and those that stay.
 
     Attributes
     ----------
     swept
-        Versions that stay, less what a process that was killed after a commit left in them.
+        Versions that stay, from which scratch files of a killed process were removed.
     """
 
     store: str
@@ -115,7 +115,7 @@ class Collected:
 
     @property
     def freed_nbytes(self) -> int:
-        return sum(each.freed_nbytes for each in self.removed)
+        return sum(removal.freed_nbytes for removal in self.removed)
 
 
 def gc(
@@ -124,51 +124,51 @@ def gc(
     older_than: str | float | timedelta = "7d",
     dry_run: bool = False,
     storage_options: StorageOptions = None,
-) -> Collected:
+) -> GcResult:
     """Remove versions that are not current, not among the newest, and old; and stale builds.
 
-    The log of commits keeps its entries. Killed at any moment, the same call ends what was begun.
+    The commit log keeps its entries. If it is killed, the same call finishes the removal.
 
     Parameters
     ----------
     keep
-        How many versions stay whatever their age, the current one among them: those that were
-        current last.
+        Number of versions that stay whatever their age: those that were current last, including
+        the current one.
     older_than
-        Since another version took its place, or since a build that did not commit last showed a
-        sign of life, by the store's own times: such as ``"7d"`` or ``"12h"`` (s, m, h, d, w), or
-        seconds.
+        Least age, by the store's own times: of a version, since another one replaced it; of an
+        unfinished build, since its last sign of life. Such as ``"7d"`` or ``"12h"`` (s, m, h, d,
+        w), or seconds.
     dry_run
-        Only tell. Nothing is written, so that this machine's clock says what time it is.
+        Write and remove nothing. Ages are then measured with this machine's clock.
 
     Raises
     ------
     StoreError
-        There is nothing of ours.
+        There is no store.
     """
     keep = whole("keep", keep, 0)
-    least = seconds_of(older_than)
+    min_age = parse_age(older_than)
     folder = open_folder(store, storage_options)
     refuse_link(folder, TRASH)
     if not dry_run:
-        _end_what_was_begun(folder)
+        _finish_removals(folder)
     log = read_commits(folder)
-    places = look_around(folder, log)
-    if not log and all(place.link for place in places):
-        raise StoreError(f"there is no store at {folder}, and no build has begun there")
-    clock = partial(_latest, places) if dry_run else store_clock(folder)
-    plan = plan_gc(dated_log(folder, log), places, keep, least, clock())
+    folders = scan_store(folder, log)
+    if not log and all(item.link for item in folders):
+        raise StoreError(f"there is no store at {folder}, and no build has started there")
+    clock = partial(_latest_time, folders) if dry_run else store_clock(folder)
+    plan = plan_gc(dated_log(folder, log), folders, keep, min_age, clock())
     kept = list(plan.kept)
-    removed = _removals(plan.going, places)
+    removed = _removals(plan.removed, folders)
     if not dry_run:
         done = []
-        for each in removed:
-            with decision_lease(folder, each.version):
-                spared = _remove(folder, each.place, clock)
-            if spared:
-                kept.append(Kept(each.version, spared))
+        for removal in removed:
+            with decision_lease(folder, removal.version):
+                refusal = _remove(folder, removal.place, clock)
+            if refusal:
+                kept.append(Kept(removal.version, refusal))
             else:
-                done.append(each)
+                done.append(removal)
         removed = done
         for name in plan.swept:
             remove_abandoned_scratch(folder.folder(name))
@@ -177,210 +177,225 @@ def gc(
         for name in (TRASH, COPIES):
             remove_if_empty(folder, name)
         remove_ended_leases(folder)
-    return Collected(str(folder), dry_run, tuple(removed), tuple(kept), plan.swept)
+    return GcResult(str(folder), dry_run, tuple(removed), tuple(kept), plan.swept)
 
 
-def _latest(places: Sequence[StoredVersion]) -> float:
-    """Unix time by this machine's clock, and no earlier than what has happened."""
-    times = [each.mtime for place in places for each in place.objects]
-    return max(time.time(), *(each for each in times if each < math.inf), 0.0)
+def _latest_time(folders: Sequence[StoredVersion]) -> float:
+    """Return this machine's time, but no earlier than any object of the store."""
+    times = [item.mtime for folder in folders for item in folder.objects]
+    return max(time.time(), *(mtime for mtime in times if mtime < math.inf), 0.0)
 
 
-def seconds_of(age: str | float | timedelta) -> float:
-    """An age in seconds.
+def parse_age(age: str | float | timedelta) -> float:
+    """Return an age in seconds.
 
     Raises
     ------
     UsageError
-        It is none.
+        It is not an age.
     """
     if isinstance(age, timedelta):
         age = age.total_seconds()
     if isinstance(age, str):
-        found = _AGE.fullmatch(age.lower())
-        if found is None:
-            raise UsageError(f"{age!r} is no age; give a number and s, m, h, d or w, such as 7d")
-        return float(found[1]) * _UNITS[found[2]]
+        match = _AGE.fullmatch(age.lower())
+        if match is None:
+            raise UsageError(
+                f"{age!r} is not an age; give a number and s, m, h, d or w, such as 7d"
+            )
+        return float(match[1]) * _UNITS[match[2]]
     if not 0 <= age < float("inf"):
-        raise UsageError(f"{age!r} is no age; give seconds from 0 up, or such as '7d'")
+        raise UsageError(f"{age!r} is not an age; give seconds from 0 up, or such as '7d'")
     return float(age)
 
 
-# --- what goes ----------------------------------------------------------------------------------
+# --- the plan -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is to become of the places of a store.
+class GcPlan:
+    """Decisions about the folders of a store.
 
     Attributes
     ----------
-    going
-        Name of a place -> why it goes; versions that were replaced first before the others.
+    removed
+        Name of a folder -> why it is removed; committed versions come before unfinished ones.
     swept
-        Names of versions that stay, in which nothing of a build or a copy is to be left.
+        Names of versions that stay, from which scratch files are removed.
     """
 
-    going: Mapping[str, str]
+    removed: Mapping[str, str]
     kept: tuple[Kept, ...]
     swept: tuple[str, ...]
 
 
 def plan_gc(
-    log: Sequence[Commit], places: Sequence[StoredVersion], keep: int, least: float, now: float
-) -> Plan:
-    """Decide about each place of a store.
+    log: Sequence[Commit], folders: Sequence[StoredVersion], keep: int, min_age: float, now: float
+) -> GcPlan:
+    """Decide about each folder of a store.
 
     Parameters
     ----------
     log
         Oldest first, with the store's times.
-    least
+    keep
+        Committed versions that stay whatever their age: those that were current last.
+    min_age
         Seconds that a version must be out of use.
     now
         Unix time, by the store's clock.
     """
-    terms = reigns(log)
-    there = {place.name: place for place in places if not place.link}
-    complete = [name for name in terms if name in there and there[name].complete]
-    newest = complete[-keep:] if keep else []
-    going: dict[str, str] = {}
+    periods = current_periods(log)
+    current = log[-1].version if log else None
+    by_name = {folder.name: folder for folder in folders if not folder.link}
+    committed = [name for name in periods if name in by_name and by_name[name].complete]
+    newest = committed[-keep:] if keep else []
+    removed: dict[str, str] = {}
     kept = []
     swept = []
-    for name in [*reversed(complete), *sorted(set(there) - set(complete))]:
-        place = there[name]
-        idle = place.idle_seconds(now, committed=name in complete)
-        _, replaced = terms.get(name, (0.0, None))
-        left = f"unfinished{' copy' * (name != place.version)}, left {ago(idle)}"
-        if log and name == log[-1].version:
+    for name in [*reversed(committed), *sorted(by_name.keys() - set(committed))]:
+        folder = by_name[name]
+        replaced = periods[name][1] if name in committed else None
+        idle = folder.idle_seconds(now, committed=name in committed)
+        unused, reason = _time_out_of_use(folder, replaced, idle, now)
+        if name == current:
             kept.append(Kept(name, "current"))
         elif idle < UNTOUCHED_SECONDS:
-            kept.append(Kept(place.version, f"somebody was at work on it {ago(idle)}"))
+            kept.append(Kept(folder.version, f"in use by a process, last changed {ago(idle)}"))
         elif name in newest:
             kept.append(Kept(name, f"among the newest {keep}"))
-        elif name in complete and replaced is not None:
-            why = f"replaced {ago(max(0.0, now - replaced))}"
-            if now - replaced < least:
-                kept.append(Kept(name, why))
-            else:
-                going[name] = why
-        elif idle < least:
-            kept.append(Kept(place.version, left))
+        elif unused < min_age:
+            kept.append(Kept(folder.version, reason))
         else:
-            going[name] = left if place.objects else "empty"
-        if name in complete and name not in going and place.scratch and idle >= UNTOUCHED_SECONDS:
+            removed[name] = reason
+        stays = name in committed and name not in removed
+        if stays and folder.scratch and idle >= UNTOUCHED_SECONDS:
             swept.append(name)
-    links = [Kept(p.name, "a link, and no version: gc does not touch it") for p in places if p.link]
-    return Plan(going, (*kept, *links), tuple(swept))
+    links = [Kept(f.name, "a link, which gc never touches") for f in folders if f.link]
+    return GcPlan(removed, (*kept, *links), tuple(swept))
 
 
-def _removals(going: Mapping[str, str], places: Sequence[StoredVersion]) -> list[Removal]:
-    """With the bytes that each frees: an object's go with the last of its names."""
-    there = {place.name: place for place in places}
-    gone: Counter[tuple[int, int]] = Counter()
+def _time_out_of_use(
+    folder: StoredVersion, replaced: float | None, idle: float, now: float
+) -> tuple[float, str]:
+    """Return for how many seconds a folder has been out of use, and why it is."""
+    if replaced is not None:
+        return now - replaced, f"replaced {ago(max(0.0, now - replaced))}"
+    if not folder.objects:
+        return idle, "empty"
+    kind = "unfinished copy" if folder.name != folder.version else "unfinished build"
+    return idle, f"{kind}, last changed {ago(idle)}"
+
+
+def _removals(removed: Mapping[str, str], folders: Sequence[StoredVersion]) -> list[Removal]:
+    """Compute the bytes that each removal frees: those whose last hard link goes."""
+    by_name = {folder.name: folder for folder in folders}
+    removed_links: Counter[tuple[int, int]] = Counter()
     removals = []
-    for name, why in going.items():
-        freed = 0
-        for each in there[name].objects:
-            if each.inode is not None:
-                gone[each.inode] += 1
-            if each.inode is None or gone[each.inode] == each.links:
-                freed += each.size
-        removals.append(Removal(there[name].version, why, there[name].nbytes, freed, name))
+    for name, why in removed.items():
+        folder, freed = by_name[name], 0
+        for item in folder.objects:
+            if item.inode is not None:
+                removed_links[item.inode] += 1
+            if item.inode is None or removed_links[item.inode] == item.links:
+                freed += item.size
+        removals.append(Removal(folder.version, why, folder.nbytes, freed, name))
     return removals
 
 
 def ago(seconds: float) -> str:
-    """An age for people, in whole units of the largest kind of which there are two."""
+    """Format an age in the largest unit of which it has at least two."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{int(seconds // unit)} {name} ago"
     return "just now" if seconds < 2 else f"{int(seconds)} seconds ago"
 
 
-# --- how it goes --------------------------------------------------------------------------------
+# --- removal ------------------------------------------------------------------------------------
 
 
 def _remove(store: Folder, name: str, clock: Callable[[], float]) -> str:
-    """Remove a place, unless somebody took it up since it was looked at: then says so."""
+    """Remove a folder unless its state has changed since the plan; returns why it was kept."""
     log = read_commits(store)
-    place = look(store, name, log)
-    if place is None or place.link:
-        return "somebody else removes it"
-    committed = place.complete and name in reigns(log)
-    if place.idle_seconds(clock(), committed) < UNTOUCHED_SECONDS:
-        return "somebody is at work on it"
+    folder = scan_folder(store, name, log)
+    if folder is None or folder.link:
+        return "another process is removing it"
+    committed = folder.complete and name in current_periods(log)
+    if folder.idle_seconds(clock(), committed) < UNTOUCHED_SECONDS:
+        return "in use by a process"
     if log and log[-1].version == name:
         return "current"
-    if name != place.version:
-        if NamedLease(store, pull_claim(place.version)).holder() is not None:
-            return "somebody is at work on it"
-        store.remove(name)  # nobody reads a copy under way
+    if name != folder.version:
+        if NamedLease(store, pull_claim(folder.version)).holder() is not None:
+            return "in use by a process"
+        store.remove(name)  # a copy in progress has no readers
         return ""
-    return "current" if put_away(store, name) else ""
+    return "current" if remove_version(store, name) else ""
 
 
-def put_away(store: Folder, version: str) -> bool:
-    """Remove a version, killed at any moment or not; True where it became current meanwhile."""
+def remove_version(store: Folder, version: str) -> bool:
+    """Remove a version; returns True if it became current in the meantime and stays.
+
+    A kill at any moment is safe: the next `gc` finishes the removal.
+    """
     if store.local(version) is not None:
-        left = f"{TRASH}/{version}.{uuid.uuid4().hex}"
-        wanted = move(store, version, left) and _finish(store, left)
+        trash = f"{TRASH}/{version}.{uuid.uuid4().hex}"
+        stays = move(store, version, trash) and _finish_removal(store, trash)
         remove_if_empty(store, TRASH)
-        return wanted
-    left = f"{TRASH}/{version}"
+        return stays
+    trash = f"{TRASH}/{version}"
     root = store.get(f"{version}/{ROOT}")
-    store.put(left, [root] if root is not None and version_of(root) == version else [])
+    store.put(trash, [root] if root is not None and recorded_version(root) == version else [])
     for name in (f"{version}/{ROOT}", f"{version}/{DESCRIPTION}", f"{COPIES}/{version}"):
         store.remove(name)
-    return _finish(store, left)
+    return _finish_removal(store, trash)
 
 
-def _end_what_was_begun(store: Folder) -> None:
+def _finish_removals(store: Folder) -> None:
     local = store.local("") is not None
     for name in store.names(TRASH):
-        left, version = f"{TRASH}/{name}", name.partition(".")[0]
-        if local and _REMAINS.fullmatch(name):
+        trash, version = f"{TRASH}/{name}", name.partition(".")[0]
+        if local and _MOVED.fullmatch(name):
             with decision_lease(store, version):
-                _finish(store, left)
+                _finish_removal(store, trash)
         elif not local and VERSION.fullmatch(name):
             with decision_lease(store, version):
-                record = store.get(left)
-                if record is not None and (not record or version_of(record) == version):
-                    _finish(store, left)
+                record = store.get(trash)
+                if record is not None and (not record or recorded_version(record) == version):
+                    _finish_removal(store, trash)
 
 
-def _finish(store: Folder, left: str) -> bool:
-    """Remove what is out of reach for good; True where it had to be put back instead."""
-    path = store.local(left)
-    if path is not None and is_link(store, left):  # the link alone
+def _finish_removal(store: Folder, trash: str) -> bool:
+    """Remove what is in the trash for good, or put it back and return True if it is current."""
+    path = store.local(trash)
+    if path is not None and is_link(store, trash):  # remove only the link
         path.unlink(missing_ok=True)
         return False
-    version = left.removeprefix(f"{TRASH}/").partition(".")[0]
-    log, there = read_commits(store), store.exists(f"{version}/{ROOT}")
-    wanted = bool(log) and log[-1].version == version and not there
-    begun = there or store.exists(f"{version}/{DESCRIPTION}")
-    if not (wanted or begun):
+    version = trash.removeprefix(f"{TRASH}/").partition(".")[0]
+    log, rebuilt = read_commits(store), store.exists(f"{version}/{ROOT}")
+    wanted = bool(log) and log[-1].version == version and not rebuilt
+    started = rebuilt or store.exists(f"{version}/{DESCRIPTION}")
+    if not (wanted or started):
         store.remove(followed_log_name(version))
     if path is None:
-        begun = begun or store.size(f"{COPIES}/{version}") is not None
-        document = store.get(left)
+        started = started or store.size(f"{COPIES}/{version}") is not None
+        document = store.get(trash)
         if wanted and document:
             store.put(f"{version}/{ROOT}", [document])
-        elif not begun:
+        elif not started:
             _remove_all(store, version)
-        store.remove(left)
+        store.remove(trash)
         return wanted
     if wanted:
-        store.remove(f"{version}/{BUILD}")  # what a committer's temporary file left
+        store.remove(f"{version}/{BUILD}")  # temporary files of a committer
         with contextlib.suppress(OSError):
-            os.utime(path / ROOT)  # so that readers know it was away (`version.stamp_of`)
-        if not move(store, left, version) and not store.exists(f"{version}/{ROOT}"):
-            return True  # somebody makes it anew: a later run looks again
-    _remove_all(store, left)
+            os.utime(path / ROOT)  # tells readers that it was gone for a while
+        if not move(store, trash, version) and not store.exists(f"{version}/{ROOT}"):
+            return True  # another process rebuilds it: a later run decides
+    _remove_all(store, trash)
     return wanted
 
 
 def _remove_all(store: Folder, name: str) -> None:
-    """Also where another process removes the same at this moment."""
+    """Remove a folder, even if another process removes it at the same time."""
     while store.exists(name):
         store.remove(name)

@@ -1,11 +1,11 @@
-"""What lies in a store: folders of versions, copies under way, and when each last changed.
+"""Scan a store: folders of versions, copies in progress, and their times of change.
 
-A folder is a version's only if it says so itself: its `zarr.json` or the description of its build
-names it, or the log or a record of the store does and it has nothing but what versions have. Any
-other folder is somebody else's, whatever its name, and so is what a link leads to.
+A folder counts as a version only if its `zarr.json` or the description of its build names it, or if
+the log or a record of the store names it and it holds only objects that versions have. Any other
+folder belongs to somebody else, whatever its name, and so does the target of a link.
 
-Ages are differences of times that the store gave, which a wrong clock of a builder, or of this
-machine, does not change. An object that is copied gets a new time: its age counts from there.
+Ages are differences of times that the store gave, so wrong clocks of builders or of this machine do
+not matter. A copied object gets a new time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from precache.store.build_status import DESCRIPTION, BuildStatus, read_build_or_
 from precache.store.commit_log import BUILD, ROOT, VERSION, Commit
 
 COPIES = "_pull"
-"""Folder of a store with copies under way: on a local disk the folders in which they are put
-together; in a bucket, by version, the `zarr.json` that is put last."""
+"""Folder of a store for copies in progress: on a local disk it holds their folders; in a bucket, by
+version, the `zarr.json` that is put last."""
 
 TRASH = "_gc"
-"""Folder of a store with what is being removed."""
+"""Folder of a store for versions that are being removed."""
 
 _ARRAY = r"[A-Za-z_]\w*(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)"
 _SCRATCH = (
@@ -46,25 +46,25 @@ _OBJECT = re.compile(
     rf"zarr\.json|(shards|_sums)/zarr\.json|((shards|_sums)/)?{_ARRAY}|{BUILD}/({_SCRATCH})"
     r"|(.*/)?\.([^/]+\.)?[0-9a-f]{32}\.tmp"
 )
-"""Names that objects of a version have, from the beginning of its build on."""
+"""Names of objects that a version has, during and after its build."""
 
 
 def pull_claim(version: str) -> str:
-    """Name of the claim to put a copy of a version together."""
+    """Return the name of the lease to copy a version."""
     return f"{version}-pull"
 
 
 class ListedObject(NamedTuple):
-    """One object.
+    """One object of a store.
 
     Attributes
     ----------
     mtime
-        Unix time of its last change, by the store's clock; infinite where unknown.
+        Unix time of its last change, by the store's clock; infinite if unknown.
     inode
-        Device and number; None in a bucket, where no two names are one object.
+        Device and number; None in a bucket, which has no hard links.
     links
-        Names that its bytes have, in this store or not.
+        Number of hard links, inside this store or outside.
     """
 
     name: str
@@ -76,18 +76,18 @@ class ListedObject(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredVersion:
-    """A folder of a version, or of a copy under way, with all that lies in it.
+    """The folder of a version, or of a copy in progress, and its objects.
 
     Attributes
     ----------
     name
-        Below the store.
+        Name below the store.
     complete
-        Whether its group's document is there.
+        Whether its `zarr.json` exists.
     link
-        Whether it is a link with a version's name, which is no version.
+        It is only a link with the name of a version.
     scratch
-        Whether it has what is to be gone after a commit.
+        Whether it has files that are removed after a commit.
     """
 
     name: str
@@ -99,45 +99,47 @@ class StoredVersion:
 
     @property
     def version(self) -> str:
-        """Id of the version that it is, or is a copy of."""
+        """Id of the version."""
         return self.name.rpartition("/")[2]
 
     @property
     def nbytes(self) -> int:
-        return sum(each.size for each in self.objects)
+        return sum(item.size for item in self.objects)
 
     def idle_seconds(self, now: float, committed: bool) -> float:
-        """Since anybody was last at work on it: what is committed is not made any more.
+        """Return the seconds since a process last worked on it.
 
         Parameters
         ----------
         now
             Unix time, by the store's clock.
+        committed
+            Only scratch files count, since nothing else of a committed version changes.
         """
-        under = (f"{BUILD}/", f"{COPIES}/") if committed else ""
-        changed = [each.mtime for each in self.objects if each.name.startswith(under)]
+        prefixes = (f"{BUILD}/", f"{COPIES}/") if committed else ""
+        changed = [item.mtime for item in self.objects if item.name.startswith(prefixes)]
         return max(0.0, now - max(changed, default=0.0))
 
 
-def look_around(store: Folder, log: Sequence[Commit]) -> list[StoredVersion]:
-    """Every folder of a store that is a version's or a copy's, and links with such names."""
+def scan_store(store: Folder, log: Sequence[Commit]) -> list[StoredVersion]:
+    """List the folders of versions and copies of a store, and links with such names."""
     names = {name for name in store.names() if VERSION.fullmatch(name)}
     records = _records(store)
     copies = []
     if store.local("") is not None and not is_link(store, COPIES):
         copies = [f"{COPIES}/{name}" for name in store.names(COPIES) if VERSION.fullmatch(name)]
-    below = [*sorted(names | records.keys()), *copies]
-    places = (look(store, name, log, records) for name in below)
-    return [place for place in places if place is not None]
+    candidates = [*sorted(names | records.keys()), *copies]
+    folders = (scan_folder(store, name, log, records) for name in candidates)
+    return [folder for folder in folders if folder is not None]
 
 
-def look(
+def scan_folder(
     store: Folder,
     name: str,
     log: Sequence[Commit],
     records: Mapping[str, ListedObject] | None = None,
 ) -> StoredVersion | None:
-    """One place of a store, as it is at this moment; None where it is somebody else's, or gone."""
+    """Scan one folder of a store; None if it is gone or belongs to somebody else."""
     path, folder = store.local(name), store.folder(name)
     if is_link(store, name):
         return StoredVersion(name, False, (), None, link=True)
@@ -146,19 +148,19 @@ def look(
     version = name.rpartition("/")[2]
     record = (_records(store) if records is None else records).get(version)
     objects = tuple(_objects(folder))
-    names = {each.name for each in objects}
+    names = {item.name for item in objects}
     build = read_build_or_none(folder) if DESCRIPTION in names else None
-    scratch = any(each.startswith(f"{BUILD}/") for each in names)
+    scratch = any(item.startswith(f"{BUILD}/") for item in names)
     build_path = None if path is None else path / BUILD
     scratch = scratch or (build_path is not None and os.path.lexists(build_path))
-    # Nobody else has a folder of scratch in which nothing is but what is ours.
+    # Folders of others do not have only scratch files of ours.
     copy = path is not None and name != version
-    logged = any(each.version == version for each in log)
+    logged = any(commit.version == version for commit in log)
     marked = copy or logged or (scratch and ROOT not in names)
     ours = (
         build is not None
-        or (ROOT in names and version_of(_get(folder, ROOT)) == version)
-        or (record is not None and version_of(_get(store, record.name)) == version)
+        or (ROOT in names and recorded_version(_get(folder, ROOT)) == version)
+        or (record is not None and recorded_version(_get(store, record.name)) == version)
         or (marked and all(map(_OBJECT.fullmatch, names)))
     )
     if not ours:
@@ -168,25 +170,25 @@ def look(
     return StoredVersion(name, ROOT in names, objects, build, scratch=scratch or record is not None)
 
 
-def version_of(document: bytes | None) -> str | None:
-    """The version that a group's `zarr.json` is of; None where it is none of ours."""
+def recorded_version(document: bytes | None) -> str | None:
+    """Return the version id that a group's `zarr.json` records; None if there is none."""
     try:
-        found: Any = from_json(document or b"")
+        value: Any = from_json(document or b"")
     except ValueError:
         return None
     for key in ("attributes", "precache", "version"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return found if isinstance(found, str) else None
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def real_nbytes(objects: Iterable[ListedObject]) -> int:
-    """Bytes on the disk: those with several names counted once."""
-    sizes = {each.inode or number: each.size for number, each in enumerate(objects)}
+    """Add up sizes, counting objects with several hard links once."""
+    sizes = {item.inode or number: item.size for number, item in enumerate(objects)}
     return sum(sizes.values())
 
 
 def _get(folder: Folder, name: str) -> bytes | None:
-    """An object's bytes; None where it cannot be read: somebody else's may be anything."""
+    """Read an object; None if it is missing or unreadable, as an object of others may be."""
     try:
         return folder.get(name)
     except StorageError:
@@ -194,75 +196,74 @@ def _get(folder: Folder, name: str) -> bytes | None:
 
 
 def _records(store: Folder) -> dict[str, ListedObject]:
-    """Version -> record in a bucket of a copy under way, by its name below the store."""
+    """Return the records of copies in progress in a bucket, by version."""
     if store.local("") is not None:
         return {}
-    found = _objects(store.folder(COPIES))
     return {
-        each.name: each._replace(name=f"{COPIES}/{each.name}")
-        for each in found
-        if VERSION.fullmatch(each.name)
+        record.name: record._replace(name=f"{COPIES}/{record.name}")
+        for record in _objects(store.folder(COPIES))
+        if VERSION.fullmatch(record.name)
     }
 
 
 def _objects(folder: Folder) -> Iterator[ListedObject]:
     path = folder.local("")
     if path is not None:
-        if folder.exists():  # and is no link out of the store
+        if folder.exists():  # and is not a link out of the store
             yield from _files(path)
         return
     try:
-        for each in folder.walk():
-            mtime = each.mtime_ns / 1e9 if each.mtime_ns > 0 else math.inf
-            yield ListedObject(each.name, max(0, each.size), mtime)
+        for entry in folder.walk():
+            mtime = entry.mtime_ns / 1e9 if entry.mtime_ns > 0 else math.inf
+            yield ListedObject(entry.name, max(0, entry.size), mtime)
     except StorageError as error:
         if not is_missing(error):
             raise
 
 
 def _files(root: Path) -> Iterator[ListedObject]:
-    """Files, and links to folders, which are not followed; they come and go while a build works."""
+    """Yield files, and links to folders without following them; a build may change them."""
     for folder, folders, names in os.walk(root):
         links = (path for name in folders if (path := Path(folder, name)).is_symlink())
         for path in (*(Path(folder, name) for name in names), *links):
             with contextlib.suppress(FileNotFoundError):
-                found = path.lstat()
-                where = path.relative_to(root).as_posix()
-                inode = (found.st_dev, found.st_ino)
-                yield ListedObject(where, found.st_size, found.st_mtime, inode, found.st_nlink)
+                stat = path.lstat()
+                name = path.relative_to(root).as_posix()
+                inode = (stat.st_dev, stat.st_ino)
+                yield ListedObject(name, stat.st_size, stat.st_mtime, inode, stat.st_nlink)
 
 
 # --- times --------------------------------------------------------------------------------------
 
 
 def dated_log(store: Folder, log: Sequence[Commit]) -> list[Commit]:
-    """The log with the times that the store gave its entries, infinite where unknown."""
-    times = {each.name: each.mtime for each in _objects(store.folder("commits"))}
+    """Return the log with the times that the store gave its entries; infinite if unknown."""
+    times = {entry.name: entry.mtime for entry in _objects(store.folder("commits"))}
     return [
-        dataclasses.replace(each, time=times.get(f"{each.number:06d}.json", math.inf))
-        for each in log
+        dataclasses.replace(commit, time=times.get(f"{commit.number:06d}.json", math.inf))
+        for commit in log
     ]
 
 
 def store_clock(store: Folder) -> Callable[[], float]:
-    """Unix time by the store's clock, which is asked once; it must be writable."""
+    """Return a clock of Unix time by the store's clock, which is read once by writing."""
     now = _touch(store)
-    asked = time.monotonic()
-    return lambda: now + time.monotonic() - asked
+    started = time.monotonic()
+    return lambda: now + time.monotonic() - started
 
 
 def _touch(store: Folder) -> float:
     path = store.local("")
     if path is not None:
         try:
-            os.utime(path)  # takes no space, of which there may be none
+            os.utime(path)  # needs no space on the disk
             return path.stat().st_mtime
         except OSError as error:
             raise StorageError(f"cannot write to {path}: {error.strerror}") from error
     while True:
         name = uuid.uuid4().hex
         store.put(f"{TRASH}/now/{name}", [b"now"])
-        times = {each.name: each.mtime for each in _objects(store.folder(f"{TRASH}/now"))}
-        store.remove(f"{TRASH}/now")  # with those of runs that were killed
-        if name in times:  # another run may do the same
+        times = {entry.name: entry.mtime for entry in _objects(store.folder(f"{TRASH}/now"))}
+        store.remove(f"{TRASH}/now")  # also those of killed runs
+        if name in times:  # unless another run removed it
             return times[name] if times[name] < math.inf else time.time()

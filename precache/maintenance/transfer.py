@@ -1,15 +1,15 @@
-"""Pull and push: a whole version from one store to another, one object at a time, resumable.
+"""Pull and push: copy a whole version from one store to another, object by object, resumably.
 
-What is copied are the objects whose names follow from the version's metadata (`contents`), never
-what a listing finds, and each is checked before it is put: a shard against the version's table, all
-else by opening it as the version that it is to be.
+Only objects whose names follow from the version's metadata (`object_names`) are copied, never what
+a listing finds. Each is checked before it is put: a shard against the version's table, all others
+by opening them as the version.
 
-- On a local disk a version is put together in ``_pull`` and takes its place at once, when it is
-  whole; a damaged or unfinished one that was there makes way in the same moment.
-- In a bucket its objects are put where they belong and `zarr.json` last. What is committed there
-  is only mended, by objects that its own tables promise.
+- On a local disk the copy is assembled in ``_pull`` and renamed into place when it is complete. A
+  damaged or unfinished version that was there is replaced by the same rename.
+- In a bucket the objects are put in their final place, `zarr.json` last. A version that is
+  committed there is only repaired, by objects that its own tables list.
 
-A version that is there whole, by its own tables, is made current and nothing else.
+If the target has the version undamaged, by its own tables, it is only made current.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import contextlib
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +32,8 @@ from precache.errors import (
     StoreError,
     UsageError,
 )
-from precache.maintenance.scan import COPIES, TRASH, look, pull_claim
-from precache.maintenance.verify import inspected
+from precache.maintenance.scan import COPIES, TRASH, pull_claim, scan_folder
+from precache.maintenance.verify import Tick, check_metadata
 from precache.messages import shown
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder, is_missing
@@ -57,16 +57,15 @@ from precache.store.open import open_own, open_version, split_uri
 from precache.store.version import Version
 
 THREADS = 4
-"""Objects under way at a time; each is in memory whole."""
+"""Objects that are copied at the same time; each is in memory as a whole."""
 
-
-SCRATCH = f"{BUILD}/tmp"
-Tick = Callable[[int], None]
+TEMPORARY = f"{BUILD}/tmp"
+"""Folder of temporary files in a copy."""
 
 
 @dataclass(frozen=True)
 class Transferred:
-    """What a transfer did: `objects` of `nbytes` were copied; `skipped` shards were there."""
+    """Result of a transfer; `objects` of `nbytes` were copied, `skipped` shards existed already."""
 
     version: str
     path: str
@@ -77,28 +76,28 @@ class Transferred:
 
 @dataclass(frozen=True)
 class _Shard:
-    """A shard's object: its name, size and XXH3-64."""
+    """Name, size and XXH3-64 checksum of a shard's object."""
 
     name: str
     size: int
     xxh3: int
 
-    def holds(self, data: bytes) -> bool:
-        """Whether these are its bytes."""
+    def matches(self, data: bytes) -> bool:
+        """Return whether `data` are its bytes."""
         return len(data) == self.size and xxhash.xxh3_64_intdigest(data) == self.xxh3
 
     def is_in(self, folder: Folder) -> bool:
-        """Whether a folder has it, whole."""
+        """Return whether a folder has it undamaged."""
         try:
-            return folder.size(self.name) == self.size and self.holds(folder.read(self.name))
+            return folder.size(self.name) == self.size and self.matches(folder.read(self.name))
         except StorageError:
             return False
 
     def read(self, source: Folder) -> bytes:
-        """Its bytes; `DamageError` where they are others, however often they are read."""
-        for _ in range(2):  # they may change on their way
+        """Read its bytes; raises `DamageError` if they are wrong twice."""
+        for _ in range(2):  # a transfer can corrupt bytes
             data = source.read_first(self.name, self.size + 1)
-            if self.holds(data):
+            if self.matches(data):
                 return data
         raise DamageError(
             f"{source.path(self.name)} is damaged: its checksum does not hold; delete it and run "
@@ -106,36 +105,38 @@ class _Shard:
         )
 
 
-class _Count:
-    """What was copied so far."""
+class _Progress:
+    """Counts copied objects and reports progress."""
 
     def __init__(self, tick: Tick) -> None:
         self.objects = self.nbytes = self.skipped = 0
         self._tick = tick
 
-    def copy(self, copied: Iterable[int]) -> None:
-        """Objects were copied, of so many bytes each."""
-        for nbytes in copied:
+    def add_objects(self, sizes: Iterable[int]) -> None:
+        """Count copied objects by their sizes."""
+        for nbytes in sizes:
             self.objects, self.nbytes = self.objects + 1, self.nbytes + nbytes
 
-    def take(self, shards: Iterable[tuple[_Shard, bool]]) -> None:
-        """Shards are there, each with whether it was before."""
-        for shard, was_there in shards:
-            self.skipped += was_there
-            self.copy([] if was_there else [shard.size])
+    def add_shards(self, shards: Iterable[tuple[_Shard, bool]]) -> None:
+        """Count shards, each with whether it existed before."""
+        for shard, existed in shards:
+            self.skipped += existed
+            self.add_objects([] if existed else [shard.size])
             self._tick(shard.size)
 
 
 @dataclass(frozen=True)
-class _Received:
-    """All of a version but its shards, read from its store and checked.
+class _Metadata:
+    """All objects of a version but its shards, read from its store and checked.
 
     Attributes
     ----------
     version
-        As these objects have it.
+        The version opened from these objects.
+    root
+        The `zarr.json` of the group.
     objects
-        Name of each -> its bytes, `zarr.json` of the group apart.
+        Name -> bytes of all other objects.
     """
 
     version: Version
@@ -150,40 +151,41 @@ def pull(
     tick: Tick = lambda nbytes: None,
     storage_options: StorageOptions = None,
 ) -> Transferred:
-    """Copy a version into another store, from or to a bucket alike, and make it current there.
+    """Copy a version into another store, local or remote, and make it current there.
 
-    Where it is there whole, nothing is copied. Stopped at any moment, the same call continues: a
-    shard that is there, with its checksum, is not copied again. Everything is checked on its way.
+    If it is stopped, the same call resumes: shards that exist with the right checksum are not
+    copied again. Every object is checked before it is put.
 
     Parameters
     ----------
     uri
         A store, or ``STORE@prefix``; path or URL.
     to
-        The other store; made if missing.
+        The other store, which is created if missing.
     tick
-        Told the bytes of each shard that is done.
+        Called with the size of each shard that is done.
     storage_options
-        Of remote file systems, as their fsspec classes take them.
+        Options of remote file systems, as their fsspec classes take them.
 
     Raises
     ------
     DamageError
-        An object is not what its version says, however often it is read.
+        An object of the source is damaged.
     StoreError
-        There is no such version; or the other store has it, damaged or being built, in a way that
-        this cannot mend.
+        There is no such version; or the other store has it in a state that a copy cannot repair.
     StorageError
         An object cannot be read or written.
     """
     if split_uri(to, storage_options)[1] is not None:
-        raise UsageError(f"{shown(to)} names a version; give the store itself")
+        raise UsageError(f"{shown(to)} names a version; give the store alone")
     store = open_folder(to, storage_options)
     last = ""
     while True:
         version = open_version(uri, None, storage_options)
         if version.foreign:
-            raise StoreError(f"{version.path} is not a version that precache wrote; copy it as is")
+            raise StoreError(
+                f"{version.path} was not written by precache; copy it with other tools"
+            )
         try:
             with version.unless_gone():
                 code = recorded_code(_log(uri, storage_options), version.id)
@@ -192,7 +194,7 @@ def pull(
             if version.id == last:
                 raise
             last = version.id
-        # Opened again, the store gives what is current now, or says that the version is gone.
+        # Open the store again: it may have another current version, or raise that it is gone.
 
 
 def push(
@@ -209,67 +211,65 @@ def push(
 
 
 def _log(uri: str | os.PathLike[str], storage_options: StorageOptions) -> list[Commit]:
-    """Of a store; none of a version's folder."""
+    """Read the commit log of a store."""
     return read_commits(open_folder(split_uri(uri, storage_options)[0], storage_options))
 
 
 def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Transferred:
-    target, count = store.folder(version.id), _Count(tick)
+    target, progress = store.folder(version.id), _Progress(tick)
     refuse_link(store, COPIES)
     with NamedLease(store, pull_claim(version.id)).acquire():
-        there = _whole(target)
-        if there is not None:
-            count.take((shard, True) for shard in there)
+        shards = _undamaged_shards(target)
+        if shards is not None:
+            progress.add_shards((shard, True) for shard in shards)
         else:
             committed = _require_free(store, version.id)
             on_disk = store.local("") is not None
-            place = store.folder(_copy_name(version.id)) if on_disk else target
-            require_create_only(place, SCRATCH)
-            received = _receive(version)
+            destination = store.folder(_copy_name(version.id)) if on_disk else target
+            require_create_only(destination, TEMPORARY)
+            metadata = _read_metadata(version)
             if on_disk:
-                _put_together(version.folder, received, store, count)
+                _copy_to_disk(version.folder, metadata, store, progress)
             elif committed:
-                _mend(version.folder, received, target, count)
+                _repair(version.folder, metadata, target, progress)
             else:
-                _put_in_place(version.folder, received, store, count)
+                _copy_to_bucket(version.folder, metadata, store, progress)
         append_commit(store, version.id, code=code)
-        # What is not needed once a version is there whole and current.
+        # Not needed once the version is complete and current.
         store.remove(_copy_name(version.id))
         remove_if_empty(store, COPIES)
         remove_abandoned_scratch(target)
-    return Transferred(version.id, str(target), count.objects, count.nbytes, count.skipped)
+    return Transferred(version.id, str(target), progress.objects, progress.nbytes, progress.skipped)
 
 
-# --- what is there ------------------------------------------------------------------------------
+# --- checks -------------------------------------------------------------------------------------
 
 
-def _whole(folder: Folder) -> list[_Shard] | None:
-    """The shards of a version that is there with all that its own tables promise; else None."""
+def _undamaged_shards(folder: Folder) -> list[_Shard] | None:
+    """Return the shards of a version if it is complete by its own tables; otherwise None."""
     try:
         version = open_own(folder)
         _check(version)
         shards = _shards(version)
     except PrecacheError:
         return None
-    have = prefetch(lambda shard: shard.is_in(folder), shards, THREADS, 2 * THREADS)
-    with contextlib.closing(have):
-        return shards if version.id == folder.name and all(have) else None
+    present = prefetch(lambda shard: shard.is_in(folder), shards, THREADS, 2 * THREADS)
+    with contextlib.closing(present):
+        return shards if version.id == folder.name and all(present) else None
 
 
 def _require_free(store: Folder, version: str) -> bool:
-    """Refuse where somebody else has the place of a version, or builds it; else whether it was
-    committed.
-    """
+    """Return whether the version is committed; raises if its place is taken or a build runs."""
     target = store.folder(version)
-    place = look(store, version, [Commit(0, version, None, 0.0)])
-    if (place is None and target.exists()) or (place is not None and place.link):
+    scanned = scan_folder(store, version, [Commit(0, version, None, 0.0)])
+    if (scanned is None and target.exists()) or (scanned is not None and scanned.link):
         raise StoreError(
-            f"{target} is no version of precache: a link, or files of others; move it elsewhere "
-            "and run the same again"
+            f"{target} is not a version of precache but a link or files of others; move it "
+            "elsewhere and run the same command again"
         )
     committed = target.size(ROOT) is not None
     is_built = False
-    with contextlib.suppress(StoreError):  # what describes the build is damaged
+    with contextlib.suppress(StoreError):  # if the description of the build is damaged
         is_built = not committed and is_alive(target)
     if is_built:
         raise StoreError(f"version {version} is being built in {store}; wait for its end")
@@ -277,20 +277,20 @@ def _require_free(store: Folder, version: str) -> bool:
 
 
 def _check(version: Version) -> None:
-    """Raise where anything but a shard is missing or damaged, as far as can be known here."""
-    for flaw in inspected(version)[0]:
+    """Raise if an object other than a shard is missing or damaged."""
+    for flaw in check_metadata(version)[0]:
         raise DamageError(f"{version.folder.path(flaw.name)} is damaged: {flaw.reason}")
 
 
-def _there(folder: Folder, names: Sequence[str]) -> dict[str, bytes]:
-    """Those of some objects that there are."""
-    found = {}
+def _read_existing(folder: Folder, names: Sequence[str]) -> dict[str, bytes]:
+    """Read the objects that exist."""
+    existing = {}
     for name, data in zip(names, folder.read_many(names, [-1] * len(names)), strict=True):
         if isinstance(data, bytes):
-            found[name] = data
+            existing[name] = data
         elif not is_missing(data):
             raise data
-    return found
+    return existing
 
 
 def _shards(version: Version) -> list[_Shard]:
@@ -305,15 +305,15 @@ def _shards(version: Version) -> list[_Shard]:
     ]
 
 
-def _receive(version: Version) -> _Received:
-    """Read all of a version but its shards; `DamageError` where it is not what it should be."""
+def _read_metadata(version: Version) -> _Metadata:
+    """Read all objects of a version but its shards; raises `DamageError` if one is damaged."""
     assert version.attributes is not None
     version.prefetch(version.stored)
     contents, problem = ObjectNames.of(version.attributes), ""
-    for _ in range(2):  # bytes may change on their way
+    for _ in range(2):  # a transfer can corrupt bytes
         names = [ROOT, *contents.small]
         objects = dict(zip(names, prefetch(version.small_object, names, THREADS, 8), strict=True))
-        objects |= _there(version.folder, contents.sums)
+        objects |= _read_existing(version.folder, contents.sums)
         root = objects.pop(ROOT)
         with tempfile.TemporaryDirectory(prefix="precache-pull-") as path:
             for name, data in [*objects.items(), (ROOT, root)]:
@@ -323,24 +323,26 @@ def _receive(version: Version) -> _Received:
                 own = open_own(LocalFolder(Path(path)))
                 _check(own)
                 if own.attributes == version.attributes:
-                    return _Received(own, root, objects, _shards(own))
+                    return _Metadata(own, root, objects, _shards(own))
                 problem = f"{version.folder.path(ROOT)} has changed"
             except PrecacheError as error:
                 problem = str(error).replace(path, version.path)
     raise DamageError(f"{problem}; run the same precache build command again to repair it")
 
 
-# --- putting it ---------------------------------------------------------------------------------
+# --- copying ------------------------------------------------------------------------------------
 
 
-def _put_in_place(source: Folder, received: _Received, store: Folder, count: _Count) -> None:
-    """Put a version where it belongs in a bucket, `zarr.json` last."""
-    version = received.version.id
+def _copy_to_bucket(
+    source: Folder, metadata: _Metadata, store: Folder, progress: _Progress
+) -> None:
+    """Put the objects of a version in their final place in a bucket, `zarr.json` last."""
+    version = metadata.version.id
     target = store.folder(version)
 
     def require_free() -> None:
         if target.size(ROOT) is not None or is_alive(target):
-            raise StorageError(f"{target} was made by others meanwhile; run the same again")
+            raise StorageError(f"another process wrote {target}; run the same command again")
 
     def put_shard(shard: _Shard) -> tuple[_Shard, bool]:
         if shard.is_in(target):
@@ -349,51 +351,51 @@ def _put_in_place(source: Folder, received: _Received, store: Folder, count: _Co
         if not target.create(shard.name, [data]):
             with decision_lease(store, version):
                 require_free()
-                target.put(shard.name, [data])  # a copy that was cut off had other bytes
+                target.put(shard.name, [data])  # an interrupted copy left other bytes
         return shard, False
 
-    store.put(_copy_name(version), [received.root])
-    count.take(prefetch(put_shard, received.shards, THREADS, 2 * THREADS))
+    store.put(_copy_name(version), [metadata.root])
+    progress.add_shards(prefetch(put_shard, metadata.shards, THREADS, 2 * THREADS))
     with decision_lease(store, version):
         require_free()
-        _put_small(received, target, count)
-        _require_all(received, target)
-        target.create(ROOT, [received.root])
+        _put_objects(metadata, target, progress)
+        _require_all(metadata, target)
+        target.create(ROOT, [metadata.root])
 
 
-def _put_small(received: _Received, target: Folder, count: _Count) -> None:
-    """Put all of a version but its shards and its `zarr.json`."""
+def _put_objects(metadata: _Metadata, target: Folder, progress: _Progress) -> None:
+    """Put all objects of a version but its shards and its `zarr.json`."""
 
     def put(item: tuple[str, bytes]) -> int:
-        target.put(item[0], [item[1]], scratch=SCRATCH)
+        target.put(item[0], [item[1]], scratch=TEMPORARY)
         return len(item[1])
 
-    count.copy(prefetch(put, received.objects.items(), THREADS, 2 * THREADS))
+    progress.add_objects(prefetch(put, metadata.objects.items(), THREADS, 2 * THREADS))
 
 
-def _require_all(received: _Received, target: Folder) -> None:
-    """Raise where others have removed an object since it was put."""
-    there = target.sizes()
-    wanted = {shard.name: shard.size for shard in received.shards}
-    wanted |= {name: len(data) for name, data in received.objects.items()}
-    gone = [name for name, size in wanted.items() if there.get(name) != size]
+def _require_all(metadata: _Metadata, target: Folder) -> None:
+    """Raise if another process has removed an object since it was put."""
+    sizes = target.sizes()
+    expected = {shard.name: shard.size for shard in metadata.shards}
+    expected |= {name: len(data) for name, data in metadata.objects.items()}
+    gone = [name for name, size in expected.items() if sizes.get(name) != size]
     if gone:
         raise StorageError(
-            f"{target.path(gone[0])} was removed while others were copied; run the same again"
+            f"{target.path(gone[0])} was removed during the copy; run the same command again"
         )
 
 
-def _mend(source: Folder, received: _Received, target: Folder, count: _Count) -> None:
-    """Put what a committed version of a bucket promises and has not."""
-    if target.get(ROOT) == received.root:  # then all else is the same, too
-        there = _there(target, list(received.objects))
-        for name, data in received.objects.items():
-            if there.get(name) != data:
+def _repair(source: Folder, metadata: _Metadata, target: Folder, progress: _Progress) -> None:
+    """Put the missing and damaged objects of a committed version in a bucket."""
+    if target.get(ROOT) == metadata.root:  # then all other objects are the same, too
+        existing = _read_existing(target, list(metadata.objects))
+        for name, data in metadata.objects.items():
+            if existing.get(name) != data:
                 target.put(name, [data])
-                count.copy([len(data)])
-    way_out = (
-        "repair it by the precache build command that made it, or remove that folder and run the "
-        "same again"
+                progress.add_objects([len(data)])
+    advice = (
+        "repair it with the precache build command that built it, or remove that folder and run "
+        "the same command again"
     )
     try:
         version = open_own(target)
@@ -401,66 +403,66 @@ def _mend(source: Folder, received: _Received, target: Folder, count: _Count) ->
         shards = _shards(version)
     except PrecacheError as error:
         raise StoreError(
-            f"version {target.name} of {target} is damaged, and was not copied from {source}: "
-            f"{error}; {way_out}"
+            f"version {target.name} of {target} is damaged and cannot be repaired from {source}: "
+            f"{error}; {advice}"
         ) from None
 
-    def mend(shard: _Shard) -> tuple[_Shard, bool]:
+    def repair(shard: _Shard) -> tuple[_Shard, bool]:
         if shard.is_in(target):
             return shard, True
         try:
             data = shard.read(source)
         except DamageError:
             raise StoreError(
-                f"{target.path(shard.name)} is damaged, and {source.path(shard.name)} is not what "
-                f"it was: {way_out}"
+                f"{target.path(shard.name)} is damaged, and {source.path(shard.name)} has other "
+                f"bytes: {advice}"
             ) from None
         target.put(shard.name, [data])
         return shard, False
 
-    count.take(prefetch(mend, shards, THREADS, 2 * THREADS))
+    progress.add_shards(prefetch(repair, shards, THREADS, 2 * THREADS))
 
 
-def _put_together(source: Folder, received: _Received, store: Folder, count: _Count) -> None:
-    """Put a version together beside its place on a local disk; then let it take that, at once."""
-    version = received.version.id
-    target, side = store.folder(version), store.folder(_copy_name(version))
+def _copy_to_disk(source: Folder, metadata: _Metadata, store: Folder, progress: _Progress) -> None:
+    """Assemble a version beside its place on a local disk, then rename it into place."""
+    version = metadata.version.id
+    target, copy = store.folder(version), store.folder(_copy_name(version))
 
     def put_shard(shard: _Shard) -> tuple[_Shard, bool]:
-        if shard.is_in(side):
+        if shard.is_in(copy):
             return shard, True
         if shard.is_in(target):
-            with contextlib.suppress(StorageError):  # it may be removed at any moment
-                side.copy(shard.name, target, shard.name, scratch=SCRATCH)
+            with contextlib.suppress(StorageError):  # another process may remove it
+                copy.copy(shard.name, target, shard.name, scratch=TEMPORARY)
                 return shard, True
-        side.put(shard.name, [shard.read(source)], scratch=SCRATCH)
+        copy.put(shard.name, [shard.read(source)], scratch=TEMPORARY)
         return shard, False
 
-    count.take(prefetch(put_shard, received.shards, THREADS, 2 * THREADS))
-    _put_small(received, side, count)
-    _require_all(received, side)
-    side.put(ROOT, [received.root], scratch=SCRATCH)
-    side.remove(BUILD)
+    progress.add_shards(prefetch(put_shard, metadata.shards, THREADS, 2 * THREADS))
+    _put_objects(metadata, copy, progress)
+    _require_all(metadata, copy)
+    copy.put(ROOT, [metadata.root], scratch=TEMPORARY)
+    copy.remove(BUILD)
     with decision_lease(store, version):
-        if _whole(target) is None:
+        if _undamaged_shards(target) is None:
             _require_free(store, version)
-            _take_place(store, version)
+            _replace(store, version)
 
 
-def _take_place(store: Folder, version: str) -> None:
-    """Have a copy that is whole take the place of a version, whatever is there."""
+def _replace(store: Folder, version: str) -> None:
+    """Rename a complete copy into the place of a version, whatever is there."""
     name = _copy_name(version)
     if move(store, name, version) or exchange(store, name, version):
-        return  # what was there is where the copy was
+        return  # an exchange leaves the old version in place of the copy
     refuse_link(store, TRASH)
     old = f"{TRASH}/{version}.{uuid.uuid4().hex}"
     move(store, version, old)
     if not move(store, name, version):
-        raise StorageError(f"{store.path(name)} was removed; run the same again")
+        raise StorageError(f"{store.path(name)} was removed; run the same command again")
     store.remove(old)
     remove_if_empty(store, TRASH)
 
 
 def _copy_name(version: str) -> str:
-    """Where a copy of a version is put together; in a bucket the record that there is one."""
+    """Return the name of the copy in progress; in a bucket that of its record."""
     return f"{COPIES}/{version}"

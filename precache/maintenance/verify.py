@@ -1,9 +1,8 @@
-"""Verify: read every byte of a version, check every checksum, name damage by object and key.
+"""Verify: read every byte of a version, check every checksum, report damage by object and key.
 
-Small objects are held against each other and against the row table, by whose digest the version is
-called (`inspection`); shards against the sizes and checksums in their table. Where the two do not
-fit, the shard is decoded: if its rows are those that the rest of the version tells of, its table is
-at fault.
+Small objects are compared with each other and with the row table, whose digest is part of the
+version's id (`consistency`); shards with the sizes and checksums in their table. If a shard does
+not match, it is decoded: if its rows match the rest of the version, the table is damaged.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from precache.store.open import open_unchecked
 from precache.store.row_table import RowTable, read_contents, read_reasons
 from precache.store.version import ROW_TABLE, Version, gone_error
 
-PIECE = 8 << 20
-"""Bytes checked between two reports of progress."""
+PROGRESS_BYTES = 8 << 20
+"""Bytes that are checked between two reports of progress."""
 
-TOGETHER = 64
-"""Rows decoded at a time."""
+ROWS_AT_ONCE = 64
+"""Rows that are decoded at a time."""
 
 Tick = Callable[[int], None]
 
@@ -44,11 +43,11 @@ class Damage:
     Attributes
     ----------
     shard
-        Its path below the version's folder.
+        Path of the object below the version's folder.
     reason
-        What is wrong with it.
+        Kind of damage.
     keys
-        Samples that cannot be read; empty where all their rows still decode.
+        Keys of samples that cannot be read; empty if all rows still decode.
     """
 
     shard: str
@@ -58,14 +57,14 @@ class Damage:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a verification found.
+    """Result of a verification.
 
     Attributes
     ----------
     objects, nbytes
-        Shards that were read.
+        Number and size of the shards that were read.
     unchecked
-        What could not be checked here, and what that takes.
+        Parts that could not be checked here, and why.
     """
 
     version: str
@@ -78,7 +77,7 @@ class Verified:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is damaged."""
+        """True if nothing is damaged."""
         return not self.damage
 
 
@@ -94,22 +93,22 @@ def verify(
     uri
         A store, or ``STORE@prefix``.
     tick
-        Told bytes as they are read.
+        Called with the number of bytes read.
     storage_options
-        Of a remote file system, as its fsspec class takes them.
+        Options of a remote file system, as its fsspec class takes them.
 
     Raises
     ------
     StoreError
-        There is no such version, or other software wrote it and recorded no checksums.
+        There is no such version, or other software wrote it without checksums.
     GoneError
-        It was removed meanwhile.
+        The version was removed in the meantime.
     """
     return verify_version(open_unchecked(uri, storage_options), tick)
 
 
 def verify_version(version: Version, tick: Tick) -> Verified:
-    """As `verify`, of a version as `store.open_unchecked` gives it."""
+    """Check every stored byte of a version opened with `store.open.open_unchecked`."""
     with version.unless_gone():
         verified = _verify(version, tick)
     if verified.damage and version.is_gone():
@@ -118,73 +117,78 @@ def verify_version(version: Version, tick: Tick) -> Verified:
 
 
 def _verify(version: Version, tick: Tick) -> Verified:
-    flaws, unchecked = inspected(version)
+    flaws, unchecked = check_metadata(version)
     damage = {flaw.name: Damage(flaw.name, flaw.reason) for flaw in flaws}
     objects = nbytes = 0
     for name in version.stored if ROOT not in damage else ():
         if any(flawed.startswith(f"shards/{name}/c/") for flawed in damage):
-            continue  # nothing to hold its objects against
+            continue  # its objects have no checksums to compare with
         reader = ArrayReader(version, name, verify="always")
         shards: list[Damage] = []
         for number, shard in reader.objects():
-            found = _check_object(version, reader, number, shard, tick)
+            problem = _check_object(version, reader, number, shard, tick)
             objects += 1
             nbytes += version.folder.size(shard) or 0
-            shards += [] if found is None else [found]
-        for each in _at_fault(version, reader, shards):
-            damage[each.shard] = each
+            shards += [] if problem is None else [problem]
+        for problem in _blame(version, reader, shards):
+            damage[problem.shard] = problem
     for name in version.stored:
-        _judge_sums(version, name, damage)
-    all_damage = tuple(damage.values())
+        _blame_mean(version, name, damage)
     return Verified(
-        version.id, version.path, version.rows, objects, nbytes, all_damage, tuple(unchecked)
+        version=version.id,
+        path=version.path,
+        rows=version.rows,
+        objects=objects,
+        nbytes=nbytes,
+        damage=tuple(damage.values()),
+        unchecked=tuple(unchecked),
     )
 
 
 # --- small objects ------------------------------------------------------------------------------
 
 
-def inspected(version: Version) -> tuple[list[Flaw], list[str]]:
-    """What is wrong with the small objects, and what cannot be known of them."""
+def check_metadata(version: Version) -> tuple[list[Flaw], list[str]]:
+    """Check the small objects; returns their flaws, and what could not be checked."""
     unchecked: list[str] = []
     table = None
-    wrong: list[Flaw] = []
+    flaws: list[Flaw] = []
     try:
         table = _row_table(version)
-        wrong = list(_reasons(version))
+        flaws = list(_check_reasons(version))
     except ModuleNotFoundError as error:
         unchecked.append(
-            f"keys, labels and classes against the row table: that needs {error.name}, as on nodes "
-            "that build: pip install 'precache[workers]'"
+            f"keys, labels and classes against the row table: this needs {error.name}: "
+            "pip install 'precache[workers]'"
         )
     except StoreError as error:
-        wrong = [Flaw(ROW_TABLE, str(error))]
+        flaws = [Flaw(ROW_TABLE, str(error))]
     except (DamageError, StorageError):
-        pass  # found again below
+        pass  # `inspect` reports it
     if table is not None and has_labels_with_samples(table):
-        unchecked.append("labels: they came with the samples, and nothing tells them twice")
-    unchecked += _recipe(version)
-    known = inspect(version, table)
-    names = {flaw.name for flaw in known}
+        unchecked.append("labels: they came with the samples and are stored only once")
+    unchecked += _check_recipe(version)
+    inspected = inspect(version, table)
+    names = {flaw.name for flaw in inspected}
     if ROOT in names:
-        return known, unchecked
-    return known + [flaw for flaw in wrong if flaw.name not in names], unchecked
+        return inspected, unchecked
+    return inspected + [flaw for flaw in flaws if flaw.name not in names], unchecked
 
 
-def _recipe(version: Version) -> Iterator[str]:
-    """Why it is not known that the recipe is what made the rows, where that is so."""
+def _check_recipe(version: Version) -> Iterator[str]:
+    """Yield why it cannot be confirmed that the recipe made the rows."""
     from precache_workers.ops.behaviour import digest_of
     from precache_workers.ops.identity import as_recorded, named_ops, ops_digest
 
     attributes = version.attributes
-    assert attributes is not None  # open_unchecked gave a version of ours
+    assert attributes is not None  # open_unchecked refuses others
     try:
         recipe = version.recipe
         arrays, rule = recipe.by_array(), as_recorded(attributes)
         if not attributes.decides and any(not op.version for op in recipe.functions):
-            yield "the recipe: it has functions whose code is not in the store"
+            yield "the recipe: it calls functions whose code is not in the store"
             return
-        made = recipe.fingerprint(rule(recipe))
+        fingerprint = recipe.fingerprint(rule(recipe))
         digests = {
             name: ops_digest(arrays, name, len(field.ops), rule)
             for name, field in arrays.fields.items()
@@ -199,24 +203,24 @@ def _recipe(version: Version) -> Iterator[str]:
         for name, _, step in named_ops(recipe)
         if step is not None and name in decides
     )
-    if (made, digests) != (attributes.fingerprint, stored) or not same:
+    if (fingerprint, digests) != (attributes.fingerprint, stored) or not same:
         yield (
-            "the recipe: it does not give the fingerprint of the version, so that it is damaged, "
-            "or another release of precache wrote it"
+            "the recipe: its fingerprint is not that of the version; the recipe is damaged, or "
+            "another release of precache wrote it"
         )
 
 
 def _row_table(version: Version) -> RowTable:
-    assert version.attributes is not None  # open_unchecked gave a version of ours
+    assert version.attributes is not None  # open_unchecked refuses others
     data = version.read_checked(ROW_TABLE)
     table = RowTable.from_parquet(data, ROW_TABLE)
     if table.digest != version.attributes.rows_digest:
-        raise StoreError("it is not the row table that the version is called by")
+        raise StoreError("its digest is not the one in the version's id")
     return table
 
 
-def _reasons(version: Version) -> Iterator[Flaw]:
-    """Whether the row table tells of the same holes as their list."""
+def _check_reasons(version: Version) -> Iterator[Flaw]:
+    """Yield a flaw if the row table has other holes than the list of holes."""
     data = version.read_checked(ROW_TABLE)
     reasons = {row: why for row, why in enumerate(read_reasons(data, ROW_TABLE)) if why}
     if len(read_contents(data, ROW_TABLE)) != version.rows:
@@ -226,23 +230,25 @@ def _reasons(version: Version) -> Iterator[Flaw]:
     except PrecacheError:
         return
     if reasons != holes:
-        yield Flaw(ROW_TABLE, "it does not tell of the same holes as the list of them")
+        yield Flaw(ROW_TABLE, "its holes differ from the list of holes")
 
 
-def _judge_sums(version: Version, name: str, damage: dict[str, Damage]) -> None:
-    """Where sums do not give the mean of the version: they are at fault, or else the mean is."""
+def _blame_mean(version: Version, name: str, damage: dict[str, Damage]) -> None:
+    """Decide whether the sums or the mean are damaged, if the sums do not give the mean."""
     flawed = f"{SUMS}/{name}/c/0/0"
-    if flawed not in damage or any(each.startswith(f"{name}/c/") for each in damage):
+    if flawed not in damage or any(damaged.startswith(f"{name}/c/") for damaged in damage):
         return
     try:
         stored = version.stored_sums(name)
         reader = ArrayReader(version, name)
-        right = all(_fits(version, reader, number, stored) for number in range(len(stored)))
+        sums_match = all(
+            _sums_match(version, reader, number, stored) for number in range(len(stored))
+        )
     except PrecacheError:
         return
-    if right:
+    if sums_match:
         del damage[flawed]
-        damage.setdefault(ROOT, Damage(ROOT, f"its mean or deviation is not that of {name}"))
+        damage.setdefault(ROOT, Damage(ROOT, f"its mean or standard deviation of {name} is wrong"))
 
 
 # --- shards -------------------------------------------------------------------------------------
@@ -254,10 +260,10 @@ def _check_object(
     version: Version, reader: ArrayReader, number: int, shard: str, tick: Tick
 ) -> Damage | None:
     table = version.shard_table(reader.name)
-    assert table is not None  # open_unchecked gave a version of ours
+    assert table is not None  # open_unchecked refuses others
     size, checksum = table[number].tolist()
     try:
-        data = _bytes(version, shard, size)
+        data = _read_object(version, shard, size)
     except (OSError, StorageError) as error:
         missing = isinstance(error, StorageError) and is_missing(error)
         reason = "it is missing" if missing else str(error)
@@ -266,8 +272,8 @@ def _check_object(
         reason = f"it has {len(data)} bytes where {size} were written"
         return Damage(shard, reason, _keys(version, reader, number))
     digest = xxhash.xxh3_64()
-    for start in range(0, len(data), PIECE):
-        piece = data[start : start + PIECE]
+    for start in range(0, len(data), PROGRESS_BYTES):
+        piece = data[start : start + PROGRESS_BYTES]
         digest.update(piece.data)
         tick(len(piece))
     if digest.intdigest() == checksum:
@@ -275,36 +281,38 @@ def _check_object(
     return Damage(shard, CHECKSUM, tuple(_unreadable(version, reader, number)))
 
 
-def _at_fault(version: Version, reader: ArrayReader, shards: list[Damage]) -> list[Damage]:
-    """The shards; or their table, where it fits none of several that are whole by themselves."""
+def _blame(version: Version, reader: ArrayReader, shards: list[Damage]) -> list[Damage]:
+    """Return the damaged shards; or their table, if it matches none of several intact shards."""
     count = reader.array.objects
-    alike = len(shards) == count > 1 and all(not d.keys and d.reason == CHECKSUM for d in shards)
-    if not alike:
+    readable = all(not d.keys and d.reason == CHECKSUM for d in shards)
+    if not (readable and len(shards) == count > 1):
         return shards
     sums = version.shard_sums(reader.name)
-    if sums is not None and not all(_fits(version, reader, n, sums) for n in range(count)):
+    if sums is not None and not all(_sums_match(version, reader, n, sums) for n in range(count)):
         return shards
-    return [Damage(f"shards/{reader.name}/c/0/0", "it fits none of the shards, which are whole")]
+    return [
+        Damage(f"shards/{reader.name}/c/0/0", "it matches none of the shards, which are intact")
+    ]
 
 
-def _fits(version: Version, reader: ArrayReader, number: int, sums: np.ndarray) -> bool:
-    """Whether the rows of a shard have the sums by channel that are kept of it."""
+def _sums_match(version: Version, reader: ArrayReader, number: int, sums: np.ndarray) -> bool:
+    """Return whether the rows of a shard have the recorded sums per channel."""
     rows = np.array(_rows(version, reader, number))
     rows = rows[version.valid[rows]]
     channels = reader.array.row_shape[0]
     total, squares = np.zeros(channels), np.zeros(channels)
-    for start in range(0, len(rows), TOGETHER):
-        some = rows[start : start + TOGETHER]
-        out = np.empty((len(some), *reader.array.row_shape), reader.array.dtype)
-        reader.read(some, out)
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        part = rows[start : start + ROWS_AT_ONCE]
+        out = np.empty((len(part), *reader.array.row_shape), reader.array.dtype)
+        reader.read(part, out)
         values = out.astype(np.float64)
         total += values.sum((0, 2, 3))
         squares += np.square(values).sum((0, 2, 3))
     return np.allclose(sums[number, 1:], [*total, *squares], rtol=1e-9)
 
 
-def _bytes(version: Version, shard: str, size: int) -> np.ndarray:
-    """A whole object, mapped where that is possible; of a longer one, a byte more than `size`."""
+def _read_object(version: Version, shard: str, size: int) -> np.ndarray:
+    """Read an object, memory-mapped if possible, or `size` + 1 bytes of it."""
     descriptor = version.folder.open(shard)
     if descriptor is None:
         return np.frombuffer(version.folder.read_first(shard, size + 1), np.uint8)

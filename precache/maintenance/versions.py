@@ -1,4 +1,4 @@
-"""The versions of a store, and which of them is current."""
+"""List the versions of a store, and make one of them current."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
-from precache.maintenance.scan import StoredVersion, look_around, real_nbytes
+from precache.maintenance.scan import StoredVersion, real_nbytes, scan_store
 from precache.messages import shown
 from precache.recipe.recipe import Recipe, op_texts
 from precache.recipe.variants import variants_text
@@ -32,16 +32,16 @@ class VersionSummary:
     Attributes
     ----------
     committed, replaced
-        Seconds since 1970 when it last became current, and when another did after it; None while
-        it is current.
+        Unix times at which it last became current, and at which another version replaced it; the
+        latter is None for the current version.
     rows, holes
-        Holes are rows, too; None where the version cannot be read.
+        Number of rows, holes included, and of holes; None if the version cannot be read.
     nbytes, shared_nbytes
-        Of all its objects, and of those that other versions of the store have too, by hard links.
+        Size of all its objects, and of those that it shares with other versions by hard links.
     recipe
-        In short.
+        One-line summary of the recipe.
     problem
-        Why its metadata cannot be read; empty where it can.
+        Why its metadata cannot be read; empty if it can.
     """
 
     version: str
@@ -58,14 +58,14 @@ class VersionSummary:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A version that is being made, or was left.
+    """A version whose build or copy is in progress or was interrupted.
 
     Attributes
     ----------
     idle_seconds
-        Since the last sign of life, of whatever kind.
+        Seconds since its last change.
     build
-        How far it is; None of a copy, and of what is left of a version that was removed.
+        Progress of the build; None for a copy, or remains of a removed version.
     """
 
     version: str
@@ -76,9 +76,16 @@ class Unfinished:
 
 
 @dataclass(frozen=True)
-class Inventory:
-    """Versions, the current one first and then as they were current last; and all bytes, each
-    counted once."""
+class StoreListing:
+    """The versions of a store.
+
+    Attributes
+    ----------
+    versions
+        The current version first, the others by when they were current last.
+    nbytes
+        Size of all objects, with hard links counted once.
+    """
 
     store: str
     versions: tuple[VersionSummary, ...]
@@ -87,113 +94,114 @@ class Inventory:
 
 
 @dataclass(frozen=True)
-class Used:
-    """The version that was made current, by which number of the log, and the one before."""
+class UseResult:
+    """The version that was made current, its number in the log, and the previous version."""
 
     version: str
     number: int
     previous: str | None
 
 
-# --- reading it ---------------------------------------------------------------------------------
+# --- listing ------------------------------------------------------------------------------------
 
 
-def versions(store: str | os.PathLike[str], storage_options: StorageOptions = None) -> Inventory:
-    """The versions of a store, and the builds that have begun there.
+def versions(store: str | os.PathLike[str], storage_options: StorageOptions = None) -> StoreListing:
+    """List the versions of a store, and its unfinished builds and copies.
 
-    Every object is listed; nothing is written.
+    It lists every object and writes nothing.
 
     Raises
     ------
     StoreError
-        There is nothing of ours.
+        There is no store.
     """
     folder = open_folder(store, storage_options)
     log = read_commits(folder)
-    places = look_around(folder, log)
-    if not log and all(place.link for place in places):
-        raise StoreError(f"there is no store at {folder}, and no build has begun there")
-    terms = reigns(log)
-    shared = _shared(places)
-    found = []
+    scanned = scan_store(folder, log)
+    if not log and all(stored.link for stored in scanned):
+        raise StoreError(f"there is no store at {folder}, and no build has started there")
+    periods = current_periods(log)
+    shared = _shared_nbytes(scanned)
+    committed = []
     unfinished = []
-    for place in places:
-        if place.name in terms and (place.complete or place.link):
-            found.append(_summary(folder, place, log, shared))
-        elif not place.link:
-            idle = place.idle_seconds(time.time(), committed=False)
+    for stored in scanned:
+        if stored.name in periods and (stored.complete or stored.link):
+            committed.append(_summarize(folder, stored, log, shared))
+        elif not stored.link:
+            idle = stored.idle_seconds(time.time(), committed=False)
             unfinished.append(
-                Unfinished(place.version, place.nbytes, shared[place.name], idle, place.build)
+                Unfinished(stored.version, stored.nbytes, shared[stored.name], idle, stored.build)
             )
-    order = {version: -number for number, version in enumerate(terms)}
-    return Inventory(
+    order = {version: -number for number, version in enumerate(periods)}
+    return StoreListing(
         str(folder),
-        tuple(sorted(found, key=lambda each: order[each.version])),
-        tuple(sorted(unfinished, key=lambda each: each.idle_seconds)),
-        real_nbytes(each for place in places for each in place.objects),
+        tuple(sorted(committed, key=lambda summary: order[summary.version])),
+        tuple(sorted(unfinished, key=lambda version: version.idle_seconds)),
+        real_nbytes(item for stored in scanned for item in stored.objects),
     )
 
 
-def reigns(log: Sequence[Commit]) -> dict[str, tuple[float, float | None]]:
-    """Version -> when it last became current, and when another did after it; the current one last.
+def current_periods(log: Sequence[Commit]) -> dict[str, tuple[float, float | None]]:
+    """Return for each version when it last became current, and when another replaced it.
+
+    The current version is the last one, and its second time is None.
 
     Parameters
     ----------
     log
         Oldest first.
     """
-    terms: dict[str, tuple[float, float | None]] = {}
+    periods: dict[str, tuple[float, float | None]] = {}
     for number, commit in enumerate(log):
         after = log[number + 1].time if number + 1 < len(log) else None
-        terms.pop(commit.version, None)
-        terms[commit.version] = commit.time, after
-    return terms
+        periods.pop(commit.version, None)
+        periods[commit.version] = commit.time, after
+    return periods
 
 
-def _shared(places: Iterable[StoredVersion]) -> dict[str, int]:
-    """Version -> bytes that another one has, too."""
-    inodes = {
-        place.name: {each.inode: each.size for each in place.objects if each.inode is not None}
-        for place in places
+def _shared_nbytes(scanned: Iterable[StoredVersion]) -> dict[str, int]:
+    """Return for each folder the bytes that it shares with others by hard links."""
+    sizes = {
+        folder.name: {item.inode: item.size for item in folder.objects if item.inode is not None}
+        for folder in scanned
     }
-    holders = Counter(inode for held in inodes.values() for inode in held)
+    holders = Counter(inode for inodes in sizes.values() for inode in inodes)
     return {
-        name: sum(size for inode, size in held.items() if holders[inode] > 1)
-        for name, held in inodes.items()
+        name: sum(size for inode, size in inodes.items() if holders[inode] > 1)
+        for name, inodes in sizes.items()
     }
 
 
-def _summary(
-    store: Folder, place: StoredVersion, log: Sequence[Commit], shared: dict[str, int]
+def _summarize(
+    store: Folder, folder: StoredVersion, log: Sequence[Commit], shared: dict[str, int]
 ) -> VersionSummary:
-    committed, replaced = reigns(log)[place.name]
+    committed, replaced = current_periods(log)[folder.name]
     attributes, problem = None, "a link, which is not followed"
-    if not place.link:
-        attributes, problem = _attributes(store, place.name)
+    if not folder.link:
+        attributes, problem = _attributes(store, folder.name)
     return VersionSummary(
-        place.name,
-        place.name == log[-1].version,
-        committed,
-        replaced,
-        attributes.rows if attributes else None,
-        attributes.holes if attributes else None,
-        place.nbytes,
-        shared[place.name],
-        in_short(attributes) if attributes else "",
-        problem,
+        version=folder.name,
+        current=folder.name == log[-1].version,
+        committed=committed,
+        replaced=replaced,
+        rows=attributes.rows if attributes else None,
+        holes=attributes.holes if attributes else None,
+        nbytes=folder.nbytes,
+        shared_nbytes=shared[folder.name],
+        recipe=_summarize_recipe(attributes) if attributes else "",
+        problem=problem,
     )
 
 
 def _attributes(store: Folder, name: str) -> tuple[Attributes | None, str]:
-    place = f"{name}/{ROOT}"
+    root = f"{name}/{ROOT}"
     try:
-        return read_attributes(store.read(place), store.path(place)), ""
+        return read_attributes(store.read(root), store.path(root)), ""
     except (StorageError, StoreError) as error:
         return None, str(error)
 
 
-def in_short(attributes: Attributes) -> str:
-    """A version's recipe in a line."""
+def _summarize_recipe(attributes: Attributes) -> str:
     try:
         recipe = Recipe.from_dict(attributes.pipeline)
     except PrecacheError:
@@ -206,13 +214,13 @@ def in_short(attributes: Attributes) -> str:
     return "; ".join(fields)
 
 
-# --- changing which is current ------------------------------------------------------------------
+# --- changing the current version ---------------------------------------------------------------
 
 
-def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> Used:
-    """Make a version of a store current: readers that open the store from here on get it.
+def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> UseResult:
+    """Make a version of a store current, so that readers that open the store now get it.
 
-    The log gets an entry; nothing else changes, and the way back is the same.
+    It only appends to the log, so the same call with the previous version undoes it.
 
     Parameters
     ----------
@@ -222,37 +230,35 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
     Raises
     ------
     UsageError
-        It names no version.
+        `uri` names no version.
     StoreError
-        There is no such version, or an object of it is missing or has another size.
+        There is no such version, or an object of it is missing or has the wrong size.
     """
     base, prefix = split_uri(uri, storage_options)
     if prefix is None:
-        named = shown(base)
+        name = shown(base)
         raise UsageError(
-            f"{named} names no version; give one, such as {named}@3f2a: precache ls {named}"
+            f"{name} names no version; give one, such as {name}@3f2a; precache ls {name} lists them"
         )
     version = open_version(uri, None, storage_options)
-    _require_whole(version)
+    _require_complete(version)
     store = open_folder(base, storage_options)
     log = read_commits(store)
     previous = log[-1].version
     commit = append_commit(store, version.id)
     remove_abandoned_scratch(version.folder)
-    return Used(version.id, commit.number, previous)
+    return UseResult(version.id, commit.number, previous)
 
 
-def _require_whole(version: Version) -> None:
-    way_out = "run the precache build that made it once more, and it repairs it"
+def _require_complete(version: Version) -> None:
+    advice = "run the same precache build command again to repair it"
     flaws = inspect(version)
     lost = {} if flaws else version.lost_objects()
     for flaw in flaws:
-        raise StoreError(
-            f"version {version.id} is not whole: {flaw.name}: {flaw.reason}; {way_out}"
-        )
+        raise StoreError(f"version {version.id} is damaged: {flaw.name}: {flaw.reason}; {advice}")
     if lost:
         field, shard = min(lost)
         raise StoreError(
-            f"version {version.id} is not whole: {len(lost)} of its shards are missing or cut "
-            f"short, such as number {shard} of {field}; {way_out}"
+            f"version {version.id} is damaged: {len(lost)} of its shards are missing or "
+            f"truncated, such as number {shard} of {field}; {advice}"
         )

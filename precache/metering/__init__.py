@@ -1,1 +1,1 @@
-"""The stall meter: record a loop, add figures up over ranks, publish reports."""
+"""The stall meter: record a training loop, collect figures of all ranks, publish reports."""

@@ -1,4 +1,4 @@
-"""The stall meter, for any loader: how long a training loop waits for its data, and why."""
+"""`meter`: measure for any loader how long a training loop waits for its data, and why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from precache import outputs
 from precache.loading.dataset import CachedDataset
 from precache.loading.loader import Loader
-from precache.metering.publisher import Keys, Settings
+from precache.metering.publisher import MeterSettings, SampleKeys
 from precache.metering.recorder import StallRecorder, keys_in_batch
 from precache.metering.report import StallReport
 from precache.outputs import Output
@@ -19,20 +19,20 @@ Batch = TypeVar("Batch")
 
 
 class Meter(Generic[Batch]):
-    """Iterates over a loader and measures it; `meter` makes one.
+    """Iterates over a loader and measures it; returned by `meter`.
 
     Attributes
     ----------
     loader
-        As it was given.
+        The loader that is measured.
     """
 
-    def __init__(self, loader: Iterable[Batch], settings: Settings) -> None:
+    def __init__(self, loader: Iterable[Batch], settings: MeterSettings) -> None:
         self.loader = loader
         self._recorder = StallRecorder(settings, self._locate)
 
     def __len__(self) -> int:
-        """Batches of an epoch, where the loader knows."""
+        """Return the batches per epoch, if the loader has a length."""
         return len(self.loader)  # type: ignore[arg-type]  # a TypeError for a loader without one
 
     def __iter__(self) -> Iterator[Batch]:
@@ -40,33 +40,33 @@ class Meter(Generic[Batch]):
         recorder.begin()
         try:
             for batch in self.loader:
-                recorder.arrived()
-                recorder.look(batch)
+                recorder.batch_arrived()
+                recorder.inspect(batch)
                 batches = [batch]
                 del batch
-                yield batches.pop()  # and not a name more: what the caller drops is gone
-                recorder.asked()
+                yield batches.pop()  # keep no reference: the caller may free the batch
+                recorder.batch_requested()
             ended = True
         finally:
             recorder.finish(ended)
 
     def report(self) -> StallReport:
-        """The steps since the last report, as the loop's own thread may ask at any moment.
+        """Return a report of the steps since the last one; call it on the loop's own thread.
 
-        They are in no later report. Nothing is sent to other ranks or to the outputs.
+        No later report contains these steps. Nothing is sent to other ranks or outputs.
         """
         return self._recorder.take()
 
-    def _locate(self, batch: Batch) -> Callable[[], Keys]:
+    def _locate(self, batch: Batch) -> Callable[[], SampleKeys]:
         loader = self.loader
         if isinstance(loader, Loader):
             return loader.locate()
-        found = keys_in_batch(batch)
+        batch_keys = keys_in_batch(batch)
         dataset = getattr(loader, "dataset", None)
         if isinstance(dataset, CachedDataset):
             keys = dataset.version.keys
-            return lambda: tuple(keys[int(row)] for row in found())
-        return found
+            return lambda: tuple(keys[int(row)] for row in batch_keys())
+        return batch_keys
 
 
 def meter(
@@ -78,65 +78,65 @@ def meter(
     threshold: float = 0.01,
     device: str | torch.device | None = None,
 ) -> Meter[Batch]:
-    """Measure how long a loop over `loader` waits for data; a report every so many steps.
+    """Measure how long a loop over `loader` waits for data, and report it regularly.
 
     Parameters
     ----------
     loader
-        Anything that can be iterated over, by itself or by each epoch.
+        Any iterable of batches; it is iterated once per epoch.
     every
-        Steps between two reports, or seconds, such as ``"30s"``. What is left at the end of an
-        iteration is reported then.
+        Steps between two reports, or seconds, such as ``"30s"``. Remaining steps are reported at
+        the end of an iteration.
     name
-        Of what is measured, where several are; the same on all ranks.
+        Name in the reports, to distinguish several meters; the same on all ranks.
     to
         Callables that take a `StallReport`, such as those of `precache.outputs`; by default one
         line in the log (level INFO).
     threshold
-        Stall ratio above which a rank other than 0 speaks, and rare slow samples are named.
+        Stall ratio above which ranks other than 0 report too, and rare slow samples are listed.
     device
-        Whose time counts: ``"cpu"`` for the host's; by default the current CUDA device's where
+        Device whose time counts: ``"cpu"`` for the host; by default the current CUDA device if
         CUDA is in use when an iteration begins.
 
     Returns
     -------
     Meter
-        To be iterated over in place of `loader`, for any number of epochs. `Meter.loader` is the
-        loader, ``len()`` its length, `Meter.report` what was measured since the last report.
+        Iterate over it in place of `loader`, for any number of epochs. `Meter.loader` is the
+        loader, ``len()`` its length, and `Meter.report` returns a report at once.
 
     Raises
     ------
     UsageError
-        `every`, `threshold`, `device` or `to` is not what it should be.
+        `every`, `threshold`, `device` or `to` is invalid.
 
     Notes
     -----
-    **What is measured.** The *data* time of a step is from asking for a batch until it is there;
-    the *iteration* is from asking for a batch until asking for the next one; the *stall ratio* is
-    the sum of the one over the sum of the other. Each report is of all steps since the last one.
-    A loop that is left early leaves out the step it was left in.
+    **Definitions.** The *data* time of a step is from requesting a batch to receiving it. The
+    *iteration* time is from requesting a batch to requesting the next one. The *stall ratio* is the
+    sum of data times over the sum of iteration times. A report covers all steps since the last
+    one. If a loop ends early, its last step does not count.
 
     **On CUDA** steps are queued: the host runs ahead of the device, and may wait for data while
-    the device is still busy, which costs nothing. So events are recorded on the current stream
-    where a batch is asked for and where it is there, and the data time is what the device spent
-    between them, with nothing to do but copies and transforms that the loader put on that stream.
-    The device is never waited for: steps that it has not finished are in the next report (after
-    ``torch.cuda.synchronize()``, in that of `Meter.report`).
+    the device is still busy, which costs nothing. So the meter records events on the current stream
+    when a batch is requested and when it arrives. The data time is the time of the device between
+    them, in which it does nothing but copies and transforms that the loader queued there. The meter
+    never synchronises: steps that the device has not finished are in the next report (in that of
+    `Meter.report` after ``torch.cuda.synchronize()``).
 
-    **Rare slow samples.** Where the mean data time is more than twice the median, the longest
-    waits are named, with the keys of their batches: of a `Loader` or a `CachedDataset`, or of a
-    batch that is a mapping with a field ``key`` or ``row``.
+    **Rare slow samples.** If the mean data time is more than twice the median, the report lists the
+    longest waits with the keys of their batches: of a `Loader` or a `CachedDataset`, or of a batch
+    that is a mapping with a field ``key`` or ``row``.
 
-    **Ranks** tell each other figures through the key-value store at ``MASTER_ADDR``, by which
-    `torch.distributed` found them, from a thread that no step waits for; there is no collective.
-    Rank 0 reports, and names the rank with the highest stall ratio; another rank's report is
-    `quiet` unless its own is above `threshold`, and then only a callable of your own and
-    `precache.outputs.prometheus` take it. At the end of an iteration rank 0 waits for the others'
-    last figures, a second at most. Where there is no such store, every rank speaks for itself.
+    **Ranks** exchange figures through the key-value store at ``MASTER_ADDR`` that
+    `torch.distributed` uses, on a thread that no step waits for and without collectives. Rank 0
+    reports the rank with the highest stall ratio. The report of another rank is `quiet` unless its
+    own stall ratio is above `threshold`; only your own callables and `precache.outputs.prometheus`
+    handle quiet reports. At the end of an iteration rank 0 waits up to a second for the others'
+    last figures. Without such a store, every rank reports for itself.
 
-    **Beside it**, once a report and where it can be read: CPU time of the process tree (psutil),
-    GPU utilisation (nvidia-ml-py), I/O wait (Linux). ``pip install "precache[meter]"`` brings the
-    two libraries.
+    **Machine.** Each report also has, where available, the CPU time of the process tree (psutil),
+    the GPU utilisation (nvidia-ml-py) and the I/O wait (Linux). ``pip install "precache[meter]"``
+    installs the two libraries.
 
     Examples
     --------
@@ -148,4 +148,4 @@ def meter(
     >>> metered = precache.meter(loader, every="30s", to=to)  # doctest: +SKIP
     """
     chosen = [outputs.log()] if to is None else to
-    return Meter(loader, Settings.of(name, every, threshold, chosen, device))
+    return Meter(loader, MeterSettings.of(name, every, threshold, chosen, device))

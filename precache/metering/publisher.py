@@ -1,4 +1,4 @@
-"""From what a loop recorded to reports, on a thread that no step waits for."""
+"""Make reports from recorded steps and publish them, on a thread that no step waits for."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from precache.runtime.step_clock import LoaderStats
 
 log = logging.getLogger(__name__)
 
-Keys = tuple[str | int, ...]
+SampleKeys = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a meter reports; validated.
+class MeterSettings:
+    """Validated options of a meter.
 
     Attributes
     ----------
     steps, seconds
-        A report after so many; infinity for the one that does not count.
+        Interval between reports; the one that is not used is infinite.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Settings:
         name: str,
         every: int | str,
         threshold: float,
-        to: Any,  # whatever a user gave
+        to: Any,  # unchecked user input
         device: str | torch.device | None,
-    ) -> Settings:
-        """Raise `UsageError` for what cannot be."""
+    ) -> MeterSettings:
+        """Check the options of `precache.meter`; raises `UsageError`."""
         steps = seconds = math.inf
         if isinstance(every, str):
             match = re.fullmatch(r"(\d+(?:\.\d+)?) ?s", every)
@@ -66,12 +66,16 @@ class Settings:
             with contextlib.suppress(TypeError):
                 steps = operator.index(every)
         if not (seconds > 0 and steps >= 1) or steps == seconds:
-            raise UsageError(f"every is {every!r}; give steps, as 100, or seconds, as '30s'")
+            raise UsageError(
+                f"every is {every!r}; give steps such as 100, or seconds such as '30s'"
+            )
         if not 0 <= threshold <= 1:
-            raise UsageError(f"threshold is {threshold!r}; give a share from 0 to 1, as 0.01")
-        wrong = [to] if callable(to) else [each for each in to if not callable(each)]
+            raise UsageError(f"threshold is {threshold!r}; give a share from 0 to 1 such as 0.01")
+        wrong = [to] if callable(to) else [output for output in to if not callable(output)]
         if wrong:
-            raise UsageError(f"to has {wrong[0]!r}; give a list of callables, as [outputs.log()]")
+            raise UsageError(
+                f"to has {wrong[0]!r}; give a list of callables such as [outputs.log()]"
+            )
         try:
             chosen = None if device is None else torch.device(device)
         except RuntimeError as error:
@@ -81,17 +85,17 @@ class Settings:
 
 @dataclass(frozen=True, order=True)
 class Wait:
-    """A long wait of the host, and where its samples' keys are to be had."""
+    """A long wait of the host, and a function that returns the keys of its samples."""
 
     seconds: float
     step: int
     first: bool
-    keys: Callable[[], Keys]
+    keys: Callable[[], SampleKeys]
 
 
 @dataclass(frozen=True)
 class Window:
-    """What is measured when a report is due."""
+    """The measurements for one report."""
 
     stats: LoaderStats
     waits: tuple[Wait, ...]
@@ -100,9 +104,9 @@ class Window:
 
 
 def summarize(
-    settings: Settings, window: Window, machine: Machine, rank: int, world_size: int
+    settings: MeterSettings, window: Window, machine: Machine, rank: int, world_size: int
 ) -> StallReport:
-    """A report of this rank alone."""
+    """Make the report of this rank alone."""
     stats = window.stats
     slow: tuple[SlowStep, ...] = ()
     if rare(stats.data, stats.stall_ratio, settings.threshold):
@@ -129,9 +133,9 @@ def summarize(
 
 
 class Publisher:
-    """The thread of one iteration that makes reports, tells other ranks, and calls outputs."""
+    """The thread that makes the reports of one iteration, shares them and calls the outputs."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: MeterSettings) -> None:
         self.machine = MachineReader()
         self._settings = settings
         self._rank, self._world_size = find_rank()
@@ -145,14 +149,17 @@ class Publisher:
         self._store = RankStore.connect(self._settings.name, self._rank, self._world_size)
 
     def publish(self, window: Window) -> None:
-        """Have the thread do it; not where the loop is collected, which must take no lock, nor at
-        the end of the process, where it has nobody to report to."""
+        """Make and publish a report on the thread.
+
+        It does nothing while the loop is garbage-collected, when taking a lock could deadlock, or
+        at the end of the process.
+        """
         if collected():
             return
         self._last = self._threads.submit(self._publish, window)
 
     def close(self, hurry: bool) -> None:
-        """Wait for the last report, for slower ranks only without `hurry`; end the thread."""
+        """Wait for the last report and end the thread; with `hurry` do not wait for other ranks."""
         if hurry:
             self._hurry.set()
         if self._threads.here and not collected():
@@ -163,18 +170,18 @@ class Publisher:
         try:
             machine = self.machine.read()
             report = summarize(self._settings, window, machine, self._rank, self._world_size)
-            report = self._among_ranks(report)
-        except Exception:  # a report that cannot be made must not end a training
-            log.exception("the report of step %d could not be made", window.step)
+            report = self._share(report)
+        except Exception:  # a failed report must not end training
+            log.exception("making the report of step %d failed", window.step)
             return
         for output in self._settings.to:
             try:
                 output(report)
-            except Exception:  # it is the user's own code
-                log.exception("the report of step %d could not be sent", window.step)
+            except Exception:  # user code
+                log.exception("sending the report of step %d failed", window.step)
 
-    def _among_ranks(self, report: StallReport) -> StallReport:
-        """Tell the other ranks; on rank 0 with what they told."""
+    def _share(self, report: StallReport) -> StallReport:
+        """Share the figures with the other ranks; on rank 0 add theirs to the report."""
         if self._store is None:
             return report
         try:
@@ -185,7 +192,7 @@ class Publisher:
             quiet = report.stall_ratio <= self._settings.threshold
             return dataclasses.replace(report, quiet=quiet)
         except (RuntimeError, ValueError) as error:
-            # The store went with rank 0, or speaks of something else.
-            log.info("ranks report one by one from here on: %s", error)
+            # The store ended with rank 0, or is not the expected one.
+            log.info("from now on every rank reports for itself: %s", error)
             self._store = None
         return report

@@ -1,4 +1,4 @@
-"""How ranks tell each other figures without a collective: by the key-value store of their job."""
+"""Exchange figures between ranks without collectives, through the job's key-value store."""
 
 from __future__ import annotations
 
@@ -18,80 +18,80 @@ from precache.metering.report import RankStalls
 log = logging.getLogger(__name__)
 
 TIMEOUT = timedelta(seconds=5)
-"""For one request to the store, which no step waits for."""
+"""Time limit of a request to the store."""
 
-PATIENCE = 1.0
-"""Seconds that rank 0 waits for others' figures of the window that it reports."""
+GATHER_SECONDS = 1.0
+"""Time that rank 0 waits for the figures of other ranks."""
 
 
 def job_store(world_size: int) -> Any | None:
-    """A connection to the key-value store of a job with several ranks; None where it has none."""
+    """Connect to the key-value store of a job with several ranks; None if there is none."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if world_size == 1 or not (dist.is_available() and dist.is_initialized()):
         return None
     if not address or not port.isdecimal():
         return None
     try:
-        # torch exports it where it has distributed training.
-        make = dist.TCPStore  # type: ignore[attr-defined]  # c10d's
-        return make(address, int(port), timeout=TIMEOUT, wait_for_workers=False)
+        # torch exports it only in builds with distributed training.
+        connect = dist.TCPStore  # type: ignore[attr-defined]  # c10d's
+        return connect(address, int(port), timeout=TIMEOUT, wait_for_workers=False)
     except RuntimeError as error:
-        log.info("ranks go on one by one, for they have no store to share: %s", error)
+        log.info("every rank reports for itself, since no store is reachable: %s", error)
         return None
 
 
-def own_prefix(name: str) -> str:
-    """Of keys that ranks share: a job that torchrun restarts keeps its store."""
+def key_prefix(name: str) -> str:
+    """Return the prefix of shared keys; it changes when torchrun restarts the job in one store."""
     return f"precache/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 class RankStore:
-    """The last figures of each rank, under a key of its own, in the store at ``MASTER_ADDR``.
+    """The last figures of each rank, one key per rank, in the store at ``MASTER_ADDR``.
 
-    That is the store by which the processes of a job have found each other (torchrun's, or that of
-    rank 0), reached by a connection of our own, so that nobody else's requests wait for ours.
+    It is the store of the job's rendezvous (torchrun's, or that of rank 0). A separate connection
+    keeps our requests from delaying others.
     """
 
     def __init__(self, store: Any, name: str, rank: int, world_size: int) -> None:
-        self._keys = [f"{own_prefix(name)}/{each}" for each in range(world_size)]
+        self._keys = [f"{key_prefix(name)}/{number}" for number in range(world_size)]
         self._store = store
         self._rank = rank
-        self._known: set[int] = set()
-        self._absent: set[int] = set()
+        self._reporting: set[int] = set()
+        self._missing: set[int] = set()
 
     @classmethod
     def connect(cls, name: str, rank: int, world_size: int) -> RankStore | None:
-        """A connection, or None where there is nobody to talk to, or no store to do it over."""
+        """Connect; None if there is only one rank, or no store."""
         store = job_store(world_size)
         return None if store is None else cls(store, name, rank, world_size)
 
     def put(self, stalls: RankStalls) -> None:
-        """Tell the others."""
+        """Publish the figures of this rank."""
         self._store.set(self._keys[self._rank], json.dumps(dataclasses.asdict(stalls)))
 
     def gather(self, window: int, hurry: threading.Event) -> list[RankStalls]:
-        """The last figures of every rank that has told any, by rank.
+        """Return the last figures of every rank that has published any, in order of ranks.
 
-        Waits up to `PATIENCE` for figures of `window`, unless there is a `hurry`, and does not
-        wait a second time for a rank that was never heard.
+        It waits up to `GATHER_SECONDS` for figures of `window` unless `hurry` is set, but not again
+        for ranks that were missing the last time.
         """
-        until, pause = time.monotonic() + PATIENCE, 0.01
+        until, pause = time.monotonic() + GATHER_SECONDS, 0.01
         while True:
-            found = self._read()
-            heard = {each.rank for each in found if each.window >= window}
-            awaited = set(range(len(self._keys))) - heard - self._absent
+            figures = self._read()
+            current = {stalls.rank for stalls in figures if stalls.window >= window}
+            awaited = set(range(len(self._keys))) - current - self._missing
             if not awaited or time.monotonic() > until or hurry.wait(pause):
-                self._absent = set(range(len(self._keys))) - {each.rank for each in found}
-                return found
+                self._missing = set(range(len(self._keys))) - {s.rank for s in figures}
+                return figures
             pause *= 2
 
     def _read(self) -> list[RankStalls]:
-        unknown = [rank for rank in range(len(self._keys)) if rank not in self._known]
-        if unknown and self._store.check([self._keys[rank] for rank in unknown]):
-            self._known.update(unknown)
+        silent = [rank for rank in range(len(self._keys)) if rank not in self._reporting]
+        if silent and self._store.check([self._keys[rank] for rank in silent]):
+            self._reporting.update(silent)
         else:
-            self._known.update(rank for rank in unknown if self._store.check([self._keys[rank]]))
-        ranks = sorted(self._known)
+            self._reporting.update(rank for rank in silent if self._store.check([self._keys[rank]]))
+        ranks = sorted(self._reporting)
         if not ranks:
             return []
         values = self._store.multi_get([self._keys[rank] for rank in ranks])

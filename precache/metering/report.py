@@ -1,4 +1,4 @@
-"""What a stall meter reports: figures of a window of steps, and the line that says them."""
+"""Reports of a stall meter: figures of a window of steps, and their text."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class SlowStep:
     Attributes
     ----------
     step
-        Counted from 1 since the meter was made.
+        Number of the step since the meter was created, from 1.
     seconds
-        That the host waited for the batch.
+        Wait of the host for the batch.
     first
-        It was the first of its iteration, which also starts workers and fills buffers.
+        Whether it was the first step of an iteration, which also starts workers and fills buffers.
     keys
-        Of the batch's samples, else their rows; empty where neither is known.
+        Keys of the batch's samples, or their rows; empty if neither is known.
     """
 
     step: int
@@ -37,19 +37,19 @@ class SlowStep:
     keys: tuple[str | int, ...] = ()
 
     def __str__(self) -> str:
-        what = f"step {self.step} ({_ms(self.seconds)} ms"
+        text = f"step {self.step} ({_ms(self.seconds)} ms"
         if self.first:
-            what += ", the first of an iteration"
+            text += ", the first of an iteration"
         if self.keys:
             rest = len(self.keys) - SHOWN_KEYS
             shown = ", ".join(printable(str(key)) for key in self.keys[:SHOWN_KEYS])
-            what += f": {shown}" + (f" … and {rest} more" if rest > 0 else "")
-        return what + ")"
+            text += f": {shown}" + (f" … and {rest} more" if rest > 0 else "")
+        return text + ")"
 
 
 @dataclass(frozen=True)
 class RankStalls:
-    """What one rank tells the others of a window; times in seconds a step."""
+    """Figures of a window that a rank shares with the others; times in seconds per step."""
 
     rank: int
     window: int
@@ -66,27 +66,27 @@ class StallReport:
     Attributes
     ----------
     name
-        Of the meter.
+        Name of the meter.
     rank, world_size
-        Of the process that reports.
+        Rank and number of ranks of the reporting process.
     window, step
-        Reports and steps so far.
+        Number of this report, and of its last step.
     steps
-        In this report.
+        Number of steps in this report.
     data, iteration
-        Waiting for a batch, and from asking for it until asking for the next one.
+        Times waiting for a batch, and times from requesting one to requesting the next.
     stall_ratio
-        Time spent waiting over the time of the whole iterations.
+        Sum of the data times over the sum of the iteration times.
     slow
-        The longest waits, longest first, where they are `rare`; else empty.
+        The longest waits, longest first, if they are `rare`; otherwise empty.
     ranks
-        The last report of every rank that was heard, on rank 0; elsewhere its own.
+        On rank 0 the last figures of every rank known; elsewhere the rank's own.
     machine
-        What it did meanwhile.
+        CPU, GPU and I/O figures of the same time.
     time
-        Seconds since 1970.
+        Unix time.
     quiet
-        Rank 0 speaks for this rank, which does not stall.
+        Whether this rank does not stall, so that rank 0 reports for it.
     """
 
     name: str
@@ -107,20 +107,20 @@ class StallReport:
     @property
     def worst(self) -> RankStalls:
         """The rank with the highest stall ratio."""
-        return max(self.ranks, key=lambda each: each.stall_ratio)
+        return max(self.ranks, key=lambda rank: rank.stall_ratio)
 
     def figures(self) -> dict[str, float]:
-        """Name -> number, for plots; times in seconds, shares from 0 to 1."""
-        found: dict[str, float | None] = {"stall_ratio": self.stall_ratio}
+        """Return numbers by name, for plots; times in seconds, shares from 0 to 1."""
+        values: dict[str, float | None] = {"stall_ratio": self.stall_ratio}
         for part, times in (("data", self.data), ("iteration", self.iteration)):
-            found |= {f"{part}_{name}_seconds": value for name, value in vars(times).items()}
-        found |= vars(self.machine)
+            values |= {f"{part}_{name}_seconds": value for name, value in vars(times).items()}
+        values |= vars(self.machine)
         if len(self.ranks) > 1:
-            found |= {"worst_rank": self.worst.rank, "worst_stall_ratio": self.worst.stall_ratio}
-        return {name: float(value) for name, value in found.items() if value is not None}
+            values |= {"worst_rank": self.worst.rank, "worst_stall_ratio": self.worst.stall_ratio}
+        return {name: float(value) for name, value in values.items() if value is not None}
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Return everything, for JSON."""
         worst = self.worst.rank if len(self.ranks) > 1 else None
         return {**dataclasses.asdict(self), "worst_rank": worst}
 
@@ -130,36 +130,36 @@ class StallReport:
             f"{name}, step {self.step}: stalled {self.stall_ratio:.1%} of {self.steps} steps",
             f"data {_times(self.data)}",
             f"iteration {_times(self.iteration)}",
-            *self._slow_words(),
-            *self._rank_words(),
-            *_machine_words(self.machine),
+            *self._slow_text(),
+            *self._rank_text(),
+            *_machine_text(self.machine),
         ]
-        who = f"rank {self.rank}: " if self.world_size > 1 else ""
-        return who + "; ".join(parts)
+        prefix = f"rank {self.rank}: " if self.world_size > 1 else ""
+        return prefix + "; ".join(parts)
 
-    def _slow_words(self) -> list[str]:
+    def _slow_text(self) -> list[str]:
         if not self.slow:
             return []
         return ["rare slow samples: " + ", ".join(map(str, self.slow[:SHOWN_STEPS]))]
 
-    def _rank_words(self) -> list[str]:
+    def _rank_text(self) -> list[str]:
         if len(self.ranks) < 2:
             return []
-        heard = f"{len(self.ranks)} ranks"
+        ranks = f"{len(self.ranks)} ranks"
         if len(self.ranks) < self.world_size:
-            heard = f"{len(self.ranks)} of {self.world_size} ranks"
-        return [f"worst of {heard}: rank {self.worst.rank} with {self.worst.stall_ratio:.1%}"]
+            ranks = f"{len(self.ranks)} of {self.world_size} ranks"
+        return [f"worst of {ranks}: rank {self.worst.rank} with {self.worst.stall_ratio:.1%}"]
 
 
 def rare(data: Times, stall_ratio: float, threshold: float) -> bool:
-    """Whether few waits are what makes the stall: a high mean with a low median."""
+    """Return whether few long waits cause the stall: a high mean with a low median."""
     return stall_ratio > threshold and data.mean > 2 * data.median
 
 
 def slowest(data: Times, steps: Sequence[SlowStep]) -> tuple[SlowStep, ...]:
-    """Those above the mean, longest first."""
-    slow = [each for each in steps if each.seconds > data.mean]
-    return tuple(sorted(slow, key=lambda each: -each.seconds))
+    """Return the steps above the mean, longest first."""
+    slow = [step for step in steps if step.seconds > data.mean]
+    return tuple(sorted(slow, key=lambda step: -step.seconds))
 
 
 def _ms(seconds: float) -> str:
@@ -172,12 +172,12 @@ def _times(times: Times) -> str:
     return f"mean {mean} ms, median {median}, p95 {p95}, max {most}"
 
 
-def _machine_words(machine: Machine) -> list[str]:
-    words = []
+def _machine_text(machine: Machine) -> list[str]:
+    texts = []
     if machine.cpu_cores is not None:
-        words.append(f"CPU {machine.cpu_cores:.1f} cores")
+        texts.append(f"CPU {machine.cpu_cores:.1f} cores")
     if machine.gpu_utilization is not None:
-        words.append(f"GPU {machine.gpu_utilization:.0%}")
+        texts.append(f"GPU {machine.gpu_utilization:.0%}")
     if machine.io_wait is not None:
-        words.append(f"I/O wait {machine.io_wait:.1%}")
-    return words
+        texts.append(f"I/O wait {machine.io_wait:.1%}")
+    return texts

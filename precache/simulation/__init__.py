@@ -1,4 +1,4 @@
-"""A model of loaders, queue and training loop, its pictures and its player.
+"""Simulate loaders, a queue and a training loop; text, charts and a page that replays it.
 
-Pure but for writing files.
+Pure functions, except for those that write files.
 """

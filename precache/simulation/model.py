@@ -1,6 +1,6 @@
-"""A model of loading: loaders that each make one batch at a time, a queue, one consumer.
+"""Discrete-event model of loading: loaders that make one batch at a time, a queue, one consumer.
 
-Times are whole nanoseconds, so that events that coincide do so exactly.
+Times are whole nanoseconds, so that simultaneous events compare equal.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,26 @@ import numpy.typing as npt
 
 from precache.errors import UsageError
 from precache.runtime.integers import whole
-from precache.simulation.distributions import Durations, Measured, durations
+from precache.simulation.distributions import Durations, MeasuredTimes, durations
 
 MOST_BATCHES = 1_000_000
 MOST_LOADERS = 10_000
 _NS = 1_000_000_000
 NEVER = np.iinfo(np.int64).max
 
-Times = npt.NDArray[np.int64]
+Nanoseconds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is simulated; `queue` holds finished batches, besides one in each loader's hands."""
+class Scenario:
+    """Parameters of a simulation.
+
+    Attributes
+    ----------
+    queue
+        Finished batches that the queue holds, besides the one that each loader holds; None for as
+        many as there are loaders.
+    """
 
     loaders: int
     load: Durations
@@ -41,13 +48,13 @@ class Setting:
     seed: int = 0
 
     @property
-    def room(self) -> int:
-        """Batches that the queue holds: as many as there are loaders unless said otherwise."""
+    def capacity(self) -> int:
+        """Batches that the queue holds."""
         return self.loaders if self.queue is None else self.queue
 
     @property
     def limit(self) -> float:
-        """Batches a second that no schedule can exceed: loaders / load time, 1 / step time."""
+        """Upper bound of batches/s: the lower of loaders / load time and 1 / step time."""
         return min(self.loading_limit, self.step_limit)
 
     @property
@@ -61,7 +68,7 @@ class Setting:
 
 @dataclass
 class _Batches:
-    """What becomes of each batch, in the order in which they were begun; nanoseconds."""
+    """Times of each batch in nanoseconds, in the order in which loaders begin them."""
 
     loader: list[int] = field(default_factory=list)
     begun: list[int] = field(default_factory=list)
@@ -80,26 +87,26 @@ class _Batches:
 
 
 class _Run:
-    """One run of the events up to an end.
+    """The event loop of one simulation.
 
-    The n-th load time is that of the n-th batch begun, whoever makes it, and the n-th step time
-    that of the n-th batch taken. Then more loaders or a longer queue, with the same times, never
-    make any batch later: each count of events is a monotone function of the other counts.
+    The n-th batch begun takes the n-th load time, whichever loader makes it; the n-th batch taken
+    takes the n-th step time. So with the same times, more loaders or a longer queue never delay a
+    batch: each event count is a monotone function of the others.
     """
 
-    def __init__(self, setting: Setting) -> None:
-        loads, steps = np.random.default_rng(setting.seed).spawn(2)
-        self.loads: Iterator[int] = setting.load.drawn(loads)
-        self.steps: Iterator[int] = setting.step.drawn(steps)
-        self.setting = setting
+    def __init__(self, scenario: Scenario) -> None:
+        loads, steps = np.random.default_rng(scenario.seed).spawn(2)
+        self.loads: Iterator[int] = scenario.load.draw(loads)
+        self.steps: Iterator[int] = scenario.step.draw(steps)
+        self.scenario = scenario
         self.batches = _Batches()
-        self.events: list[tuple[int, int]] = []  # when, and the batch; a step's end is -1 - batch
-        self.held: deque[int] = deque()  # finished, in the hands of a loader that is blocked
+        self.events: list[tuple[int, int]] = []  # (time, batch); the end of a step is -1 - batch
+        self.held: deque[int] = deque()  # finished batches of blocked loaders
         self.queue: deque[int] = deque()
         self.working = False
 
-    def until(self, end: int) -> _Batches:
-        for loader in range(self.setting.loaders):
+    def run(self, end: int) -> _Batches:
+        for loader in range(self.scenario.loaders):
             self._begin(loader, 0)
         while self.events[0][0] <= end:
             now, batch = heapq.heappop(self.events)
@@ -107,7 +114,7 @@ class _Run:
                 self.working = False
             else:
                 self.held.append(batch)
-            self._move_on(now)
+            self._advance(now)
         return self.batches
 
     def _begin(self, loader: int, now: int) -> None:
@@ -115,17 +122,17 @@ class _Run:
         heapq.heappush(self.events, (ready, self.batches.begin(loader, now, ready)))
         if len(self.batches.loader) > MOST_BATCHES:
             raise UsageError(
-                f"seconds={self.setting.seconds:g} makes more than {MOST_BATCHES:,} batches, "
-                "the most to simulate: shorten it"
+                f"seconds={self.scenario.seconds:g} gives more than {MOST_BATCHES:,} batches, "
+                "the limit of a simulation: give a shorter time"
             )
 
-    def _move_on(self, now: int) -> None:
+    def _advance(self, now: int) -> None:
         while True:
             if not self.working and (self.queue or self.held):
                 if not self.queue:
                     self._enqueue(now)
                 self._take(self.queue.popleft(), now)
-            elif self.held and len(self.queue) < self.setting.room:
+            elif self.held and len(self.queue) < self.scenario.capacity:
                 self._enqueue(now)
             else:
                 return
@@ -145,59 +152,58 @@ class _Run:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What came of it, up to the end; a batch counts as done when its step has ended.
+    """The result of a simulation; a batch is done when its step has ended.
 
     Attributes
     ----------
-    setting
-        What was simulated.
+    scenario
+        Parameters of the simulation.
     loader
-        Number of the loader of each batch, in the order in which they were begun: (batches,)
-        int64.
+        Loader of each batch, in the order in which batches were begun: (batches,) int64.
     begun, ready, queued, taken, done
-        When a loader began each batch and had it ready, when it went into the queue, when the
-        consumer took it and had done its step: (batches,) int64, nanoseconds. What lies after the
-        end did not happen.
+        Times in nanoseconds at which a loader began each batch and finished it, the batch entered
+        the queue, the consumer took it, and its step ended: (batches,) int64. Times after the end
+        of the simulation did not happen.
     """
 
-    setting: Setting
-    loader: Times
-    begun: Times
-    ready: Times
-    queued: Times
-    taken: Times
-    done: Times
+    scenario: Scenario
+    loader: Nanoseconds
+    begun: Nanoseconds
+    ready: Nanoseconds
+    queued: Nanoseconds
+    taken: Nanoseconds
+    done: Nanoseconds
 
     @property
     def end(self) -> int:
-        """Nanoseconds simulated."""
-        return round(self.setting.seconds * _NS)
+        """End of the simulation in nanoseconds."""
+        return round(self.scenario.seconds * _NS)
 
     @cached_property
     def batches(self) -> int:
-        """Batches whose step has ended."""
+        """Number of batches whose step has ended."""
         return int((self.done <= self.end).sum())
 
     @property
     def startup_s(self) -> float:
-        """Seconds before the consumer had its first batch; all of them if none came."""
+        """Seconds until the consumer got its first batch; the whole time if it got none."""
         return min(int(self.taken.min()), self.end) / _NS
 
     @property
     def rate(self) -> float:
-        """Batches done a second from the first one's arrival on."""
-        rest = self.setting.seconds - self.startup_s
+        """Batches done per second, counted from the arrival of the first one."""
+        rest = self.scenario.seconds - self.startup_s
         return self.batches / rest if rest else 0.0
 
     @cached_property
-    def order(self) -> Times:
-        """Batches that the consumer took, in that order: (taken,) int64."""
+    def order(self) -> Nanoseconds:
+        """Batches in the order in which the consumer took them: (taken,) int64."""
         order = np.argsort(self.taken, kind="stable")
         return order[: int((self.taken <= self.end).sum())]
 
     @cached_property
     def stalls_ms(self) -> npt.NDArray[np.float64]:
-        """The consumer's wait before each batch that it took; the first is start-up: (taken,)."""
+        """Wait of the consumer before each batch, the first being start-up: (taken,) float64."""
         idle_since = np.concatenate([[0], self.done[self.order][:-1]])
         waits: npt.NDArray[np.float64] = self.taken[self.order] - idle_since[: len(self.order)]
         return waits / 1e6
@@ -209,86 +215,87 @@ class Simulation:
 
     @property
     def stall_share_with_startup(self) -> float:
-        """Share of all the time that the consumer waited."""
+        """Share of the whole time that the consumer waited."""
         return self._waited / self.end
 
     @property
     def stall_share(self) -> float:
-        """The same from the first batch's arrival on; 1 if none came."""
+        """Share of the time since the first batch that the consumer waited; 1 if none came."""
         startup = min(int(self.taken.min()), self.end)
         return (self._waited - startup) / (self.end - startup) if startup < self.end else 1.0
 
     @cached_property
     def stall_by_place_ms(self) -> npt.NDArray[np.float64]:
-        """Mean wait at each place of a round of as many batches as there are loaders: (loaders,).
+        """Mean wait at each position in a round of one batch per loader: (loaders,) float64.
 
-        Start-up is left out. Loaders that keep step with one another have it all at one place.
+        Start-up is left out. Synchronous loaders have all the waiting at one position.
         """
-        loaders = self.setting.loaders
+        loaders = self.scenario.loaders
         waits = self.stalls_ms[1:]
-        places = np.arange(1, len(waits) + 1) % loaders
-        sums = np.bincount(places, waits, minlength=loaders)
-        means: npt.NDArray[np.float64] = sums / np.maximum(1, np.bincount(places, None, loaders))
+        positions = np.arange(1, len(waits) + 1) % loaders
+        sums = np.bincount(positions, waits, minlength=loaders)
+        means: npt.NDArray[np.float64] = sums / np.maximum(1, np.bincount(positions, None, loaders))
         return means
 
     @property
     def stall_at_one_place(self) -> float:
-        """Share of the waiting that the worst place of a round has; 1 / loaders if it is even."""
+        """Share of the waiting at the worst position of a round; 1 / loaders if it is even."""
         means = self.stall_by_place_ms
         return float(means.max() / means.sum()) if means.any() else 0.0
 
     @property
     def blocked_share(self) -> float:
-        """Share of the loaders' time in which they held a batch that the full queue kept out."""
+        """Share of the loaders' time in which they were blocked by a full queue."""
         held = np.minimum(self.queued, self.end) - np.minimum(self.ready, self.end)
-        return int(held.sum()) / (self.setting.loaders * self.end)
+        return int(held.sum()) / (self.scenario.loaders * self.end)
 
     @cached_property
-    def queue_depth(self) -> tuple[Times, Times]:
-        """Batches in the queue: from which nanosecond on, and how many, (changes,) int64 each."""
+    def queue_depth(self) -> tuple[Nanoseconds, Nanoseconds]:
+        """Times of changes, and the batches in the queue from then on: (changes,) int64 each."""
         times = np.concatenate([[0], self.queued, self.taken])
-        more = np.repeat([0, 1, -1], [1, len(self.queued), len(self.taken)])
+        changes = np.repeat([0, 1, -1], [1, len(self.queued), len(self.taken)])
         kept = times <= self.end
-        times, more = times[kept], more[kept]
+        times, changes = times[kept], changes[kept]
         order = np.argsort(times, kind="stable")
-        times, depth = times[order], np.cumsum(more[order])
+        times, depth = times[order], np.cumsum(changes[order])
         last = np.append(times[1:] != times[:-1], True)
         return times[last], depth[last]
 
     @property
     def queue_mean(self) -> float:
-        """Batches in the queue, on average over the time."""
+        """Time average of the batches in the queue."""
         times, depth = self.queue_depth
         return float(np.diff(times, append=self.end) @ depth) / self.end
 
     def with_one_more(self) -> Simulation:
-        """The same with one loader more, and the same times for the same batches."""
-        return run(replace(self.setting, loaders=self.setting.loaders + 1))
+        """Simulate one more loader, with the same times for the same batches."""
+        return simulate_scenario(replace(self.scenario, loaders=self.scenario.loaders + 1))
 
     def html(self, path: str | Path) -> None:
-        """Write a page that plays it: one file, which needs no network."""
-        from precache.simulation.pictures import write_page
+        """Write a page that replays it: one file, which needs no network."""
+        from precache.html.pages import save
+        from precache.simulation.page import render_simulation
 
-        write_page(self, path)
+        save(render_simulation(self), path)
 
     def png(self, path: str | Path) -> None:
-        """Draw it, with matplotlib: ``pip install "precache[report]"``."""
-        from precache.simulation.pictures import write_png
+        """Write its charts as a PNG; needs matplotlib: ``pip install "precache[report]"``."""
+        from precache.simulation.page import draw_simulation
 
-        write_png(self, path)
+        draw_simulation(self, path)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it for JSON, times in milliseconds; null for what did not happen any more."""
-        setting, more = self.setting, self.with_one_more()
+        """Return everything for JSON, times in ms; null for what came after the end."""
+        scenario, more = self.scenario, self.with_one_more()
         times, depth = self.queue_depth
         moments = ("begun", "ready", "queued", "taken", "done")
         return {
-            "loaders": setting.loaders,
-            "queue": setting.room,
-            "load": _described(setting.load),
-            "step": _described(setting.step),
-            "seconds": setting.seconds,
-            "seed": setting.seed,
+            "loaders": scenario.loaders,
+            "queue": scenario.capacity,
+            "load": _durations_dict(scenario.load),
+            "step": _durations_dict(scenario.step),
+            "seconds": scenario.seconds,
+            "seed": scenario.seed,
             "batches": self.batches,
             "startup_s": self.startup_s,
             "rate_per_s": self.rate,
@@ -298,9 +305,9 @@ class Simulation:
             "blocked_share": self.blocked_share,
             "queue_mean": self.queue_mean,
             "limit": {
-                "per_s": setting.limit,
-                "loading_per_s": setting.loading_limit,
-                "step_per_s": setting.step_limit,
+                "per_s": scenario.limit,
+                "loading_per_s": scenario.loading_limit,
+                "step_per_s": scenario.step_limit,
             },
             "one_more": {
                 "batches": more.batches,
@@ -323,18 +330,18 @@ class Simulation:
         }
 
 
-def _described(times: Durations) -> dict[str, Any]:
-    described = {"mean_ms": times.mean_ms, "cv": times.cv, "dist": times.kind}
-    return described | {"resolution_ms": times.resolution_ms, "measured": len(times.measured_ms)}
+def _durations_dict(times: Durations) -> dict[str, Any]:
+    values = {"mean_ms": times.mean_ms, "cv": times.cv, "dist": times.kind}
+    return values | {"resolution_ms": times.resolution_ms, "measured": len(times.measured_ms)}
 
 
-def _milliseconds(times: Times, end: int) -> list[float | None]:
+def _milliseconds(times: Nanoseconds, end: int) -> list[float | None]:
     return [time / 1e6 if time <= end else None for time in times.tolist()]
 
 
 def simulate(
-    load_ms: float | Measured,
-    step_ms: float | Measured,
+    load_ms: float | MeasuredTimes,
+    step_ms: float | MeasuredTimes,
     loaders: int,
     *,
     queue: int | None = None,
@@ -348,26 +355,26 @@ def simulate(
 ) -> Simulation:
     """Simulate loaders that feed a training loop.
 
-    Each of `loaders` processes makes one batch at a time, all beginning at once. A finished batch
-    goes into a queue; while that is full, its loader is blocked. One consumer takes the batches
-    and works a step on each.
+    Each of `loaders` processes makes one batch at a time; all begin together. A finished batch goes
+    into a queue; while the queue is full, its loader is blocked. One consumer takes the batches
+    and spends a step on each.
 
     Parameters
     ----------
     load_ms, step_ms
-        How long one loader takes for one batch, and the consumer for one step: a mean, or times
-        that were measured, of which the n-th is that of the n-th batch.
+        Time of one loader for one batch, and of the consumer for one step: a mean, or measured
+        times, of which the n-th batch takes the n-th.
     queue
-        Finished batches that the queue holds besides the one in each loader's hands; by default
-        as many as there are loaders, so that twice as many batches are under way, as with a
+        Finished batches that the queue holds, besides the one that each loader holds; by default
+        as many as there are loaders. Then 2 batches per loader are in progress, as with a
         ``torch.utils.data.DataLoader`` of ``prefetch_factor=2``.
     load_cv, step_cv
         Coefficient of variation: standard deviation over mean; 0 by default.
     load_dist, step_dist
-        ``"gamma"`` (default where there is a variation), ``"lognormal"``, ``"exponential"`` or
+        ``"gamma"`` (default with a variation), ``"lognormal"``, ``"exponential"`` or
         ``"constant"``; for measured times ``"cycle"`` (default) or ``"resample"``.
     resolution_ms
-        Load times are rounded up to a multiple of it; 0 leaves time continuous.
+        Load times are rounded up to a multiple of it; 0 for continuous time.
 
     Raises
     ------
@@ -379,20 +386,20 @@ def simulate(
     if not 1 <= loaders <= MOST_LOADERS:
         raise UsageError(f"loaders={loaders} is out of range: give 1 to {MOST_LOADERS:,}")
     if queue is not None and queue < 0:
-        raise UsageError(f"queue={queue} is no number of batches: give 0 or more")
+        raise UsageError(f"queue={queue} is negative: give 0 or more batches")
     if not (math.isfinite(resolution_ms) and resolution_ms >= 0):
-        raise UsageError(f"resolution_ms={resolution_ms:g} is no grid: give 0 or more")
+        raise UsageError(f"resolution_ms={resolution_ms:g} is out of range: give 0 or more")
     if not 1e-6 <= seconds <= 1e8:
         raise UsageError(f"seconds={seconds:g} is out of range: give more than 0, up to 1e8")
     if seed < 0:
         raise UsageError(f"seed={seed} is negative: give 0 or more")
     load = durations("load", load_ms, load_cv, load_dist, resolution_ms)
     step = durations("step", step_ms, step_cv, step_dist)
-    return run(Setting(loaders, load, step, queue, seconds, seed))
+    return simulate_scenario(Scenario(loaders, load, step, queue, seconds, seed))
 
 
-def run(setting: Setting) -> Simulation:
-    """Simulate a setting that `simulate` has checked."""
-    made = _Run(setting).until(round(setting.seconds * _NS))
-    columns = (made.loader, made.begun, made.ready, made.queued, made.taken, made.done)
-    return Simulation(setting, *(np.array(column, np.int64) for column in columns))
+def simulate_scenario(scenario: Scenario) -> Simulation:
+    """Simulate a scenario that `simulate` has checked."""
+    batches = _Run(scenario).run(round(scenario.seconds * _NS))
+    columns = (getattr(batches, column.name) for column in fields(_Batches))
+    return Simulation(scenario, *(np.array(column, np.int64) for column in columns))

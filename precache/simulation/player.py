@@ -1,4 +1,4 @@
-"""What a page needs to play loaders, queue and training loop."""
+"""Data of a simulation for the player in a page."""
 
 from __future__ import annotations
 
@@ -8,68 +8,72 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from precache.simulation.model import NEVER, Simulation, Times
-from precache.simulation.text import number
+from precache.simulation.model import NEVER, Nanoseconds, Simulation
+from precache.simulation.text import milliseconds
 
-PLAYED = 20_000
-"""Batches that a page plays, about a megabyte of it."""
+MAX_BATCHES = 20_000
+"""Most batches that a page replays, about a megabyte of data."""
 
 
-def played(found: Simulation) -> dict[str, Any]:
-    """Values of the template ``player.html``."""
-    end = played_until(found)
-    depth, waits = found.queue_depth[1], found.stalls_ms[1:]
-    data = json.dumps(_data(found, end), separators=(",", ":"))
-    cut = f"Played and drawn up to {end / 1e9:.3g} s of {found.setting.seconds:g} s."
+def player_values(simulation: Simulation) -> dict[str, Any]:
+    """Return the values of the template ``player.html``."""
+    end = _replay_end(simulation)
+    depth, waits = simulation.queue_depth[1], simulation.stalls_ms[1:]
+    data = json.dumps(_data(simulation, end), separators=(",", ":"))
+    cut = f"Shown up to {end / 1e9:.3g} s of {simulation.scenario.seconds:g} s."
     return {
-        # JSON is safe inside a script element but for what could end it.
+        # Only "<" could end the script element that holds the JSON.
         "data": Markup(data.replace("<", "\\u003c")),
-        "cut": cut if end < found.end else "",
+        "cut": cut if end < simulation.end else "",
         "lanes_alt": (
-            f"A lane for each loader and one for the training loop. Loaders are blocked "
-            f"{found.blocked_share:.1%} of their time; the training loop waits "
-            f"{found.stall_share:.1%} of its time after start-up."
+            f"One lane per loader and one for the training loop. Loaders are blocked "
+            f"{simulation.blocked_share:.1%} of their time; the training loop waits "
+            f"{simulation.stall_share:.1%} of its time after start-up."
         ),
         "queue_alt": (
-            f"Batches in the queue over time: {found.queue_mean:.1f} on average, "
-            f"{depth.max()} at most, of {found.setting.room}."
+            f"Batches in the queue over time: {simulation.queue_mean:.1f} on average, "
+            f"{depth.max()} at most; it holds {simulation.scenario.capacity}."
         )
-        if found.setting.room
+        if simulation.scenario.capacity
         else "",
         "waits_alt": (
-            f"Wait before each of {len(waits):,} batches: {np.count_nonzero(waits):,} of them "
-            f"waited for, {number(float(waits.max(initial=0)))} ms at most."
+            f"Wait before each of {len(waits):,} batches: the loop waits for "
+            f"{np.count_nonzero(waits):,}, {milliseconds(float(waits.max(initial=0)))} ms at most."
         ),
     }
 
 
-def played_until(found: Simulation) -> int:
-    """Nanoseconds that a page plays: all, or as long as there are not too many batches."""
-    return int(found.begun[PLAYED]) if len(found.begun) > PLAYED else found.end
+def _replay_end(simulation: Simulation) -> int:
+    """Return the nanoseconds that a page replays: all, or up to the limit of batches."""
+    return (
+        int(simulation.begun[MAX_BATCHES])
+        if len(simulation.begun) > MAX_BATCHES
+        else simulation.end
+    )
 
 
-def _data(found: Simulation, end: int) -> dict[str, Any]:
-    setting = found.setting
-    times, depth = found.queue_depth
-    kept = found.begun <= end
+def _data(simulation: Simulation, end: int) -> dict[str, Any]:
+    scenario = simulation.scenario
+    times, depth = simulation.queue_depth
+    kept = simulation.begun <= end
     moments = ("begun", "ready", "queued", "taken", "done")
     return {
         "end": end / 1e6,
-        "loaders": setting.loaders,
-        "room": setting.room,
-        "load": setting.load.mean_ms,
-        "step": setting.step.mean_ms,
+        "loaders": scenario.loaders,
+        "capacity": scenario.capacity,
+        "load": scenario.load.mean_ms,
+        "step": scenario.step.mean_ms,
         "batches": {
-            "loader": found.loader[kept].tolist(),
-            **{moment: _milliseconds(getattr(found, moment)[kept]) for moment in moments},
+            "loader": simulation.loader[kept].tolist(),
+            **{moment: _milliseconds(getattr(simulation, moment)[kept]) for moment in moments},
         },
         "queue": {
             "from": _milliseconds(times[times <= end]),
             "batches": depth[times <= end].tolist(),
         },
-        "waits": [round(wait, 3) for wait in found.stalls_ms[:PLAYED].tolist()],
+        "waits": [round(wait, 3) for wait in simulation.stalls_ms[:MAX_BATCHES].tolist()],
     }
 
 
-def _milliseconds(times: Times) -> list[float | None]:
+def _milliseconds(times: Nanoseconds) -> list[float | None]:
     return [round(time / 1e6, 3) if time < NEVER else None for time in times.tolist()]

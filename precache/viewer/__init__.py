@@ -1,1 +1,1 @@
-"""Pages about a store over HTTP, for this machine alone, or one page in a file."""
+"""Show a version in a browser: a local server, or one static page."""

@@ -1,147 +1,256 @@
-"""Pages about a store, from what is to stand in them: no script, no network, light and dark."""
+"""Pages about a version: a grid of samples, one sample, and the images they load."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from urllib.parse import urlencode
 
-from precache.html.pages import environment, style
-from precache.viewer.search import Query
+from precache.errors import PrecacheError, UsageError
+from precache.html.pages import TABLE_ROWS, bar, link, render
+from precache.html.png import as_picture, encode_png
+from precache.storage.open import StorageOptions
+from precache.viewer.cards import Cards
+from precache.viewer.facts import VersionFacts, version_facts
+from precache.viewer.search import Catalogue, Query, RowPage
+from precache.viewer.source_trace import SourceTracer, Trace, media_type
 
-LISTED = 200
-"""Classes and holes in a table."""
+STYLES = "view.css"
 
-
-@dataclass(frozen=True)
-class Picture:
-    """One image of a sample.
-
-    Attributes
-    ----------
-    title, note
-        What it is, and its size or what was done to its values.
-    source
-        URL, or all of it as a ``data:`` URL; empty where there is only the note.
-    alt
-        What it shows, for those who do not see it.
-    size
-        (width, height) in pixels, where known.
-    """
-
-    title: str
-    source: str = ""
-    alt: str = ""
-    note: str = ""
-    size: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
-class Card:
-    """One sample: its images, fields that are none as (name, words), and what is wrong with it."""
-
-    row: int
-    key: str
-    label: str = ""
-    hole: str = ""
-    problems: Sequence[str] = ()
-    pictures: Sequence[Picture] = ()
-    numbers: Sequence[tuple[str, str]] = ()
-
-
-@dataclass(frozen=True)
-class Count:
-    """Valid rows of one label."""
-
-    label: int
-    name: str
-    rows: int
-
-
-@dataclass(frozen=True)
-class VersionFacts:
-    """A version as a whole.
-
-    Attributes
-    ----------
-    sizes, build
-        (name, words).
-    statistics
-        (field, channel, mean, standard deviation), in stored units.
-    """
-
-    store: str
-    version: str
-    path: str
-    created: str
-    rows: int
-    holes: int
-    classes: int
-    sizes: Sequence[tuple[str, str]]
-    statistics: Sequence[tuple[str, str, float, float]]
-    build: Sequence[tuple[str, str]]
-
+MAX_SAMPLES = 1000
+"""Samples per page."""
 
 Link = tuple[str, str, str]
-"""Words, target, and what it is to this page (``next``, ``prev`` or nothing)."""
+"""Text, target, and ``rel`` attribute (``next``, ``prev`` or empty)."""
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A page of samples.
+class Pages:
+    """Pages about a version.
 
-    Attributes
+    Parameters
     ----------
-    found
-        In words, how many rows of which.
-    note
-        About the pictures of all samples.
-    traced
-        Whether samples have several pictures each.
+    tracer
+        The source of the version; None if the user gave none.
+    count
+        Samples per page.
     """
 
-    facts: VersionFacts
-    query: Query
-    cards: Sequence[Card]
-    counts: Sequence[Count]
-    holes: Sequence[tuple[int, str, str]]
-    links: Sequence[Link] = ()
-    found: str = ""
-    note: str = ""
-    error: str = ""
-    traced: bool = False
+    def __init__(
+        self, store: str, catalogue: Catalogue, tracer: SourceTracer | None, count: int
+    ) -> None:
+        self._store = store
+        self._catalogue = catalogue
+        self._tracer = tracer
+        self._count = count
+        self._cards = Cards(catalogue, tracer)
+
+    @functools.cached_property
+    def facts(self) -> VersionFacts:
+        return version_facts(self._store, self._catalogue)
+
+    # --- pages ----------------------------------------------------------------------------------
+
+    def grid(
+        self, query: Query, start: int = 0, *, before: bool = False, static: bool = False
+    ) -> str:
+        """Return the HTML of the rows that match a query, from `start` on or right before it.
+
+        A static page has no links and loads nothing.
+        """
+        matches, error = RowPage([], 0, 0, None, None), ""
+        try:
+            matches = self._catalogue.find(query, start, self._count, before=before)
+        except UsageError as refused:
+            if static:
+                raise
+            error = str(refused)
+        counts = self._catalogue.counts
+        return render(
+            "view_grid.html",
+            styles=STYLES,
+            served=not static,
+            static=static,
+            root=".",
+            title=f"{self._store}: {self.facts.rows:,} rows",
+            facts=self.facts,
+            query=query,
+            cards=self._cards.page(matches.rows, static=static),
+            statistics=[
+                (field, channel, f"{mean:.3f}", f"{std:.3f}")
+                for field, channel, mean, std in self.facts.statistics
+            ],
+            class_names=[name for _, name, _ in counts[:TABLE_ROWS] if name],
+            classes=self._class_table(static),
+            class_count=len(counts),
+            holes=self._hole_table(static),
+            links=_page_links(query, matches),
+            summary=_summarize(matches, self._catalogue.version.rows),
+            note=self._note(),
+            error=error,
+            traced=self._tracer is not None,
+        )
+
+    def _class_table(self, static: bool) -> list[tuple[object, ...]]:
+        counts = self._catalogue.counts
+        largest = max((rows for _, _, rows in counts), default=1)
+        return [
+            (
+                name if static and name else link(name, _target({"class": name})) if name
+                else "no label",
+                label, f"{rows:,}", bar(rows / largest),
+            )
+            for label, name, rows in counts[:TABLE_ROWS]
+        ]  # fmt: skip
+
+    def _hole_table(self, static: bool) -> list[tuple[str, str]]:
+        version = self._catalogue.version
+        return [
+            (
+                version.keys[row] if static else link(version.keys[row], f"row/{row}"),
+                self._catalogue.hole(row),
+            )
+            for row in version.hole_rows[:TABLE_ROWS].tolist()
+        ]
+
+    def _note(self) -> str:
+        if self._tracer is None:
+            return (
+                "Only what is stored is shown. With --source, raw files and the result of each op "
+                "are shown beside it."
+            )
+        if self._tracer.ops_problem:
+            return f"Raw files are shown beside what is stored; {self._tracer.ops_problem}."
+        return "Results of ops are computed from the raw files as they are now."
+
+    def sample(self, row: int) -> str:
+        """Return the HTML of the page about one row."""
+        last = self._catalogue.version.rows - 1
+        key = self._catalogue.key(row)
+        neighbours = (("Previous row", row - 1, "prev"), ("Next row", row + 1, "next"))
+        return render(
+            "view_sample.html",
+            styles=STYLES,
+            served=True,
+            static=False,
+            root="..",
+            title=f"{key} in {self._store}",
+            facts=self.facts,
+            card=self._cards.single(row),
+            links=[(text, str(to), rel) for text, to, rel in neighbours if 0 <= to <= last],
+        )
+
+    # --- images ---------------------------------------------------------------------------------
+
+    def stored_png(self, row: int, name: str) -> bytes:
+        """Return a stored row of an array as a PNG file."""
+        self._catalogue.key(row)
+        stored = self._catalogue.variants(row)
+        if isinstance(stored, str):
+            raise PrecacheError(stored)
+        preview = as_picture(stored[name]) if name in stored else None
+        if preview is None:
+            raise UsageError(f"there is no image {name!r} in row {row}")
+        return encode_png(preview.pixels)
+
+    def raw(self, row: int) -> tuple[bytes, str]:
+        """Return a raw file and its media type."""
+        trace = self._trace(row)
+        media = media_type(trace.raw or b"")
+        if trace.raw is None or media is None:
+            raise UsageError(trace.note or f"row {row} has no raw file that a browser shows")
+        return trace.raw, media
+
+    def step_png(self, row: int, name: str, number: int) -> bytes:
+        """Return the result of an op as a PNG file."""
+        trace = self._trace(row)
+        steps = trace.steps.get(name, [])
+        step = steps[number] if number < len(steps) else None
+        if step is None or step.preview is None:
+            raise UsageError(trace.note or (step.note if step else f"there is no step {number}"))
+        return encode_png(step.preview.pixels)
+
+    def _trace(self, row: int) -> Trace:
+        key = self._catalogue.key(row)
+        if self._tracer is None:
+            raise UsageError("no source is given; give --source")
+        return self._tracer.trace(key)
 
 
-def grid_page(grid: Grid, *, static: bool = False) -> str:
-    """HTML of a page of samples; a static one links to nothing and loads nothing."""
-    title = f"{grid.facts.store}: {grid.facts.rows:,} rows"
-    return _render("view_grid.html", static=static, title=title, root=".", **vars(grid))
+def open_pages(
+    store: str,
+    source: str | None = None,
+    count: int = 24,
+    storage_options: StorageOptions = None,
+    functions: bool = False,
+) -> Pages:
+    """Open a store to make pages about it.
+
+    Parameters
+    ----------
+    source
+        The source that the store was built from; None to show only the stored rows.
+    count
+        Samples per page.
+    storage_options
+        Options of the store and of the source.
+    functions
+        Run functions that the store's recipe names.
+
+    Raises
+    ------
+    StoreError, SourceError
+        There is no such store, or no such source.
+    UsageError
+        `count` is out of range.
+    """
+    if not 1 <= count <= MAX_SAMPLES:
+        raise UsageError(f"--rows is {count}; give 1 to {MAX_SAMPLES} samples per page")
+    catalogue = Catalogue(store, storage_options)
+    tracer = None
+    if source is not None:
+        tracer = SourceTracer(source, catalogue.version.recipe, storage_options, functions)
+    return Pages(store, catalogue, tracer, count)
 
 
-def sample_page(facts: VersionFacts, card: Card, links: Sequence[Link]) -> str:
-    """HTML of a page about one sample, one level below the pages of samples."""
-    title = f"{card.key} in {facts.store}"
-    return _render("view_sample.html", title=title, root="..", facts=facts, card=card, links=links)
-
-
-def error_page(title: str, error: str, root: str) -> str:
-    """HTML of a page that says what is wrong."""
-    return _render("view_error.html", title=title, error=error, root=root)
-
-
-def _render(name: str, *, static: bool = False, **values: object) -> str:
-    template = environment().get_template(name)
-    return template.render(
-        static=static, css=style("view.css"), policy=policy(static), listed=LISTED, **values
+def error_page(error: str, root: str) -> str:
+    """Return the HTML of a page that reports an error; `root` leads to the grid."""
+    title = "This cannot be shown"
+    return render(
+        "view_error.html", styles=STYLES, served=True, title=title, error=error, root=root
     )
 
 
-def policy(static: bool) -> str:
-    """Content-Security-Policy: no script at all, this style sheet alone, images of its own."""
-    digest = base64.b64encode(hashlib.sha256(style("view.css").encode()).digest()).decode()
-    images, forms = ("", "'none'") if static else ("'self' ", "'self'")
-    return (
-        f"default-src 'none'; img-src {images}data:; style-src 'sha256-{digest}'; "
-        f"form-action {forms}; base-uri 'none'"
-    )
+# --- links --------------------------------------------------------------------------------------
+
+_DEFAULTS = {"q": "", "match": "begins", "class": "", "rows": "all"}
+
+
+def _page_links(query: Query, matches: RowPage) -> list[Link]:
+    values = {"q": query.text, "match": query.match, "class": query.label, "rows": query.state}
+    values = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+    links: list[Link] = []
+    if matches.earlier is not None:
+        links.append(("First page", _target(values), ""))
+        links.append(("Previous page", _target({**values, "before": str(matches.earlier)}), "prev"))
+    if matches.later is not None:
+        text = "Continue the search" if matches.cut else "Next page"
+        links.append((text, _target({**values, "from": str(matches.later)}), "next"))
+    return links
+
+
+def _target(values: dict[str, str]) -> str:
+    return "?" + urlencode(values)
+
+
+def _summarize(matches: RowPage, rows: int) -> str:
+    """Describe which rows match."""
+    if not matches.rows:
+        last = max(matches.first, matches.stop - 1)
+        text = f"No row from {matches.first:,} to {last:,} matches"
+    else:
+        first, last = matches.rows[0], matches.rows[-1]
+        span = f"row {first:,}" if first == last else f"rows {first:,} to {last:,}"
+        text = f"{len(matches.rows)} shown: {span}"
+    text += f", of {rows:,}."
+    if matches.cut:
+        text += " The search stopped here, after two million keys."
+    return text

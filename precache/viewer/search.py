@@ -1,4 +1,4 @@
-"""Rows of a version to be looked at: found by key, class and state, and read a page at a time."""
+"""Search the rows of a version by key, class and state, and read them a page at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from precache.storage.open import StorageOptions
 from precache.store.small_arrays import KEYS_PER_CHUNK
 
 KEY_CHUNKS = 32
-"""Chunks of keys that one search reads at most: two million keys, about a second."""
+"""Most chunks of keys that one search reads: two million keys, about a second."""
 
 MATCHES = ("begins", "contains", "is")
 STATES = ("all", "valid", "holes")
@@ -22,14 +22,14 @@ STATES = ("all", "valid", "holes")
 
 @dataclass(frozen=True)
 class Query:
-    """Which rows are wanted: all conditions together; the default is every row.
+    """Conditions on rows, all of which must hold; by default every row matches.
 
     Attributes
     ----------
     text, match
-        What a key ``begins`` with, ``contains`` or ``is``.
+        The key ``begins`` with, ``contains`` or ``is`` the text.
     label
-        A class's name, else its number; -1 for rows without one.
+        Name or number of a class; -1 for rows without a label.
     state
         ``all``, ``valid`` or ``holes``.
     """
@@ -42,10 +42,10 @@ class Query:
     def __post_init__(self) -> None:
         for value, known in ((self.match, MATCHES), (self.state, STATES)):
             if value not in known:
-                raise UsageError(f"{value!r} is none of {', '.join(known)}")
+                raise UsageError(f"{value!r} is not one of {', '.join(known)}")
 
-    def fits(self, key: str) -> bool:
-        """Whether a key is as `text` and `match` say."""
+    def matches_key(self, key: str) -> bool:
+        """Return whether a key meets the condition on keys."""
         match self.match:
             case "begins":
                 return key.startswith(self.text)
@@ -55,17 +55,18 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A page of rows, ascending.
+class RowPage:
+    """A page of matching rows, in ascending order.
 
     Attributes
     ----------
     first, stop
-        The rows looked through, `stop` not among them.
+        Range of the rows that were searched, without `stop`.
     earlier, later
-        Rows before and from which other pages can be asked for; None where there is no more.
+        The previous page ends right before `earlier`, the next one starts at `later`; None if
+        there is none.
     cut
-        Whether the search stopped because it had read as many keys as one may.
+        Whether the search stopped at its limit of keys.
     """
 
     rows: list[int]
@@ -84,37 +85,37 @@ class _Search:
 
 
 class Catalogue:
-    """The current version of a store, or the one that ``STORE@prefix`` names, to be looked at.
+    """The rows of a store's current version, or of the one that ``STORE@prefix`` names.
 
     Notes
     -----
-    In memory are one byte a row for what is valid, the labels in their narrow type, fields of 64
-    bytes a row or less, and 16 chunks of 65,536 keys. Large fields are read a page at a time. A
-    search by key reads chunk after chunk until the page is full, `KEY_CHUNKS` at most; of those
-    that class or state leave no row in, none is read.
+    Memory holds one byte per row for `valid`, the labels in their narrow type, fields of at most 64
+    bytes per row, and 16 chunks of 65,536 keys. Larger fields are read a page at a time. A search
+    by key reads chunks until the page is full, `KEY_CHUNKS` at most, and skips chunks in which no
+    row has the class and state.
     """
 
     def __init__(self, uri: str, storage_options: StorageOptions = None) -> None:
-        self._columns = VersionReader(uri, None, "first", storage_options)
-        self.version = self._columns.version
+        self._reader = VersionReader(uri, None, "first", storage_options)
+        self.version = self._reader.version
         self.fields = list(self.version.fields)
 
     @functools.cached_property
     def counts(self) -> list[tuple[int, str, int]]:
-        """Label, its name, and its valid rows, by label."""
+        """(label, class name, valid rows), ordered by label."""
         labels, counts = np.unique(self.version.labels[self.version.valid], return_counts=True)
         pairs = zip(labels.tolist(), counts.tolist(), strict=True)
         return [(label, self.class_name(label), count) for label, count in pairs]
 
     def class_name(self, label: int) -> str:
-        """A label's class; its number where the store names none, empty for no label."""
+        """Return the class of a label: its number if it has no name, empty if it is negative."""
         if label < 0:
             return ""
         classes = self.version.classes
         return classes[label] if label < len(classes) else str(label)
 
     def key(self, row: int) -> str:
-        """A row's key.
+        """Return the key of a row.
 
         Raises
         ------
@@ -129,68 +130,67 @@ class Catalogue:
         return int(self.version.labels[row])
 
     def hole(self, row: int) -> str:
-        """Why a row is a hole; empty where it is none."""
+        """Return why a row is a hole; empty if it is valid."""
         if self.version.valid[row]:
             return ""
         return self.version.holes.get(row, ("", "for a reason that is not recorded"))[1]
 
-    # --- finding --------------------------------------------------------------------------------
+    # --- searching ------------------------------------------------------------------------------
 
-    def find(self, query: Query, start: int, count: int, *, before: bool = False) -> Found:
-        """`count` rows from `start` on, or, with `before`, the last ones before it.
+    def find(self, query: Query, start: int, count: int, *, before: bool = False) -> RowPage:
+        """Find the first `count` rows from `start` on, or with `before` the last ones before it.
 
         Raises
         ------
         UsageError
             There is no such class.
         """
-        rows = self.version.rows
-        start = min(max(0, start), rows)
+        start = min(max(0, start), self.version.rows)
         search = self._search(query, start, count, before)
         more = len(search.rows) > count or search.cut
-        found = search.rows[:count]
+        rows = search.rows[:count]
         if before:
-            if not more:  # a page that begins at the first row is full again
+            if not more:  # fill the page that starts at the first row
                 return self.find(query, 0, count)
-            found.reverse()
-            first = found[0] if len(search.rows) > count else search.edge
-            return Found(found, search.edge, start, first, start, search.cut)
-        later = found[-1] + 1 if len(search.rows) > count else search.edge if more else None
-        return Found(found, start, search.edge, start or None, later, search.cut)
+            rows.reverse()
+            first = rows[0] if len(search.rows) > count else search.edge
+            return RowPage(rows, search.edge, start, first, start, search.cut)
+        later = rows[-1] + 1 if len(search.rows) > count else search.edge if more else None
+        return RowPage(rows, start, search.edge, start or None, later, search.cut)
 
     def _search(self, query: Query, start: int, count: int, before: bool) -> _Search:
-        """One row more than `count` where there is one, in the order they are met."""
-        wanted = self._wanted(query)
+        """Find up to ``count + 1`` rows, in the order of the search."""
+        candidates = self._candidates(query)
         search, read = _Search(edge=start), 0
         for first, stop in _pieces(start, self.version.rows, before):
-            here = first + np.flatnonzero(wanted[first:stop])
-            if query.text and len(here):
+            matches = first + np.flatnonzero(candidates[first:stop])
+            if query.text and len(matches):
                 if read == KEY_CHUNKS:
                     search.cut = True
                     return search
                 read += 1
-                here = self._with_keys(query, here)
-            met = here[::-1] if before else here
-            search.rows += met[: count + 1 - len(search.rows)].tolist()
+                matches = self._filter_keys(query, matches)
+            ordered = matches[::-1] if before else matches
+            search.rows += ordered[: count + 1 - len(search.rows)].tolist()
             search.edge = first if before else stop
             if len(search.rows) > count or (search.rows and query.match == "is" and query.text):
                 break
         return search
 
-    def _with_keys(self, query: Query, rows: np.ndarray) -> np.ndarray:
-        """Those of some rows of one chunk whose keys match."""
+    def _filter_keys(self, query: Query, rows: np.ndarray) -> np.ndarray:
+        """Keep the rows whose keys match; all lie in one chunk of keys."""
         keys = self.version.key_chunk(int(rows[0]) // KEYS_PER_CHUNK)
-        return rows[[query.fits(key) for key in keys[rows % KEYS_PER_CHUNK]]]
+        return rows[[query.matches_key(key) for key in keys[rows % KEYS_PER_CHUNK]]]
 
-    def _wanted(self, query: Query) -> np.ndarray:
-        """(rows,) bool: what class and state ask for."""
+    def _candidates(self, query: Query) -> np.ndarray:
+        """Mark the rows that have the class and state: (rows,) bool."""
         valid = self.version.valid
         wanted = np.ones(len(valid), bool) if query.state == "all" else valid.copy()
         if query.state == "holes":
             np.logical_not(valid, out=wanted)
         if query.label:
             named = query.label in self.version.classes
-            number = None if named else _whole(query.label)
+            number = None if named else _parse_int(query.label)
             of_class = np.zeros(len(valid), bool)
             of_class[self.version.rows_of_classes(query.label if number is None else number)] = True
             wanted &= of_class
@@ -199,39 +199,39 @@ class Catalogue:
     # --- reading --------------------------------------------------------------------------------
 
     def read(self, rows: Sequence[int]) -> list[dict[str, np.ndarray] | str]:
-        """Field -> row, of each of some rows; why, where one cannot be read.
+        """Read rows as field -> array; a row that cannot be read gives the reason instead.
 
-        Of a field with variants it is the one that epoch 0 reads.
+        A field with variants gives the variant that epoch 0 reads.
         """
         try:
-            return list(self._read(rows, self._columns))
+            return list(self._read(rows, self._reader))
         except (DamageError, StorageError) as error:
             if len(rows) == 1:
                 return [str(error)]
-            return [each for row in rows for each in self.read([row])]
+            return [self.read([row])[0] for row in rows]
 
     def variants(self, row: int) -> dict[str, np.ndarray] | str:
-        """Array -> row, of all variants of all fields; why, where it cannot be read."""
-        found: dict[str, np.ndarray] = {}
+        """Read all variants of all fields of a row, by array; or the reason why they cannot."""
+        arrays: dict[str, np.ndarray] = {}
         try:
-            for epoch in range(max(each.variants for each in self.version.fields.values())):
-                columns = self._columns.at_epoch(epoch)
-                [read] = self._read([row], columns)
-                found |= {columns.arrays[name]: values for name, values in read.items()}
+            for epoch in range(max(field.variants for field in self.version.fields.values())):
+                reader = self._reader.at_epoch(epoch)
+                [fields] = self._read([row], reader)
+                arrays |= {reader.arrays[name]: values for name, values in fields.items()}
         except (DamageError, StorageError) as error:
             return str(error)
-        return found
+        return arrays
 
-    def _read(self, rows: Sequence[int], columns: VersionReader) -> Iterator[dict[str, np.ndarray]]:
-        shapes = columns.shapes.items()
+    def _read(self, rows: Sequence[int], reader: VersionReader) -> Iterator[dict[str, np.ndarray]]:
+        shapes = reader.shapes.items()
         out = {name: np.empty((len(rows), *shape), dtype) for name, (shape, dtype) in shapes}
-        columns.read(np.array(rows, np.int64), out)
+        reader.read(np.array(rows, np.int64), out)
         for position in range(len(rows)):
             yield {name: out[name][position] for name in self.fields}
 
 
 def _pieces(start: int, rows: int, before: bool) -> Iterator[tuple[int, int]]:
-    """Runs of rows from `start` on, or back from it, each in one chunk of keys."""
+    """Yield runs of rows from `start` on, or backwards from it, each within one chunk of keys."""
     lower, upper = (0, start) if before else (start, rows)
     numbers = range(lower // KEYS_PER_CHUNK, -(-upper // KEYS_PER_CHUNK))
     for number in reversed(numbers) if before else numbers:
@@ -239,7 +239,7 @@ def _pieces(start: int, rows: int, before: bool) -> Iterator[tuple[int, int]]:
         yield max(lower, first), min(upper, first + KEYS_PER_CHUNK)
 
 
-def _whole(text: str) -> int | None:
+def _parse_int(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:

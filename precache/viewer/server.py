@@ -1,4 +1,4 @@
-"""Pages about a store over HTTP, for this machine alone; or one page in a file."""
+"""Serve pages about a store on this machine's loopback interface, or write one static page."""
 
 from __future__ import annotations
 
@@ -16,52 +16,48 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
-from precache.errors import PrecacheError, StorageError, UsageError
-from precache.viewer.contents import Pages
-from precache.viewer.pages import error_page, policy
+from precache.errors import PrecacheError, UsageError
+from precache.html.pages import content_policy, save
+from precache.viewer.pages import STYLES, Pages, error_page
 from precache.viewer.search import Query
 
 ADDRESS = "127.0.0.1"
-NAMES = frozenset(("127.0.0.1", "localhost"))
-"""What a browser may call this server; the port is another at the far end of an SSH tunnel."""
+HOST_NAMES = frozenset(("127.0.0.1", "localhost"))
+"""Host names that requests may carry; the port differs at the far end of an SSH tunnel."""
 
-IDLE_SECONDS = 60
-"""After which a connection that asks for nothing is closed."""
+CONNECTION_SECONDS = 60
+"""Time after which an idle connection is closed."""
 
 Answer = tuple[bytes, str]
 """Body and media type."""
 
 
 def write_page(pages: Pages, query: Query, path: str) -> None:
-    """Write the first rows that a query finds as one file that needs no other.
+    """Write the first rows that match a query as one self-contained page.
 
     Raises
     ------
     StorageError
-        It cannot be written.
+        The file cannot be written.
     """
-    page = pages.grid(query, static=True)
-    try:
-        Path(path).write_text(page, "utf-8", errors="replace")
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from None
+    save(pages.grid(query, static=True), path)
 
 
 class ViewServer(ThreadingHTTPServer):
-    """Serves pages on the loopback interface, below a path that nobody can guess.
+    """Serves pages on the loopback interface, below a secret random path.
 
-    Other users of this machine reach its loopback interface too, whatever the modes of the store's
-    files say: the address that `url` gives is the key.
+    Other users of this machine reach its loopback interface too, even if they may not read the
+    store's files. So the address in `url` is a secret.
 
     Parameters
     ----------
     port
-        To listen at; 0 for a free one.
+        Port to listen on; 0 for a free one.
 
     Raises
     ------
     UsageError
-        The port cannot be had.
+        The port cannot be used.
     """
 
     def __init__(self, pages: Pages, port: int = 0) -> None:
@@ -71,7 +67,7 @@ class ViewServer(ThreadingHTTPServer):
             super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
             raise UsageError(
-                f"cannot listen at port {port}: {error}; give another, or none for a free one"
+                f"cannot listen on port {port}: {error}; give another, or none for a free one"
             ) from None
 
     @property
@@ -80,31 +76,33 @@ class ViewServer(ThreadingHTTPServer):
 
 
 def serve(pages: Pages, query: Query, port: int = 0, *, browser: bool = False) -> None:
-    """Serve pages until Ctrl-C, having printed where.
+    """Print the address and serve pages until Ctrl-C.
 
     Parameters
     ----------
     query
-        What the printed address finds.
+        Query of the printed address.
     browser
-        Whether it is opened in a browser.
+        Open the address in a browser.
     """
-    asked = {"q": query.text, "class": query.label}
-    asked = {name: value for name, value in asked.items() if value}
+    values = {"q": query.text, "class": query.label}
+    values = {name: value for name, value in values.items() if value}
     with contextlib.suppress(KeyboardInterrupt), ViewServer(pages, port) as server:
-        url = server.url + ("?" + urlencode(asked) if asked else "")
+        url = server.url + ("?" + urlencode(values) if values else "")
         sys.stdout.write(f"{url}\n")
         sys.stdout.flush()
-        sys.stderr.write("precache: serving this address to this machine alone; Ctrl-C ends it\n")
-        with _opened(url) if browser else contextlib.nullcontext():
+        sys.stderr.write(
+            "precache: only this machine can open this address; press Ctrl-C to stop\n"
+        )
+        with _open_browser(url) if browser else contextlib.nullcontext():
             server.serve_forever()
 
 
 @contextlib.contextmanager
-def _opened(url: str) -> Iterator[None]:
-    """Open a browser, by a file of this user's own that leads to the URL.
+def _open_browser(url: str) -> Iterator[None]:
+    """Open a browser on a private file that redirects to the URL.
 
-    All users of a machine see what a process was started with, and the URL is a secret.
+    All users of a machine see the arguments of a process, and the URL is a secret.
     """
     with tempfile.TemporaryDirectory(prefix="precache-view-") as folder:
         page = Path(folder, "open.html")
@@ -122,16 +120,16 @@ def _opened(url: str) -> Iterator[None]:
 class _Handler(BaseHTTPRequestHandler):
     server: ViewServer
     protocol_version = "HTTP/1.1"
-    timeout = IDLE_SECONDS
+    timeout = CONNECTION_SECONDS
 
     def do_GET(self) -> None:
-        if not _is_ours(self.headers.get("Host", "")):
-            self._refuse(HTTPStatus.FORBIDDEN, "this server is 127.0.0.1 or localhost")
+        if not _is_allowed_host(self.headers.get("Host", "")):
+            self._refuse(HTTPStatus.FORBIDDEN, "use the host name 127.0.0.1 or localhost")
             return
         path, query = urlsplit(self.path)[2:4]
         root = self.server.root
         if not hmac.compare_digest(path[: len(root)].encode(), root.encode()):
-            self._refuse(HTTPStatus.NOT_FOUND, "open the address that precache view has printed")
+            self._refuse(HTTPStatus.NOT_FOUND, "open the address that precache view printed")
             return
         inner = path[len(root) :]
         try:
@@ -139,8 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         except PrecacheError as error:
             missing = isinstance(error, UsageError)
             status = HTTPStatus.NOT_FOUND if missing else HTTPStatus.INTERNAL_SERVER_ERROR
-            up = "../" * inner.count("/") or "."
-            page = error_page("This cannot be shown", str(error), up)
+            page = error_page(str(error), "../" * inner.count("/") or ".")
             self._send(status, _encoded(page), "text/html; charset=utf-8")
             return
         self._send(HTTPStatus.OK, body, media)
@@ -157,7 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def end_headers(self) -> None:
-        self.send_header("Content-Security-Policy", f"{policy(False)}; frame-ancestors 'none'")
+        policy = content_policy(STYLES, served=True)
+        self.send_header("Content-Security-Policy", f"{policy}; frame-ancestors 'none'")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
@@ -171,14 +169,14 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-def _is_ours(host: str) -> bool:
-    """Whether a Host header names this machine: a page of another name must not read the answer."""
+def _is_allowed_host(host: str) -> bool:
+    """Return whether a Host header names this machine; refuses DNS rebinding."""
     name, _, port = host.partition(":")
-    return name.lower() in NAMES and (port.isdecimal() or not port)
+    return name.lower() in HOST_NAMES and (port.isdecimal() or not port)
 
 
 def _answer(pages: Pages, path: str, query: str) -> Answer:
-    """What lies at a path below the server's root."""
+    """Return the body and media type at a path below the server's root."""
     match [unquote(part) for part in path.split("/")]:
         case [""]:
             return _grid(pages, query)
@@ -196,25 +194,24 @@ def _answer(pages: Pages, path: str, query: str) -> Answer:
 
 def _grid(pages: Pages, query: str) -> Answer:
     try:
-        given = parse_qs(query, max_num_fields=20)
+        parsed = parse_qs(query, max_num_fields=20)
     except ValueError:
         raise UsageError("the address has too many parts") from None
-    asked = {name: values[-1] for name, values in given.items()}
-    wanted = Query(
-        asked.get("q", ""),
-        asked.get("match", "begins"),
-        asked.get("class", "").strip(),
-        asked.get("rows", "all"),
+    values = {name: entries[-1] for name, entries in parsed.items()}
+    rows = Query(
+        values.get("q", ""),
+        values.get("match", "begins"),
+        values.get("class", "").strip(),
+        values.get("rows", "all"),
     )
-    before = "before" in asked
-    start = _number(asked.get("before" if before else "from", "0"))
-    page = pages.grid(wanted, start, before=before)
-    return _encoded(page), "text/html; charset=utf-8"
+    before = "before" in values
+    start = _number(values.get("before" if before else "from", "0"))
+    return _encoded(pages.grid(rows, start, before=before)), "text/html; charset=utf-8"
 
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise UsageError(f"{text!r} is no row number")
+        raise UsageError(f"{text!r} is not a row number")
     return int(text)
 
 

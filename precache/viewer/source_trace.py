@@ -1,4 +1,4 @@
-"""Raw samples beside their rows: fetched from the source, and the recipe's ops applied again."""
+"""Trace a sample from its source: fetch the raw file and run the recipe's ops on it again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError
-from precache.html.png import Shown, as_picture, in_words, thinned
+from precache.html.png import Preview, array_summary, as_picture, downsample
 from precache.messages import shown
 from precache.recipe.ops import Function, Op
 from precache.recipe.recipe import Field, Recipe
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from precache_workers.sources.base import Fetched, Sample
 
 SIDE = 1024
-"""Pixels of a picture's longer side, above which only some are shown."""
+"""Longer side of a picture in pixels; larger ones are downsampled."""
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif")
-"""Of files that browsers show."""
+"""File name suffixes of images that browsers show."""
 
 TRACES = 16
-"""Samples kept, for the pictures that a browser asks for one by one."""
+"""Traces that are cached, since a browser requests the pictures of a sample one by one."""
 
 _MEDIA = {
     b"\xff\xd8\xff": "image/jpeg",
@@ -41,37 +41,37 @@ _MEDIA = {
 
 @dataclass(frozen=True)
 class OpResult:
-    """What one op leaves.
+    """The result of one op.
 
     Attributes
     ----------
     op
-        Its name.
-    shown
-        As a picture, where it is one.
+        Name of the op.
+    preview
+        The result as a picture; None if it is not one.
     note
-        The op's parameters and what shape and dtype it leaves; why there is none, where it failed.
+        Parameters of the op, shape and dtype of its result; or why it has none.
     """
 
     op: str
-    shown: Shown | None
+    preview: Preview | None
     note: str
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A raw sample and what the ops make of it.
+    """A raw sample and the results of the ops on it.
 
     Attributes
     ----------
     raw
-        The sample's file, where it is one.
+        The sample's file; None if the sample is not a file.
     note
-        Why there is none, or why no op is applied to it.
+        Why there is no file, or why no op was run.
     steps
-        Field -> what each op leaves, until one fails or may not be run.
+        Field -> result of each op, up to the first that fails or may not be run.
     results
-        Field -> the row that comes of it, where all ops were applied.
+        Field -> final row, for fields whose ops all ran.
     """
 
     raw: bytes | None = None
@@ -81,32 +81,32 @@ class Trace:
 
 
 def media_type(data: bytes) -> str | None:
-    """Of an image that browsers show, by its first bytes; None for all else."""
+    """Return the media type of an image by its first bytes; None if browsers do not show it."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
     return next((media for magic, media in _MEDIA.items() if data.startswith(magic)), None)
 
 
 def parameters(op: Op) -> str:
-    """An op's parameters that are not their defaults; sizes as height x width."""
-    given = op.model_dump(exclude_defaults=True, exclude={"op"})
-    return ", ".join(f"{name}={_value(value)}" for name, value in given.items())
+    """Format the parameters of an op that are not the defaults; sizes as height x width."""
+    values = op.model_dump(exclude_defaults=True, exclude={"op"})
+    return ", ".join(f"{name}={_value(value)}" for name, value in values.items())
 
 
 def _value(value: object) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-class Originals:
-    """The source of a version, which the store does not record. Safe to use from several threads.
+class SourceTracer:
+    """Traces samples of a version's source, which the store does not record. Thread-safe.
 
     Parameters
     ----------
     source
-        What `precache.build` was given: a folder, a URL, or ``python:module:factory``.
+        The source as given to `precache.build`: a folder, a URL, or ``python:module:factory``.
     functions
-        Whether functions that the recipe names are imported and run: they are named by the store,
-        which may be a stranger's.
+        Import and run functions that the recipe names. The store names them, and it may come from
+        a stranger.
 
     Raises
     ------
@@ -127,27 +127,26 @@ class Originals:
         self._folder = isinstance(self._source, FolderSource)
         if isinstance(self._source, FolderSource) and self._source.folder.kind() != "folder":
             raise SourceError(
-                f"--source {shown(source)} is no folder; give the one that the store was built from"
+                f"--source {shown(source)} is not a folder; give the source of the store"
             )
         self._recipe = recipe
         self._functions = functions
         self._lock = threading.Lock()
-        self._kept = functools.lru_cache(maxsize=TRACES)(self._trace)
+        self._cached_trace = functools.lru_cache(maxsize=TRACES)(self._trace)
 
     @functools.cached_property
     def _recipes(self) -> dict[str, tuple[FieldRecipe, str]]:
-        """Field -> its ops, and why those that are left out are."""
+        """Field -> its ops, and why the last ones are left out."""
         from precache_workers.ops.field_recipe import FieldRecipe
 
-        made = {}
-        for name, each in self._recipe.fields.items():
-            ops, note = self._allowed(each)
-            # The variant that the pages show, which are of epoch 0.
-            shown = variant_at(0, each.first_variant, each.variants)
-            part = each.model_copy(update={"ops": ops, "variants": 1, "first_variant": shown})
-            recipe = FieldRecipe(name, part, self._recipe.seed)
-            made[name] = recipe, note
-        return made
+        recipes = {}
+        for name, declared in self._recipe.fields.items():
+            ops, note = self._allowed(declared)
+            variant = variant_at(0, declared.first_variant, declared.variants)  # as the pages show
+            changes = {"ops": ops, "variants": 1, "first_variant": variant}
+            recipe = FieldRecipe(name, declared.model_copy(update=changes), self._recipe.seed)
+            recipes[name] = recipe, note
+        return recipes
 
     def _allowed(self, declared: Field) -> tuple[tuple[Op, ...], str]:
         for number, op in enumerate(declared.ops):
@@ -157,35 +156,35 @@ class Originals:
         return declared.ops, ""
 
     @functools.cached_property
-    def trouble(self) -> str:
-        """Why no op can be applied here; empty where they can."""
+    def ops_problem(self) -> str:
+        """Why no op can be run here; empty if they can."""
         try:
             _ = self._recipes
         except ModuleNotFoundError as error:
-            return f"applying the ops needs {error.name}: pip install 'precache[workers]'"
+            return f"running the ops needs {error.name}: pip install 'precache[workers]'"
         except PrecacheError as error:
-            return f"the ops are not applied: {error}"
+            return f"the ops are not run: {error}"
         return ""
 
     def shows_file(self, key: str) -> bool:
-        """Whether a browser is likely to show a sample's file, as far as its name tells."""
+        """Guess from a sample's key whether a browser shows its file."""
         return self._folder and key.lower().endswith(SUFFIXES)
 
     def trace(self, key: str) -> Trace:
-        """The sample of a key, and what each op makes of it."""
-        with self._lock:  # the recipes decode into memory that they use again
-            return self._kept(key)
+        """Fetch a sample and run the ops on it."""
+        with self._lock:  # the recipes decode into buffers that they reuse
+            return self._cached_trace(key)
 
     def _trace(self, key: str) -> Trace:
         fetched = self._fetch(key)
         if isinstance(fetched, FetchError | SampleError):
             return Trace(note=f"the raw sample could not be fetched: {fetched}")
         raw = next((v for v in fetched.inputs.values() if isinstance(v, bytes)), None)
-        if self.trouble:
-            return Trace(raw, self.trouble)
+        if self.ops_problem:
+            return Trace(raw, self.ops_problem)
         steps, results = {}, {}
         for name, (recipe, note) in self._recipes.items():
-            steps[name], result = _steps(recipe, fetched, key)
+            steps[name], result = _run_ops(recipe, fetched, key)
             if note:
                 steps[name].append(OpResult("function", None, note))
             elif result is not None:
@@ -197,31 +196,31 @@ class Originals:
         return fetched
 
 
-def _steps(
+def _run_ops(
     recipe: FieldRecipe, sample: Sample, key: str
 ) -> tuple[list[OpResult], np.ndarray | None]:
-    """What each op leaves, and the row, unless an op fails."""
+    """Run the ops; returns the result of each, and the final row unless one fails."""
     steps: list[OpResult] = []
     value: Any = None
     try:
         for op, value in recipe.steps(sample, key):
             if op is not None:
-                steps.append(_step(op, np.asarray(value)))
+                steps.append(_op_result(op, np.asarray(value)))
         return steps, recipe.row(value).copy()
     except SampleError as error:
         steps.append(OpResult("failed", None, str(error)))
-    except Exception as error:  # whatever a decoder raises on a hostile file
+    except Exception as error:  # decoders raise anything on a hostile file
         steps.append(OpResult("failed", None, f"{type(error).__name__}: {error}"))
     return steps, None
 
 
-def _step(op: Op, array: np.ndarray) -> OpResult:
-    given = parameters(op)
-    head = f"{given}: " if given else ""
-    shown = as_picture(array, channels_last=True)
-    if shown is None:
-        return OpResult(op.op, None, head + in_words(array))
-    shown = thinned(shown, SIDE)
+def _op_result(op: Op, array: np.ndarray) -> OpResult:
+    values = parameters(op)
+    head = f"{values}: " if values else ""
+    preview = as_picture(array, channels_last=True)
+    if preview is None:
+        return OpResult(op.op, None, head + array_summary(array))
+    preview = downsample(preview, SIDE)
     note = f"{head}{array.shape[1]} x {array.shape[0]}, {array.dtype.name}"
-    copied = Shown(shown.pixels.copy(), shown.note)  # the next sample is decoded over it
-    return OpResult(op.op, copied, f"{note}; {shown.note}" if shown.note else note)
+    copy = Preview(preview.pixels.copy(), preview.note)  # the next sample overwrites the buffer
+    return OpResult(op.op, copy, f"{note}; {preview.note}" if preview.note else note)

@@ -10,7 +10,7 @@ from precache.errors import UsageError
 from precache.storage.open import StorageOptions
 
 if TYPE_CHECKING:
-    from precache.viewer.contents import Pages
+    from precache.viewer.pages import Pages
     from precache.viewer.search import Query
 
 
@@ -96,7 +96,7 @@ def view(
         `rows` is out of range, or a library of the ``report`` extra is missing.
     """
     try:
-        from precache.viewer.contents import open_pages
+        from precache.viewer.pages import open_pages
         from precache.viewer.search import Query
     except ModuleNotFoundError as error:
         raise UsageError(f"viewing needs {error.name}: pip install 'precache[report]'") from None

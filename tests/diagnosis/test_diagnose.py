@@ -255,8 +255,8 @@ def test_samples_that_sleep_in_workers_are_told_by_one_worker_alone() -> None:
         apply,
     )
     assert found.verdict == "storage-bound"
-    assert found.measurements.lane is not None
-    assert found.measurements.lane.mean == pytest.approx(0.12, rel=0.2)
+    assert found.measurements.single_worker is not None
+    assert found.measurements.single_worker.mean == pytest.approx(0.12, rel=0.2)
 
 
 @heavy
@@ -414,7 +414,7 @@ def test_files_of_a_dataset_are_read_cold_and_warm(big_files: list[Path]) -> Non
         assert "not read from a disk" in measured.cold_note, "a tmpfs"
         return
     assert measured.cold.usage.read_bytes
-    assert measured.cold.a_batch(measured.cold.usage.read_bytes) > 1 << 20
+    assert measured.cold.per_batch(measured.cold.usage.read_bytes) > 1 << 20
     assert "MB/s from the disk" in str(found)
 
 

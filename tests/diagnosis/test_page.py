@@ -21,7 +21,9 @@ from tests.diagnosis.test_verdict import CASES, made, measured
 from tests.support.browser import CHROMIUM, Tab, chromium
 
 LOOP = Diagnosis.of(measured(0.02, 0.06, 0.08, cpu=1.0))
-WORKERS = Diagnosis.of(measured(0.02, 0.03, 0.03, setup={"workers": 4}, lane=made(0.1, 0.9)))
+WORKERS = Diagnosis.of(
+    measured(0.02, 0.03, 0.03, setup={"workers": 4}, single_worker=made(0.1, 0.9))
+)
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
 
 
@@ -39,7 +41,7 @@ def told(found: Diagnosis, after: Diagnosis | None = None) -> dict[str, tuple[fl
 def test_before_and_after_are_measured_and_predicted() -> None:
     found = told(LOOP, WORKERS)
     assert found["measured"] == pytest.approx((0.75, 12.5))
-    assert found["predicted, as it is"] == pytest.approx((0.75, 12.5))
+    assert found["predicted, unchanged"] == pytest.approx((0.75, 12.5))
     assert found["measured after"] == pytest.approx((1 / 3, 1 / 0.03))
     for each in LOOP.remedies:
         stall, rate = found[f"predicted: {each.name}"]
@@ -49,18 +51,18 @@ def test_before_and_after_are_measured_and_predicted() -> None:
 
 
 def test_of_workers_the_model_that_is_played_is_held_against_the_run() -> None:
-    stall, rate = told(WORKERS)["modelled, as played"]
+    stall, rate = told(WORKERS)["simulated, as replayed"]
     assert stall == pytest.approx(1 / 3, abs=0.1)
     assert rate == pytest.approx(1 / 0.03, rel=0.1)
-    page = diagnosis_page.page(WORKERS)
-    assert diagnosis_page.MODELLED in page
-    assert diagnosis_page.RECORDED in diagnosis_page.page(LOOP)
+    page = diagnosis_page.render_diagnosis(WORKERS)
+    assert diagnosis_page.SIMULATED in page
+    assert diagnosis_page.RECORDED in diagnosis_page.render_diagnosis(LOOP)
 
 
 @pytest.mark.parametrize("name", ["decoding, in workers", "copies", "bursts"])
 def test_a_page_has_the_figures_and_stands_alone(name: str) -> None:
     found = Diagnosis.of(CASES[name][0])
-    page = unescape(diagnosis_page.page(found))
+    page = unescape(diagnosis_page.render_diagnosis(found))
     assert found.reason in page
     assert f"<dd>{found.measurements.together.stall:.0%}</dd>" in page
     for each in found.remedies:

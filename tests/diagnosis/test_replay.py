@@ -31,12 +31,12 @@ def test_a_loop_that_loads_itself_is_played_as_it_was_recorded(
 
 
 def test_workers_take_the_times_of_one_as_long_as_several_need() -> None:
-    found = measured(0.02, 0.06, 0.06, setup={"workers": 2}, lane=made(0.1))
+    found = measured(0.02, 0.06, 0.06, setup={"workers": 2}, single_worker=made(0.1))
     assert not recorded(found)
     shown = replay(found)
-    assert shown.setting.loaders == 2
-    assert shown.setting.load.mean_ms == pytest.approx(120), "0.06 s a batch of two workers"
-    assert shown.setting.room == 2
+    assert shown.scenario.loaders == 2
+    assert shown.scenario.load.mean_ms == pytest.approx(120), "0.06 s a batch of two workers"
+    assert shown.scenario.capacity == 2
     assert shown.rate == pytest.approx(1 / 0.06, rel=0.05)
     assert shown.stall_share == pytest.approx(2 / 3, abs=0.05), "what the run waited"
 
@@ -45,5 +45,5 @@ def test_workers_take_the_times_of_one_as_long_as_several_need() -> None:
 def test_whatever_was_measured_can_be_played(name: str) -> None:
     found, _ = CASES[name]
     shown = replay(found)
-    assert shown.setting.seconds == pytest.approx(sum(found.together.seconds))
+    assert shown.scenario.seconds == pytest.approx(sum(found.together.seconds))
     assert 0 <= shown.stall_share <= 1

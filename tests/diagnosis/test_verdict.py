@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.diagnosis.diagnose import Diagnosis
-from precache.diagnosis.measurements import Copies, Measurements, Run, Setup
+from precache.diagnosis.measurements import Copies, Measurements, Setup, TimedRun
 from precache.diagnosis.page_cache import Files
-from precache.diagnosis.remedies import Rates, Remedy
+from precache.diagnosis.remedies import LoopTimes, Remedy
 from precache.diagnosis.verdict import judge
 from precache.runtime.usage import Usage
 
@@ -25,12 +25,12 @@ GB = 1 << 30
 
 def made(
     seconds: float | Sequence[float], cpu: float = 0.0, wait: float = 0.0, **usage: float
-) -> Run:
+) -> TimedRun:
     """A run whose batches take `seconds`, of which `cpu` and `wait` are shares."""
     each = [seconds] * COUNT if isinstance(seconds, float) else list(seconds)
     total = sum(each)
     waits = tuple(wait * one for one in each)
-    return Run(tuple(each), total, Usage(total, cpu * total, **usage), waits)
+    return TimedRun(tuple(each), total, Usage(total, cpu * total, **usage), waits)
 
 
 def measured(
@@ -73,12 +73,12 @@ CASES = {
     ),
     "decoding, in this process": (measured(0.02, 0.06, 0.08, cpu=1.0), "CPU-bound"),
     "decoding, in workers": (
-        measured(0.02, 0.06, 0.06, setup={"workers": 2}, lane=made(0.12, 0.95)),
+        measured(0.02, 0.06, 0.06, setup={"workers": 2}, single_worker=made(0.12, 0.95)),
         "CPU-bound",
     ),
     "decoding, and no figures of the kernel": (
         dataclasses.replace(
-            measured(0.02, 0.06, 0.08), loader=Run((0.06,) * COUNT, 0.06 * COUNT, Usage(3.6))
+            measured(0.02, 0.06, 0.08), loader=TimedRun((0.06,) * COUNT, 0.06 * COUNT, Usage(3.6))
         ),
         "CPU-bound",
     ),
@@ -136,7 +136,7 @@ def test_a_diagnosis_is_text_and_json(name: str) -> None:
     diagnosis = Diagnosis.of(found)
     lines = str(diagnosis).splitlines()
     assert lines[0] == f"{verdict}: {diagnosis.reason}"
-    assert "a batch takes" in lines
+    assert "mean time per batch" in lines
     loaded = json.loads(json.dumps(diagnosis.to_dict()))
     assert loaded["verdict"] == verdict
     assert loaded["remedies"] == [vars(each) for each in diagnosis.remedies]
@@ -165,7 +165,7 @@ ANY = st.builds(
         files=st.none() | st.just(Files(10, 2 * GB, GB)),
         memory=st.none() | st.just(GB),
     ),
-    lane=st.none() | RUNS,
+    single_worker=st.none() | RUNS,
     cold=st.none() | RUNS,
     copies=st.none() | st.builds(Copies, st.booleans(), SECONDS, SECONDS, SECONDS),
 )
@@ -179,7 +179,7 @@ def test_whatever_was_measured_there_is_a_verdict_and_no_remedy_beats_the_step(
     assert str(Diagnosis.of(found))
     gains = [each.gain for each in judged.remedies]
     assert gains == sorted(gains, reverse=True)
-    now = Rates.of(found).now
+    now = LoopTimes.of(found).now
     for each in judged.remedies:
         assert each.gain == pytest.approx(each.batches_per_s * now)
         assert each.batches_per_s <= judged.without_waiting * (1 + 1e-9) or each.gain <= 1
@@ -199,14 +199,16 @@ def test_workers_that_compute_are_no_more_than_cores() -> None:
 
 def test_workers_in_each_others_way_are_not_made_more() -> None:
     setup = {"workers": 4}
-    found = measured(0.02, 0.06, 0.06, setup=setup, lane=made(0.08), io={"read_bytes": 1e9})
+    found = measured(
+        0.02, 0.06, 0.06, setup=setup, single_worker=made(0.08), io={"read_bytes": 1e9}
+    )
     assert remedy(found, "workers").gain == pytest.approx(1.0)
     assert "3.0 times as long" in remedy(found, "workers").why
 
 
 def test_of_other_loaders_only_loading_ahead_is_said() -> None:
     found = remedy(measured(0.02, 0.06, 0.08, setup={"workers": None}), "workers")
-    assert "ahead" in found.what
+    assert "prefetch" in found.what
     assert found.gain == pytest.approx(80 / 60)
     cached = judge(measured(0.02, 0.06, 0.08, setup={"workers": None, "cached": True}))
     names = {each.name for each in cached.remedies}
@@ -253,10 +255,10 @@ def test_reading_in_a_row_is_predicted_from_the_disks_own_rate() -> None:
 
 
 FLAGS: dict[str, Measurements] = {
-    "num_workers=32 on 4 cores: they take turns": measured(
+    "num_workers=32 on 4 cores: the workers compete": measured(
         0.02, 0.06, 0.06, cpu=1.0, setup={"workers": 32}
     ),
-    "pin_memory=True, and the step uses no CUDA": measured(
+    "pin_memory=True, but the step uses no CUDA": measured(
         0.02, 0.06, 0.08, setup={"pin_memory": True}
     ),
     "waits for the device at train.py:12": measured(

@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+from precache_workers.profiling.measured import CodecTimes, Host
 from rich.console import Console
 
 import precache
+from precache.units import number
 from precache_workers.doctor.report import DoctorReport
-from precache_workers.doctor.text import cores, duration, number, print_prognosis
-from precache_workers.profiling.measurements import CodecTimes, Host
+from precache_workers.doctor.text import count_cores, duration, print_doctor_report
 from tests.doctor.test_report import ask, cut, measured, times
 from tests.support.building import cli, environment, write, write_jpegs
 
@@ -27,7 +28,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(found: DoctorReport) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=80, highlight=False, markup=False, soft_wrap=True)
-    print_prognosis(found, console)
+    print_doctor_report(found, console)
     return stream.getvalue()
 
 
@@ -60,7 +61,7 @@ def test_for_people(photos: Path, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "13 samples" in ran.stdout
     assert "9 measured" in ran.stdout
-    assert "to feed 50 samples/s" in ran.stdout
+    assert "50 samples/s need" in ran.stdout
     assert "mine:half" in ran.stdout
 
 
@@ -83,11 +84,11 @@ def test_answers_come_first() -> None:
     text = told(ask(measured(), rate=2000))
     first = text.splitlines()[1:7]
     assert first == [
-        "without a cache  6.2 cores to feed 2,000 samples/s; 4 cores make 1,290/s",
-        "with a cache     0.24 cores from image, 25.8 times less work in every epoch",
-        "to build it      4 s of CPU (± 56%, as far as samples differ), 1 s on 4 cores",
-        "it takes         80 MB in image; plain pixels are 150 MB",
-        "cut              after resize",
+        "without a cache  2,000 samples/s need 6.2 cores; 4 cores would load 1,290/s",
+        "with a cache     2,000 samples/s need 0.24 cores, 25.8 times less work per epoch",
+        "time to build    1 s on 4 cores; CPU time 4 s (± 56%, from the spread of the samples)",
+        "store size       80 MB with codec image; 150 MB uncompressed",
+        "store rows       the result of resize",
         "broken files     none of 4",
     ]
     assert max(map(len, text.splitlines())) <= 90
@@ -97,14 +98,14 @@ def test_what_spoils_the_figures_is_said() -> None:
     busy = measured(host=Host(2, 16 << 30, 8 << 30, None, 11.0), complete=False, storage=[])
     text = told(ask(busy))
     assert "at least 1,000 samples" in text
-    assert "The listing was cut short" in text
+    assert "Listing ran out of time" in text
     assert "load 11.0 on 2 cores" in text
-    assert "Reading the source" not in text
+    assert "Reading whole files" not in text
 
 
 def test_broken_files_are_named_and_counted() -> None:
     text = told(ask(measured(failures=[(f"{n}.jpg", "no image") for n in range(8)])))
-    assert "8 of 12, so about 667 of all" in text
+    assert "8 of 12; about 667 of all" in text
     assert "broken: 4.jpg: no image\n… and 3 more" in text
 
 
@@ -118,7 +119,7 @@ def test_rows_that_no_store_holds() -> None:
 
 def test_random_ops_are_explained() -> None:
     text = told(ask(measured(cuts=[cut(300_000, 0.6), cut(90_000, 0.2, frozen=True)])))
-    assert "after decode; resize draws at random, and a store would keep its first draw" in text
+    assert "the result of decode; resize is random, and a store would keep one draw of it" in text
 
 
 def test_slow_samples_are_shown_where_there_are_any() -> None:
@@ -129,25 +130,25 @@ def test_slow_samples_are_shown_where_there_are_any() -> None:
 
 def test_a_slow_source_is_named_as_the_limit() -> None:
     text = told(ask(measured(), cores=1000))
-    assert "as fast as this machine reads the source" in text
-    assert "1,000 cores make 2,000/s, waiting for the source" in text
+    assert "limited by reading the source" in text
+    assert "1,000 cores would load 2,000/s, waiting for the source" in text
 
 
 def test_a_codec_that_costs_more_than_the_files() -> None:
     slow = CodecTimes("image", 80_000, 150_000, 0.4e-3, 15_000, 9000)
     raw = CodecTimes("raw", 150_020, 150_000, 0.1e-3, 90_000, 10)
     text = told(ask(measured(codecs=[slow, raw], cuts=[cut(300_000, 6), cut(90_000, 2)])))
-    assert "9 cores from image, more work than without" in text
-    assert "nowhere with image; a store in raw would take 0.01 cores at that rate" in text
+    assert "need 9 cores, more work per epoch than without" in text
+    assert "nothing with codec image; with raw a store would need 0.01 cores" in text
     text = told(ask(measured(codecs=[slow], cuts=[cut(300_000, 6), cut(90_000, 2)])))
-    assert "nowhere: no store would be cheaper to read than the files" in text
+    assert "nothing: no store would be cheaper to read than the files" in text
 
 
 def test_numbers_are_short() -> None:
     assert [duration(s) for s in (0.0123, 4.2, 600, 9000, 500_000)] == [
         "0.012 s", "4.2 s", "10 min", "2.5 h", "5.8 days",
     ]  # fmt: skip
-    assert [cores(n) for n in (1, 0.156, 12.4, 1000)] == [
+    assert [count_cores(n) for n in (1, 0.156, 12.4, 1000)] == [
         "1 core", "0.16 cores", "12 cores", "1,000 cores",
     ]  # fmt: skip
     assert [number(n) for n in (1234.5, 12.34, 0.00123, 0)] == ["1,234", "12.3", "0.001", "0"]

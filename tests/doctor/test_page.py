@@ -47,7 +47,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 
 def test_a_page_has_the_figures_of_what_was_found() -> None:
-    page = doctor_page.page(FOUND)
+    page = doctor_page.render_doctor_report(FOUND)
     for each in FOUND.codecs:
         assert f"<td>{size(each.bytes_total)}</td>" in page
         assert f"<td>{each.cores_at_rate:.2f}</td>" in page
@@ -66,18 +66,18 @@ def test_the_stall_is_what_the_source_and_the_codecs_fall_short_of_the_rate() ->
     assert before < FOUND.rate
     assert doctor_page.stall(FOUND, before) == pytest.approx(1 - before / 2000)
     assert doctor_page.stall(FOUND, 2001) == 0
-    assert doctor_page.by_cpu_time(FOUND.codecs[0], 3) == pytest.approx(3000 / 0.12)
+    assert doctor_page.predict_speed(FOUND.codecs[0], 3) == pytest.approx(3000 / 0.12)
 
 
 def test_the_loops_that_are_modelled_stall_as_their_times_say() -> None:
     slow = ask(measured(), rate=20_000)
-    before, after = doctor_page.without_cache(slow), doctor_page.with_cache(slow)
+    before, after = doctor_page.simulate_without_cache(slow), doctor_page.simulate_with_cache(slow)
     each = slow.stages[0].wall_ms.mean + sum(stage.cpu_ms.mean for stage in slow.stages[1:-1])
-    assert before.setting.load.mean_ms == pytest.approx(64 * each, rel=0.05)
+    assert before.scenario.load.mean_ms == pytest.approx(64 * each, rel=0.05)
     assert before.stall_share == pytest.approx(1 - 4e3 / each / 20_000, abs=0.05)
     assert after is not None
     assert after.stall_share < 0.01
-    assert doctor_page.with_cache(NOTHING) is None
+    assert doctor_page.simulate_with_cache(NOTHING) is None
 
 
 @pytest.mark.parametrize(("rate", "stall"), [(1e-9, 0.0), (1e12, 1.0)])
@@ -86,8 +86,8 @@ def test_any_rate_and_any_number_of_cores_can_be_modelled(
     rate: float, stall: float, cores: int
 ) -> None:
     found = ask(measured(), rate, cores)
-    assert doctor_page.without_cache(found).stall_share == pytest.approx(stall, abs=0.01)
-    after = doctor_page.with_cache(found)
+    assert doctor_page.simulate_without_cache(found).stall_share == pytest.approx(stall, abs=0.01)
+    after = doctor_page.simulate_with_cache(found)
     assert after is not None
     assert after.stall_share == pytest.approx(stall, abs=0.01)
 

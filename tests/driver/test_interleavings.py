@@ -380,9 +380,7 @@ def test_two_that_try_again_what_failed_and_mend_nothing_leave_nothing() -> None
     again = partial(build, source, retry_failed=True)
     for seed in range(20):
         memory = Memory(before.objects)
-        outcomes = Turns(memory, random.Random(seed).choice).run(
-            {"first": again, "second": again}
-        )
+        outcomes = Turns(memory, random.Random(seed).choice).run({"first": again, "second": again})
         assert all(isinstance(outcome, str | BuildError) for outcome in outcomes.values())
         require_whole(memory)
         assert memory.objects.keys() == before.objects.keys()

@@ -20,7 +20,7 @@ from precache.messages import shown
 from precache.store.receipts import Receipt, ShardObject
 from precache_workers.driver import build as building
 from precache_workers.driver.report import BINS, check_reports, summary
-from precache_workers.driver.report_page import BARS, ROWS, duration, page
+from precache_workers.driver.report_page import MAX_SHARD_BARS, TIMELINE_NODES, format_elapsed, page
 from precache_workers.driver.totals import BuildTotals
 from tests.support.browser import AXE, CHROMIUM, chromium
 from tests.support.building import cli, write, write_jpegs
@@ -147,11 +147,11 @@ def test_a_build_that_is_continued_tells_what_it_made_itself(tmp_path: Path) -> 
     told = json.loads(paths[0].read_text())
     assert told["shards"] == {"of_version": 6, "to_make": 1, "made": 1, "reused": 0}
     assert [line["shard"] for line in told["timeline"]] == [3]
-    assert "5 were there before this run" in assert_alone(paths[1].read_text()).text
+    assert "5 were complete before this run" in assert_alone(paths[1].read_text()).text
     precache.build(photos, tmp_path / "store", RECIPE, report=paths, **SMALL)
     told = json.loads(paths[0].read_text())
     assert (told["state"], told["images"], told["timeline"]) == ("complete", 0, [])
-    assert "This run made no shard" in assert_alone(paths[1].read_text()).text
+    assert "This run wrote no shard" in assert_alone(paths[1].read_text()).text
 
 
 def test_shards_taken_over_are_told_apart(tmp_path: Path, many_touched: None) -> None:
@@ -164,7 +164,7 @@ def test_shards_taken_over_are_told_apart(tmp_path: Path, many_touched: None) ->
     told = json.loads(paths[0].read_text())
     assert told["shards"]["reused"] == 4
     assert told["bytes"]["fetched"] == sum(each.stat().st_size for each in photos.rglob("*.jpg"))
-    assert "4 were taken over from an earlier version" in assert_alone(paths[1].read_text()).text
+    assert "4 were reused from an earlier version" in assert_alone(paths[1].read_text()).text
 
 
 # --- builds that fail ---------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_keys_that_are_no_text_do_not_break_the_page() -> None:
 
 def test_every_chart_has_a_text_for_who_cannot_see_it() -> None:
     html = page(figures(30, 3))
-    charts = re.findall(r"<svg [^>]*>", html)
+    charts = re.findall(r'<svg class="chart [^>]*>', html)
     assert len(charts) == 6
     assert all('role="img"' in chart and "aria-label=" in chart for chart in charts)
     labels = " ".join(re.findall('aria-label="([^"]*)"', html))
@@ -331,17 +331,17 @@ def test_a_page_of_very_many_shards_stays_small() -> None:
     assert len(html) < 500_000
     read = assert_alone(html)
     assert "10,000 of 10,000" in read.text
-    assert "in the making at a time" in read.text
+    assert "shards in progress" in read.text
     assert html.count("<path") < 2000
-    few = page(figures(BARS, 4))
-    assert few.count("<path") > 2 * BARS
+    few = page(figures(MAX_SHARD_BARS, 4))
+    assert few.count("<path") > 2 * MAX_SHARD_BARS
     assert len(few) < 500_000
 
 
 def test_a_page_of_very_many_nodes_says_what_it_leaves_out() -> None:
     read = assert_alone(page(figures(1000, 500)))
-    assert f"The first {ROWS} nodes of 500" in read.text
-    assert "300 more nodes" in read.text
+    assert f"The first {TIMELINE_NODES} nodes of 500" in read.text
+    assert "and 300 more" in read.text
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_a_page_of_very_many_nodes_says_what_it_leaves_out() -> None:
     ],
 )  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_elapsed(seconds) == text
 
 
 # --- in a browser -------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_durations(seconds: float, text: str) -> None:
 LOOK = """<!doctype html><iframe style="width:{width}px;height:900px;border:0" srcdoc="{page}">
 </iframe><pre id="seen"></pre><script>onload = () => {{
   const page = document.querySelector("iframe").contentDocument;
-  const shown = [...page.querySelectorAll("svg")].filter((each) => each.getClientRects().length);
+  const shown = [...page.querySelectorAll("svg.chart")].filter((svg) => svg.getClientRects()[0]);
   const scale = (each) => each.getBoundingClientRect().width / each.viewBox.baseVal.width;
   document.querySelector("#seen").textContent = JSON.stringify({{
     overflow: page.documentElement.scrollWidth - page.documentElement.clientWidth,

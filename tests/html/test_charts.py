@@ -49,6 +49,7 @@ def test_a_chart_is_two_drawings_in_the_pages_colours(chart: Chart) -> None:
         assert str(each.get("aria-label")).startswith("Title; ")
         assert not [one for one in each.iter() if one.tag.endswith("script")]
     assert "var(--blue)" in chart.svg
+    assert "style" not in chart.svg, "the pages' policy blocks inline styles"
     assert not re.search(r"#0000\d\d", chart.svg), "no colour that only stands for one"
     ids = re.findall(r' id="([^"]*)"', chart.svg)
     assert len(ids) == len(set(ids))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from precache.html.png import as_picture, encode_png, in_words, thinned
+from precache.html.png import array_summary, as_picture, downsample, encode_png
 
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
@@ -54,15 +54,15 @@ def test_no_float_is_too_wild(values: np.ndarray) -> None:
     assert ("not finite" in shown.note) == (not np.isfinite(values).all())
 
 
-def test_what_is_no_picture_is_told_in_words() -> None:
+def test_what_is_no_picture_is_told_array_summary() -> None:
     for shape in [(512,), (4, 4), (7, 9, 11), (3, 0, 4), (2, 3, 4, 5), ()]:
         assert as_picture(np.zeros(shape, np.float32)) is None
-    assert in_words(np.float32(1.5).reshape(())) == "float32: 1.5"
-    assert in_words(np.array([1, 2], np.int64)) == "int64 (2,): 1 2"
-    assert in_words(np.arange(100, dtype=np.int16)) == (
-        "int16 (100,): 0 … 99, mean 49.5; begins 0 1 2 3 4 5"
+    assert array_summary(np.float32(1.5).reshape(())) == "float32: 1.5"
+    assert array_summary(np.array([1, 2], np.int64)) == "int64 (2,): 1 2"
+    assert array_summary(np.arange(100, dtype=np.int16)) == (
+        "int16 (100,): 0 … 99, mean 49.5; starts with 0 1 2 3 4 5"
     )
-    assert in_words(np.zeros((0, 4), np.int8)) == "int8 (0, 4): "
+    assert array_summary(np.zeros((0, 4), np.int8)) == "int8 (0, 4): "
 
 
 def test_masks_are_black_and_white() -> None:
@@ -74,7 +74,7 @@ def test_masks_are_black_and_white() -> None:
 def test_a_large_picture_is_thinned_and_says_so() -> None:
     shown = as_picture(np.zeros((3, 2100, 10), np.uint8))
     assert shown is not None
-    few = thinned(shown, 1024)
+    few = downsample(shown, 1024)
     assert few.pixels.shape == (700, 4, 3)
     assert few.note == "one pixel of 3 x 3 is shown"
-    assert thinned(few, 1024) is few
+    assert downsample(few, 1024) is few

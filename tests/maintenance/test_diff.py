@@ -208,4 +208,4 @@ def test_the_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert told["samples"]["added"] == {"count": 1, "examples": ["fox/0099.jpg"]}
     assert main(["diff", store, store]) == 0
-    assert "nothing differs" in capsys.readouterr().out
+    assert "no differences" in capsys.readouterr().out

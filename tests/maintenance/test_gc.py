@@ -27,7 +27,7 @@ import precache
 from precache.cli.main import main
 from precache.errors import BuildError, StorageError, StoreError, UsageError
 from precache.maintenance import gc as garbage
-from precache.maintenance.gc import UNTOUCHED_SECONDS, Collected, plan_gc, seconds_of
+from precache.maintenance.gc import UNTOUCHED_SECONDS, GcResult, parse_age, plan_gc
 from precache.maintenance.scan import COPIES, TRASH, ListedObject, StoredVersion
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
@@ -37,7 +37,6 @@ from precache.store.build_status import DESCRIPTION, read_status
 from precache.store.commit_log import BUILD, ROOT, Commit, append_commit, append_entry, read_commits
 from precache.store.lease import BuildLease
 from precache.store.shard_log import followed_log_name
-from precache_workers.planning.target_version import SCRATCH
 from tests.support.building import (
     build_here,
     build_until,
@@ -89,11 +88,11 @@ def store(built: tuple[Path, list[str]], tmp_path: Path) -> tuple[Path, list[str
     return tmp_path / "store", built[1]
 
 
-def removed(done: Collected) -> list[str]:
+def removed(done: GcResult) -> list[str]:
     return [each.version for each in done.removed]
 
 
-def why(done: Collected) -> dict[str, str]:
+def why(done: GcResult) -> dict[str, str]:
     return {each.version: each.why for each in (*done.removed, *done.kept)}
 
 
@@ -124,7 +123,7 @@ def test_the_current_the_newest_the_young_and_the_living_stay(
     ]
     places = [place(names[v], complete=v % 3 > 0, build_idle=idle[v]) for v in sorted(there)]
     plan = plan_gc(commits, places, keep, least, NOW)
-    going = plan.going
+    going = plan.removed
     assert sorted([*going, *(each.version for each in plan.kept)]) == [p.name for p in places]
     last = {commit.version: commit for commit in commits}
     complete = {p.name for p in places if p.complete}
@@ -156,13 +155,13 @@ def test_the_current_the_newest_the_young_and_the_living_stay(
     ],
 )
 def test_an_age_is_told_in_many_ways(age: Any, seconds: float) -> None:
-    assert seconds_of(age) == seconds
+    assert parse_age(age) == seconds
 
 
 @pytest.mark.parametrize("age", ["7", "d", "-1d", "7y", "", -1, float("nan"), float("inf")])
 def test_what_is_no_age_is_refused(age: Any) -> None:
-    with pytest.raises(UsageError, match="is no age"):
-        seconds_of(age)
+    with pytest.raises(UsageError, match="is not an age"):
+        parse_age(age)
 
 
 def test_no_version_goes_before_its_time(store: tuple[Path, list[str]]) -> None:
@@ -312,7 +311,7 @@ def test_a_link_is_no_version(store: tuple[Path, list[str]], tmp_path: Path) -> 
     assert "a link, which is not followed" in listed.versions[2].problem
     done = precache.gc(path, keep=1, older_than=0)
     assert removed(done) == [second]
-    assert why(done)[first] == why(done)[SOME] == "a link, and no version: gc does not touch it"
+    assert why(done)[first] == why(done)[SOME] == "a link, which gc never touches"
     assert contents(elsewhere) == before
     assert (path / first).is_symlink()
     assert not (path / TRASH).exists()
@@ -561,16 +560,18 @@ def age(folder: Path, seconds: float) -> None:
 def test_a_build_that_was_left_goes_by_its_age(source: Path, store: tuple[Path, list[str]]) -> None:
     path, _ = store
     left = leave_a_build(source, path).name
-    assert "at work on it" in why(precache.gc(path, older_than=0))[left]
+    assert "in use by a process" in why(precache.gc(path, older_than=0))[left]
     age(path / left, 3 * DAY + 60)
-    assert why(precache.gc(path, older_than="4d"))[left] == "unfinished, left 3 days ago"
+    assert (
+        why(precache.gc(path, older_than="4d"))[left] == "unfinished build, last changed 3 days ago"
+    )
     [found] = precache.versions(path).unfinished
     assert found.build is not None
     assert (found.build.done, found.build.shards) == (3, 3)
     assert 3 * DAY <= found.idle_seconds < 3 * DAY + 600
 
-    with BuildLease(LocalFolder(path / left), SCRATCH):
-        assert "at work on it" in why(precache.gc(path, older_than=0))[left]
+    with BuildLease(LocalFolder(path / left)):
+        assert "in use by a process" in why(precache.gc(path, older_than=0))[left]
     age(path / left, 2 * DAY)
     assert removed(precache.gc(path, older_than="1d")) == [left]
     assert not (path / left).exists()
@@ -583,11 +584,11 @@ def test_a_copy_that_was_left_goes_too(store: tuple[Path, list[str]], tmp_path: 
     partial = target / COPIES / versions[1]
     shutil.copytree(path / versions[1] / "image", partial / "image")
     age(partial, 10)
-    assert "at work on it" in why(precache.gc(target, older_than=0))[versions[1]]
+    assert "in use by a process" in why(precache.gc(target, older_than=0))[versions[1]]
     age(partial, 9 * DAY + 60)
     done = precache.gc(target)
     assert removed(done) == [versions[1]]
-    assert why(done)[versions[1]] == "unfinished copy, left 9 days ago"
+    assert why(done)[versions[1]] == "unfinished copy, last changed 9 days ago"
     assert {p.name for p in target.iterdir()} == {versions[0], "commits"}
     assert precache.verify(target).ok
 
@@ -829,7 +830,7 @@ def test_one_run_does_not_remove_what_another_puts_back(
 ) -> None:
     """The second begins when the first has moved a version away, which then becomes current."""
     path, versions = store
-    at_its_end, finish = threading.Event(), garbage._finish
+    at_its_end, finish = threading.Event(), garbage._finish_removal
     other = threading.Thread(target=lambda: (precache.gc(path, keep=3), at_its_end.set()))
 
     def finish_later(folder: Folder, left: str) -> bool:
@@ -840,7 +841,7 @@ def test_one_run_does_not_remove_what_another_puts_back(
             append_entry(folder, versions[0])
         return finish(folder, left)
 
-    monkeypatch.setattr(garbage, "_finish", finish_later)
+    monkeypatch.setattr(garbage, "_finish_removal", finish_later)
     done = precache.gc(path, keep=2, older_than=0)
     other.join()
     assert "current" in why(done)[versions[0]]
@@ -872,11 +873,11 @@ def test_the_command(store: tuple[Path, list[str]], capsys: pytest.CaptureFixtur
     assert main([*line, "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert f"would remove {first[:12]}: replaced" in text
-    assert f"kept {third[:12]}: current" in text
+    assert f"would keep {third[:12]}: current" in text
     assert "would free" in text
     assert main([*line, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [each["version"] for each in told["removed"]] == [second, first]
     assert told["freed_nbytes"] == sum(each["nbytes"] for each in told["removed"])
     assert main(["gc", str(path), "--older-than", "soon"]) == 2
-    assert "'soon' is no age" in capsys.readouterr().err
+    assert "'soon' is not an age" in capsys.readouterr().err

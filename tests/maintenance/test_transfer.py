@@ -356,7 +356,7 @@ def test_what_others_have_in_its_place_stays(kind: str, built: BuiltStore, tmp_p
         place.mkdir()
         (place / "photo.jpg").write_bytes(b"mine")
     before = files(tmp_path)
-    with pytest.raises(StoreError, match="is no version of precache"):
+    with pytest.raises(StoreError, match="is not a version of precache"):
         precache.pull(built.path, tmp_path / "to")
     assert files(tmp_path) == before
 
@@ -395,7 +395,7 @@ def test_a_committed_version_in_a_bucket_is_mended(built: BuiltStore, bucket: st
         assert folder.read(name) == (built.version_folder / name).read_bytes(), name
     flip(folder, ROOT)
     before = {name: folder.read(name) for name in folder.sizes()}
-    with pytest.raises(StoreError, match="or remove that folder and run the same again"):
+    with pytest.raises(StoreError, match="or remove that folder and run the same command again"):
         precache.pull(built.path, bucket)
     assert {name: folder.read(name) for name in folder.sizes()} == before
 
@@ -415,7 +415,7 @@ def test_one_that_another_build_committed_is_mended_by_what_its_own_tables_promi
     assert folder.read(ROOT) == root.read_bytes()
     flip(folder, "label/c/0")  # of which nobody can tell how it was
     before = {name: folder.read(name) for name in folder.sizes()}
-    with pytest.raises(StoreError, match=r"label/c/0 is damaged.*repair it by"):
+    with pytest.raises(StoreError, match=r"label/c/0 is damaged.*repair it with"):
         precache.pull(built.path, bucket)
     assert {name: folder.read(name) for name in folder.sizes()} == before
 
@@ -432,7 +432,7 @@ def test_other_bytes_than_a_committed_version_promises_are_not_put(
         folder.put(name, [data.replace(other.result.version.encode(), one.result.version.encode())])
     flip(folder, "image/c/0/0/0/0")
     before = {name: folder.read(name) for name in folder.sizes()}
-    with pytest.raises(StoreError, match="is damaged, and was not copied"):
+    with pytest.raises(StoreError, match="is damaged and cannot be repaired"):
         precache.pull(one.path, bucket)
     assert {name: folder.read(name) for name in folder.sizes()} == before
 
@@ -454,7 +454,7 @@ def test_a_version_that_is_removed_on_its_way_is_gone_or_the_next_one_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = own.result.version
-    read = transfer._receive
+    read = transfer._read_metadata
 
     def receive(version: precache.Version) -> Any:
         if version.id == first:
@@ -465,7 +465,7 @@ def test_a_version_that_is_removed_on_its_way_is_gone_or_the_next_one_comes(
             assert second.version != first
         return read(version)
 
-    monkeypatch.setattr(transfer, "_receive", receive)
+    monkeypatch.setattr(transfer, "_read_metadata", receive)
     if named:
         with pytest.raises(StoreError, match="is gone"):
             precache.pull(f"{own.path}@{first}", tmp_path / "to")

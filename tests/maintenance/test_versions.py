@@ -18,7 +18,7 @@ import precache
 from precache.cli.main import main
 from precache.errors import StoreError, UsageError
 from precache.maintenance.scan import COPIES
-from precache.maintenance.versions import reigns
+from precache.maintenance.versions import current_periods
 from precache.store.commit_log import Commit
 from tests.support.building import remains, write_jpegs
 from tests.support.servers import S3Server
@@ -75,10 +75,10 @@ def test_a_store_that_is_none(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=9))
-def test_a_version_reigns_until_the_next_commit(log: list[int]) -> None:
+def test_a_version_is_current_until_the_next_commit(log: list[int]) -> None:
     names = [f"{each:032x}" for each, _ in itertools.groupby(log)]
     commits = [Commit(n, name, None, float(n)) for n, name in enumerate(names, 1)]
-    found = reigns(commits)
+    found = current_periods(commits)
     assert set(found) == set(names)
     assert list(found)[-1] == names[-1]
     for name, (since, until) in found.items():
@@ -110,11 +110,11 @@ def test_use_needs_a_version(store: tuple[Path, list[str]]) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("image/c/1/0/0/0", "remove", "1 of its shards are missing or cut short, such as number 1"),
-        ("image/c/2/0/0/0", "cut", "1 of its shards are missing or cut short, such as number 2"),
-        ("key/c/0", "remove", "is not whole: key"),
-        ("rows/c/0", "cut", "is not whole: rows/c/0"),
-        ("shards/image/c/0/0", "remove", "is not whole: shards/image"),
+        ("image/c/1/0/0/0", "remove", "1 of its shards are missing or truncated, such as number 1"),
+        ("image/c/2/0/0/0", "cut", "1 of its shards are missing or truncated, such as number 2"),
+        ("key/c/0", "remove", "is damaged: key"),
+        ("rows/c/0", "cut", "is damaged: rows/c/0"),
+        ("shards/image/c/0/0", "remove", "is damaged: shards/image"),
     ],
 )
 def test_one_that_is_not_whole_is_not_used(
@@ -150,12 +150,11 @@ def test_the_commands(store: tuple[Path, list[str]], capsys: pytest.CaptureFixtu
     assert columns.split()[:2] == ["version", "committed"]
     assert new.startswith(f"*  {second[:12]}")
     assert old.startswith(f"   {first[:12]}")
-    assert unfinished.startswith(f"unfinished: {'0' * 12}: a copy, or left over")
+    assert unfinished.startswith(f"unfinished copy or removal of {'0' * 12}: ")
     assert main(["ls", str(path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [each["version"] for each in told["versions"]] == [second, first]
     assert main(["use", f"{path}@{first}"]) == 0
-    assert (
-        f"version {first[:12]} is current; before it was {second[:12]}" in capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert f"version {first[:12]} is now current; it replaces {second[:12]}" in out
     assert main(["use", str(path)]) == 2

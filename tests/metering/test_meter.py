@@ -300,7 +300,7 @@ def test_reports_by_seconds() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "every is 0; give steps, as 100, or seconds, as '30s'"),
+        ({"every": 0}, "every is 0; give steps such as 100, or seconds such as '30s'"),
         ({"every": "soon"}, "every is 'soon'"),
         ({"every": "0s"}, "every is '0s'"),
         ({"every": None}, "every is None"),

@@ -51,7 +51,7 @@ def test_a_quiet_report_is_passed_over(tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_a_folder_that_is_not_there_is_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"none is no folder; make it before stalls\.jsonl is"):
+    with pytest.raises(UsageError, match=r"none does not exist; create it"):
         outputs.jsonl(tmp_path / "none" / "stalls.jsonl")
 
 

@@ -44,7 +44,7 @@ def test_rank_0_has_the_last_figures_of_all(ranks: list[RankStore]) -> None:
 def test_a_rank_that_is_late_is_waited_for(
     ranks: list[RankStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("precache.metering.rank_kv.PATIENCE", 60)
+    monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", 60)
     for rank in (0, 1):
         ranks[rank].put(_figures(rank, 1))
     found: list[RankStalls] = []
@@ -58,10 +58,10 @@ def test_a_rank_that_is_late_is_waited_for(
 def test_a_rank_that_never_spoke_is_waited_for_once(
     ranks: list[RankStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("precache.metering.rank_kv.PATIENCE", 0.05)
+    monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", 0.05)
     ranks[0].put(_figures(0, 1))
     assert ranks[0].gather(1, NEVER) == [_figures(0, 1)]
-    monkeypatch.setattr("precache.metering.rank_kv.PATIENCE", 1000)  # it would hang
+    monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", 1000)  # it would hang
     ranks[0].put(_figures(0, 2))
     assert ranks[0].gather(2, NEVER) == [_figures(0, 2)]
 
@@ -69,7 +69,7 @@ def test_a_rank_that_never_spoke_is_waited_for_once(
 def test_in_a_hurry_what_is_there_will_do(
     ranks: list[RankStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("precache.metering.rank_kv.PATIENCE", 1000)
+    monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", 1000)
     hurry = threading.Event()
     hurry.set()
     ranks[0].put(_figures(0, 2))
@@ -97,7 +97,7 @@ def test_a_store_that_is_not_there_is_said_once(
             assert RankStore.connect("train", 0, 2) is None
     finally:
         dist.destroy_process_group()
-    assert caplog.messages[0].startswith("ranks go on one by one, for they have no store to share")
+    assert caplog.messages[0].startswith("every rank reports for itself, since no store")
 
 
 _TRAIN = """

@@ -37,8 +37,8 @@ def test_an_output_that_fails_is_logged_and_the_others_go_on(
     assert list(metered) == [0, 1, 2, 3]
     assert len(passed) == 2
     assert [r.getMessage() for r in caplog.records] == [
-        "the report of step 2 could not be sent",
-        "the report of step 4 could not be sent",
+        "sending the report of step 2 failed",
+        "sending the report of step 4 failed",
     ]
 
 

@@ -16,7 +16,7 @@ from precache.simulation.distributions import Durations, durations, read_times
 
 
 def _ms(times: Durations, count: int, seed: int = 0) -> np.ndarray:
-    drawn = itertools.islice(times.drawn(np.random.default_rng(seed)), count)
+    drawn = itertools.islice(times.draw(np.random.default_rng(seed)), count)
     return np.fromiter(drawn, np.int64) / 1e6
 
 
@@ -80,7 +80,7 @@ def test_a_file_of_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("12\n13 ms\n", "line 2: 'ms' is no number"),
+        ("12\n13 ms\n", "line 2: 'ms' is not a number"),
         ("# none\n", "holds no times"),
         ("", "no times"),
     ],
@@ -109,17 +109,17 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         ((float("inf"),), "load_ms=inf"),
         ((100.0, -0.1), "load_cv=-0.1"),
         ((100.0, float("nan")), "load_cv=nan"),
-        ((100.0, 0.1, "normal"), "load_dist='normal' is none of constant, gamma"),
-        ((100.0, 0.1, "cycle"), "load_dist='cycle' is for measured times"),
+        ((100.0, 0.1, "normal"), "load_dist='normal' is not one of constant, gamma"),
+        ((100.0, 0.1, "cycle"), "load_dist='cycle' needs measured times"),
         ((100.0, None, "lognormal"), "needs load_cv"),
         ((100.0, 0.5, "exponential"), "load_cv=0.5 contradicts"),
         ((100.0, 0.5, "constant"), "load_cv=0.5 contradicts"),
-        (([100.0, 200.0], 0.5), "load_cv=0.5 is not for measured"),
-        (([100.0, 200.0], None, "gamma"), "load_dist='gamma' is not for measured"),
+        (([100.0, 200.0], 0.5), "load_cv=0.5 contradicts measured"),
+        (([100.0, 200.0], None, "gamma"), "load_dist='gamma' contradicts measured"),
         (([100.0, -1.0],), r"load_ms\[1\]=-1"),
         (([100.0, float("nan")],), r"load_ms\[1\]=nan"),
-        (([0.0, 0.0],), "no time above 0 among its 2"),
-        (([],), "no time above 0 among its 0"),
+        (([0.0, 0.0],), "none of the 2 times in load_ms is above 0"),
+        (([],), "none of the 0 times in load_ms is above 0"),
     ],
 )
 def test_bad_arguments_are_refused_with_their_values(arguments: tuple[Any, ...], says: str) -> None:

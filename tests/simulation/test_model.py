@@ -148,7 +148,7 @@ def test_exponential_times_agree_with_the_exact_chain(
 @given(SETTINGS)
 def test_no_batch_is_lost_and_no_hand_holds_two(setting: dict[str, Any]) -> None:
     found = simulate(**setting)
-    end, room = found.end, found.setting.room
+    end, room = found.end, found.scenario.capacity
     made = found.ready <= end
     held = made & (found.queued > end)
     waiting = (found.queued <= end) & (found.taken > end)
@@ -159,7 +159,7 @@ def test_no_batch_is_lost_and_no_hand_holds_two(setting: dict[str, Any]) -> None
     assert 0 <= depth.min() <= depth.max() <= max(room, 0)
     assert depth[-1] == waiting.sum()
     assert (np.diff(times) > 0).all()
-    for loader in range(found.setting.loaders):
+    for loader in range(found.scenario.loaders):
         mine = found.loader == loader
         begun, queued = found.begun[mine], found.queued[mine]
         np.testing.assert_array_equal(begun, [0, *queued[:-1]])
@@ -208,8 +208,8 @@ def test_another_seed_makes_something_else() -> None:
 @given(SETTINGS)
 def test_no_rate_exceeds_the_limit(setting: dict[str, Any]) -> None:
     found = simulate(**setting | {"load_cv": 0, "step_cv": 0, "load_dist": None})
-    slack = 1e-9 * found.setting.seconds + 1e-6
-    assert found.batches <= found.setting.limit * (found.setting.seconds + slack)
+    slack = 1e-9 * found.scenario.seconds + 1e-6
+    assert found.batches <= found.scenario.limit * (found.scenario.seconds + slack)
 
 
 # --- spikes and spread --------------------------------------------------------------------------
@@ -239,15 +239,15 @@ def test_variance_takes_the_spikes_and_leaves_the_stall() -> None:
 def test_one_more_loader() -> None:
     assert simulate(2000, 100, 7).with_one_more().batches == 8 * 14
     assert simulate(350, 100, 7).with_one_more().batches == 296
-    assert simulate(350, 100, 7, queue=3).with_one_more().setting.room == 3
-    assert simulate(350, 100, 7).with_one_more().setting.room == 8
+    assert simulate(350, 100, 7, queue=3).with_one_more().scenario.capacity == 3
+    assert simulate(350, 100, 7).with_one_more().scenario.capacity == 8
 
 
 def test_measured_times_are_those_of_the_batches_in_turn() -> None:
     found = simulate([100, 300, 200], 10, 2, seconds=3)
     made = (found.ready - found.begun) // MS
     np.testing.assert_array_equal(made, np.resize([100, 300, 200], len(made)))
-    assert found.setting.limit == pytest.approx(10)
+    assert found.scenario.limit == pytest.approx(10)
 
 
 def test_a_run_too_short_for_any_batch() -> None:
@@ -285,5 +285,5 @@ def test_bad_arguments_are_refused_with_their_values(wrong: dict[str, Any], says
 
 def test_a_run_of_too_many_batches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("precache.simulation.model.MOST_BATCHES", 1000)
-    with pytest.raises(UsageError, match="seconds=1000 makes more than 1,000 batches"):
+    with pytest.raises(UsageError, match="seconds=1000 gives more than 1,000 batches"):
         simulate(1, 1, 1, seconds=1000)

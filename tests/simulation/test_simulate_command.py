@@ -32,31 +32,34 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
 def test_it_prints_the_figures_and_shows_the_spikes(run: Run) -> None:
     status, out, err = run(*STEADY)
     assert (status, err) == (0, "")
-    assert "7 loaders, 2,000 ms a batch; a queue of 7; 100 ms a step" in out
-    assert "98 in 30 s; 3.50/s from the first one's arrival on, at 2 s" in out
-    assert "65.0% of the consumer's time after start-up, 67.3% with it" in out
-    assert "3.50/s, set by loading: loaders / load time 3.50, 1 / step time 10.00" in out
-    assert "112 batches (+14), stall 60.0%" in out
+    assert "7 loaders, 2,000 ms per batch; a queue of 7; 100 ms per step" in out
+    assert "98 in 30 s" in out
+    assert "3.50 batches/s once the first batch is there, after 2 s" in out
+    assert "65.0% of the time since the first batch, 67.3% of the whole time" in out
+    assert (
+        "3.50 batches/s, set by loading: loaders / load time = 3.50, 1 / step time = 10.00" in out
+    )
+    assert "112 batches done (+14), stall 60.0%" in out
     assert "······█······█······█" in out
     assert "█······  1,300 0 0 0 0 0 0 ms" in out
-    assert "Spikes: 100% of the waiting falls on one place in 7" in out
+    assert "Spikes: 100% of the waiting is for one batch in 7" in out
 
 
 def test_with_variance_it_says_that_the_stall_remains(run: Run) -> None:
     _, out, _ = run(*STEADY, "--load-cv", 0.4, "--seconds", 300)
     assert "(cv 0.4, gamma)" in out
     assert "Spread:" in out
-    assert "No spikes does not mean no stall" in out
+    assert "The training loop still waits" in out
 
 
 def test_it_says_so_where_there_is_no_stall_and_where_no_batch_came(run: Run) -> None:
     _, out, _ = run("--load-ms", 350, "--loaders", 7, "--step-ms", 100)
-    assert "never waits once the first batch is there" in out
+    assert "never waits after the first batch" in out
     assert "48.5% of their time, by a full queue" in out
     _, out, _ = run("--load-ms", 1, "--load-cv", 0.5, "--loaders", 7, "--step-ms", 0.2)
     assert "hardly waits: for 2 of" in out
     _, out, _ = run(*STEADY, "--seconds", 1)
-    assert "No batch came in this time" in out
+    assert "No batch was finished in this time" in out
 
 
 def test_json_is_one_object_with_the_series(run: Run) -> None:
@@ -73,7 +76,7 @@ def test_a_trace_gives_the_load_times(run: Run, tmp_path: Path) -> None:
     _, out, _ = run(*arguments, "--json")
     assert json.loads(out) == simulate([100, 300, 200], 10, 2).to_dict()
     _, out, _ = run(*arguments, "--load-dist", "resample")
-    assert "200 ms a batch (cv 0.41, 3 measured times at random)" in out
+    assert "200 ms per batch (cv 0.41, 3 measured times in random order)" in out
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,7 @@ def test_a_trace_gives_the_load_times(run: Run, tmp_path: Path) -> None:
     [
         ((*STEADY[:2], "--loaders", 0, "--step-ms", 100), "loaders=0"),
         ((*STEADY, "--load-cv", -1), "load_cv=-1"),
-        ((*STEADY, "--load-dist", "cycle"), "load_dist='cycle' is for measured times"),
+        ((*STEADY, "--load-dist", "cycle"), "load_dist='cycle' needs measured times"),
         ((*STEADY, "--trace", "x.txt"), "not allowed with argument --load-ms"),
         (("--trace", "x.txt", *STEADY[2:]), "cannot read the times in x.txt"),
         (STEADY[2:], "one of the arguments --load-ms --trace is required"),
@@ -102,4 +105,4 @@ def test_help_says_what_differs_at_the_balance_point(run: Run) -> None:
     assert status == 0
     assert "precache simulate --load-ms 2000 --loaders 7 --step-ms 100" in out
     assert "98      293      296" in out
-    assert "balance point" in out
+    assert "At 700 ms, loading and the step are balanced" in out

@@ -204,9 +204,9 @@ def test_an_unknown_class_is_refused_with_those_that_are_near(small: Catalogue) 
 
 
 def test_a_query_of_another_kind_is_refused() -> None:
-    with pytest.raises(UsageError, match="'like' is none of begins, contains, is"):
+    with pytest.raises(UsageError, match="'like' is not one of begins, contains, is"):
         Query("x", "like")
-    with pytest.raises(UsageError, match="'some' is none of all, valid, holes"):
+    with pytest.raises(UsageError, match="'some' is not one of all, valid, holes"):
         Query(state="some")
 
 

@@ -29,7 +29,7 @@ import precache
 from precache.errors import SourceError, StorageError, UsageError
 from precache.html.png import encode_png
 from precache.storage.open import open_folder
-from precache.viewer.contents import open_pages
+from precache.viewer.pages import open_pages
 from precache.viewer.search import Query
 from precache.viewer.server import ViewServer, write_page
 from tests.conftest import BuiltStore
@@ -239,7 +239,7 @@ def test_a_hole_is_shown_with_its_reason_and_how_far_its_ops_come(
     read = page(server, "?rows=holes")
     assert keys([read]) == [BROKEN]
     assert "Hole: not an image that decode reads" in read.text
-    assert "of a kind that browsers do not show" in read.text
+    assert "in a format that browsers do not show" in read.text
     assert read.all("img") == []
     assert "Hole: not an image" in page(server, f"row/{row}").text
     assert ask(server, f"raw/{row}")[0] == 404
@@ -252,7 +252,7 @@ def test_the_page_of_a_row_compares_it_with_its_original(
     row = list(version.keys).index(HOSTILE[0])
     read = page(server, f"row/{row}")
     assert read.headings[1] == HOSTILE[0]
-    assert read.text.count("bit for bit what the ops make of the raw file") == 2
+    assert read.text.count("bit-identical to what the ops make of the raw file") == 2
     assert "scaled: float32" in read.text
     for each in read.all("img"):
         status, _, body = ask(server, urljoin(f"{server.root}row/{row}", each["src"]))
@@ -263,8 +263,7 @@ def test_the_page_of_a_row_compares_it_with_its_original(
     (source / HOSTILE[1]).unlink()
     with served(str(built.path), str(source)) as other:
         assert (
-            "not what the ops make of the raw file: they differ by"
-            in page(other, f"row/{row}").text
+            "differs from what the ops make of the raw file, by" in page(other, f"row/{row}").text
         )
         gone = page(other, f"row/{list(version.keys).index(HOSTILE[1])}")
         assert "the raw sample could not be fetched" in gone.text
@@ -282,7 +281,7 @@ def test_variants_of_a_sample_stand_side_by_side(tmp_path: Path) -> None:
         read = page(server, "row/1")
         stored = {each["alt"]: each["src"] for each in read.all("img") if "Stored" in each["alt"]}
         assert list(stored) == [f"Stored image, variant {number} of {key}" for number in (1, 2, 3)]
-        assert read.text.count("bit for bit what the ops make of the raw file") == 1
+        assert read.text.count("bit-identical to what the ops make of the raw file") == 1
         for number, url in enumerate(stored.values(), 1):
             _, _, body = ask(server, urljoin(f"{server.root}row/1", url))
             dataset = precache.CachedDataset(store, variant=number)
@@ -303,7 +302,7 @@ def test_functions_of_a_recipe_run_only_where_the_user_says_so(
     with served(str(built.path), str(built.source), functions=True) as trusting:
         read = page(trusting, f"row/{row}")
     assert calls
-    assert read.text.count("bit for bit") == 3
+    assert read.text.count("bit-identical") == 3
 
 
 def test_labels_statistics_and_the_build_are_told(server: ViewServer, built: BuiltStore) -> None:
@@ -380,7 +379,7 @@ def test_without_decoders_raw_files_are_shown_and_what_is_missing(
         monkeypatch.delitem(sys.modules, module, raising=False)
     with served(str(built.path), str(built.source)) as server:
         read = page(server)
-        assert "applying the ops needs simplejpeg: pip install 'precache[workers]'" in read.text
+        assert "running the ops needs simplejpeg: pip install 'precache[workers]'" in read.text
         assert {each["src"].split("/")[0] for each in read.all("img")} == {"raw", "stored"}
         assert all(ask(server, each["src"])[0] == 200 for each in read.all("img"))
 
@@ -399,7 +398,7 @@ def test_a_store_and_a_source_in_a_bucket(s3: S3Server, tmp_path: Path) -> None:
         row = int(np.flatnonzero(version.valid)[-1])
         body = ask(server, f"stored/{row}/image.png")[2]
         assert np.array_equal(image(body), right[version.keys[row]].transpose(1, 2, 0))
-        assert "bit for bit" in page(server, f"row/{row}").text
+        assert "bit-identical" in page(server, f"row/{row}").text
         assert ask(server, f"raw/{row}")[2] == photos.read(version.keys[row])
 
 
@@ -462,11 +461,11 @@ def test_every_answer_forbids_scripts_frames_and_other_hosts(server: ViewServer)
 def test_a_key_never_leads_out_of_the_source(
     built: BuiltStore, copy_store: Callable[[BuiltStore], BuiltStore], tmp_path: Path
 ) -> None:
-    from precache.viewer.source_trace import Originals
+    from precache.viewer.source_trace import SourceTracer
 
     write(tmp_path / "secret.png", encoded(cut(1), "PNG"))
     write(tmp_path / "source/cat/0.png", encoded(cut(2), "PNG"))
-    originals = Originals(str(tmp_path / "source"), built.recipe)
+    originals = SourceTracer(str(tmp_path / "source"), built.recipe)
     assert originals.trace("cat/0.png").raw is not None
     for key in ("../secret.png", "cat/../../secret.png", f"{tmp_path}/secret.png", "..", "a\0b"):
         trace = originals.trace(key)
@@ -491,7 +490,7 @@ def test_the_command_serves_until_ctrl_c(built: BuiltStore) -> None:
         out, err = process.communicate(timeout=60)
         connection.close()
     assert (process.returncode, out) == (0, "")
-    assert err == "precache: serving this address to this machine alone; Ctrl-C ends it\n"
+    assert err == "precache: only this machine can open this address; press Ctrl-C to stop\n"
 
 
 def test_a_static_page_needs_nothing_else(built: BuiltStore, tmp_path: Path) -> None:
@@ -508,16 +507,19 @@ def test_a_static_page_needs_nothing_else(built: BuiltStore, tmp_path: Path) -> 
     assert all(each["src"].startswith("data:image/") for each in read.all("img"))
     assert not re.search(r"https?://|url\(|@import", text)
     [rules] = [each["content"] for each in read.all("meta") if "http-equiv" in each]
-    assert rules.startswith("default-src 'none'; img-src data:;")
+    assert re.fullmatch(
+        r"default-src 'none'; style-src 'sha256-\S+'; img-src data:; "
+        "form-action 'none'; base-uri 'none'", rules,
+    )  # fmt: skip
     stored = [each["src"] for each in read.all("img") if each["alt"].startswith("Stored image")]
     for source, row in zip(stored, pixels(built.path).values(), strict=True):
         assert np.array_equal(image(base64.b64decode(source[22:])), row.transpose(1, 2, 0))
-    assert read.text.count("bit for bit") == 24
+    assert read.text.count("bit-identical") == 24
 
 
 def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path) -> None:
     store = str(built.path)
-    with pytest.raises(SourceError, match="is no folder; give the one that the store was built"):
+    with pytest.raises(SourceError, match="is not a folder; give the source of the store"):
         open_pages(store, str(tmp_path / "nowhere"))
     for count in (0, -1, 1001):
         with pytest.raises(UsageError, match=f"rows is {count}; give 1 to 1000"):
@@ -527,7 +529,7 @@ def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path) -> None:
         write_page(pages, Query(), str(tmp_path))
     with pytest.raises(UsageError, match="has no class 'dgo'; did you mean dog"):
         write_page(pages, Query(label="dgo"), str(tmp_path / "x.html"))
-    with pytest.raises(UsageError, match="cannot listen at port 99999"):
+    with pytest.raises(UsageError, match="cannot listen on port 99999"):
         ViewServer(pages, 99999)
     with ViewServer(pages) as other, pytest.raises(UsageError, match="give another"):
         ViewServer(pages, other.server_port)
@@ -544,7 +546,7 @@ def test_a_dataset_as_source_needs_no_files(tmp_path: Path) -> None:
     with served(str(tmp_path / "s"), "python:tests.viewer.test_view:squares") as server:
         read = page(server)
         assert "float32 (5,):" in read.text
-        assert "bit for bit" in page(server, "row/1").text
+        assert "bit-identical" in page(server, "row/1").text
         assert "float32 (5,):" in page(server, "row/1").text
 
 
@@ -624,14 +626,14 @@ def test_a_page_is_legible_on_phones_and_in_the_dark(
     server: ViewServer, tmp_path: Path, path: str, width: int, dark: bool
 ) -> None:
     if path == "static":
-        html = server.pages.grid(Query(), static=True)
-        # The page's own policy would keep the inspecting script out.
-        html = re.sub(r'<meta http-equiv[^>]*>| loading="lazy"', "", html)
+        html = server.pages.grid(Query(), static=True).replace(' loading="lazy"', "")
     else:
         dot = base64.b64encode(encode_png(np.zeros((1, 1, 3), np.uint8))).decode()
         html = ask(server, path)[2].decode()
         html = re.sub(r'src="[^"]*"([^>]*) loading="lazy"', rf'src="data:image/png;base64,{dot}"\1',
                       html)  # fmt: skip
+    # The page's own policy would block the inspecting script.
+    html = re.sub("<meta http-equiv[^>]*>", "", html)
     axe = f"<script>{AXE.read_text('utf-8')}</script>" if AXE else ""
     html = LOOK.format(width=width, page=escape(html.replace("</body>", f"{axe}</body>")))
     (tmp_path / "look.html").write_text(html, "utf-8")

@@ -206,7 +206,7 @@ class DoctorReport:
     seconds: float
 
     def html(self, path: str | Path) -> None:
-        """Write it as a page, one file that needs no network; ``pip install "precache[report]"``.
+        """Write a page: one file that needs no network; ``pip install "precache[report]"``.
 
         Raises
         ------
@@ -215,15 +215,18 @@ class DoctorReport:
         StorageError
             If the file cannot be written.
         """
-        from precache_workers.doctor.page import write_page
+        from precache.html.charts import need_matplotlib
+        from precache.html.pages import save
+        from precache_workers.doctor.page import render_doctor_report
 
-        write_page(self, path)
+        need_matplotlib(path)
+        save(render_doctor_report(self), path)
 
     def png(self, path: str | Path) -> None:
-        """Draw it; needs and raises the same."""
-        from precache_workers.doctor.page import write_png
+        """Write the charts as a PNG, with the same errors as `html`."""
+        from precache_workers.doctor.page import draw_doctor_report
 
-        write_png(self, path)
+        draw_doctor_report(self, path)
 
 
 def doctor_report(

@@ -1,4 +1,4 @@
-"""What a doctor's examination came to, for people: the answers first, then the tables."""
+"""The doctor's report as text: the answers first, then the tables."""
 
 from __future__ import annotations
 
@@ -11,226 +11,234 @@ from rich.table import Table
 from rich.text import Text
 
 from precache.runtime.terminal import Terminal, say_rows
-from precache.units import size
+from precache.units import number, size
 
 if TYPE_CHECKING:
     from precache_workers.doctor.report import CodecFigures, CutPoint, DoctorReport
 
-SHOWN = 5
-"""Broken samples that are named."""
-BUSY = 1.25
-"""Load over cores from which times on the clock say little."""
+NAMED_SAMPLES = 5
+"""Broken samples that are listed by name."""
+BUSY_LOAD = 1.25
+"""Load per core from which wall times are unreliable."""
 WAITING = 0.9
-"""Share of the cores' time below which they wait for files."""
-NOTABLE = 3.0
-"""Times the median from which a sample is worth a line."""
+"""CPU utilisation below which the cores wait for files."""
+SLOW_RATIO = 3.0
+"""Multiple of the median time from which a sample is listed as slow."""
 
 
-def print_prognosis(found: DoctorReport, console: Console | None = None) -> None:
-    """Print a whole examination."""
+def print_doctor_report(report: DoctorReport, console: Console | None = None) -> None:
+    """Print the whole report."""
     out = console or Terminal(soft_wrap=True)
-    out.print(title(found), style="bold")
-    say_rows(answers(found), out=out)
-    for heading, table in tables(found):
+    out.print(title(report), style="bold")
+    say_rows(answers(report), out=out)
+    for heading, table in tables(report):
         out.print()
         out.print(heading, style="bold")
         out.print(table)
     out.print()
-    for line in remarks(found):
+    for line in remarks(report):
         out.print(line)
 
 
-def title(found: DoctorReport) -> str:
-    """What was examined, in a line."""
-    least = "" if found.complete else "at least "
+def title(report: DoctorReport) -> str:
+    """Describe the source and the measurement in one line."""
+    least = "" if report.complete else "at least "
     return (
-        f"{found.source}: {least}{found.samples:,} samples, {size(found.source_bytes)}; "
-        f"{found.sampled:,} measured in {found.seconds:.0f} s"
+        f"{report.source}: {least}{report.samples:,} samples, {size(report.source_bytes)}; "
+        f"{report.sampled:,} measured in {report.seconds:.0f} s"
     )
 
 
-def answers(found: DoctorReport) -> Iterator[tuple[str, str]]:
-    """Names and short sentences, the most important first."""
-    at = f"{found.rate:,.0f} samples/s"
-    own = found.codecs[0]
-    before = found.cuts[0]
-    waiting = before.samples_per_s * before.online_cpu_ms < WAITING * 1e3 * found.cores
+def answers(report: DoctorReport) -> Iterator[tuple[str, str]]:
+    """Yield names and short sentences, the most important first."""
+    target = f"{report.rate:,.0f} samples/s"
+    own = report.codecs[0]
+    before = report.cuts[0]
+    waiting = before.samples_per_s * before.online_cpu_ms < WAITING * 1e3 * report.cores
     limit = ", waiting for the source" if waiting else ""
-    now = f"{cores(found.cores)} make {number(before.samples_per_s)}/s{limit}"
-    yield "without a cache", f"{cores(found.cores_without_cache)} to feed {at}; {now}"
-    yield (
-        "with a cache",
-        f"{cores(own.cores_at_rate)} from {own.codec}, {_fewer(before.cores_at_rate, own)}",
-    )
-    yield "to build it", _build(found)
+    now = f"{count_cores(report.cores)} would load {number(before.samples_per_s)}/s{limit}"
+    yield "without a cache", f"{target} need {count_cores(report.cores_without_cache)}; {now}"
+    savings = _savings(before.cores_at_rate, own)
+    yield "with a cache", f"{target} need {count_cores(own.cores_at_rate)}, {savings}"
+    yield "time to build", _build(report)
     raw = size(own.bytes_total * own.ratio)
-    yield "it takes", f"{size(own.bytes_total)} in {own.codec}; plain pixels are {raw}"
-    yield "cut", _cut(found)
-    yield "broken files", _broken(found)
-    if found.misfits:
-        count = len(found.misfits)
-        yield "other shapes", f"{count:,} of {found.sampled:,}: a build would leave holes for them"
+    yield "store size", f"{size(own.bytes_total)} with codec {own.codec}; {raw} uncompressed"
+    yield "store rows", _cut(report)
+    yield "broken files", _broken(report)
+    if report.misfits:
+        count = len(report.misfits)
+        yield "other shapes", f"{count:,} of {report.sampled:,}; a build would store them as holes"
 
 
-def _build(found: DoctorReport) -> str:
-    build = found.build
+def _build(report: DoctorReport) -> str:
+    build = report.build
     known = 0 < build.error < math.inf
-    spread = f" (± {build.error:.0%}, as far as samples differ)" if known else ""
-    fetch = ", as fast as this machine reads the source" if build.limited_by == "fetch" else ""
-    wall = f"{duration(build.seconds)} on {cores(found.cores)}"
-    return f"{duration(build.cpu_seconds)} of CPU{spread}, {wall}{fetch}"
+    spread = f" (± {build.error:.0%}, from the spread of the samples)" if known else ""
+    fetch = ", limited by reading the source" if build.limited_by == "fetch" else ""
+    wall = f"{duration(build.seconds)} on {count_cores(report.cores)}"
+    return f"{wall}{fetch}; CPU time {duration(build.cpu_seconds)}{spread}"
 
 
-def _fewer(cores_before: float, own: CodecFigures) -> str:
+def _savings(cores_before: float, own: CodecFigures) -> str:
     ratio = cores_before / max(own.cores_at_rate, 1e-9)
     if ratio <= 1:
-        return "more work than without"
-    return f"{number(ratio)} times less work in every epoch"
+        return "more work per epoch than without"
+    return f"{number(ratio)} times less work per epoch"
 
 
-def _cut(found: DoctorReport) -> str:
-    if found.cut == "fetch" and found.misfits:
-        return "none yet: rows differ in shape, and a store's are alike; add a resize and a crop"
-    if found.cut == "fetch":
-        return _no_cut(found)
-    frozen = [each.after for each in found.cuts if each.frozen]
-    why = f"; {frozen[0]} draws at random, and a store would keep its first draw" if frozen else ""
-    return f"after {found.cut}{why}"
+def _cut(report: DoctorReport) -> str:
+    if report.cut == "fetch" and report.misfits:
+        return "nothing yet: the samples differ in shape; add a resize and a crop to the recipe"
+    if report.cut == "fetch":
+        return _no_cut(report)
+    frozen = [cut.after for cut in report.cuts if cut.frozen]
+    why = f"; {frozen[0]} is random, and a store would keep one draw of it" if frozen else ""
+    return f"the result of {report.cut}{why}"
 
 
-def _no_cut(found: DoctorReport) -> str:
-    fastest = min(found.codecs, key=lambda each: each.cores_at_rate)
-    last = found.cuts[-1]
-    if fastest.cores_at_rate < found.cuts[0].cores_at_rate and last.storable and not last.frozen:
-        least = f"{cores(fastest.cores_at_rate)} at that rate"
+def _no_cut(report: DoctorReport) -> str:
+    fastest = min(report.codecs, key=lambda codec: codec.cores_at_rate)
+    last = report.cuts[-1]
+    if fastest.cores_at_rate < report.cuts[0].cores_at_rate and last.storable and not last.frozen:
         return (
-            f"nowhere with {found.codecs[0].codec}; a store in {fastest.codec} would take {least}"
+            f"nothing with codec {report.codecs[0].codec}; with {fastest.codec} a store would need "
+            f"{count_cores(fastest.cores_at_rate)}"
         )
-    return "nowhere: no store would be cheaper to read than the files"
+    return "nothing: no store would be cheaper to read than the files"
 
 
-def _broken(found: DoctorReport) -> str:
-    if not found.failed:
-        return f"none of {found.sampled:,}"
-    share = found.failed / max(1, found.sampled)
-    return f"{found.failed:,} of {found.sampled:,}, so about {share * found.samples:,.0f} of all"
+def _broken(report: DoctorReport) -> str:
+    if not report.failed:
+        return f"none of {report.sampled:,}"
+    share = report.failed / max(1, report.sampled)
+    return f"{report.failed:,} of {report.sampled:,}; about {share * report.samples:,.0f} of all"
 
 
-def tables(found: DoctorReport, notable: float = NOTABLE) -> Iterator[tuple[str, Table]]:
-    """Headings and tables; samples that took `notable` times the median are named."""
-    yield "Where the time goes, ms of CPU a sample (fetch: waiting)", _stages(found)
-    yield f"Training from a store, on {cores(found.host.cores)} here, from memory", _codecs(found)
-    yield "Where to cut between once and every epoch; samples/s by CPU time", _cuts(found)
-    if any(each.times_median >= notable for each in found.slowest):
-        yield "Slowest samples", _slowest(found, notable)
-    if found.storage:
-        wait = found.host.io_wait
-        waited = "" if wait is None else f"; I/O wait {wait:.0%}"
-        yield f"Reading the source, whole files{waited}", _storage(found)
+def tables(report: DoctorReport, slow_ratio: float = SLOW_RATIO) -> Iterator[tuple[str, Table]]:
+    """Yield headings and tables; samples that took `slow_ratio` times the median are listed."""
+    yield "Time by stage, CPU-ms per sample (fetch: ms spent waiting)", _stages(report)
+    yield (
+        f"Reading a store from memory, measured on {count_cores(report.host.cores)} here",
+        _codecs(report),
+    )
+    yield (
+        "Result to store: CPU time once, and in every epoch; samples/s from CPU time",
+        _cuts(report),
+    )
+    if any(sample.times_median >= slow_ratio for sample in report.slowest):
+        yield "Slowest samples", _slowest(report, slow_ratio)
+    if report.storage:
+        share = report.host.io_wait
+        io_wait = "" if share is None else f"; I/O wait {share:.0%}"
+        yield f"Reading whole files of the source{io_wait}", _storage(report)
 
 
-def _stages(found: DoctorReport) -> Table:
-    table = _table("", "mean", "median", "p95", "max", "CPU share", "a core-second")
-    for each in found.stages:
-        ms = each.wall_ms if each.name == "fetch" else each.cpu_ms
+def _stages(report: DoctorReport) -> Table:
+    table = _table("", "mean", "median", "p95", "max", "CPU share", "per core-second")
+    for stage in report.stages:
+        ms = stage.wall_ms if stage.name == "fetch" else stage.cpu_ms
         figures = [number(value) for value in (ms.mean, ms.median, ms.p95, ms.max)]
-        table.add_row(each.name, *figures, f"{each.share:.0%}", f"{each.per_core_second:,.0f}")
-    whole = 1e3 / found.build.samples_per_core_second
-    rest = whole - sum(each.cpu_ms.mean for each in found.stages)
-    table.add_row("rest of a build", number(max(0.0, rest)))
+        table.add_row(stage.name, *figures, f"{stage.share:.0%}", f"{stage.per_core_second:,.0f}")
+    whole = 1e3 / report.build.samples_per_core_second
+    rest = whole - sum(stage.cpu_ms.mean for stage in report.stages)
+    table.add_row("other build work", number(max(0.0, rest)))
     return table
 
 
-def _codecs(found: DoctorReport) -> Table:
-    rate = f"at\n{found.rate:,.0f}/s"
+def _codecs(report: DoctorReport) -> Table:
+    rate = f"at\n{report.rate:,.0f}/s"
     table = _table(
-        "", "bytes", "raw /\nstored", "build,\nCPU", "samples/s", "CPU-ms\nper 1,000",
+        "", "bytes", "raw /\nstored", "build\nCPU time", "samples/s", "CPU-ms\nper 1,000",
         f"cores {rate}", f"MB/s {rate}",
     )  # fmt: skip
-    for each in found.codecs:
+    for codec in report.codecs:
         table.add_row(
-            each.codec,
-            size(each.bytes_total),
-            f"{each.ratio:.2f}",
-            duration(each.build_cpu_seconds),
-            f"{each.samples_per_s:,.0f}",
-            number(each.cpu_ms_per_1000),
-            f"{each.cores_at_rate:.2f}",
-            f"{each.bytes_per_s_at_rate / 1e6:,.0f}",
+            codec.codec,
+            size(codec.bytes_total),
+            f"{codec.ratio:.2f}",
+            duration(codec.build_cpu_seconds),
+            f"{codec.samples_per_s:,.0f}",
+            number(codec.cpu_ms_per_1000),
+            f"{codec.cores_at_rate:.2f}",
+            f"{codec.bytes_per_s_at_rate / 1e6:,.0f}",
         )
     return table
 
 
-def _cuts(found: DoctorReport) -> Table:
+def _cuts(report: DoctorReport) -> Table:
     table = _table(
-        "stored after", "bytes", "CPU-ms\nonce", "each\nepoch", f"cores at\n{found.rate:,.0f}/s",
-        f"samples/s,\n{cores(found.cores)}", "",
+        "stored after", "bytes", "CPU-ms\nonce", "every\nepoch", f"cores at\n{report.rate:,.0f}/s",
+        f"samples/s,\n{count_cores(report.cores)}", "",
     )  # fmt: skip
     table.columns[-1].justify = "left"
-    for each in found.cuts:
-        marked = "<" if each.after == found.cut else _drawback(each)
+    for cut in report.cuts:
         table.add_row(
-            cut_name(each),
-            size(each.bytes_total),
-            number(each.offline_cpu_ms),
-            number(each.online_cpu_ms),
-            f"{each.cores_at_rate:.2f}",
-            f"{each.samples_per_s:,.0f}",
-            marked,
+            cut_name(cut),
+            size(cut.bytes_total),
+            number(cut.offline_cpu_ms),
+            number(cut.online_cpu_ms),
+            f"{cut.cores_at_rate:.2f}",
+            f"{cut.samples_per_s:,.0f}",
+            "recommended" if cut.after == report.cut else _drawback(cut),
         )
     return table
 
 
 def cut_name(cut: CutPoint) -> str:
-    """The stage after which it lies."""
-    return "fetch (no cache)" if cut.after == "fetch" else cut.after
+    """Name a cut by the stage before it."""
+    return "no cache" if cut.after == "fetch" else cut.after
 
 
 def _drawback(cut: CutPoint) -> str:
     if not cut.storable:
         return "shapes differ"
-    return "one random draw" if cut.frozen else ""
+    return "keeps one random draw" if cut.frozen else ""
 
 
-def _slowest(found: DoctorReport, notable: float) -> Table:
-    table = _table("key", "bytes", "ms", "x median", "most in")
-    for each in found.slowest:
-        if each.times_median >= notable:
+def _slowest(report: DoctorReport, slow_ratio: float) -> Table:
+    table = _table("key", "bytes", "ms", "x median", "slowest stage")
+    for sample in report.slowest:
+        if sample.times_median >= slow_ratio:
             table.add_row(
-                each.key, size(each.nbytes), number(each.ms), f"{each.times_median:.1f}", each.stage
+                sample.key,
+                size(sample.nbytes),
+                number(sample.ms),
+                f"{sample.times_median:.1f}",
+                sample.stage,
             )
     return table
 
 
-def _storage(found: DoctorReport) -> Table:
+def _storage(report: DoctorReport) -> Table:
     table = _table("", "at a time", "requests/s", "MB/s", "median ms", "p95")
-    for each in found.storage:
+    for trial in report.storage:
         table.add_row(
-            each.pattern,
-            f"{each.depth}",
-            f"{each.requests_per_s:,.0f}",
-            number(each.bytes_per_s / 1e6),
-            number(each.median_ms),
-            number(each.p95_ms),
+            trial.pattern,
+            f"{trial.depth}",
+            f"{trial.requests_per_s:,.0f}",
+            number(trial.bytes_per_s / 1e6),
+            number(trial.median_ms),
+            number(trial.p95_ms),
         )
     return table
 
 
-def remarks(found: DoctorReport) -> Iterator[str]:
-    """What makes figures uncertain, and broken files by name."""
-    for name, each in (("broken", found.failures), ("other shape", found.misfits)):
-        yield from (f"{name}: {key}: {reason}" for key, reason in each[:SHOWN])
-        if len(each) > SHOWN:
-            yield f"… and {len(each) - SHOWN} more"
-    host = found.host
-    if host.load > BUSY * host.cores:
+def remarks(report: DoctorReport) -> Iterator[str]:
+    """Yield broken samples by name, and reasons why figures are uncertain."""
+    for name, samples in (("broken", report.failures), ("other shape", report.misfits)):
+        yield from (f"{name}: {key}: {reason}" for key, reason in samples[:NAMED_SAMPLES])
+        if len(samples) > NAMED_SAMPLES:
+            yield f"… and {len(samples) - NAMED_SAMPLES} more"
+    host = report.host
+    if host.load > BUSY_LOAD * host.cores:
         yield (
-            f"Others keep this machine busy (load {host.load:.1f} on {cores(host.cores)}): "
-            "CPU times hold, waiting times and the samples/s of codecs do not."
+            f"Other processes use this machine, load {host.load:.1f} on {count_cores(host.cores)}: "
+            "CPU times are reliable, waiting times and the samples/s of codecs are not."
         )
-    if not found.complete:
-        yield "The listing was cut short: totals are of what it found; give more --seconds."
-    yield f"{cores(host.cores)}, {size(host.memory)} of memory, {size(host.memory_free)} of it free"
+    if not report.complete:
+        yield "Listing ran out of time, so the totals are too low; give more --seconds."
+    memory = f"{size(host.memory)} memory, {size(host.memory_free)} free"
+    yield f"This machine: {count_cores(host.cores)}, {memory}."
 
 
 def _table(*headers: str) -> Table:
@@ -241,19 +249,14 @@ def _table(*headers: str) -> Table:
     return table
 
 
-def cores(count: float) -> str:
-    """A number of cores, with its noun."""
+def count_cores(count: float) -> str:
+    """Format a number of cores with its noun."""
     text = f"{count:,.0f}" if count >= 100 or count == int(count) else f"{count:.2g}"
     return f"{text} core" if text == "1" else f"{text} cores"
 
 
-def number(value: float) -> str:
-    """Three digits or so."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else f"{value:.1g}"
-
-
 def duration(seconds: float) -> str:
-    """Seconds for people: 0.25 s, 4.2 min, 3.1 h, 2.4 days."""
+    """Format seconds for people: 0.25 s, 4.2 min, 3.1 h, 2.4 days."""
     for unit, length, most in (("s", 1, 90), ("min", 60, 5400), ("h", 3600, 172800)):
         if seconds < most:
             return f"{seconds / length:.2g} {unit}"

@@ -20,8 +20,8 @@ from precache.errors import (
     StorageError,
     UsageError,
 )
-from precache.maintenance.gc import put_away
-from precache.maintenance.scan import version_of
+from precache.maintenance.gc import remove_version
+from precache.maintenance.scan import recorded_version
 from precache.messages import shown
 from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
@@ -287,7 +287,7 @@ class _Build:
         target = work.target
         document = target.folder.get(ROOT)
         if document is not None:
-            if version_of(document) == target.version:
+            if recorded_version(document) == target.version:
                 return None
             target.folder.remove(ROOT)  # damaged
         target.begin(refreshes=self.listed.refreshes, recompute=self.request.recompute)
@@ -343,7 +343,7 @@ class _Build:
         with decision_lease(self.store, target.version):
             lease.end()  # of two builds that mended nothing, the second removes the version
             if target.folder.size(ROOT) is None and not lease.others():
-                put_away(self.store, target.version)
+                remove_version(self.store, target.version)
         self._make_current(before)
         self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
         result = committed_result(before, self.listed.ignored)

@@ -100,7 +100,7 @@ def rank0_channel(request: Request) -> Rank0Channel | None:
     if "torch.distributed" not in sys.modules:
         return None
     from precache.loading.ranks import find_rank
-    from precache.metering.rank_kv import job_store, own_prefix
+    from precache.metering.rank_kv import job_store, key_prefix
 
     rank, world_size = find_rank()
     store = job_store(world_size)
@@ -108,7 +108,7 @@ def rank0_channel(request: Request) -> Rank0Channel | None:
         return None
     digest = _digest(request)
     _requests[digest] += 1
-    return Rank0Channel(store, f"{own_prefix(digest)}/{_requests[digest]}", rank == 0)
+    return Rank0Channel(store, f"{key_prefix(digest)}/{_requests[digest]}", rank == 0)
 
 
 def _digest(request: Request) -> str:

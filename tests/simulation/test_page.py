@@ -14,9 +14,9 @@ from PIL import Image
 
 from precache.cli import main as cli
 from precache.errors import StorageError, UsageError
-from precache.simulation import pictures
+from precache.simulation import page as simulation_page
 from precache.simulation.model import Simulation, simulate
-from precache.simulation.player import PLAYED
+from precache.simulation.player import MAX_BATCHES
 from tests.support.browser import AXE, CHROMIUM, Tab, chromium
 
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
@@ -38,19 +38,20 @@ SETTINGS = {
 
 
 def test_a_page_is_one_file_without_links_and_with_the_figures() -> None:
-    page = pictures.page(STEADY)
+    page = simulation_page.render_simulation(STEADY)
     assert not re.findall(
         r"""(?:src|href)=["']?(?!data:|\#)[^"'\s>]+|https?://|@import|url\((?!\#)""", page
     )
     assert "{{" not in page
-    assert "65.0% of the consumer&#39;s time after start-up, 67.3% with it" in page
-    assert "112 batches (+14)" in page
+    assert "65.0% of the time since the first batch, 67.3% of the whole time" in page
+    assert "112 batches done (+14)" in page
 
 
 @pytest.mark.parametrize("found", SETTINGS.values(), ids=SETTINGS)
 def test_the_data_of_a_page_are_those_of_the_simulation(found: Simulation) -> None:
     match = re.search(
-        r'<script type="application/json" id="data">(.*?)</script>', pictures.page(found)
+        r'<script type="application/json" id="data">(.*?)</script>',
+        simulation_page.render_simulation(found),
     )
     assert match
     data = json.loads(match[1])
@@ -62,36 +63,31 @@ def test_the_data_of_a_page_are_those_of_the_simulation(found: Simulation) -> No
 
 def test_a_long_run_is_played_as_far_as_a_page_can_carry() -> None:
     found = simulate(10, 1, 7, seconds=60)
-    page = pictures.page(found)
-    assert len(found.begun) > PLAYED
-    assert "Played and drawn up to 28.6 s of 60 s." in page
+    page = simulation_page.render_simulation(found)
+    assert len(found.begun) > MAX_BATCHES
+    assert "Shown up to 28.6 s of 60 s." in page
     assert len(page) < 3_000_000
 
 
-def test_more_loaders_are_held_against_those_there_are() -> None:
-    found = dict(pictures.with_more(STEADY))
-    assert {name: len(each.stalls_ms) for name, each in found.items()} == {
-        "as simulated, 7 loaders": 99, "with one more": 113, "with 20, load / step time": 281,
-    }  # fmt: skip
-    page = pictures.page(STEADY)
-    for each in found.values():
-        assert f"<td>{each.stall_share:.1%}</td>" in page
-
-
-def test_the_law_foretells_what_steady_loaders_stall() -> None:
-    for _, each in pictures.with_more(STEADY):
-        assert pictures.by_law(each) == pytest.approx(each.stall_share, abs=0.01)
+def test_the_page_compares_more_loaders_with_what_the_mean_times_predict() -> None:
+    page = simulation_page.render_simulation(STEADY)
+    rows = re.findall(r"<td>(\d+) loaders</td><td>([\d.]+)%</td><td>([\d.]+)%</td>", page)
+    assert [int(loaders) for loaders, _, _ in rows] == [7, 8, 20]
+    for loaders, predicted, simulated in rows:
+        share = simulate(2000, 100, int(loaders)).stall_share
+        assert float(simulated) == pytest.approx(100 * share, abs=0.05)
+        assert float(predicted) == pytest.approx(100 * share, abs=1)
 
 
 def test_a_page_needs_no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precache.simulation.pictures.find_spec", lambda name: None)
-    page = pictures.page(STEADY)
+    monkeypatch.setattr("precache.simulation.page.find_spec", lambda name: None)
+    page = simulation_page.render_simulation(STEADY)
     assert "<h2>Times of a batch</h2>" in page
-    assert "<svg" not in page
+    assert 'class="chart' not in page
 
 
 def test_times_are_those_of_what_was_done() -> None:
-    told = pictures.times(STEADY)
+    told = simulation_page.spans_ms(STEADY)
     assert set(told["load"]) == {2000}
     assert set(told["step"]) == {100}
     assert told["wait before a step"].sum() == pytest.approx(STEADY.stalls_ms[1:].sum())
@@ -99,9 +95,9 @@ def test_times_are_those_of_what_was_done() -> None:
 
 def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
-    for write in (pictures.write_page, pictures.write_png):
+    for write in (STEADY.html, STEADY.png):
         with pytest.raises(StorageError, match="no/such"):
-            write(STEADY, tmp_path / "no/such/file")
+            write(tmp_path / "no/such/file")
 
 
 def test_the_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +105,7 @@ def test_the_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[st
     page, picture = tmp_path / "a.html", tmp_path / "a.png"
     arguments = ["simulate", "--load-ms", "2000", "--loaders", "7", "--step-ms", "100", "--json"]
     assert cli.main([*arguments, "--html", str(page), "--png", str(picture)]) == 0
-    assert page.read_text("utf-8") == pictures.page(STEADY)
+    assert page.read_text("utf-8") == simulation_page.render_simulation(STEADY)
     assert json.loads(capfd.readouterr().out)["batches"] == 98
 
 
@@ -119,7 +115,7 @@ def test_the_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[st
 @pytest.mark.parametrize("found", SETTINGS.values(), ids=SETTINGS)
 def test_the_picture_shows_loading_steps_and_waits(found: Simulation, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
-    pictures.write_png(found, tmp_path / "a.png")
+    found.png(tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as image:
         pixels = np.asarray(image.convert("RGB"))
     assert pixels.shape[1:] == (1600, 3)
@@ -138,7 +134,7 @@ def test_without_matplotlib_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(
         UsageError, match=r'a\.png needs matplotlib: pip install "precache\[report\]"'
     ):
-        pictures.write_png(STEADY, "a.png")
+        STEADY.png("a.png")
 
 
 # --- in a browser -------------------------------------------------------------------------------
@@ -157,7 +153,7 @@ def opened(tab: Tab, tmp_path: Path) -> Tab:
 
 
 def _written(found: Simulation, folder: Path) -> Path:
-    pictures.write_page(found, folder / "page.html")
+    found.html(folder / "page.html")
     return folder / "page.html"
 
 

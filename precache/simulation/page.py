@@ -1,0 +1,249 @@
+"""A simulation as a page that replays it, and its charts as a PNG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from precache.html.charts import Chart, Palette, Panel, bars, distributions, draw_png
+from precache.html.pages import bar, render
+from precache.simulation import text
+from precache.simulation.model import MOST_LOADERS, Nanoseconds, Simulation, simulate_scenario
+from precache.simulation.player import player_values
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
+
+MAX_LANES = 24
+"""Most loaders that have a lane in a chart."""
+SPAN_NAMES = {
+    "blue": "loading",
+    "orange": "blocked by a full queue",
+    "green": "training step",
+    "bad": "waiting for data",
+}
+"""Colour -> meaning of a span in the timeline."""
+MAX_WAITS = 2_000
+"""Most batches whose waits the PNG shows."""
+
+
+def render_simulation(simulation: Simulation) -> str:
+    """Render a page that replays a simulation: one file, no network, light and dark."""
+    spans = spans_ms(simulation)
+    return render(
+        "simulation.html",
+        styles="player.css",
+        script="player.js",
+        title=text.scenario_title(simulation),
+        verdict=text.verdict(simulation),
+        tiles=text.figures(simulation),
+        stalls=[
+            (name, f"{predicted:.1%}", f"{simulated:.1%}", bar(simulated))
+            for name, predicted, simulated in _stalls_with_more(simulation)
+        ],
+        charts=[_spans_chart(spans)] if spans and find_spec("matplotlib") else [],
+        times=[(name, *map(text.milliseconds, statistics(ms))) for name, ms in spans.items()],
+        replay_note="",
+        positions=[
+            (position, text.milliseconds(wait))
+            for position, wait in enumerate(simulation.stall_by_place_ms, 1)
+        ],
+        **player_values(simulation),
+    )
+
+
+def draw_simulation(simulation: Simulation, path: str | Path) -> None:
+    """Draw loaders, queue, waits and stall into a PNG, 1,600 pixels wide.
+
+    Raises
+    ------
+    UsageError
+        If matplotlib is not installed.
+    StorageError
+        If the file cannot be written.
+    """
+    names, predicted, simulated = zip(*_stalls_with_more(simulation), strict=True)
+    panels = [
+        Panel("from the means", predicted, [f"{share:.1%}" for share in predicted], top=1),
+        Panel("simulated, after start-up", simulated, [f"{s:.1%}" for s in simulated], top=1),
+    ]
+    spans = spans_ms(simulation)
+    charts = [
+        timeline(simulation),
+        _waits_chart(simulation),
+        *([_spans_chart(spans)] if spans else []),
+        bars("stall", "Stall with more loaders", names, panels, ["blue"] * len(names)),
+    ]
+    draw_png(text.scenario_title(simulation), charts, path)
+
+
+def _stalls_with_more(simulation: Simulation) -> Iterator[tuple[str, float, float]]:
+    """Yield the stall as simulated, with one more loader, and with enough for the step.
+
+    Each is a name, the stall that the mean times alone predict, 1 - loaders / load time x step
+    time, and the simulated stall.
+    """
+    scenario = simulation.scenario
+    enough = math.ceil(scenario.load.mean_ms / scenario.step.mean_ms)
+    loaders = [scenario.loaders, scenario.loaders + 1]
+    if scenario.loaders + 1 < enough <= MOST_LOADERS:
+        loaders.append(enough)
+    for count in loaders:
+        other = replace(scenario, loaders=count)
+        result = simulation if count == scenario.loaders else simulate_scenario(other)
+        predicted = max(0.0, 1 - other.loading_limit / other.step_limit)
+        yield text.count(count, "loader"), predicted, result.stall_share
+
+
+def spans_ms(simulation: Simulation) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the milliseconds of each kind of span that ended in time, where there is one."""
+    end = simulation.end
+    begun, ready, queued = simulation.begun, simulation.ready, simulation.queued
+    spans = {
+        "load": (ready - begun)[ready <= end] / 1e6,
+        "blocked by a full queue": (queued - ready)[queued <= end] / 1e6,
+        "in the queue": (simulation.taken - queued)[simulation.taken <= end] / 1e6,
+        "wait before a step": simulation.stalls_ms[1:],
+        "step": (simulation.done - simulation.taken)[simulation.done <= end] / 1e6,
+    }
+    return {name: ms for name, ms in spans.items() if len(ms)}
+
+
+def statistics(ms: npt.NDArray[np.float64]) -> tuple[float, ...]:
+    """Return the median, mean, 95th percentile and maximum."""
+    return (np.median(ms), ms.mean(), np.percentile(ms, 95), ms.max())
+
+
+# --- charts -------------------------------------------------------------------------------------
+
+
+def _spans_chart(spans: Mapping[str, npt.NDArray[np.float64]]) -> Chart:
+    note = "Each dot is a batch; spans of no time are at the left end."
+    return distributions("times", "Times of a batch, ms", spans, note)
+
+
+def timeline(simulation: Simulation, title: str = "Timeline") -> Chart:
+    """Chart a lane per loader, one for the training loop, and the length of the queue."""
+    loaders, until = simulation.scenario.loaders, _timeline_end(simulation)
+    lanes = min(loaders, MAX_LANES)
+    limits = [f"{lanes} of {loaders} loaders"] if lanes < loaders else []
+    limits += [f"the first {until / 1e9:.3g} s"] if until < simulation.end else []
+    title = ", ".join([title, *limits])
+
+    def draw(figure: FigureBase, palette: Palette, wide: bool) -> None:
+        if simulation.scenario.capacity:
+            upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[lanes + 1, 3])
+            _draw_queue(lower, simulation, until, palette)
+        else:
+            upper = figure.subplots()
+            upper.set_xlabel("time, s")
+        _draw_lanes(upper, simulation, until, palette)
+        upper.legend(
+            handles=_legend_handles(upper),
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=4 if wide else 2,
+            handlelength=1.2,
+            columnspacing=1,
+        )
+
+    height = 80 + max(60, 22 * (lanes + 1)) + (80 if simulation.scenario.capacity else 0)
+    alt = (
+        f"{title}: loaders are blocked {simulation.blocked_share:.1%} of their time, the training "
+        f"loop waits {simulation.stall_share:.1%} of its time after start-up"
+    )
+    return Chart("lanes", title, alt, (height, height), draw)
+
+
+def _timeline_end(simulation: Simulation) -> int:
+    """Return the nanoseconds that the lanes show: few enough that single steps can be seen."""
+    scenario = simulation.scenario
+    shown_ms = max(6 * scenario.load.mean_ms, 60 * scenario.step.mean_ms)
+    return min(simulation.end, round(1e6 * shown_ms))
+
+
+def _draw_lanes(axes: Axes, simulation: Simulation, until: int, palette: Palette) -> None:
+    lanes = min(simulation.scenario.loaders, MAX_LANES)
+    times = (simulation.begun, simulation.ready, simulation.queued)
+    begun, ready, queued = (np.minimum(column, until) for column in times)
+    for loader in range(lanes):
+        own = (simulation.loader == loader) & (simulation.begun < until)
+        blocked = own & (ready < queued)
+        _draw_spans(axes, begun[own], ready[own], loader, "blue", palette)
+        _draw_spans(axes, ready[blocked], queued[blocked], loader, "orange", palette)
+    taken = np.minimum(simulation.taken[simulation.order], until)
+    done = np.minimum(simulation.done[simulation.order], until)
+    _draw_spans(axes, taken, done, lanes, "green", palette)
+    wait_begins, wait_ends = np.append(0, done), np.append(taken, until)
+    _draw_spans(axes, wait_begins, wait_ends, lanes, "bad", palette)
+    names = [*(f"loader {n + 1}" for n in range(lanes)), "training"]
+    axes.set_yticks(range(lanes + 1), names, fontsize=12 if lanes < 12 else 9)
+    axes.set_ylim(lanes + 0.6, -0.6)
+    axes.set_xlim(0, until / 1e9)
+
+
+def _legend_handles(axes: Axes) -> list[Artist]:
+    """Return one artist of each kind of span."""
+    return list({artist.get_label(): artist for artist in axes.collections}.values())
+
+
+def _draw_spans(
+    axes: Axes, begin: Nanoseconds, end: Nanoseconds, lane: int, colour: str, palette: Palette
+) -> None:
+    spans = np.column_stack([begin, end - begin])[end > begin]
+    if not len(spans):
+        return
+    hatch = "" if colour in ("blue", "green") else "////"
+    # An edge in the background colour separates spans that are wide enough for it.
+    wide = np.median(spans[:, 1]) > end.max() / 200
+    axes.broken_barh(
+        list(map(tuple, (spans / 1e9).tolist())),
+        (lane - 0.4, 0.8),
+        facecolor="none" if hatch else palette[colour],
+        edgecolor=palette["bg"] if wide and not hatch else palette[colour],
+        linewidth=0.4,
+        hatch=hatch,
+        label=SPAN_NAMES[colour],
+    )
+
+
+def _draw_queue(axes: Axes, simulation: Simulation, until: int, palette: Palette) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    times, depth = simulation.queue_depth
+    kept = times <= until
+    times, depth = np.append(times[kept], until), np.append(depth[kept], 0)
+    axes.fill_between(times / 1e9, depth, step="post", color=palette["blue"], linewidth=0)
+    axes.set_ylim(0, max(1, depth.max()) * 1.05)
+    axes.set_xlabel("time, s")
+    axes.set_ylabel("queue")
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.grid(axis="x")
+
+
+def _waits_chart(simulation: Simulation) -> Chart:
+    """Chart the wait before each batch but the first."""
+    many = len(simulation.stalls_ms) > MAX_WAITS
+    batches = f"each of the first {MAX_WAITS:,} batches" if many else "each batch"
+    title = f"Wait before {batches}, ms; {simulation.stall_share:.1%} of the time after start-up"
+
+    def draw(figure: FigureBase, palette: Palette, wide: bool) -> None:
+        axes, waits = figure.subplots(), simulation.stalls_ms[1:MAX_WAITS]
+        width = max(0.3, min(3, 600 / (len(waits) + 1)))
+        axes.vlines(np.arange(2, len(waits) + 2), 0, waits, color=palette["bad"], linewidth=width)
+        axes.set_xlim(1, max(3, len(waits) + 2))
+        axes.set_ylim(0, 1.05 * float(waits.max(initial=0)) or 1.0)
+        axes.set_xlabel("batch")
+        if not waits.any():
+            axes.set_yticks([0])
+
+    return Chart("waits", title, title, (150, 150), draw)
