@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from precache_workers.profiling.measured import CodecTimes, Host
+from precache_workers.profiling.measurements import CodecTimes, Host
 from rich.console import Console
 
 import precache
