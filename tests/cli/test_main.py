@@ -470,7 +470,7 @@ def test_info_of_a_version_by_prefix(run: Run, store: BuiltStore) -> None:
 def test_verify_of_a_whole_store(run: Run, store: BuiltStore) -> None:
     ran = run("verify", store.path)
     assert ran.status == 0
-    assert "is not damaged: 3 shards, 23 rows" in ran.out
+    assert "is whole: 3 shards, 23 rows" in ran.out
     found = run("verify", store.path, "--json").json
     assert found["ok"] is True
     assert found["damage"] == []

@@ -22,7 +22,7 @@ from tests.support.building import build_here, poll, remains, write, write_jpegs
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(lease, "RENEWAL_SECONDS", 0.001)
 
 
 def beating() -> list[str]:

@@ -174,7 +174,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         "open_source",
         lambda source, *given, **options: source,
     )
-    monkeypatch.setattr(precache_workers.driver.build, "source_to_keep", lambda source: None)
+    monkeypatch.setattr(precache_workers.driver.build, "recordable_source", lambda source: None)
     monkeypatch.setattr(precache_workers.driver.build, "shown", str)
     monkeypatch.setattr(precache_workers.driver.run_monitor, "ShardLogWriter", Silent)
     monkeypatch.setattr(
@@ -196,13 +196,13 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 2e9)
     monkeypatch.setattr(time, "strftime", lambda *given: "2033-05-18T03:33:20Z")
     monkeypatch.setattr(uuid, "uuid4", own_number)
-    monkeypatch.setattr(claims, "BEAT_SECONDS", 1e6)
+    monkeypatch.setattr(claims, "RENEWAL_SECONDS", 1e6)
     monkeypatch.setattr(claims, "process_of", own_process)
     for held in CACHED:
         monkeypatch.setattr(held, "lock", contextlib.nullcontext())
     for owner, name in KEEPING_NOTHING:
         monkeypatch.setattr(owner, name, knowing_its_result(getattr(owner, name)))
-    monkeypatch.setattr(NamedLease, "take", forgetting(NamedLease.take))
+    monkeypatch.setattr(NamedLease, "try_acquire", forgetting(NamedLease.try_acquire))
     monkeypatch.setattr(claims, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
 
 

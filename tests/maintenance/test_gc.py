@@ -37,6 +37,7 @@ from precache.store.build_status import DESCRIPTION, read_status
 from precache.store.commit_log import BUILD, ROOT, Commit, append_commit, append_entry, read_commits
 from precache.store.lease import BuildLease
 from precache.store.shard_log import followed_log_name
+from precache_workers.planning.target_version import SCRATCH
 from tests.support.building import (
     build_here,
     build_until,
@@ -570,7 +571,7 @@ def test_a_build_that_was_left_goes_by_its_age(source: Path, store: tuple[Path, 
     assert (found.build.done, found.build.shards) == (3, 3)
     assert 3 * DAY <= found.idle_seconds < 3 * DAY + 600
 
-    with BuildLease(LocalFolder(path / left)):
+    with BuildLease(LocalFolder(path / left), SCRATCH):
         assert "in use by a process" in why(precache.gc(path, older_than=0))[left]
     age(path / left, 2 * DAY)
     assert removed(precache.gc(path, older_than="1d")) == [left]

@@ -112,9 +112,9 @@ def test_a_wrong_clock_does_not_void_a_claim(
 
         beating = threading.Thread(target=beat)
         beating.start()
-        assert NamedLease(folder, "v-decide").take() is None
+        assert NamedLease(folder, "v-decide").try_acquire() is None
         beating.join()
-        assert NamedLease(folder, "v-decide").take() is not None  # silent now, and old
+        assert NamedLease(folder, "v-decide").try_acquire() is not None  # silent now, and old
 
 
 def test_a_claim_that_is_given_back_while_one_looks_is_not_taken(
@@ -129,11 +129,11 @@ def test_a_claim_that_is_given_back_while_one_looks_is_not_taken(
             own.remove(name)
         return get(own, name)
 
-    assert NamedLease(folder, "x").take() is not None
+    assert NamedLease(folder, "x").try_acquire() is not None
     monkeypatch.setattr(LocalFolder, "get", given_back)
-    assert mine.take() is None
+    assert mine.try_acquire() is None
     monkeypatch.undo()
-    assert mine.take() is not None
+    assert mine.try_acquire() is not None
 
 
 @pytest.mark.parametrize("working", range(1, 8))

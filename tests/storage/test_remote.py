@@ -490,7 +490,7 @@ def test_a_service_that_creates_again_what_exists_is_refused_before_a_build_writ
     assert open_folder(url, options).names() == []
     proxy.ignored = frozenset({"If-None-Match"})
     for place in (url, f"{url}/folder"):
-        with pytest.raises(StorageError, match=rf"{place}\S* lets what is created overwrite"):
+        with pytest.raises(StorageError, match=rf"{place}\S* lets a create-only write overwrite"):
             require_create_only(open_folder(place, options), "tmp")
     assert open_folder(url, options).names() == []
     with pytest.raises(StorageError, match=r"its service ignores If-None-Match; give a store on"):
