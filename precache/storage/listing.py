@@ -62,17 +62,20 @@ _LOWEST, _BASE, _DIGITS = 32, 95, 4
 
 
 def between(low: str, high: str | None) -> str | None:
-    """Return a name about half-way between two, without a ``/`` behind what they share; or None.
+    """Return a name about half-way between two; or None.
 
-    So all below one folder is on one side of it. Services order names by their bytes in UTF-8, as
-    Python does strings.
+    If possible it has no ``/`` behind what they share, so that all below one folder is on one side
+    of it. Services order names by their bytes in UTF-8, as Python does strings.
     """
     shared = commonprefix((low, high or ""))  # noqa: RUF071 - no paths
     last = _BASE**_DIGITS - 1 if high is None else _fraction(high[len(shared) :])
     middle = (_fraction(low[len(shared) :]) + last) // 2
     digits = [middle // _BASE**place % _BASE for place in reversed(range(_DIGITS))]
-    name = shared + "".join(chr(_LOWEST + digit) for digit in digits).replace("/", "0")
-    return name if is_name(name) and low < name and (high is None or name < high) else None
+    middle_text = "".join(chr(_LOWEST + digit) for digit in digits)
+    for name in (shared + middle_text.replace("/", "0"), shared + middle_text):
+        if is_name(name) and low < name and (high is None or name < high):
+            return name
+    return None
 
 
 def _fraction(name: str) -> int:
