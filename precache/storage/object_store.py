@@ -359,7 +359,7 @@ class _Relay:
         with self._lock:
             if self._process is None:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", f"from {__name__} import serve; serve()"],
+                    [sys.executable, "-c", f"from {__name__} import answer_calls; answer_calls()"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -379,7 +379,7 @@ class _Relay:
         return result
 
 
-def serve() -> None:
+def answer_calls() -> None:
     """Carry out the calls that come from a `_Relay`, until it is gone."""
     calls, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anybody prints is none of them

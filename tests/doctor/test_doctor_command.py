@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-from precache_workers.profiling.measurements import CodecTimes, Host
 from rich.console import Console
 
 import precache
 from precache.units import number
 from precache_workers.doctor.report import DoctorReport
 from precache_workers.doctor.text import count_cores, duration, print_doctor_report
+from precache_workers.profiling.measurements import CodecTimes, Host
 from tests.doctor.test_report import ask, cut, measured, times
 from tests.support.building import cli, environment, write, write_jpegs
 
