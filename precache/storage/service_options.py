@@ -171,12 +171,12 @@ def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
         places = {"ContinuationToken": token, "StartAfter": f"{prefix}{after}" if after else None}
         payer = {"RequestPayer": "requester"} if config["request_payer"] else {}
         wanted = {name: value for name, value in places.items() if value} | payer
-        found = client.list_objects_v2(Bucket=bucket, Prefix=prefix, **wanted)
+        answer = client.list_objects_v2(Bucket=bucket, Prefix=prefix, **wanted)
         entries = [
-            {**each, "name": each["Key"], "type": "file", "size": each["Size"]}
-            for each in found.get("Contents", ())
+            {**item, "name": item["Key"], "type": "file", "size": item["Size"]}
+            for item in answer.get("Contents", ())
         ]
-        return entries, found.get("NextContinuationToken")
+        return entries, answer.get("NextContinuationToken")
 
     reads, writes = _stores(S3Store, bucket, tls, **config)
     return Bucket(reads, writes, not directory, list_any_keys)
@@ -242,14 +242,14 @@ def _open_azure(bucket: str, options: Mapping[str, Any]) -> Bucket:
             listed = list(next(pages))
         entries: list[Entry] = [
             {
-                "name": each.name,
+                "name": blob.name,
                 "type": "file",
-                "size": each.size,
-                "last_modified": each.last_modified,
-                "etag": each.etag,
+                "size": blob.size,
+                "last_modified": blob.last_modified,
+                "etag": blob.etag,
             }
-            for each in listed
-            if each.name > prefix + after
+            for blob in listed
+            if blob.name > prefix + after
         ]
         return entries, pages.continuation_token
 
@@ -260,10 +260,10 @@ def _open_azure(bucket: str, options: Mapping[str, Any]) -> Bucket:
 def _with_environment(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add options from the variables of the environment that Azure's tools read."""
     names = "account_name", "account_key", "sas_token", "connection_string"
-    found = {name: os.environ.get(f"AZURE_STORAGE_{name.upper()}") for name in names}
+    defaults = {name: os.environ.get(f"AZURE_STORAGE_{name.upper()}") for name in names}
     if {"account_key", "sas_token", "connection_string", "credential"} & set(options):
-        found = {"account_name": found["account_name"]}
-    return {**{name: value for name, value in found.items() if value}, **options}
+        defaults = {"account_name": defaults["account_name"]}
+    return {**{name: value for name, value in defaults.items() if value}, **options}
 
 
 def _azure_credential(options: Mapping[str, Any], parts: Mapping[str, str]) -> Any:
