@@ -113,7 +113,7 @@ def add_simulate(commands: Any) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    found = simulate(
+    result = simulate(
         options.load_ms if options.trace is None else read_times(options.trace),
         options.step_ms,
         options.loaders,
@@ -127,24 +127,24 @@ def _simulate(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     if options.html is not None:
-        found.html(options.html)
+        result.html(options.html)
     if options.png is not None:
-        found.png(options.png)
+        result.png(options.png)
     if options.json:
-        sys.stdout.write(json.dumps(found.to_dict()) + "\n")
+        sys.stdout.write(json.dumps(result.to_dict()) + "\n")
     else:
-        _print(found)
+        _print(result)
     return 0
 
 
-def _print(found: Simulation) -> None:
-    say(simulation_text.scenario_title(found), style="bold")
-    rows = simulation_text.figures(found)
+def _print(result: Simulation) -> None:
+    say(simulation_text.scenario_title(result), style="bold")
+    rows = simulation_text.figures(result)
     width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
         say(f"{name.ljust(width)}{value}")
-    for name, value in simulation_text.wait_pattern(found):
+    for name, value in simulation_text.wait_pattern(result):
         for line in ("", name, f"  {value}"):
             say(line)
     say("")
-    say(simulation_text.verdict(found))
+    say(simulation_text.verdict(result))

@@ -100,29 +100,29 @@ def print_gc(done: GcResult) -> None:
     _say([f"{freed} {size(done.freed_nbytes)}" if done.removed else "nothing to remove"])
 
 
-def print_difference(found: Difference) -> None:
+def print_difference(difference: Difference) -> None:
     """Print each kind of difference below its heading."""
-    _say([f"changes from {found.before[:12]} to {found.after[:12]}"])
+    _say([f"changes from {difference.before[:12]} to {difference.after[:12]}"])
     samples = [
         line
         for kind, words in _KINDS.items()
-        for line in _samples(words, getattr(found.samples, kind))
+        for line in _samples(words, getattr(difference.samples, kind))
     ]
     classes = [
         f"{words}: {', '.join(names)}"
         for words, names in (
-            ("added", found.classes_added),
-            ("removed", found.classes_removed),
-            ("renumbered", found.classes_renumbered),
+            ("added", difference.classes_added),
+            ("removed", difference.classes_removed),
+            ("renumbered", difference.classes_renumbered),
         )
         if names
     ]
     parts = {
-        "recipe": list(map(_change, found.recipe)),
-        "layout": list(map(_change, found.layout)),
+        "recipe": list(map(_change, difference.recipe)),
+        "layout": list(map(_change, difference.layout)),
         "samples": samples,
         "classes": classes,
-        "libraries": list(map(_change, found.libraries)),
+        "libraries": list(map(_change, difference.libraries)),
     }
     for heading, lines in parts.items():
         if lines:

@@ -69,8 +69,8 @@ def _diff(options: argparse.Namespace) -> int:
     """Compare recipes op by op, samples by key, classes and libraries. The versions may be in
     different stores.
     """
-    found = diff(options.before, options.after, dict(options.storage_options))
-    show(options.json, dataclasses.asdict(found), lambda: print_difference(found))
+    difference = diff(options.before, options.after, dict(options.storage_options))
+    show(options.json, dataclasses.asdict(difference), lambda: print_difference(difference))
     return 0
 
 

@@ -45,7 +45,7 @@ class Limits:
     steps: int
 
 
-class BatchSource:
+class LoaderBatches:
     """Batches of a loader, one epoch after another, until closed.
 
     Parameters
@@ -100,7 +100,7 @@ def measure(
     """Run all probes, then restore what can be restored."""
     paths = list(files) if files is not None else files_of(loader)
     with Snapshot(loader, restore) as snapshot:
-        batches = BatchSource(loader)
+        batches = LoaderBatches(loader)
         try:
             return _Probes(loader, step, limits, device, paths, batches, snapshot, tick).measure()
         finally:
@@ -117,7 +117,7 @@ class _Probes:
         limits: Limits,
         device: torch.device | None,
         paths: list[Path],
-        batches: BatchSource,
+        batches: LoaderBatches,
         snapshot: Snapshot,
         tick: Callable[[str], None],
     ) -> None:
@@ -214,7 +214,7 @@ class _Probes:
 
         return _time(once, self._limits, self._ahead, max(self._together, self._workers or 0))
 
-    def _fetch(self, batches: BatchSource) -> tuple[bool, float]:
+    def _fetch(self, batches: LoaderBatches) -> tuple[bool, float]:
         _, fresh = batches.take()
         return self._counts(fresh), 0.0
 
@@ -238,7 +238,7 @@ class _Probes:
         if rewind:
             self._snapshot.rewind()
         self._tick("one worker alone")
-        batches = BatchSource(self._loader, workers=1)
+        batches = LoaderBatches(self._loader, workers=1)
         try:
             return _time(lambda: self._fetch(batches), self._limits, self._prefetch)
         finally:

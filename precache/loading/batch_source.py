@@ -376,7 +376,7 @@ class LiveSource(BatchSource):
                 yield numbers
 
 
-def open_source(
+def open_batch_source(
     uri: str | os.PathLike[str] | Version,
     options: LoaderOptions,
     closed: threading.Event,

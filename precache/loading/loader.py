@@ -16,7 +16,7 @@ import torch
 
 from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
-from precache.loading.batch_source import BatchSource, open_source
+from precache.loading.batch_source import BatchSource, open_batch_source
 from precache.loading.cuda_clock import stall_clock
 from precache.loading.options import LoaderOptions, refuse_renamed
 from precache.loading.position import Position, require_same
@@ -183,7 +183,7 @@ class Loader:
         self._closed = threading.Event()
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         end_iterators = functools.partial(_end, self._iterators)
-        self._source = open_source(uri, self._options, self._closed, end_iterators)
+        self._source = open_batch_source(uri, self._options, self._closed, end_iterators)
         # At exit, while modules can still be used, and before the source is finalized.
         weakref.finalize(self, end_iterators)
         warn_if_slow()

@@ -62,7 +62,7 @@ ROUND_NBYTES, ROUND_BATCHES = 4 << 20, 8
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the decoding threads share batches.
+    """Division of batches among the decoding threads.
 
     Attributes
     ----------

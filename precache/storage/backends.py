@@ -57,8 +57,8 @@ def file_system(protocol: str, options: Mapping[str, Any], within: str = "") -> 
             import obstore  # noqa: F401 - its absence is said here
 
             return object_store(EXTRAS[protocol], options)
-        made = _class_of(protocol, options)
-        return made(**{"use_listings_cache": False, **_patient(protocol, options, within)})
+        system_class = _class_of(protocol, options)
+        return system_class(**{"use_listings_cache": False, **_patient(protocol, options, within)})
     except PrecacheError:
         raise
     except ImportError:
@@ -79,13 +79,13 @@ def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
         raise UsageError(
             f"{protocol}:// is not supported; give a local path, gs://, s3://, az:// or https://"
         )
-    found = fsspec.get_filesystem_class(protocol)
+    system_class = fsspec.get_filesystem_class(protocol)
     if protocol in ("gs", "gcs") and not _on_google(options):
         # gcsfs's usual class asks by gRPC what kind of bucket it is: a minute for each request.
         from gcsfs.core import GCSFileSystem
 
         return GCSFileSystem
-    return found
+    return system_class
 
 
 def _patient(protocol: str, options: Mapping[str, Any], within: str) -> dict[str, Any]:
@@ -108,8 +108,8 @@ def _patient(protocol: str, options: Mapping[str, Any], within: str) -> dict[str
 def _obedience() -> Any:
     import aiohttp
 
-    async def answered(session: Any, context: Any, found: Any) -> None:
-        await retries.wait_as_wished(found.response.status, found.response.headers)
+    async def answered(session: Any, context: Any, request: Any) -> None:
+        await retries.wait_as_wished(request.response.status, request.response.headers)
 
     trace = aiohttp.TraceConfig()
     trace.on_request_end.append(answered)
@@ -124,17 +124,17 @@ def _redirects_within(root: str) -> Any:
 
     inside = URL(root)
 
-    async def redirected(session: Any, context: Any, found: Any) -> None:
-        headers = found.response.headers
-        to = found.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
+    async def redirected(session: Any, context: Any, request: Any) -> None:
+        headers = request.response.headers
+        to = request.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
         safer = inside.with_scheme("https").with_port(None) if inside.is_default_port() else inside
         below = f"{to.path}/".startswith(f"{inside.path.rstrip('/')}/")
         same = to.user is to.password is None and any(
-            (to.scheme, to.host, to.port) == (each.scheme, each.host, each.port)
-            for each in (inside, safer)
+            (to.scheme, to.host, to.port) == (url.scheme, url.host, url.port)
+            for url in (inside, safer)
         )
         if not (same and below) or ".." in to.path.split("/"):
-            found.response.close()
+            request.response.close()
             where = to.with_user(None).with_query(None).with_fragment(None)
             raise OSError(
                 f"the server redirects to {where}, which is not below {shown(root)}; give the "
@@ -198,7 +198,7 @@ def reason_of(error: Exception, options: Mapping[str, Any], url: str = "") -> st
     """Return an error's text without the values of the options and the secrets of the URL."""
     reason = str(error) or type(error).__name__
     plain = {*_secrets(options), *_secrets_of(url)}
-    secrets = plain | {form(each) for each in plain for form in (quote, _quoted, quote_plus)}
+    secrets = plain | {form(secret) for secret in plain for form in (quote, _quoted, quote_plus)}
     for secret in sorted(secrets, key=len, reverse=True):  # one may be a part of another
         reason = reason.replace(secret, "…")
     return reason
@@ -213,7 +213,7 @@ def _secrets_of(url: str) -> Iterator[str]:
     user, query = credentials_of(url), "".join(re.split(r"([?#])", url, maxsplit=1)[1:])
     values = re.split(r"[?#&;]|(?<!=)=(?!=)", query)
     for part in (user, *user.split(":", 1), query[1:], *values):
-        yield from (each for each in (part, unquote(part)) if len(each) >= 4)
+        yield from (text for text in (part, unquote(part)) if len(text) >= 4)
 
 
 def _secrets(options: Mapping[str, Any]) -> Iterator[str]:

@@ -84,14 +84,14 @@ def refused(name: str, folder: object) -> StorageError:
     )
 
 
-def required(found: bytes | StorageError) -> bytes:
+def required(content: bytes | StorageError) -> bytes:
     """Return bytes that were read, or raise the error that came in their place."""
-    if isinstance(found, StorageError):
+    if isinstance(content, StorageError):
         try:
-            raise found
+            raise content
         finally:
-            del found  # else it keeps itself alive, by this frame, and all its callers have
-    return found
+            del content  # else it keeps itself alive, by this frame, and all its callers have
+    return content
 
 
 def most_bytes(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Objects of a folder that are read together before anyone asks for them one after another."""
+"""Objects of a folder that are prefetched together."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ class Readable(Protocol):
 
 
 class Ahead:
-    """A folder far away, where each question costs a round trip: some answers are here already.
+    """A remote folder, some of whose objects are prefetched in one round trip.
 
-    Each is given once; who asks again asks the folder.
+    A prefetched object is returned once; it is read from the folder after that.
     """
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._found: dict[str, bytes | StorageError] = {}
+        self._prefetched: dict[str, bytes | StorageError] = {}
 
     def path(self, name: str) -> str:
         return self._folder.path(name)
 
-    def bring(self, names: Iterable[str]) -> None:
-        """Read objects in one go, those that may be missing among them."""
-        wanted = [name for name in dict.fromkeys(names) if name not in self._found]
+    def prefetch(self, names: Iterable[str]) -> None:
+        """Read objects together, some of which may be missing."""
+        wanted = [name for name in dict.fromkeys(names) if name not in self._prefetched]
         read = self._folder.read_many(wanted, [-1] * len(wanted))
-        self._found.update(zip(wanted, read, strict=True))
+        self._prefetched.update(zip(wanted, read, strict=True))
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
-        asked = [number for number, name in enumerate(names) if name not in self._found]
-        read = self._folder.read_many([names[n] for n in asked], [sizes[n] for n in asked])
-        anew = dict(zip(asked, read, strict=True))
-        return [anew[n] if n in anew else self._found.pop(name) for n, name in enumerate(names)]
+        rest = [n for n, name in enumerate(names) if name not in self._prefetched]
+        contents = self._folder.read_many([names[n] for n in rest], [sizes[n] for n in rest])
+        read = dict(zip(rest, contents, strict=True))
+        return [
+            read[n] if n in read else self._prefetched.pop(name) for n, name in enumerate(names)
+        ]

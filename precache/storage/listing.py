@@ -101,19 +101,19 @@ def page_of_google(fs: Any, root: str, span: KeyRange) -> Page:
     start = f"{prefix}{span.after}" if span.after and not span.token else None
     wanted = {"delimiter": "/", "maxResults": GOOGLES_PAGE, "fields": GOOGLES_FIELDS}
     places = {"prefix": prefix, "startOffset": start, "pageToken": span.token}
-    given = {name: value for name, value in places.items() if value}
-    found = fs.call("GET", "b/{}/o", bucket, **wanted, **given, json_out=True)
-    folders = [_folder(prefix, name) for name in found.get("prefixes", ())]
+    bounds = {name: value for name, value in places.items() if value}
+    answer = fs.call("GET", "b/{}/o", bucket, **wanted, **bounds, json_out=True)
+    folders = [_folder(prefix, name) for name in answer.get("prefixes", ())]
     files = [
         {
-            **each,
-            "name": each["name"].removeprefix(prefix),
+            **item,
+            "name": item["name"].removeprefix(prefix),
             "type": "file",
-            "size": int(each["size"]),
+            "size": int(item["size"]),
         }
-        for each in found.get("items", ())
+        for item in answer.get("items", ())
     ]
-    return Page(folders + files, found.get("nextPageToken"))
+    return Page(folders + files, answer.get("nextPageToken"))
 
 
 def _folder(prefix: str, name: str) -> Entry:

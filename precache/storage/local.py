@@ -343,8 +343,8 @@ class LocalFolder:
         def write() -> bool:
             target = self._target(name)
             folder = target.parent if scratch is None else self._inside(self.local(scratch))
-            for each in {folder, target.parent}:
-                local_files.make_folder(each)
+            for parent in {folder, target.parent}:
+                local_files.make_folder(parent)
             temporary = folder / f".{uuid.uuid4().hex}.tmp"
             try:
                 fill(temporary)

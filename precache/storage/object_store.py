@@ -179,8 +179,8 @@ class ObjectStore:
         """Read ranges at the same time; an exception stands in place of what failed."""
         places = zip(paths, starts, ends, strict=True)
         parts = [(*self._at(path), start, end) for path, start, end in places]
-        found: list[Any] = asyn.sync(asyn.get_loop(), _read_all, parts)
-        return found
+        results: list[Any] = asyn.sync(asyn.get_loop(), _read_all, parts)
+        return results
 
     # --- listing --------------------------------------------------------------------------------
 
@@ -215,16 +215,16 @@ class ObjectStore:
         skip = len(key) + 1 if key else 0
         more = _Stream(stream) if len(listed) == size else None
         if seen and not bucket.ordered:  # a listing that was begun once more
-            listed = [each for each in listed if each["path"][skip:] > seen]
+            listed = [item for item in listed if item["path"][skip:] > seen]
         entries = [
             {
-                "name": each["path"][skip:],
+                "name": item["path"][skip:],
                 "type": "file",
-                "size": each["size"],
-                "last_modified": each["last_modified"],
-                "etag": each["e_tag"],
+                "size": item["size"],
+                "last_modified": item["last_modified"],
+                "etag": item["e_tag"],
             }
-            for each in listed
+            for item in listed
         ]
         return Page(entries, more)
 
@@ -235,8 +235,8 @@ class ObjectStore:
             entries, more = bucket.list_any_keys(prefix, token.after, token.token)
         except Exception as error:
             raise _translate_from_library(error) from None
-        for each in entries:
-            each["name"] = each["name"].removeprefix(prefix)
+        for entry in entries:
+            entry["name"] = entry["name"].removeprefix(prefix)
         return Page(entries, _ByLibrary(more, "") if more else None)
 
     def names(self, path: str) -> list[str]:
@@ -246,19 +246,19 @@ class ObjectStore:
         bucket, key = self._at(path)
         try:
             with _translated():
-                found = obstore.list_with_delimiter(bucket.reads, key or None)
+                listing = obstore.list_with_delimiter(bucket.reads, key or None)
         except ValueError:
             return self._names_by_library(bucket, key)
         skip = len(key) + 1 if key else 0
-        files = [each["path"][skip:] for each in found["objects"]]
-        return [*files, *(each[skip:] for each in found["common_prefixes"])]
+        files = [item["path"][skip:] for item in listing["objects"]]
+        return [*files, *(prefix[skip:] for prefix in listing["common_prefixes"])]
 
     def _names_by_library(self, bucket: Bucket, key: str) -> list[str]:
         names = set[str]()
         token: Any = _ByLibrary(None, "")
         while token:
             page = self._page_by_library(bucket, key, token)
-            names.update(each["name"].partition("/")[0] for each in page.entries)
+            names.update(entry["name"].partition("/")[0] for entry in page.entries)
             token = page.token
         return list(names)
 
@@ -299,11 +299,11 @@ class ObjectStore:
         bucket, key = self._at(path)
         listed = obstore.list(bucket.reads, key, chunk_size=DELETED_AT_ONCE)
         with _translated():
-            doomed = [key, *(each["path"] for each in next(listed, []))]
+            doomed = [key, *(item["path"] for item in next(listed, []))]
             while doomed:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     obstore.delete(bucket.reads, doomed)
-                doomed = [each["path"] for each in next(listed, [])]
+                doomed = [item["path"] for item in next(listed, [])]
 
 
 async def _read_all(parts: Sequence[tuple[Bucket, str, int | None, int | None]]) -> list[Any]:
@@ -319,8 +319,8 @@ async def _read_all(parts: Sequence[tuple[Bucket, str, int | None, int | None]])
                 if start is None or end is None:
                     answer = await obstore.get_async(bucket.reads, key)
                     return (await answer.bytes_async()).to_bytes()
-                found = await obstore.get_range_async(bucket.reads, key, start=start, end=end)
-                return found.to_bytes()
+                data = await obstore.get_range_async(bucket.reads, key, start=start, end=end)
+                return data.to_bytes()
 
     return await asyncio.gather(*(read(*part) for part in parts), return_exceptions=True)
 
@@ -359,7 +359,7 @@ class _Relay:
         with self._lock:
             if self._process is None:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", f"from {__name__} import serve; serve()"],
+                    [sys.executable, "-c", f"from {__name__} import answer_calls; answer_calls()"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -379,7 +379,7 @@ class _Relay:
         return result
 
 
-def serve() -> None:
+def answer_calls() -> None:
     """Carry out the calls that come from a `_Relay`, until it is gone."""
     calls, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anybody prints is none of them

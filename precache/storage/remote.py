@@ -159,14 +159,14 @@ class RemoteFolder:
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         # With a range, no library asks for the size first; one byte more tells what has grown.
-        each = zip(names, sizes, strict=True)
-        ends = [(most_bytes(name) if size < 0 else size) + 1 for name, size in each]
+        pairs = zip(names, sizes, strict=True)
+        ends = [(most_bytes(name) if size < 0 else size) + 1 for name, size in pairs]
         parts = [(name, 0, end) for name, end in zip(names, ends, strict=True)]
-        found = self._parts(parts, sizes, stream=any(size < 0 for size in sizes))
-        for number, (name, size, got) in enumerate(zip(names, sizes, found, strict=True)):
+        contents = self._parts(parts, sizes, stream=any(size < 0 for size in sizes))
+        for number, (name, size, got) in enumerate(zip(names, sizes, contents, strict=True)):
             if size < 0 and isinstance(got, bytes) and len(got) > most_bytes(name):
-                found[number] = StorageError(f"cannot read {self._url(name)}: {too_large(name)}")
-        return found
+                contents[number] = StorageError(f"cannot read {self._url(name)}: {too_large(name)}")
+        return contents
 
     def read_first(self, name: str, most: int) -> bytes:
         return required(*self._parts([(name, 0, most)], [-1], stream=True))
@@ -186,11 +186,11 @@ class RemoteFolder:
             All start at 0 and are of unknown size: a web server is asked for no ranges, as some
             servers compress what a range is then cut of.
         """
-        found: dict[int, bytes | StorageError] = {}
+        results: dict[int, bytes | StorageError] = {}
         wanted = []
         for number, (name, _, _) in enumerate(parts):
             if (refusal := self._refusal(name, "read")) is not None:
-                found[number] = refusal
+                results[number] = refusal
             else:
                 wanted.append(number)
         for attempt in self._attempts():
@@ -214,16 +214,16 @@ class RemoteFolder:
                 if not attempt.last and (again_short or (error and retries.is_transient(error))):
                     waited = retries.pause(attempt.number, error)
                     if error is not None:
-                        told = self._error(error, parts[number][0], "read")
-                        self._say_again(attempt, told, waited)
+                        failure = self._error(error, parts[number][0], "read")
+                        self._say_again(attempt, failure, waited)
                     pause = max(pause, waited)
                     again.append(number)
                 else:
                     name = parts[number][0]
-                    found[number] = self._error(error, name, "read") if error else got
+                    results[number] = self._error(error, name, "read") if error else got
             wanted = again
             time.sleep(pause)
-        return [found[number] for number in range(len(parts))]
+        return [results[number] for number in range(len(parts))]
 
     def _cat(self, parts: Sequence[Part]) -> list[Any]:
         """Read parts once; an exception stands in place of what failed."""
@@ -231,7 +231,7 @@ class RemoteFolder:
         ends = [end for _, _, end in parts]
         starts = [None if end is None else start for _, start, end in parts]
         got = self._fs.cat_ranges(paths, starts, ends, on_error="return")
-        return [self._part(*each) for each in zip(got, parts, strict=True)]
+        return [self._part(*pair) for pair in zip(got, parts, strict=True)]
 
     async def _stream(self, parts: Sequence[Part], *, ranges: bool) -> list[Any]:
         """Read parts from a web server once; an exception stands in place of what failed.
@@ -277,12 +277,12 @@ class RemoteFolder:
             checked(name, self)
         if self._by_obstore:
             try:
-                found = self._request(self._fs.names, name, "list")
+                names = self._request(self._fs.names, name, "list")
             except FileNotFoundError:
                 return []
         else:
-            found = [each["name"] for page in self._pages(self._fs, name) for each in page]
-        return sorted({name for name in found if is_name(name)})
+            names = [entry["name"] for page in self._pages(self._fs, name) for entry in page]
+        return sorted({name for name in names if is_name(name)})
 
     def _pages(self, fs: Any, name: str) -> Iterator[list[Entry]]:
         """Pages of what lies below; nothing where it does not exist."""
@@ -290,7 +290,7 @@ class RemoteFolder:
         token = None
         while True:
             listed, token = self._page(fs, KeyRange(prefix, token=token))
-            yield [each for each in listed if each["name"] or each["type"] == "directory"]
+            yield [entry for entry in listed if entry["name"] or entry["type"] == "directory"]
             if token is None:
                 return
 
@@ -312,10 +312,12 @@ class RemoteFolder:
             if EXTRAS.get(self.protocol) == "gcs":
                 return page_of_google(fs, self.root, span)
             own = fs._strip_protocol(path).rstrip("/")
-            listed = [each for each in fs.ls(path, detail=True) if each["name"].rstrip("/") != own]
+            listed = [
+                entry for entry in fs.ls(path, detail=True) if entry["name"].rstrip("/") != own
+            ]
             if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
-                listed = [each for each in listed if not re.search("[?#]", each["name"])]
-            return Page([{**each, "name": self._name(each)} for each in listed], None)
+                listed = [entry for entry in listed if not re.search("[?#]", entry["name"])]
+            return Page([{**entry, "name": self._name(entry)} for entry in listed], None)
 
         try:
             return self._request(list_anew, name, "list")
@@ -325,8 +327,8 @@ class RemoteFolder:
     def sizes(self, name: str = "") -> dict[str, int]:
         def find_anew(path: str) -> dict[str, dict[str, Any]]:
             self._fs.invalidate_cache()
-            found: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
-            return found
+            infos: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
+            return infos
 
         if name:
             checked(name, self)
@@ -334,11 +336,11 @@ class RemoteFolder:
         if self.protocol in WEB or self._by_obstore:
             return {_join(name, info.name): info.size for info in self.folder(name).walk()}
         try:
-            found = self._request(find_anew, name, "list")
+            infos = self._request(find_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
             return {}
         own = self._fs._strip_protocol(self.root).rstrip("/")
-        below = {path[len(own) + 1 :]: _size(info) for path, info in found.items()}
+        below = {path[len(own) + 1 :]: _size(info) for path, info in infos.items()}
         return {name: size for name, size in below.items() if is_name(name)}
 
     def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
@@ -358,7 +360,7 @@ class RemoteFolder:
                 while waiting and len(running) < LISTINGS:
                     running.append(pool.submit(self._below, fs, waiting.pop()))
                 done = wait(running, return_when=FIRST_COMPLETED).done
-                oldest = next(number for number, each in enumerate(running) if each in done)
+                oldest = next(number for number, future in enumerate(running) if future in done)
                 below = running.pop(oldest).result()
                 waiting += below.more
                 splitting = splitting and below.obeyed
@@ -379,21 +381,21 @@ class RemoteFolder:
             pool.close(wait=not running)  # Ctrl-C does not wait for a server
 
     def _below(self, fs: Any, span: KeyRange) -> _Below:
-        found, last = _Below([], [], [], True), max(span.after, span.seen)
+        below, last = _Below([], [], [], True), max(span.after, span.seen)
         listed, token = self._page(fs, span)
         while listed:  # where all comes in one page, what was seen goes at once
-            each = listed.pop()
-            folder = each["type"] == "directory"
-            if not each["name"] and not folder:  # what marks a folder, or has a slash at its end
-                if each["size"] and not span.token and not span.after:
-                    found.left_out.append(span.prefix)
+            entry = listed.pop()
+            folder = entry["type"] == "directory"
+            if not entry["name"] and not folder:  # what marks a folder, or has a slash at its end
+                if entry["size"] and not span.token and not span.after:
+                    below.left_out.append(span.prefix)
                 continue
-            sorted_as = f"{each['name']}/" if folder else each["name"]
+            sorted_as = f"{entry['name']}/" if folder else entry["name"]
             last = max(last, sorted_as)
-            found.obeyed = found.obeyed and span.after <= sorted_as
+            below.obeyed = below.obeyed and span.after <= sorted_as
             if not span.holds(sorted_as):
                 continue
-            name = span.prefix + each["name"]
+            name = span.prefix + entry["name"]
             if folder and (is_name(name) or self.protocol not in WEB):
                 if self.protocol in WEB and name.count("/") >= DEEPEST:
                     raise StorageError(
@@ -401,14 +403,14 @@ class RemoteFolder:
                         f"another, such as {name[:100]!r}, as where a page lists itself; give the "
                         "folder that holds the files"
                     )
-                found.more.append(KeyRange(f"{name}/"))
+                below.more.append(KeyRange(f"{name}/"))
             elif not is_name(name) or (self._by_obstore and _CONTROL.search(name)):
-                found.left_out.append(name)
+                below.left_out.append(name)
             else:
-                found.files.append(FileInfo(name, _size(each), _mtime_ns(each), _etag(each)))
+                below.files.append(FileInfo(name, _size(entry), _mtime_ns(entry), _etag(entry)))
         if token is not None and (span.end is None or last < span.end):
-            found.more.append(span._replace(token=token, seen=last))  # the next, being the last
-        return found
+            below.more.append(span._replace(token=token, seen=last))  # the next, being the last
+        return below
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         data = b"".join(parts)
@@ -425,11 +427,11 @@ class RemoteFolder:
     ) -> bool:
         same = isinstance(origin, RemoteFolder) and origin.protocol == self.protocol
         if same and isinstance(origin, RemoteFolder) and origin.options == self.options:
-            there = origin._at(checked(source, origin))
+            source_path = origin._at(checked(source, origin))
             if create:
-                return self._write(name, lambda path: self._create_copy(there, path))
-            if there != self._at(name):  # S3 refuses to copy an object onto itself
-                self._replace(name, lambda path: self._fs.cp_file(there, path))
+                return self._write(name, lambda path: self._create_copy(source_path, path))
+            if source_path != self._at(name):  # S3 refuses to copy an object onto itself
+                self._replace(name, lambda path: self._fs.cp_file(source_path, path))
             return True
         if create:
             return self.create(name, [origin.read(source)])
@@ -452,8 +454,8 @@ class RemoteFolder:
             self._fs.rm(path, recursive=True)
             return
         # fsspec removes what matches, and not what is so named.
-        for each in self._fs.find(path):
-            self._fs.rm_file(each)
+        for child in self._fs.find(path):
+            self._fs.rm_file(child)
 
     def free_bytes(self) -> int | None:
         return None
@@ -575,15 +577,17 @@ class RemoteFolder:
             reason = "there is no such object"
         elif retries.is_forbidden(error):
             reason = f"{reason}; check the credentials and what they may do"
-        elif any(isinstance(each, ssl.SSLCertVerificationError) for each in retries.causes(error)):
+        elif any(
+            isinstance(cause, ssl.SSLCertVerificationError) for cause in retries.causes(error)
+        ):
             reason = (
                 f"{reason}; if it is to be trusted, name the certificate of its authority in the "
                 "environment variable SSL_CERT_FILE"
             )
-        told = StorageError(f"cannot {doing} {self._url(name)}: {reason}")
+        failure = StorageError(f"cannot {doing} {self._url(name)}: {reason}")
         if isinstance(error, FileNotFoundError):
-            told.__cause__ = FileNotFoundError(name)  # its own text may hold a secret
-        return told
+            failure.__cause__ = FileNotFoundError(name)  # its own text may hold a secret
+        return failure
 
 
 def _join(root: str, name: str) -> str:
@@ -616,7 +620,7 @@ def _warn_of_whole_objects(server: str) -> None:
 def _is_empty(got: Any) -> bool:
     """Return True if a range from the first byte on was refused: the object is empty."""
     errors = retries.causes(got) if isinstance(got, Exception) else ()
-    return any(retries.status_of(each) == 416 for each in errors)
+    return any(retries.status_of(cause) == 416 for cause in errors)
 
 
 def _size(info: Mapping[str, Any]) -> int:

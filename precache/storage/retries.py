@@ -92,16 +92,16 @@ def is_forbidden(error: Exception) -> bool:
 def is_transient(error: BaseException) -> bool:
     """Return True if the same request may succeed later; a status decides, wherever it stands."""
     behind = list(causes(error))
-    if any(isinstance(each, (*FINAL, ssl.SSLCertVerificationError)) for each in behind):
+    if any(isinstance(cause, (*FINAL, ssl.SSLCertVerificationError)) for cause in behind):
         return False
-    statuses = [status for each in behind if (status := status_of(each)) is not None]
+    statuses = [status for cause in behind if (status := status_of(cause)) is not None]
     if statuses:  # with one of success, it is the answer that is damaged
         return statuses[0] in TRANSIENT_STATUS or 200 <= statuses[0] < 300
     return any(
-        isinstance(each, ConnectionError | TimeoutError | asyncio.IncompleteReadError)
-        or (isinstance(each, OSError) and each.errno in TRANSIENT_ERRNO)
-        or type(each).__module__.partition(".")[0] in NETWORK_LIBRARIES
-        for each in behind
+        isinstance(cause, ConnectionError | TimeoutError | asyncio.IncompleteReadError)
+        or (isinstance(cause, OSError) and cause.errno in TRANSIENT_ERRNO)
+        or type(cause).__module__.partition(".")[0] in NETWORK_LIBRARIES
+        for cause in behind
     )
 
 
@@ -130,12 +130,13 @@ async def wait_as_wished(status: int, headers: Mapping[str, str]) -> None:
 
 def _headers(error: BaseException) -> Mapping[str, str]:
     """Return the headers of the answer that has Retry-After, or none."""
-    for each in causes(error):
-        response = getattr(each, "response", None)
-        headers = getattr(each, "headers", None) or getattr(response, "headers", None)
+    for cause in causes(error):
+        response = getattr(cause, "response", None)
+        headers: Mapping[str, str] | None = getattr(cause, "headers", None) or getattr(
+            response, "headers", None
+        )
         if headers is not None and _wish(headers) is not None:
-            found: Mapping[str, str] = headers
-            return found
+            return headers
     return {}
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,45 +116,22 @@ def _stores(
 
 
 def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
-    import boto3
-    from botocore import UNSIGNED
-    from botocore.config import Config
     from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
 
-    own = options.get("client_kwargs") or {}
+    client_options = options.get("client_kwargs") or {}
     _require_known(options, S3_OPTIONS, "storage option of s3://")
-    _require_known(own, S3_CLIENT_OPTIONS, "key of client_kwargs")
-    anonymous, verify = bool(options.get("anon")), own.get("verify")
-    session = boto3.Session(
-        aws_access_key_id=options.get("key"),
-        aws_secret_access_key=options.get("secret"),
-        aws_session_token=options.get("token"),
-        profile_name=options.get("profile"),
-        region_name=own.get("region_name"),
-    )
-    client = session.client(
-        "s3",
-        endpoint_url=options.get("endpoint_url") or own.get("endpoint_url"),
-        verify=verify,
-        config=Config(
-            signature_version=UNSIGNED if anonymous else None,
-            connect_timeout=retries.CONNECT_SECONDS,
-            read_timeout=retries.SILENT_SECONDS,
-            retries={"total_max_attempts": 1},
-        ),
-    )
+    _require_known(client_options, S3_CLIENT_OPTIONS, "key of client_kwargs")
+    anonymous, verify = bool(options.get("anon")), client_options.get("verify")
+    requester_pays = bool(options.get("requester_pays"))
+    directory = bucket.endswith("--x-s3")
+    session, client = _connect_boto3(options, client_options)
     config: dict[str, Any] = {
-        "region": client.meta.region_name or "us-east-1",
+        **_location(client, bucket),
         "skip_signature": anonymous,
         "copy_if_not_exists": "multipart",
-        "request_payer": bool(options.get("requester_pays")),
+        "request_payer": requester_pays,
     }
-    if client.meta.endpoint_url.endswith(".amazonaws.com"):
-        config["region"] = _region(client, bucket) or config["region"]
-    else:
-        config["endpoint"] = client.meta.endpoint_url
-    directory = bucket.endswith("--x-s3")
     if directory:
         config["s3_express"] = True
     if not anonymous:
@@ -166,20 +144,62 @@ def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
     tls: dict[str, Any] = {"allow_invalid_certificates": True} if verify is False else {}
     if isinstance(verify, str):
         tls = {"root_certificate": Path(verify).read_bytes()}
-
-    def list_any_keys(prefix: str, after: str, token: str | None) -> tuple[list[Entry], str | None]:
-        places = {"ContinuationToken": token, "StartAfter": f"{prefix}{after}" if after else None}
-        payer = {"RequestPayer": "requester"} if config["request_payer"] else {}
-        wanted = {name: value for name, value in places.items() if value} | payer
-        found = client.list_objects_v2(Bucket=bucket, Prefix=prefix, **wanted)
-        entries = [
-            {**each, "name": each["Key"], "type": "file", "size": each["Size"]}
-            for each in found.get("Contents", ())
-        ]
-        return entries, found.get("NextContinuationToken")
-
     reads, writes = _stores(S3Store, bucket, tls, **config)
-    return Bucket(reads, writes, not directory, list_any_keys)
+    return Bucket(reads, writes, not directory, partial(_list_s3, client, bucket, requester_pays))
+
+
+def _connect_boto3(
+    options: Mapping[str, Any], client_options: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Return a session of boto3 and a client for S3 that never retries."""
+    import boto3
+    from botocore import UNSIGNED
+    from botocore.config import Config
+
+    session = boto3.Session(
+        aws_access_key_id=options.get("key"),
+        aws_secret_access_key=options.get("secret"),
+        aws_session_token=options.get("token"),
+        profile_name=options.get("profile"),
+        region_name=client_options.get("region_name"),
+    )
+    client = session.client(
+        "s3",
+        endpoint_url=options.get("endpoint_url") or client_options.get("endpoint_url"),
+        verify=client_options.get("verify"),
+        config=Config(
+            signature_version=UNSIGNED if options.get("anon") else None,
+            connect_timeout=retries.CONNECT_SECONDS,
+            read_timeout=retries.SILENT_SECONDS,
+            retries={"total_max_attempts": 1},
+        ),
+    )
+    return session, client
+
+
+def _location(client: Any, bucket: str) -> dict[str, str]:
+    """Return the region of a bucket, and the endpoint unless it is Amazon's."""
+    region, endpoint = client.meta.region_name or "us-east-1", client.meta.endpoint_url
+    if endpoint.endswith(".amazonaws.com"):
+        return {"region": _region(client, bucket) or region}
+    return {"region": region, "endpoint": endpoint}
+
+
+def _list_s3(
+    client: Any, bucket: str, requester_pays: bool, prefix: str, after: str, token: str | None
+) -> tuple[list[Entry], str | None]:
+    optional = {
+        "ContinuationToken": token,
+        "StartAfter": f"{prefix}{after}" if after else None,
+        "RequestPayer": "requester" if requester_pays else None,
+    }
+    parameters = {name: value for name, value in optional.items() if value}
+    answer = client.list_objects_v2(Bucket=bucket, Prefix=prefix, **parameters)
+    entries = [
+        {**item, "name": item["Key"], "type": "file", "size": item["Size"]}
+        for item in answer.get("Contents", ())
+    ]
+    return entries, answer.get("NextContinuationToken")
 
 
 def _region(client: Any, bucket: str) -> str | None:
@@ -242,14 +262,14 @@ def _open_azure(bucket: str, options: Mapping[str, Any]) -> Bucket:
             listed = list(next(pages))
         entries: list[Entry] = [
             {
-                "name": each.name,
+                "name": blob.name,
                 "type": "file",
-                "size": each.size,
-                "last_modified": each.last_modified,
-                "etag": each.etag,
+                "size": blob.size,
+                "last_modified": blob.last_modified,
+                "etag": blob.etag,
             }
-            for each in listed
-            if each.name > prefix + after
+            for blob in listed
+            if blob.name > prefix + after
         ]
         return entries, pages.continuation_token
 
@@ -260,10 +280,10 @@ def _open_azure(bucket: str, options: Mapping[str, Any]) -> Bucket:
 def _with_environment(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add options from the variables of the environment that Azure's tools read."""
     names = "account_name", "account_key", "sas_token", "connection_string"
-    found = {name: os.environ.get(f"AZURE_STORAGE_{name.upper()}") for name in names}
+    defaults = {name: os.environ.get(f"AZURE_STORAGE_{name.upper()}") for name in names}
     if {"account_key", "sas_token", "connection_string", "credential"} & set(options):
-        found = {"account_name": found["account_name"]}
-    return {**{name: value for name, value in found.items() if value}, **options}
+        defaults = {"account_name": defaults["account_name"]}
+    return {**{name: value for name, value in defaults.items() if value}, **options}
 
 
 def _azure_credential(options: Mapping[str, Any], parts: Mapping[str, str]) -> Any:

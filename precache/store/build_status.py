@@ -80,7 +80,7 @@ def read_status(
         str(folder),
         None if current is None else current.version,
         None if current is None else current.time,
-        tuple(sorted(building, key=lambda each: (each.idle_seconds or 0, each.version))),
+        tuple(sorted(building, key=lambda build: (build.idle_seconds or 0, build.version))),
     )
 
 

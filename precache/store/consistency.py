@@ -117,7 +117,7 @@ class _Inspection:
     def run(self) -> list[Flaw]:
         if self.version.folder.local("") is None:
             names = (*self.contents.small, *self.contents.sums)
-            self.ahead.bring(name for name in names if not name.startswith("key/c/"))
+            self.ahead.prefetch(name for name in names if not name.startswith("key/c/"))
         with self.version.unless_gone(), contextlib.suppress(_CheckAborted):
             self._root()
             self._recipe()

@@ -164,10 +164,10 @@ def open_own(folder: Folder, document: bytes | None = None) -> Version:
     """
     ahead, stamp = Ahead(folder), stamp_of(folder)
     if _is_remote(folder):
-        ahead.bring(_SMALL_OBJECTS if document else [ROOT, *_SMALL_OBJECTS])
+        ahead.prefetch(_SMALL_OBJECTS if document else [ROOT, *_SMALL_OBJECTS])
     attributes = read_attributes(document or _read_root(folder, ahead), f"{folder}/{ROOT}")
     if _is_remote(folder):
-        ahead.bring(part.format(name) for name in attributes.fields for part in _FIELD_OBJECTS)
+        ahead.prefetch(part.format(name) for name in attributes.fields for part in _FIELD_OBJECTS)
     version = Version(folder, attributes.version, attributes, {}, attributes.rows, ahead, stamp)
     with version.unless_gone():
         documents = _checked_documents(folder, ahead, attributes)

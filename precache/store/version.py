@@ -483,11 +483,11 @@ def mean_and_std(sums: np.ndarray) -> tuple[list[float], list[float]] | tuple[No
     return average.tolist(), np.sqrt(np.maximum(squares / count - average**2, 0)).tolist()
 
 
-def _are_close(known: Sequence[list[float] | None], given: Sequence[Any]) -> bool:
+def _are_close(known: Sequence[list[float] | None], expected: Sequence[Any]) -> bool:
     """Compare two (mean, standard deviation), allowing for another order of additions."""
-    if any(one is None or len(one) != len(given[0]) for one in known):
+    if any(one is None or len(one) != len(expected[0]) for one in known):
         return False
-    (mean, std), (other, deviation) = np.array(known, float), np.array(given, float)
+    (mean, std), (other, deviation) = np.array(known, float), np.array(expected, float)
     scale = np.abs(other) + deviation
     near: np.ndarray = np.abs(mean - other) <= 1e-9 * scale
     with np.errstate(over="ignore"):  # forged values may overflow

@@ -24,7 +24,7 @@ from precache_workers.ops.identity import (
     decides,
     installed_versions,
     named_ops,
-    require_same,
+    require_same_outputs,
 )
 from tests.support.building import (
     PYTHONPATH,
@@ -261,12 +261,12 @@ def test_a_process_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_a_process_that_makes_other_pixels_than_planned_makes_none() -> None:
     recipe = Recipe.image(resize=8)
     expected = {name: dict(outputs) for name, outputs in behaviours(recipe).items()}
-    require_same(recipe, expected)
+    require_same_outputs(recipe, expected)
     name = next(each for each in expected if each.startswith("resize"))
     probe = next(iter(expected[name]))
     expected[name][probe] = "0" + expected[name][probe]
     with pytest.raises(MismatchError, match=r"resize\(size=8\) .* by torch 2.*first of the probe"):
-        require_same(recipe, expected)
+        require_same_outputs(recipe, expected)
 
 
 def test_streams_of_random_numbers_count_where_functions_are_given_them() -> None:

@@ -10,7 +10,7 @@ import pytest
 import precache
 from precache.errors import FetchError, SampleError
 from precache.storage.local import LocalFolder
-from precache_workers.profiling.harness import LEAST, SampleRun, Samples, reason_of, run_samples
+from precache_workers.profiling.harness import LEAST, SampleRun, Samples, hole_reason, run_samples
 from precache_workers.shards.shard_task import Job, fetch_ahead, recipes_of
 from precache_workers.sources.base import FolderSource, Sample
 from tests.support.building import write, write_jpegs
@@ -49,13 +49,13 @@ def test_a_sample_that_fails_is_an_outcome_and_keeps_the_time_it_took() -> None:
         samples, fail, barred={"c": "it kills the worker"}
     )
     assert isinstance(why, ZeroDivisionError)
-    assert reason_of(why) == "ZeroDivisionError: division by zero"
+    assert hole_reason(why) == "ZeroDivisionError: division by zero"
     assert why.__traceback__ is None
     assert first.times["ops"].wall > 0
     assert (first.nbytes, second.nbytes, third.nbytes) == (5, 0, 0)
     assert isinstance(gone, FetchError)
     assert isinstance(barred, SampleError)
-    assert reason_of(barred) == "it kills the worker"
+    assert hole_reason(barred) == "it kills the worker"
     assert list(third.times) == ["fetch"]
 
 

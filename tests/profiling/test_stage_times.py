@@ -9,11 +9,10 @@ import pytest
 
 import precache
 from precache.errors import SampleError
-from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
+from precache.recipe.recipe import Codec, ImageCodec, RawCodec, ZstdCodec
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape
 from precache_workers.profiling.stage_times import (
-    Codec,
     StageTimes,
     _Coder,
     codec_for,

@@ -75,7 +75,7 @@ def test_what_was_brought_is_given_once_and_what_was_not_is_asked_for() -> None:
     folder = open_folder("memory://ahead-of")
     folder.put("a", [b"1"])
     ahead = Ahead(folder)
-    ahead.bring(["a", "b"])
+    ahead.prefetch(["a", "b"])
     folder.put("a", [b"2"])
     folder.put("c", [b"3"])
     one, missing, other = ahead.read_many(["a", "b", "c"], [-1] * 3)

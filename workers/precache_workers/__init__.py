@@ -1,1 +1,1 @@
-"""What runs on the CPU nodes: listing, decoding, and the tasks that write shards."""
+"""Code of the CPU nodes: listing, decoding, and the tasks that write shards."""

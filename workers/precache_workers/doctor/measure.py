@@ -16,7 +16,7 @@ import psutil
 
 from precache.errors import HangError, SampleError, SourceError, UsageError
 from precache.messages import shown
-from precache.recipe.recipe import ImageCodec, RawCodec, Recipe, ZstdCodec
+from precache.recipe.recipe import Codec, ImageCodec, RawCodec, Recipe, ZstdCodec
 from precache.runtime.usage import cores as usable_cores
 from precache.storage.open import StorageOptions
 from precache.store.layout import RowShape
@@ -25,12 +25,12 @@ from precache_workers.doctor.source_probe import probe_source
 from precache_workers.doctor.trials import Read, build_cpu, read_codec, rows_to_read
 from precache_workers.ops.identity import function_digests
 from precache_workers.profiling.measurements import CodecTimes, Host, SourceMeasurements
-from precache_workers.profiling.stage_times import Codec, StageTimes, codec_for, measure_stages
+from precache_workers.profiling.stage_times import StageTimes, codec_for, measure_stages
 from precache_workers.shards.samples import Job
 from precache_workers.sources.base import Listing, Source, open_source
 from precache_workers.sources.user_code import require_permission
 
-LISTING, STAGES, PROBE, BUILD, READING = 0.2, 0.3, 0.15, 0.1, 0.25
+LISTING, STAGES, PROBE, BUILDING, READING = 0.2, 0.3, 0.15, 0.1, 0.25
 """Shares of the time for each part."""
 READ_RATE = 100e6
 """Raw bytes of a store that are written and read for some epochs in a second, on a slow day."""
@@ -178,7 +178,7 @@ def _trials(
     size_of = {sample.key: sample.size for sample in stages.usual}
     cpu = build_cpu(
         job, stages.shapes, list(size_of), list(size_of.values()), population, folder / "build",
-        request.seconds * BUILD,
+        request.seconds * BUILDING,
     )  # fmt: skip
     own = own_codec(request.recipe)
     rows = [sample.rows for sample in stages.usual]

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from precache.diagnosis.bench import BenchResult, bench
-from precache.recipe.recipe import Field, Recipe
+from precache.recipe.recipe import Codec, Field, Recipe
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.row_table import RowTable
 from precache_workers.driver.commit import commit
 from precache_workers.planning.target_version import TargetVersion, VersionSpec
-from precache_workers.profiling.stage_times import Codec, codec_for
+from precache_workers.profiling.stage_times import codec_for
 from precache_workers.shards.samples import Job
 from precache_workers.shards.shard_task import ShardTask, run_shard
 from precache_workers.sources.base import Fetched, Listing, Sample, Tick

@@ -32,7 +32,7 @@ from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.ops.identity import behaviours
 from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.committed import committed_versions
-from precache_workers.planning.diff import Differences, compare
+from precache_workers.planning.diff import Differences, compare_with_committed
 from precache_workers.planning.field_match import match_fields
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request
@@ -381,7 +381,7 @@ def _differences(
             data = open_own_unchecked(folder).read_checked(ROW_TABLE)
             table = RowTable.from_parquet(data, folder.path(ROW_TABLE))
     of_base = base.version.attributes if base is not None else None
-    return compare(listed.spec, attributes, table, (of_base or attributes).libraries)
+    return compare_with_committed(listed.spec, attributes, table, (of_base or attributes).libraries)
 
 
 def _base_reason(

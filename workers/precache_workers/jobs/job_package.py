@@ -148,17 +148,19 @@ def _pack(
     files = _code_files(code)
     _check_names(files)
     _check_imports(imports, files)
-    there: dict[str, Any] = {"report": tuple(map(_as_there, options.report))}
+    updates: dict[str, Any] = {"report": tuple(map(_as_there, options.report))}
     for name in FILE_OPTIONS:
         value = getattr(options, name, None)
         if value is not None:
             path = Path(value)
-            there[name] = f"{SENT}/{name}/{path.name}" if path.is_file() else _as_there(value)
+            updates[name] = f"{SENT}/{name}/{path.name}" if path.is_file() else _as_there(value)
             if path.is_file():
-                files[there[name]] = path
+                files[updates[name]] = path
     _check_size(files)
-    there["storage_options"], there["storage_options_env"] = split_options(options.storage_options)
-    changed = options.model_copy(update=there).model_dump(mode="json", exclude_defaults=True)
+    updates["storage_options"], updates["storage_options_env"] = split_options(
+        options.storage_options
+    )
+    changed = options.model_copy(update=updates).model_dump(mode="json", exclude_defaults=True)
     store = _as_there(store)
     document = {"command": command, "store": store, **arguments, "options": changed}
     return JobPackage(store, json.dumps(document, separators=(",", ":")), files)

@@ -65,7 +65,7 @@ def behaviours(recipe: Recipe) -> dict[str, Outputs]:
     return outputs
 
 
-def require_same(recipe: Recipe, expected: Mapping[str, Outputs]) -> None:
+def require_same_outputs(recipe: Recipe, expected: Mapping[str, Outputs]) -> None:
     """Check that this process computes the expected outputs.
 
     Raises

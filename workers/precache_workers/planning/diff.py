@@ -145,7 +145,7 @@ class Differences:
         return bool(own or (self.source and self.source.any))
 
 
-def compare(
+def compare_with_committed(
     spec: VersionSpec, attributes: Attributes, rows: RowTable | None, libraries: Mapping[str, str]
 ) -> Differences:
     """Compare a committed version with the one that is to be built.

@@ -71,7 +71,7 @@ def place_rows(
     if current is None:
         return Placed(fresh)
     folder, attributes = current
-    shapes = {name: RowShape(each.shape, each.dtype) for name, each in attributes.fields.items()}
+    shapes = {name: RowShape(field.shape, field.dtype) for name, field in attributes.fields.items()}
     if not may_have(attributes.rows_per_shard, shapes):
         return Placed(fresh)
     if attributes.rows_digest == fresh.digest:

@@ -127,6 +127,6 @@ def _warm_up(recipes: Mapping[str, FieldRecipe], key: str, sample: Sample) -> No
             recipe(replace(sample), key)  # another object, of which variants remember nothing
 
 
-def reason_of(error: Exception) -> str:
+def hole_reason(error: Exception) -> str:
     """Reason for a hole, as a build records it."""
     return str(error) if isinstance(error, PrecacheError) else f"{type(error).__name__}: {error}"

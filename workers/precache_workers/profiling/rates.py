@@ -19,7 +19,7 @@ from precache_workers.profiling.estimate import UnitTimes
 from precache_workers.profiling.harness import (
     SampleRun,
     Samples,
-    reason_of,
+    hole_reason,
     run_samples,
     timed,
 )
@@ -122,7 +122,7 @@ def _compute(
         cost = sum(times, finishing) / (rows * len(arrays))
         computed |= {name: (cost, nbytes) for name, nbytes in zip(arrays, stored, strict=True)}
     nbytes = sum(run.nbytes for run, _ in runs) / rows
-    failed = [(run.key, reason_of(error)) for run, error in runs if isinstance(error, Exception)]
+    failed = [(run.key, hole_reason(error)) for run, error in runs if isinstance(error, Exception)]
     return computed, nbytes, tuple(failed)
 
 

@@ -17,13 +17,13 @@ from precache.codecs.chunk import codec_metadata, decoder, encoder
 from precache.codecs.image import undo_image
 from precache.errors import SampleError
 from precache.recipe.ops import Function, Op, is_random
-from precache.recipe.recipe import Field, ImageCodec, RawCodec, Recipe, ZstdCodec
+from precache.recipe.recipe import Codec, Field, ImageCodec, RawCodec, Recipe, ZstdCodec
 from precache.store.layout import RowShape
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.harness import (
     LEAST,
     SampleRun,
-    reason_of,
+    hole_reason,
     run_samples,
     timed,
 )
@@ -31,8 +31,6 @@ from precache_workers.profiling.measurements import CutTimes, StepTimes, TimeCos
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import Job, fetch_ahead, recipes_of
 from precache_workers.sources.base import Sample
-
-Codec = RawCodec | ZstdCodec | ImageCodec
 
 BATCH = 256
 """Assumed rows of a batch: large batches are decoded past the processor's caches."""
@@ -259,7 +257,7 @@ class _StageTimer:
         with contextlib.closing(runs):
             for number, (run, sample) in enumerate(runs, 1):
                 if isinstance(sample, Exception):
-                    failures.append((run.key, reason_of(sample)))
+                    failures.append((run.key, hole_reason(sample)))
                 else:
                     samples.append(sample)
                     held += sum(row.nbytes for row in sample.rows.values())

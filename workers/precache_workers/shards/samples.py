@@ -16,7 +16,7 @@ from precache.recipe.variants import field_of
 from precache.runtime.ordered_map import prefetch
 from precache_workers.ops.behaviour import Outputs
 from precache_workers.ops.field_recipe import Common, FieldRecipe
-from precache_workers.ops.identity import require_same
+from precache_workers.ops.identity import require_same_outputs
 from precache_workers.runtime.time_limit import FETCHING, SAMPLE_SECONDS, notes
 from precache_workers.sources.base import Fetched, Source
 
@@ -140,7 +140,7 @@ def recipes_of(job: Job) -> dict[str, FieldRecipe]:
     for path in job.import_path:
         if path not in sys.path:
             sys.path.append(path)
-    require_same(job.recipe, job.behaviours)
+    require_same_outputs(job.recipe, job.behaviours)
     fields, seed = job.recipe.fields, job.recipe.seed
     variants = Counter(map(field_of, fields))
     common = {name: Common() for name, count in variants.items() if count > 1}

@@ -158,7 +158,7 @@ class FolderSource:
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
         if self.folder.local("") is None:
             return self._fetch(keys, sizes)
-        return [each for pair in zip(keys, sizes, strict=True) for each in self._alone(*pair)]
+        return [fetched for pair in zip(keys, sizes, strict=True) for fetched in self._alone(*pair)]
 
     def _alone(self, key: str, size: int) -> Sequence[Fetched]:
         if size < 0:
@@ -176,15 +176,17 @@ class FolderSource:
             if len(keys) == 1:
                 nbytes = in_units(sizes[0])
                 return [SampleError(f"has {nbytes}, for which memory does not suffice")]
-            return [each for pair in zip(keys, sizes, strict=True) for each in self._alone(*pair)]
+            return [
+                fetched for pair in zip(keys, sizes, strict=True) for fetched in self._alone(*pair)
+            ]
         return [self._sample(key, sizes[n], read.get(n)) for n, key in enumerate(keys)]
 
     def _read(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[bytes | StorageError]:
         """Read files of a known size together; of others no more than a sample may have."""
         known = [n for n, size in enumerate(sizes) if size >= 0]
         notes().begin(FETCHING, *(keys[n] for n in known), foreign=False)
-        found = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
-        read: dict[int, bytes | StorageError] = dict(zip(known, found, strict=True))
+        contents = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
+        read: dict[int, bytes | StorageError] = dict(zip(known, contents, strict=True))
         for number in range(len(keys)):
             if number not in read:
                 notes().begin(FETCHING, keys[number], foreign=False)
@@ -306,8 +308,8 @@ class DatasetSource:
         keys = list(_indices(dataset, self.factory))
         etags = [self.etag] * count
         if hasattr(dataset, "fingerprint"):
-            each = _texts(dataset.fingerprint, count, f"{self.factory}: fingerprint")
-            etags = [xxhash.xxh3_128_hexdigest(f"{self.factory} {text}".encode()) for text in each]
+            texts = _texts(dataset.fingerprint, count, f"{self.factory}: fingerprint")
+            etags = [xxhash.xxh3_128_hexdigest(f"{self.factory} {text}".encode()) for text in texts]
         return Listing(RowTable(keys, unknown, unknown, etags, labels, classes))
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
@@ -361,11 +363,11 @@ def _indices(dataset: Any, factory: str) -> Mapping[str, int]:
     held = _named.get(factory)
     if held is None or held[0] is not dataset:
         keys = _texts(dataset.key, len(dataset), f"{factory}: key")
-        found = {key: number for number, key in enumerate(keys)}
-        if len(found) < len(keys) or "" in found:
+        numbers = {key: number for number, key in enumerate(keys)}
+        if len(numbers) < len(keys) or "" in numbers:
             twice = next(key for key, count in Counter(["", *keys]).items() if count > 1)
             raise SourceError(f"{factory}: key gives {twice!r} to several samples, or to one ''")
-        held = _named[factory] = dataset, found
+        held = _named[factory] = dataset, numbers
     return held[1]
 
 

@@ -138,7 +138,7 @@ def find_module(name: str) -> ModuleSpec | None:
             spec = PathFinder.find_spec(name, locations)
         except KeyError:  # a folder without ``__init__.py``, in a package that is not imported yet
             spec = ModuleSpec(name, None, is_package=True)
-            spec.submodule_search_locations = [f"{each}/{part}" for each in locations]
+            spec.submodule_search_locations = [f"{location}/{part}" for location in locations]
     return spec
 
 
@@ -201,12 +201,12 @@ class _Tracer:
                 self._conclude(self._left.pop())
             else:
                 self._examine(self._unexamined.pop())
-        labels = sorted(each for each in self._facts if isinstance(each, str))
-        entries = [entry for each in labels if (entry := self._entry(each))]
-        changes = [each for each in self._facts if isinstance(each, Statement)]
-        changes = [each for each in changes if not self._is_reached(each)]
-        changes.sort(key=lambda each: (each.module, each.number))
-        text = str((roots, entries, [self._text(each) for each in changes]))
+        labels = sorted(label for label in self._facts if isinstance(label, str))
+        entries = [entry for label in labels if (entry := self._entry(label))]
+        changes = [statement for statement in self._facts if isinstance(statement, Statement)]
+        changes = [statement for statement in changes if not self._is_reached(statement)]
+        changes.sort(key=lambda statement: (statement.module, statement.number))
+        text = str((roots, entries, [self._text(statement) for statement in changes]))
         modules = {name: frozenset(self._imports(name)) for name in self._in_order()}
         unfollowed = tuple(sorted(self._unfollowed))
         return Code(xxhash.xxh3_128_hexdigest(text.encode()), modules, unfollowed)
@@ -279,14 +279,14 @@ class _Tracer:
         code = self._modules[statement.module]
         binders = code.binders.get(chain[0]) if code is not None else None
         if binders is None:  # in a function
-            return not any(isinstance(each, ast.Try) for each in ast.walk(statement.node))
-        return all(each.is_import for each in binders)
+            return not any(isinstance(node, ast.Try) for node in ast.walk(statement.node))
+        return all(binder.is_import for binder in binders)
 
     def _entry(self, label: str) -> str:
         """Return the text that identifies a label; empty if nothing is known of it."""
         known = self._versions.get(label) or self._hashes.get(label, "")
         names = [(part, self._labels([part])) for part in self._parts(label)]
-        texts = [self._text(each) for each in self._bound(label)]
+        texts = [self._text(statement) for statement in self._bound(label)]
         return str((label, known, names, texts)) if known or names or texts else ""
 
     def _text(self, statement: Statement) -> str:
@@ -352,8 +352,8 @@ class _Tracer:
                 if not binder.is_import:
                     labels[f"{module}:{name}"] = None
             for target, inside in targets:
-                found = self._resolve(target, (*inside, *rest), seen, visited)
-                labels |= dict.fromkeys(found)
+                resolved = self._resolve(target, (*inside, *rest), seen, visited)
+                labels |= dict.fromkeys(resolved)
         if labels:
             return list(labels)
         inner = f"{module}.{name}"
@@ -412,7 +412,7 @@ class _Tracer:
             return []
         if not name:
             return code.statements
-        return [each for each in code.binders.get(name, ()) if not each.is_import]
+        return [statement for statement in code.binders.get(name, ()) if not statement.is_import]
 
     # What statements change
 
@@ -440,18 +440,20 @@ class _Tracer:
         """Labels of what a statement may change at import, itself and by calling it."""
         names = statement.names_at_import
         assigned, used = self._labels(names.assigned), self._labels(names.changed)
-        changed = {*assigned, *(each for each in used if not self._is_fixed(each))}
+        changed = {*assigned, *(label for label in used if not self._is_fixed(label))}
         for label in filter(self._is_variable, assigned):  # another name, perhaps
             changed.update(*(used for s in self._bound(label) for used in self._uses(s).values()))
         called = {*assigned, *used}
         for functions, arguments in names.called:
-            own = [each for each in self._labels(functions) if self._is_own(each)]
+            own = [label for label in self._labels(functions) if self._is_own(label)]
             if own:
                 called.update(own)
-                called.update(each for each in self._labels(arguments) if self._is_variable(each))
+                called.update(
+                    label for label in self._labels(arguments) if self._is_variable(label)
+                )
                 for name in {chain[-1] for _, chain in functions if len(chain) > 1}:  # of methods
-                    changed |= {each for each in own if not each.endswith(f":{name}")}
-        called.update(each for each in self._labels(names.bases) if self._has_hooks(each, set()))
+                    changed |= {label for label in own if not label.endswith(f":{name}")}
+        called.update(label for label in self._labels(names.bases) if self._has_hooks(label, set()))
         if names.runs_code or "sys:modules" in changed:
             changed.add(statement.module)
         return changed, called
@@ -469,26 +471,26 @@ class _Tracer:
                 self._imply_change(label, calls)
             for statement in self._bound(label):
                 methods = self._labels(statement.names.methods)
-                for each in [
+                for changed in [
                     *filter(self._is_class, methods),
                     *self._labels(statement.names.stored),
                 ]:
-                    self._imply_change(each, calls)
+                    self._imply_change(changed, calls)
                 for labels in self._uses(statement).values():
-                    for each in labels:
-                        self._imply(("may change", each), calls)
+                    for used in labels:
+                        self._imply(("may change", used), calls)
                     left += labels
 
     def _is_fixed(self, label: str) -> bool:
         """Return True if only an assignment to its name changes it."""
         bound = self._bound(label)
-        return ":" in label and bool(bound) and all(each.is_fixed for each in bound)
+        return ":" in label and bool(bound) and all(statement.is_fixed for statement in bound)
 
     def _is_variable(self, label: str) -> bool:
         """Return True if calls may change it."""
         name = label.partition(":")[2]
         return not self._is_fixed(label) and not all(
-            each.defines(name) for each in self._bound(label) if ":" in label
+            statement.defines(name) for statement in self._bound(label) if ":" in label
         )
 
     def _is_class(self, label: str) -> bool:
@@ -499,9 +501,9 @@ class _Tracer:
         if label in seen or ":" not in label:
             return False
         seen.add(label)
-        names = [each.names for each in self._bound(label)]
-        bases = [base for each in names for base in self._labels(each.bases)]
-        hooks = any(each.has_hooks for each in names)
+        own = [statement.names for statement in self._bound(label)]
+        bases = [base for names in own for base in self._labels(names.bases)]
+        hooks = any(names.has_hooks for names in own)
         return hooks or any(self._has_hooks(base, seen) for base in bases)
 
     # Modules
@@ -523,8 +525,8 @@ class _Tracer:
         if place is None or place.origin is None:
             return None
         path = Path(place.origin)
-        for each in (path, path.parent):
-            self.stats.setdefault(each, file_state(each))
+        for watched in (path, path.parent):
+            self.stats.setdefault(watched, file_state(watched))
         try:
             if path.suffix == ".py":
                 is_package = place.submodule_search_locations is not None
@@ -543,15 +545,16 @@ class _Tracer:
 
     def _import(self, imported: set[tuple[str, str]]) -> None:
         """Read the modules of the user's own that are imported."""
-        for each in sorted({each for pair in imported for each in _with_parents(*pair)}):
-            if self._place(each) is not None and self._packages[each] is None:
-                self._module(each)
+        for module in sorted({module for pair in imported for module in _with_parents(*pair)}):
+            if self._place(module) is not None and self._packages[module] is None:
+                self._module(module)
 
     def _imports(self, name: str) -> set[str]:
         """Return the reached modules that a module imports."""
         code = self._modules.get(name)
         imported = code.imported if code is not None else ()
-        return {each for pair in imported for each in _with_parents(*pair)} & self._visited - {name}
+        modules = {module for pair in imported for module in _with_parents(*pair)}
+        return modules & self._visited - {name}
 
     def _in_order(self) -> Iterator[str]:
         """Return the reached modules, each after those that it imports."""
@@ -564,7 +567,8 @@ class _Tracer:
             elif name not in seen:
                 seen.add(name)
                 left.append((name, True))
-                left += [(each, False) for each in sorted(self._imports(name), reverse=True)]
+                imported = sorted(self._imports(name), reverse=True)
+                left += [(module, False) for module in imported]
 
 
 def _with_parents(module: str, name: str) -> list[str]:
@@ -597,9 +601,11 @@ def _distributions(root: str) -> str | None:
     except importlib.metadata.PackageNotFoundError:
         pass
     of_root = re.compile(rf"^{re.escape(root)}([/.].*)?$", re.MULTILINE)
-    found = {
-        f"{each.name}=={each.version.split('+')[0]}"
-        for each in importlib.metadata.distributions()
-        if of_root.search(each.read_text("top_level.txt") or each.read_text("RECORD") or "")
+    versions = {
+        f"{distribution.name}=={distribution.version.split('+')[0]}"
+        for distribution in importlib.metadata.distributions()
+        if of_root.search(
+            distribution.read_text("top_level.txt") or distribution.read_text("RECORD") or ""
+        )
     }
-    return ",".join(sorted(found)) or None
+    return ",".join(sorted(versions)) or None

@@ -56,8 +56,8 @@ def canonical(tree: ast.AST) -> str:
             text.append("Constant()" if node.value is None else f"Constant(value={_shown(node)})")
         elif kind is list:
             parts: list[Any] = ["["]
-            for each in node:
-                parts += (each if isinstance(each, ast.AST) else repr(each), ",")
+            for item in node:
+                parts += (item if isinstance(item, ast.AST) else repr(item), ",")
             parts[-1:] = ["]"] if node else ["[", "]"]
             left += reversed(parts)
         else:
@@ -126,9 +126,9 @@ class Module:
 
     def providers(self, name: str) -> list[Statement | str]:
         """Return the statements and modules of star imports that bind a name, or may, in order."""
-        found: list[tuple[int, Statement | str]] = [*self.stars]
-        found += [(each.number, each) for each in self.binders.get(name, ())]
-        return [each for _, each in sorted(found, key=lambda pair: pair[0])]
+        providers: list[tuple[int, Statement | str]] = [*self.stars]
+        providers += [(statement.number, statement) for statement in self.binders.get(name, ())]
+        return [provider for _, provider in sorted(providers, key=lambda pair: pair[0])]
 
     @functools.cached_property
     def exports(self) -> frozenset[str] | None:
@@ -137,7 +137,7 @@ class Module:
         node = statements[0].node if len(statements) == 1 else None
         value = node.value if isinstance(node, ast.Assign) else None
         items = value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
-        names = [each.value for each in items if isinstance(each, ast.Constant)]
+        names = [item.value for item in items if isinstance(item, ast.Constant)]
         return frozenset(map(str, names)) if len(names) == len(items) else None
 
 
@@ -169,7 +169,7 @@ class Statement:
         node = self.node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             outside = [*node.decorator_list, *node.args.defaults, *node.args.kw_defaults]
-            return not all(each is None or isinstance(each, ast.Constant) for each in outside)
+            return not all(value is None or isinstance(value, ast.Constant) for value in outside)
         return not self.is_import and not self.is_fixed
 
     @functools.cached_property
@@ -179,9 +179,9 @@ class Statement:
         if not isinstance(node, ast.Assign):
             return False
         called = _chain(node.value.func) if isinstance(node.value, ast.Call) else None
-        return all(isinstance(each, ast.Name) for each in node.targets) and (
+        return all(isinstance(target, ast.Name) for target in node.targets) and (
             (called is not None and called[-1] in _FIXED)
-            or all(isinstance(each, _LITERALS) for each in ast.walk(node.value))
+            or all(isinstance(part, _LITERALS) for part in ast.walk(node.value))
         )
 
     def defines(self, name: str) -> bool:
@@ -264,15 +264,15 @@ class Names:
         outermost = _Scope(None)
         self.bound = outermost.names
         self._classes: list[tuple[str, _Scope]] = []
-        self._found: list[tuple[list[Target], Chain, _Scope]] = []
+        self._occurrences: list[tuple[list[Target], Chain, _Scope]] = []
         self._left: list[tuple[ast.AST, _Scope, int]] = [(node, outermost, NOW)]
         while self._left:
             self._look_at(*self._left.pop())
         for name, scope in self._classes:  # of which attributes are what they import
             for alias, targets in scope.names.items():
                 self.uses.setdefault((name, alias), []).extend(targets)
-        for targets, chain, scope in self._found:  # when it is known which names are local
-            targets += [each for each in self._targets(chain, scope) if each not in targets]
+        for targets, chain, scope in self._occurrences:  # when it is known which names are local
+            targets += [target for target in self._targets(chain, scope) if target not in targets]
 
     def _look_at(self, node: ast.AST, scope: _Scope, when: int) -> None:
         look = _LOOKS.get(type(node))
@@ -303,9 +303,9 @@ class Names:
                 node = node.value
             self._left.append((node, scope, when))
             return
-        self._found.append((self.uses.setdefault(chain, []), chain, scope))
+        self._occurrences.append((self.uses.setdefault(chain, []), chain, scope))
         if when == EFFECT:
-            self._found.append((self.changed, chain, scope))
+            self._occurrences.append((self.changed, chain, scope))
 
     def _look_at_subscript(self, node: Any, scope: _Scope, when: int) -> None:
         self._note_part(node, scope, when)
@@ -326,8 +326,8 @@ class Names:
                 self._note_root(self.stored, node.args[0], scope)
             return
         arguments: list[Target] = []
-        names = [each for part in (*node.args, *node.keywords) for each in _chains(part)]
-        self._found += [(arguments, each, scope) for each in names]
+        names = [dotted for part in (*node.args, *node.keywords) for dotted in _chains(part)]
+        self._occurrences += [(arguments, dotted, scope) for dotted in names]
         self._note_called(node.func, arguments, scope)
         name = chain[-1] if chain else getattr(node.func, "attr", "")
         self.runs_code |= chain is not None and name in _NAMESPACES
@@ -339,8 +339,8 @@ class Names:
         self._left.append((first, scope, when))
         scope = _Scope(scope)
         scope.is_comprehension = True
-        parts = [each for part in _children(node) for each in _parts_of_comprehension(part)]
-        self._push([each for each in parts if each is not first], scope, when)
+        parts = [part for child in _children(node) for part in _parts_of_comprehension(child)]
+        self._push([part for part in parts if part is not first], scope, when)
 
     def _look_at_walrus(self, node: Any, scope: _Scope, when: int) -> None:
         self._left.append((node.value, scope, when))
@@ -371,7 +371,7 @@ class Names:
 
     def _look_at_format(self, node: Any, scope: _Scope, when: int) -> None:
         """Some releases add empty parts."""
-        node.values = [each for each in node.values if getattr(each, "value", None) != ""]
+        node.values = [part for part in node.values if getattr(part, "value", None) != ""]
         self._push(node.values, scope, when)
 
     def _look_at_function(self, node: Any, scope: _Scope, when: int) -> None:
@@ -384,7 +384,7 @@ class Names:
             outside += [*node.decorator_list, *([node.returns] if node.returns else [])]
             scope.names.setdefault(node.name, [])
             self._note_decorators(node, scope, when)
-        inner.names |= {each.arg: [] for each in _arguments(node)}
+        inner.names |= {argument.arg: [] for argument in _arguments(node)}
         self._enter(node, inner, body, outside, LATER, when)
 
     def _look_at_class(self, node: Any, scope: _Scope, when: int) -> None:
@@ -401,8 +401,8 @@ class Names:
             self._note_called(keyword.value, [], scope)
         for base in node.bases:
             self._note_root(self.bases, base, scope)
-        hooks = [getattr(each, "name", "") == "__init_subclass__" for each in node.body]
-        self.has_hooks |= any(hooks) or any(each.arg == "metaclass" for each in node.keywords)
+        hooks = [getattr(statement, "name", "") == "__init_subclass__" for statement in node.body]
+        self.has_hooks |= any(hooks) or any(keyword.arg == "metaclass" for keyword in node.keywords)
 
     def _enter(
         self,
@@ -414,7 +414,7 @@ class Names:
         when: int,
     ) -> None:
         """Look at a definition later: the body in a scope of its own, the rest outside of it."""
-        inner.names |= {each.name: [] for each in getattr(node, "type_params", ())}
+        inner.names |= {parameter.name: [] for parameter in getattr(node, "type_params", ())}
         if self._bodies or inner.is_class:
             self._push(body, inner, when_inside)
         scope = inner.outer
@@ -423,8 +423,8 @@ class Names:
 
     def _note_decorators(self, node: Any, scope: _Scope, when: int) -> None:
         if when != LATER:
-            for each in node.decorator_list:
-                self._note_called(each, [], scope)
+            for decorator in node.decorator_list:
+                self._note_called(decorator, [], scope)
 
     def _note_called(self, node: ast.AST, arguments: list[Target], scope: _Scope) -> None:
         functions: list[Target] = []
@@ -435,9 +435,9 @@ class Names:
         if not isinstance(node.ctx, ast.Load):
             targets = self.stored if when == LATER else self.assigned
             self._note_root(targets, node, scope)
-            calls = [each for each in ast.walk(node.value) if isinstance(each, ast.Call)]
-            names = [each for call in calls for part in call.args for each in _chains(part)]
-            self._found += [(targets, each, scope) for each in names]
+            calls = [call for call in ast.walk(node.value) if isinstance(call, ast.Call)]
+            names = [dotted for call in calls for part in call.args for dotted in _chains(part)]
+            self._occurrences += [(targets, dotted, scope) for dotted in names]
 
     def _note_root(self, targets: list[Target], node: ast.AST, scope: _Scope) -> None:
         """Note the dotted name that an expression begins with: of ``a.b[0].c()``, ``a.b``."""
@@ -446,7 +446,7 @@ class Names:
             node = node.func if isinstance(node, ast.Call) else node.value
             chain = _chain(node)
         if chain is not None:
-            self._found.append((targets, chain, scope))
+            self._occurrences.append((targets, chain, scope))
 
     def _targets(self, chain: Chain, scope: _Scope | None) -> list[Target]:
         """Resolve a dotted name: to nothing for a local variable's."""
@@ -479,17 +479,18 @@ def _tidy(node: Any, in_class: bool) -> None:
     """Remove what does not count: docstrings, and annotations that nothing evaluates."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list:
         node.returns = None
-        for each in _arguments(node):
-            each.annotation = None
+        for argument in _arguments(node):
+            argument.annotation = None
     for name in ("body", "orelse", "finalbody"):
         if body := getattr(node, name, None):
-            plain = [each if in_class else _without_annotation(each) for each in body]
-            setattr(node, name, [each for each in plain if each and not _is_idle(each)])
+            statements = body if in_class else map(_without_annotation, body)
+            kept = [statement for statement in statements if statement and not _is_idle(statement)]
+            setattr(node, name, kept)
 
 
 def _arguments(node: Any) -> list[ast.arg]:
     args = node.args
-    variadic = [each for each in (args.vararg, args.kwarg) if each is not None]
+    variadic = [argument for argument in (args.vararg, args.kwarg) if argument is not None]
     return [*args.posonlyargs, *args.args, *args.kwonlyargs, *variadic]
 
 
@@ -511,10 +512,10 @@ def _children(node: ast.AST) -> list[Any]:
         if name not in _WITHOUT_NAMES:
             value = getattr(node, name, None)
             if type(value) is list:
-                children += [each for each in value if type(each) is not ast.Constant]
+                children += [child for child in value if type(child) is not ast.Constant]
             elif isinstance(value, ast.AST) and type(value) is not ast.Constant:
                 children.append(value)
-    return [each for each in children if isinstance(each, ast.AST)]
+    return [child for child in children if isinstance(child, ast.AST)]
 
 
 def _parts_of_comprehension(node: ast.AST) -> list[Any]:

@@ -175,8 +175,8 @@ def tree_hash(module: str) -> str:
 
 def _source_of(module: str) -> Path | None:
     place = find_module(module)
-    found = place is not None and place.origin is not None and place.origin.endswith(".py")
-    return Path(str(place.origin)) if place is not None and found else None
+    is_python = place is not None and place.origin is not None and place.origin.endswith(".py")
+    return Path(str(place.origin)) if place is not None and is_python else None
 
 
 @functools.lru_cache(maxsize=256)
