@@ -313,6 +313,7 @@ def test_names_tell_what_an_op_is_given() -> None:
 # --- a cluster ----------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy  # half a minute
 def test_a_node_that_makes_other_pixels_takes_no_part_and_is_named(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

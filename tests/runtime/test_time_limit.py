@@ -360,6 +360,7 @@ class Turn(SampleTask):
         return os.getpid(), self.barred
 
 
+@pytest.mark.heavy  # half a minute
 def test_a_worker_in_which_a_sample_hangs_is_replaced_and_the_sample_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
