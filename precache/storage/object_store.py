@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ UPLOAD_PART, UPLOADED_AT_ONCE = 50 << 20, 4
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][\w-]*)*)")
 _CODE = re.compile(r"<Code>\s*([^<]+?)\s*</Code>")
 _MESSAGE = re.compile(r"<Message>\s*([^<\n]+)")
-_REMOVAL = re.compile(r"Bulk delete request failed .*\(code: (\w+)\)")
+_REMOVAL = re.compile(r"(?:Bulk delete|DeleteObjects) request failed .*\(code: (\w+)\)")
 _PROVIDER = re.compile(r"credential provider: (\w+)")
 
 _STATUS_OF_CODE = {
@@ -121,19 +121,33 @@ def _translated() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Stream:
-    """A listing that goes on; behind the last name seen where it comes from another process."""
+    """A listing that goes on; without a stream, as from another process, it is begun again.
+
+    Attributes
+    ----------
+    pages
+        Full pages that were listed, if the bucket is unordered.
+    """
 
     stream: Any
+    pages: int
 
     def __reduce__(self) -> Any:
-        return _Stream, (None,)
+        return _Stream, (None, self.pages)
 
 
 class _ByLibrary(NamedTuple):
-    """The position of a listing by the service's own library."""
+    """The position of a listing by the service's own library.
+
+    Attributes
+    ----------
+    skip
+        Entries that were listed before, to be left out.
+    """
 
     token: str | None
     after: str
+    skip: int
 
 
 class ObjectStore:
@@ -167,7 +181,7 @@ class ObjectStore:
 
         bucket, key = self._at(path)
         with _translated():
-            return {"type": "file", "size": obstore.head(bucket.reads, key)["size"]}
+            return {"type": "file", "size": _wait(obstore.head_async, bucket.reads, key)["size"]}
 
     def cat_ranges(
         self,
@@ -201,21 +215,23 @@ class ObjectStore:
         bucket, key = self._at(f"{root}/{span.prefix}".rstrip("/"))
         if isinstance(span.token, _ByLibrary):
             return self._page_by_library(bucket, key, span.token)
-        seen = max(span.after, span.seen)
+        seen = max(span.after, span.seen) if bucket.ordered else ""
+        pages = 0 if bucket.ordered or span.token is None else span.token.pages
         size = PAGE[self._kind]
-        stream = None if again or span.token is None else span.token.stream
+        stream, again_from = None if again or span.token is None else span.token.stream, 0
         if stream is None:
-            start = f"{key}/{seen}".lstrip("/") if seen and bucket.ordered else None
+            start = f"{key}/{seen}".lstrip("/") if seen else None
             stream = obstore.list(bucket.reads, key or None, offset=start, chunk_size=size)
+            again_from = pages
         try:
             with _translated():
+                for _ in range(again_from):
+                    next(stream, [])
                 listed: Sequence[Any] = next(stream, [])
         except ValueError:  # a key that obstore takes for no path
-            return self._page_by_library(bucket, key, _ByLibrary(None, seen))
+            return self._page_by_library(bucket, key, _ByLibrary(None, seen, pages * size))
         skip = len(key) + 1 if key else 0
-        more = _Stream(stream) if len(listed) == size else None
-        if seen and not bucket.ordered:  # a listing that was begun once more
-            listed = [item for item in listed if item["path"][skip:] > seen]
+        more = _Stream(stream, pages + 1) if len(listed) == size else None
         entries = [
             {
                 "name": item["path"][skip:],
@@ -237,7 +253,8 @@ class ObjectStore:
             raise _translate_from_library(error) from None
         for entry in entries:
             entry["name"] = entry["name"].removeprefix(prefix)
-        return Page(entries, _ByLibrary(more, "") if more else None)
+        left = max(0, token.skip - len(entries))
+        return Page(entries[token.skip :], _ByLibrary(more, token.after, left) if more else None)
 
     def names(self, path: str) -> list[str]:
         """List the names directly below a prefix."""
@@ -246,7 +263,7 @@ class ObjectStore:
         bucket, key = self._at(path)
         try:
             with _translated():
-                listing = obstore.list_with_delimiter(bucket.reads, key or None)
+                listing = _wait(obstore.list_with_delimiter_async, bucket.reads, key or None)
         except ValueError:
             return self._names_by_library(bucket, key)
         skip = len(key) + 1 if key else 0
@@ -255,7 +272,7 @@ class ObjectStore:
 
     def _names_by_library(self, bucket: Bucket, key: str) -> list[str]:
         names = set[str]()
-        token: Any = _ByLibrary(None, "")
+        token: Any = _ByLibrary(None, "", 0)
         while token:
             page = self._page_by_library(bucket, key, token)
             names.update(entry["name"].partition("/")[0] for entry in page.entries)
@@ -271,7 +288,8 @@ class ObjectStore:
         bucket, key = self._at(path)
         store = bucket.reads if len(data) <= SMALL else bucket.writes
         with _translated():
-            obstore.put(
+            _wait(
+                obstore.put_async,
                 store,
                 key,
                 data,
@@ -287,10 +305,13 @@ class ObjectStore:
         (origin, source_key), (bucket, key) = self._at(source), self._at(target)
         with _translated():
             if origin is bucket:
-                obstore.copy(bucket.writes, source_key, key, overwrite=not create)
+                _wait(obstore.copy_async, bucket.writes, source_key, key, overwrite=not create)
             else:  # which obstore cannot
-                data = obstore.get(origin.reads, source_key).bytes()
-                obstore.put(bucket.writes, key, data, mode="create" if create else "overwrite")
+                [data] = asyn.sync(asyn.get_loop(), _read_all, [(origin, source_key, None, None)])
+                if isinstance(data, Exception):
+                    raise data
+                mode = "create" if create else "overwrite"
+                _wait(obstore.put_async, bucket.writes, key, data, mode=mode)
 
     def rm(self, path: str, recursive: bool) -> None:
         """Remove an object and all below it."""
@@ -302,8 +323,17 @@ class ObjectStore:
             doomed = [key, *(item["path"] for item in next(listed, []))]
             while doomed:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    obstore.delete(bucket.reads, doomed)
+                    _wait(obstore.delete_async, bucket.reads, doomed)
                 doomed = [item["path"] for item in next(listed, [])]
+
+
+def _wait(request: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Make an asynchronous request of obstore's, so that Ctrl-C does not wait for the answer."""
+
+    async def made() -> Any:
+        return await request(*arguments, **options)
+
+    return asyn.sync(asyn.get_loop(), made)
 
 
 async def _read_all(parts: Sequence[tuple[Bucket, str, int | None, int | None]]) -> list[Any]:
@@ -374,6 +404,10 @@ class _Relay:
             except (EOFError, OSError):
                 self._process = None
                 raise ConnectionError("the process that makes the requests ended") from None
+            except BaseException:  # such as Ctrl-C: its answer would be taken for the next call's
+                self._process.kill()
+                self._process = None
+                raise
         if not succeeded:
             raise result
         return result

@@ -321,8 +321,10 @@ class RemoteFolder:
 
         try:
             return self._request(list_anew, name, "list")
-        except (FileNotFoundError, NotADirectoryError):
-            return Page([], None)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if span.token is None and not span.after:
+                return Page([], None)
+            raise self._error(error, name, "list") from None  # there were pages before this one
 
     def sizes(self, name: str = "") -> dict[str, int]:
         def find_anew(path: str) -> dict[str, dict[str, Any]]:
@@ -376,9 +378,15 @@ class RemoteFolder:
                             empty.append(file)
                             continue
                     yield file
-            yield from (file for file in empty if file.name not in folders)
+            empty = [file for file in empty if file.name not in folders]
+            checks = [pool.submit(self._is_empty, file) for file in empty]
+            yield from (file for file, check in zip(empty, checks, strict=True) if check.result())
         finally:
             pool.close(wait=not running)  # Ctrl-C does not wait for a server
+
+    def _is_empty(self, file: FileInfo) -> bool:
+        """Return False if there is no such object: its key has a slash at its end, as a mark."""
+        return self.size(file.name) == 0
 
     def _below(self, fs: Any, span: KeyRange) -> _Below:
         below, last = _Below([], [], [], True), max(span.after, span.seen)

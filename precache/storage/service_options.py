@@ -95,6 +95,12 @@ def _require_known(options: Mapping[str, Any], known: frozenset[str], where: str
         )
 
 
+def _is_true(options: Mapping[str, Any], name: str) -> bool:
+    """Return whether an option is set; on the command line it may be text."""
+    value = options.get(name)
+    return value.lower() in ("true", "1", "yes") if isinstance(value, str) else bool(value)
+
+
 def _stores(
     make: Callable[..., Any], bucket: str, client: Mapping[str, Any], **config: Any
 ) -> Iterator[Any]:
@@ -122,8 +128,10 @@ def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
     client_options = options.get("client_kwargs") or {}
     _require_known(options, S3_OPTIONS, "storage option of s3://")
     _require_known(client_options, S3_CLIENT_OPTIONS, "key of client_kwargs")
-    anonymous, verify = bool(options.get("anon")), client_options.get("verify")
-    requester_pays = bool(options.get("requester_pays"))
+    anonymous, verify = _is_true(options, "anon"), client_options.get("verify")
+    requester_pays = _is_true(options, "requester_pays")
+    if bool(options.get("key")) != bool(options.get("secret")):
+        raise UsageError("key and secret of s3:// go together; give both or neither")
     directory = bucket.endswith("--x-s3")
     session, client = _connect_boto3(options, client_options)
     config: dict[str, Any] = {
@@ -131,9 +139,11 @@ def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
         "skip_signature": anonymous,
         "copy_if_not_exists": "multipart",
         "request_payer": requester_pays,
+        "s3_express": directory,
+        "virtual_hosted_style_request": False,
     }
-    if directory:
-        config["s3_express"] = True
+    if directory:  # whose endpoint obstore makes of the bucket's name
+        del config["endpoint"], config["virtual_hosted_style_request"]
     if not anonymous:
         if session.get_credentials() is None:
             raise UsageError(
@@ -168,7 +178,7 @@ def _connect_boto3(
         endpoint_url=options.get("endpoint_url") or client_options.get("endpoint_url"),
         verify=client_options.get("verify"),
         config=Config(
-            signature_version=UNSIGNED if options.get("anon") else None,
+            signature_version=UNSIGNED if _is_true(options, "anon") else None,
             connect_timeout=retries.CONNECT_SECONDS,
             read_timeout=retries.SILENT_SECONDS,
             retries={"total_max_attempts": 1},
@@ -178,10 +188,11 @@ def _connect_boto3(
 
 
 def _location(client: Any, bucket: str) -> dict[str, str]:
-    """Return the region of a bucket, and the endpoint unless it is Amazon's."""
-    region, endpoint = client.meta.region_name or "us-east-1", client.meta.endpoint_url
-    if endpoint.endswith(".amazonaws.com"):
-        return {"region": _region(client, bucket) or region}
+    """Return the region of a bucket and its endpoint, which obstore must not look for itself."""
+    region, endpoint = client.meta.region_name or "us-east-1", client.meta.endpoint_url.rstrip("/")
+    if endpoint in ("https://s3.amazonaws.com", f"https://s3.{region}.amazonaws.com"):
+        region = _region(client, bucket) or region
+        endpoint = f"https://s3.{region}.amazonaws.com"
     return {"region": region, "endpoint": endpoint}
 
 
@@ -269,7 +280,6 @@ def _open_azure(bucket: str, options: Mapping[str, Any]) -> Bucket:
                 "etag": blob.etag,
             }
             for blob in listed
-            if blob.name > prefix + after
         ]
         return entries, pages.continuation_token
 
@@ -281,7 +291,8 @@ def _with_environment(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add options from the variables of the environment that Azure's tools read."""
     names = "account_name", "account_key", "sas_token", "connection_string"
     defaults = {name: os.environ.get(f"AZURE_STORAGE_{name.upper()}") for name in names}
-    if {"account_key", "sas_token", "connection_string", "credential"} & set(options):
+    explicit = {"account_key", "sas_token", "connection_string", "credential", "client_secret"}
+    if explicit & set(options) or _is_true(options, "anon"):
         defaults = {"account_name": defaults["account_name"]}
     return {**{name: value for name, value in defaults.items() if value}, **options}
 
@@ -299,7 +310,7 @@ def _azure_credential(options: Mapping[str, Any], parts: Mapping[str, str]) -> A
         return {"access_key": key, "expires_at": None}
     if signature:
         return {"sas_token": signature.removeprefix("?"), "expires_at": None}
-    if options.get("anon"):
+    if _is_true(options, "anon"):
         return None
     from azure.identity import ClientSecretCredential, DefaultAzureCredential
 

@@ -52,5 +52,6 @@ def _is_plain(key: str, value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(_is_plain(inner, value[inner]) for inner in value)
     if isinstance(value, str):
-        return shown(value) == value
+        # Text without a scheme is not read as a URL: what may hold a secret in it is refused.
+        return shown(value) == value and ("://" in value or not set("@?;&") & set(value))
     return value is None or isinstance(value, bool | int | float)
