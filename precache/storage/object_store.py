@@ -427,8 +427,11 @@ def answer_calls() -> None:
             answer = True, getattr(object_store(*store), name)(*arguments, **options)
         except Exception as error:
             answer = False, error
-        pickle.dump(answer, results)
-        results.flush()
+        try:
+            pickle.dump(answer, results)
+            results.flush()
+        except BrokenPipeError:  # the caller is gone, or gave up
+            return
 
 
 _stores: dict[tuple[int, str], Any] = {}

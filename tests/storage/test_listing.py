@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from precache.storage.listing import between
 from precache.storage.open import open_folder
 from precache_workers.sources.base import open_source
 from tests.support.gcs_server import GCSServer
-from tests.support.listing_server import ListingServer
+from tests.support.listing_server import AzureListingServer, ListingServer
 from tests.support.servers import FaultProxy, S3Server, status, truncated
 
 pytest.importorskip("obstore", reason="s3:// needs obstore")
@@ -230,3 +231,36 @@ def test_of_googles_objects_no_more_is_asked_than_is_kept(
         assert server.pages >= 3
     finally:
         server.stop()
+
+
+class _Unordered(AzureListingServer):
+    """Lists names in the order in which they are given; places are numbers."""
+
+    def listed(self, prefix: str, delimiter: str, after: str) -> tuple[list[str], str]:
+        names = [name for name in self.names if name.startswith(prefix)]
+        place = int(after or 0)
+        self.pages += 1
+        more = str(place + self.page) if place + self.page < len(names) else ""
+        return names[place : place + self.page], more
+
+
+@pytest.mark.parametrize("odd", [[], ["dog//x.jpg"]])
+def test_nothing_is_lost_or_comes_twice_in_a_listing_without_order(odd: list[str]) -> None:
+    names = [f"{folder}/{number:05d}.jpg" for folder in ("cat", "cat-2") for number in range(4000)]
+    server = _Unordered([*names, *odd, "dog/1.jpg"], 5000)
+    folder, left_out = open_folder("az://bucket", server.options()), list[str]()
+    found = [info.name for info in folder.walk(lambda name, reason: left_out.append(name))]
+    server.stop()
+    assert sorted(found) == sorted([*names, "dog/1.jpg"])
+    assert left_out == odd
+
+
+def test_a_listing_that_is_not_found_after_its_first_page_is_an_error() -> None:
+    server = ListingServer([f"{number:05d}.jpg" for number in range(3000)])
+    proxy, listings = FaultProxy(server.port), itertools.count()
+    proxy.choose = lambda method, path: status(404) if next(listings) == 2 else None
+    options = {**server.options(), "endpoint_url": f"http://127.0.0.1:{proxy.port}"}
+    with pytest.raises(StorageError, match="cannot list"):
+        list(open_folder("s3://bucket", options).walk())
+    proxy.stop()
+    server.stop()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import os
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -238,3 +241,42 @@ def test_a_forked_child_reads_and_lists(s3: S3Server) -> None:
             os._exit(outcome)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert folder.read("02") == b"02" * 50
+
+
+def test_a_call_that_a_forked_process_gave_up_is_not_answered_to_the_next_one(
+    s3: S3Server, proxy: FaultProxy
+) -> None:
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    assert folder.read("00") == b"00" * 50
+    proxy.before = lambda method, path: time.sleep(1.5) if path.endswith("01") else None
+
+    class GivenUpError(Exception):
+        pass
+
+    def give_up(*_: object) -> None:
+        raise GivenUpError
+
+    child = os.fork()
+    if child == 0:
+        try:
+            folder.read("02")  # begins the process that makes the requests
+            signal.signal(signal.SIGALRM, give_up)
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with contextlib.suppress(GivenUpError):
+                folder.read("01")
+            os._exit(0 if folder.read("02") == b"02" * 50 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_environment_moves_no_request_to_another_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
+    options = {"key": "someone", "secret": "something", "endpoint_url": "https://s3.amazonaws.com"}
+    monkeypatch.setattr(service_options, "_region", lambda client, bucket: "eu-north-1")
+    config = service_options.open_bucket("s3", "bucket", options).reads.config
+    assert config["endpoint"] == "https://s3.eu-north-1.amazonaws.com"
+    assert config["virtual_hosted_style_request"] == "false"
