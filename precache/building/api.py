@@ -231,6 +231,11 @@ def new_request(
         from precache_workers.planning.request import Request
     except ModuleNotFoundError as error:
         raise UsageError(f"building needs {error.name}: pip install 'precache[workers]'") from None
+    if not isinstance(source, str | os.PathLike):
+        raise UsageError(
+            f"source is a {type(source).__name__}; give a folder or URL, or for a torch Dataset "
+            "python:module:factory"
+        )
     own = {
         "source": os.fspath(source),
         "store": os.fspath(store),
@@ -358,4 +363,8 @@ def doctor(
 
 
 def _read_recipe(path: str | os.PathLike[str] | None) -> Recipe:
-    return Recipe.image() if path is None else Recipe.from_toml(os.fspath(path))
+    if path is None:
+        return Recipe.image()
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"recipe is a {type(path).__name__}; give a Recipe or the path of a file")
+    return Recipe.from_toml(os.fspath(path))

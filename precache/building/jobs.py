@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from precache.errors import UsageError
 from precache.storage.open import StorageOptions
 from precache.store.build_status import StoreStatus, read_status
 
@@ -47,6 +48,8 @@ def status(
     name = os.fspath(job_or_store)
     if JOB_ID.fullmatch(name):
         return open_job(name, address).status()
+    if address is not None:
+        raise UsageError(f"{name} is not the id of a job, such as precache-0123456789ab-1")
     return read_status(name, storage_options)
 
 

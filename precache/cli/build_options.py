@@ -63,7 +63,7 @@ def add_options(to: argparse.ArgumentParser, model: type[RunOptions], **descript
                 if name in model.model_fields and name not in _APART:
                     add_option(groups[title], name, descriptions.get(name))
     run = groups[RunOptions.group]
-    run.add_argument("--json", action="store_true", help="JSON on stdout, an object a version")
+    run.add_argument("--json", action="store_true", help="JSON on stdout, one object per version")
     return run
 
 
@@ -154,7 +154,7 @@ def add_source(to: argparse.ArgumentParser) -> None:
     to.add_argument(
         "source",
         metavar="SOURCE",
-        help="a folder of images (path or URL), one sub-folder a class; or python:module:factory "
+        help="a folder of images (path or URL), one sub-folder per class; or python:module:factory "
         "for a torch Dataset",
     )
 
@@ -163,11 +163,9 @@ def add_recipe_options(to: argparse.ArgumentParser) -> None:
     """Add the flags that `read_recipe` reads."""
     recipe = to.add_argument_group("recipe")
     recipe.add_argument(
-        "--recipe",
-        "--pipeline",
-        metavar="FILE",
-        help="TOML file or JSON text, in place of this group's flags",
+        "--recipe", metavar="FILE", help="TOML file or JSON text, in place of this group's flags"
     )
+    recipe.add_argument("--pipeline", dest="recipe", help=argparse.SUPPRESS)
     recipe.add_argument(
         "--resize", type=_size, metavar="N|HxW", help="shorter side, or exact height and width"
     )
@@ -179,7 +177,7 @@ def add_recipe_options(to: argparse.ArgumentParser) -> None:
         help="a random part of the image, resized to this",
     )
     recipe.add_argument(
-        "--flip", action="store_true", default=None, help="mirror every second image, at random"
+        "--flip", action="store_true", default=None, help="mirror each image with probability 1/2"
     )
     recipe.add_argument(
         "--variants",

@@ -60,7 +60,7 @@ examples:
   precache gc photos.store --keep 2 --older-than 7d --dry-run
   precache simulate --load-ms 2000 --loaders 7 --step-ms 100
 
-exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad usage
+exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad usage; 130 interrupted
 """
 
 
@@ -296,6 +296,7 @@ def _view(options: argparse.Namespace) -> int:
         view.serve(options.port, browser=options.open)
     else:
         view.write(options.out)
+        sys.stderr.write(f"wrote {options.out}\n")
     return 0
 
 

@@ -127,7 +127,7 @@ class VersionReader:
 
     def _choose(self, fields: FieldNames) -> list[str]:
         known = list(dict.fromkeys(map(self.version.field_of, self.version.arrays)))
-        names = known if fields is None else list(fields)
+        names = known if fields is None else [fields] if isinstance(fields, str) else list(fields)
         for name in names:
             if name not in known:
                 raise UsageError(

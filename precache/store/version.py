@@ -275,7 +275,7 @@ class Version:
         """
         row_of = {key: row for row, key in enumerate(self.keys)}
         rows = []
-        for key in keys:
+        for key in [keys] if isinstance(keys, str) else keys:
             if key not in row_of:
                 raise UsageError(f"{self.path} has no key {key!r}")
             rows.append(row_of[key])

@@ -209,7 +209,7 @@ class _Build:
         ignored = f"; {listed.ignored} not images by suffix" if listed.ignored else ""
         ignored += left_out_text(listed.left_out)
         place = shown(self.request.source)
-        self.progress.say(f"{len(table):,} samples{classes} in {place}{ignored}")
+        self.progress.say(f"{len(table) - len(table.removed):,} samples{classes} in {place}{ignored}")
         for line in listed.unfollowed():
             self.progress.say(line)
         self.timings["list"] = listed.seconds
