@@ -209,7 +209,8 @@ class _Build:
         ignored = f"; {listed.ignored} not images by suffix" if listed.ignored else ""
         ignored += left_out_text(listed.left_out)
         place = shown(self.request.source)
-        self.progress.say(f"{len(table) - len(table.removed):,} samples{classes} in {place}{ignored}")
+        samples = len(table) - len(table.removed)
+        self.progress.say(f"{samples:,} samples{classes} in {place}{ignored}")
         for line in listed.unfollowed():
             self.progress.say(line)
         self.timings["list"] = listed.seconds
