@@ -496,7 +496,7 @@ def test_the_command_serves_until_ctrl_c(built: BuiltStore) -> None:
 def test_a_static_page_needs_nothing_else(built: BuiltStore, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     ran = cli("view", built.path, "--source", built.source, "--rows", 20, "--out", out)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (ran.returncode, ran.stderr) == (0, f"wrote {out}\n")
     text = out.read_text("utf-8")
     read = Read(text)
     assert keys([read]) == list(built.open().keys)
