@@ -23,8 +23,8 @@ from precache.store.version import SMALL_ROW_NBYTES, Version
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
 
-MAX_SMALL_CHUNKS = 1 << 20
-"""Chunks of a small field. All are opened at once, which takes about a minute for this many."""
+MAX_SMALL_OBJECTS, MAX_SMALL_CHUNKS = 1 << 16, 1 << 20
+"""Of a small field, which is read whole when it is opened: two seconds for so many files."""
 
 
 class VersionReader:
@@ -180,12 +180,18 @@ def read_small_field(
         objects = (MappedObjects if local else RangedObjects)(version, name)
     reader = ArrayReader(version, name, verify, objects)
     array = reader.array
-    if array.chunks_along_rows > MAX_SMALL_CHUNKS:
-        raise StoreError(
-            f"{version.path}/{version.arrays[name][0]} has rows of {array.row_nbytes} bytes in "
-            f"{array.chunks_along_rows} chunks, and precache reads up to {MAX_SMALL_CHUNKS} of "
-            "such small rows: rewrite the array with larger chunks"
-        )
+    extents = list(zip(array.shape, array.object_shape, strict=True))
+    files = math.prod(-(-length // of_file) for length, of_file in extents)
+    for count, most, kind in (
+        (files, MAX_SMALL_OBJECTS, "files"),
+        (files * math.prod(array.chunks_per_object), MAX_SMALL_CHUNKS, "chunks"),
+    ):
+        if count > most:
+            raise StoreError(
+                f"{version.path}/{version.arrays[name][0]} has rows of {array.row_nbytes} bytes in "
+                f"{count} {kind}, and precache reads up to {most} of such small rows: rewrite the "
+                f"array with larger {'shards' if kind == 'files' else 'chunks'}"
+            )
     reader.require_memory(version.rows * (array.row_nbytes + 8))  # and its rows' numbers
     values = np.empty((version.rows, *array.row_shape), array.dtype)
     reader.read(np.arange(version.rows), values)

@@ -222,7 +222,7 @@ PROMISES: dict[str, tuple[Any, ...]] = {
     "chunks of more bytes than numbers count": ([6, 10], [2**62, 2**62]),
     "a trillion objects": ([10**12, 100], [1, 100]),
     "a trillion labels": ([10**12], [10**6]),
-    "millions of labels, an object each": ([1 << 24], [1]),
+    "a hundred thousand labels, an object each": ([100_000], [1]),
     "millions of labels in shards of chunks": ([1 << 24, 2], [2, 2], [1 << 24, 2]),
     "a trillion chunks in a shard": ([10**12, 100], [1, 100], [10**12, 100]),
     "many shards of many chunks": ([10**15, 2], [1, 2], [1 << 26, 2]),
