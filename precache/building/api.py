@@ -83,7 +83,7 @@ def build(
     recipe
         A `Recipe`, or the path of a TOML file; by default images are stored as they are.
     address
-        ``local`` (a Ray of its own on this machine), ``serial`` (this process, no Ray), ``auto``
+        ``local`` (worker processes on this machine), ``serial`` (this process), ``auto``
         or ``ray://host:port`` (a running cluster).
     labels
         CSV file of (key, label) lines that override the folders' labels. Keys are compared in
@@ -111,7 +111,7 @@ def build(
     check_space
         Refuse to begin if the disk is too small by estimate.
     cpus
-        CPUs that a local Ray may use; by default all that this process may use.
+        Worker processes with the address ``local``; by default one for each usable core.
     compact
         Place all rows anew. By default rows keep their positions of the current version, and
         samples that were removed from the source leave holes.

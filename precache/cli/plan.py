@@ -220,7 +220,7 @@ def _estimate(estimate: Estimate) -> Iterator[tuple[str, str]]:
     cpu = cpu if hours < 0.01 else f"{hours:.2g} CPU-hours"
     time = f"about {_duration(estimate.seconds)} on {cores}, {cpu}"
     basis = f"{estimate.samples} samples" if estimate.samples else "existing rows"
-    yield "time", f"{time}; measured on {basis}, without the start of Ray"
+    yield "time", f"{time}; measured on {basis}"
     for key, reason in estimate.failed:
         yield "would fail", f"{key}: {reason}"
 

@@ -97,17 +97,17 @@ def test_a_sample_for_which_the_kernel_kills_its_worker_is_a_hole(photos: Path) 
 
 
 @pytest.mark.heavy
-def test_a_sample_for_which_ray_kills_its_worker_is_a_hole(photos: Path) -> None:
+def test_a_sample_that_takes_the_machines_memory_is_a_hole(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = psutil.virtual_memory()
     if memory.available < 6 << 30:
-        pytest.skip("Ray's limit is for the whole machine, of which too little is free")
-    threshold = 1 - (memory.available - (3 << 30)) / memory.total
-    variables = {
-        "RAY_memory_usage_threshold": f"{threshold:.3f}",
-        "RAY_memory_monitor_refresh_ms": "50",
-    }
-    result = build_marked(photos, HOARDING, **variables)
-    assert sorted(key for key, _ in result["holes"]) == sorted(MARKED)
-    for _, why in result["holes"]:
+        pytest.skip("too little memory is free")
+    share = (memory.available - (3 << 30)) / memory.total
+    monkeypatch.setattr("precache_workers.cluster.process_engine.LEAST_FREE", share)
+    recipe = precache.Recipe.from_dict(tomllib.loads(HOARDING))
+    result = precache.build(str(photos), str(photos.with_name("store")), recipe, shard_samples=20)
+    assert sorted(key for key, _ in result.holes) == sorted(MARKED)
+    for _, why in result.holes:
         assert "it ran out of memory" in why
     assert_all_but_the_marked(photos, photos.with_name("store"), HOARDING)

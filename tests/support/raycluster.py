@@ -11,12 +11,14 @@ from typing import Any
 
 import psutil
 
-from precache_workers.cluster.ray_session import _token
 from tests.support.building import environment, gone, poll, write
 
 HEAD = "127.0.0.2"
 """Not 127.0.0.1, which Ray takes for this machine's own address on a network."""
 
+
+TOKEN = os.urandom(32).hex()
+"""Of all clusters: a process keeps the first that Ray reads in it."""
 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -47,8 +49,7 @@ class Cluster:
     """
 
     def __init__(self, folder: Path, head: Mapping[str, Any] | None = None, **more: str) -> None:
-        # A process keeps the first token that Ray reads in it.
-        token = write(folder / "token", _token().encode())
+        token = write(folder / "token", TOKEN.encode())
         token.chmod(0o600)
         own = {"HOME": str(folder), "RAY_AUTH_TOKEN_PATH": str(token)}
         self.settings = {**SETTINGS, **own, **more}

@@ -15,7 +15,7 @@ import tests.bench.scaling
 from tests.bench.building import decodes
 from tests.bench.common import Machine, find_photos, in_clean_process, log, multiply, work_folder
 from tests.bench.scaling import builds, others
-from tests.bench.scaling.builds import SERIAL, Build, own_ray, ray_alone
+from tests.bench.scaling.builds import SERIAL, Build, local, ray_alone
 from tests.bench.scaling.memory import LIMIT, make_pictures
 from tests.bench.scaling.plan import plan
 from tests.bench.scaling.watch import load_average
@@ -96,7 +96,7 @@ def _driver(options: argparse.Namespace, folder: Path) -> Section:
     for shards, photos in SHARDS:
         source = _photos(options, folder, shards * photos)
         log.print(f"{shards} shards of {photos}")
-        made = builds.build(source, folder, own_ray(2), shard_samples=photos)
+        made = builds.build(source, folder, local(2), shard_samples=photos)
         burnt = made.loop.cpu_seconds
         found[f"{shards}x{photos}"] = made
         table.add_row(
@@ -145,7 +145,7 @@ def _memory(options: argparse.Namespace, folder: Path) -> Section:
         if source is not ordinary:
             multiply(sorted(ordinary.rglob("*.*"))[:4], ordinary, 4, source)
         log.print(title)
-        made = found[title] = builds.build(source, folder, own_ray(1))
+        made = found[title] = builds.build(source, folder, local(1))
         table.add_row(title, f"{made.worker_peak_bytes / MIB:,.0f}", str(len(made.holes)))
     return table, found
 

@@ -129,9 +129,9 @@ _SEEN = ("worker_seconds", "all_seconds", "worker_peak_bytes")
 SERIAL = Way("serial", {"address": "serial"})
 
 
-def own_ray(cpus: int) -> Way:
-    """On a Ray of its own with so many workers."""
-    return Way(f"own Ray, {_workers(cpus)}", {"address": "local", "cpus": cpus})
+def local(cpus: int) -> Way:
+    """In so many worker processes on this machine."""
+    return Way(f"local, {_workers(cpus)}", {"address": "local", "cpus": cpus})
 
 
 @contextlib.contextmanager
@@ -160,7 +160,7 @@ def _workers(count: int) -> str:
 def in_turns(source: Path, folder: Path, rounds: int) -> dict[str, list[Build]]:
     """Builds of each way, by title, one of each in every round; each round begins with another."""
     with joined(folder / "cluster") as others:
-        ways = (SERIAL, own_ray(1), own_ray(2), *others)
+        ways = (SERIAL, local(1), local(2), *others)
         found: dict[str, list[Build]] = {way.title: [] for way in ways}
         for number, place in itertools.product(range(rounds), range(len(ways))):
             way = ways[(number + place) % len(ways)]
@@ -178,9 +178,9 @@ def _empty(item: Any) -> None:
 
 def _ray_alone() -> float:
     """CPU-ms of a driver for each empty task under the same number at a time."""
-    with cluster._quiet_environment(), cluster._connected(None, 2):
-        import ray
+    import ray
 
+    with ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False):
         remote: Any = ray.remote(_empty)
         ray.get([remote.remote(None) for _ in range(8)])
         began = time.process_time()

@@ -1,26 +1,26 @@
-"""Executors: run the tasks of a build in this process, or on Ray."""
+"""Executors: run the tasks of a build in this process, in others of this machine, or on Ray."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from precache.errors import PrecacheError
-from precache_workers.cluster.dispatch import Item, Outcome, Patience, dispatch
+from precache.runtime.usage import cores
+from precache_workers.cluster.dispatch import Outcome, Patience, dispatch
 from precache_workers.cluster.placement import Placement
+from precache_workers.cluster.process_engine import ProcessEngine
 from precache_workers.cluster.ray_engine import RayEngine
-from precache_workers.cluster.ray_session import joined_ray, own_ray
+from precache_workers.cluster.ray_session import joined_ray
 from precache_workers.runtime.time_limit import lookout_kept
 
 logger = logging.getLogger(__name__)
 
 Run = Callable[..., Iterator[Outcome]]
 """Function with the parameters of `run_serial` that yields (item, outcome) as tasks end."""
-
-OWN_MACHINE = Placement(memory=0, nice=0)
-"""Tasks on a Ray of our own, whose memory monitor ends those that take too much memory."""
 
 
 def run_serial(
@@ -44,17 +44,17 @@ def executor(
     placement: Placement | None = None,
     notice: Callable[[str], None] = logger.warning,
 ) -> Iterator[Run]:
-    """Provide what runs tasks; a Ray that was started for it is stopped at the end.
+    """Provide what runs tasks; processes that were started for it end with it.
 
     Parameters
     ----------
     address
-        ``serial`` (this process), ``local`` (a Ray of our own), ``auto`` or ``ray://…`` (a running
-        cluster, which goes on).
+        ``serial`` (this process), ``local`` (worker processes on this machine), ``auto`` or
+        ``ray://…`` (a running Ray cluster, which goes on).
     cpus
-        CPUs of a Ray of our own; by default all that this process may use.
+        Worker processes on this machine; by default one for each core that this process may use.
     placement
-        Of tasks on a running cluster; on a Ray of our own a task takes one CPU.
+        Of tasks on a running cluster.
     notice
         Called with a message when tasks wait for nodes.
     """
@@ -62,20 +62,17 @@ def executor(
         with lookout_kept():
             yield run_serial
         return
-    local = address == "local"
-    placement = OWN_MACHINE if local else placement or Placement()
+    if address == "local":
+        with contextlib.closing(ProcessEngine(cpus or cores())) as engine:
+            yield functools.partial(dispatch, engine)
+        return
     excluded_nodes: dict[str, str] = {}
 
-    def run_on_ray(
-        function: Callable[[Any], Any],
-        items: Iterable[Item],
-        patience: Patience | None = None,
-        count: int = 0,
-    ) -> Iterator[Outcome]:
-        engine = RayEngine(placement, notice, excluded_nodes)
-        return dispatch(engine, function, items, patience, count)
+    def run_on_ray(*task: Any, **how: Any) -> Iterator[Outcome]:
+        engine = RayEngine(placement or Placement(), notice, excluded_nodes)
+        return dispatch(engine, *task, **how)
 
-    with own_ray(cpus) if local else joined_ray(address):
+    with joined_ray(address):
         yield run_on_ray
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import os
 import pickle
 import tempfile
@@ -16,11 +14,11 @@ from typing import Any
 
 from precache.errors import BuildError, HangError, MismatchError
 from precache.units import size
-from precache_workers.cluster.dispatch import TASK_SECONDS, Done, Hung, Lost
+from precache_workers.cluster.dispatch import Done, Hung, Lost
 from precache_workers.cluster.nodes import call_on_node, node_id, nodes, on_every_node
 from precache_workers.cluster.placement import Placement
-from precache_workers.runtime.time_limit import Lookout
-from precache_workers.runtime.watchdog import explain, write_report
+from precache_workers.cluster.worker import run_items, take_report
+from precache_workers.runtime.watchdog import explain
 
 NODE_ID = "ray.io/node-id"
 """Label that Ray gives each node."""
@@ -111,24 +109,14 @@ class RayEngine:
         Its argument is the pickled items and the name of their report, its result the pickled
         values and seconds of `Done`.
         """
-        placement, nice = self._placement, self._placement.nice
+        placement = self._placement
+        call = functools.partial(call_on_node, function, nice=placement.nice)
 
         def on_worker(items_and_report: bytes) -> bytes:
-            began, seconds, values = time.monotonic(), 0.0, []
             items, name = pickle.loads(items_and_report)
-            report = Path(tempfile.gettempdir()) / name
-            with _lookout().on_duty(str(report)):
-                for item in items:
-                    if seconds < 2 * TASK_SECONDS:
-                        values.append(call_on_node(function, replace(item, job=job), nice))
-                        seconds = time.monotonic() - began
-                    if isinstance(values[-1], MismatchError):
-                        values[-1].node = node_id()
-                        break
-                    if isinstance(values[-1], HangError):
-                        with contextlib.suppress(OSError):  # without a report it counts as a crash
-                            write_report(str(report), values[-1].late)
-                        os._exit(1)
+            values, seconds = run_items(call, job, items, _report_path(name))
+            if isinstance(values[-1], MismatchError):
+                values[-1].node = node_id()
             return pickle.dumps((values, seconds))
 
         labels = dict(placement.labels)
@@ -198,18 +186,10 @@ class RayEngine:
         return Lost(str(error), crashed=False)
 
 
-@functools.cache
-def _lookout() -> Lookout:
-    """Return the worker process's own, which ends with it."""
-    return Lookout()
+def _report_path(name: str) -> str:
+    return str(Path(tempfile.gettempdir()) / name)
 
 
 def _take_report(name: str) -> dict[str, str]:
-    """Read and remove this node's report on a worker that had to be ended: sample's key -> why."""
-    path = Path(tempfile.gettempdir()) / name
-    try:
-        late: dict[str, str] = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    path.unlink()
-    return late
+    """Do as `take_report` with a report of this node."""
+    return take_report(_report_path(name))

@@ -1,46 +1,19 @@
-"""Start a Ray of our own, or join one that runs."""
+"""Join a Ray cluster that runs."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import shutil
 import socket
-import stat
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from precache.errors import BuildError
-from precache.runtime.process_id import Process, has_ended, process_of
-from precache.runtime.usage import cores
-
-FOLDER, OWNER = "precache-ray-", "owner.json"
-"""Prefix of the temporary folder of a Ray of our own; the file in it that names its process."""
-
-LONGEST_FOLDER = 38
-"""Bytes of a folder's path: a socket's path has at most 107, of which Ray appends 69."""
 
 QUIET = {
     # Ray prints the end of a worker on standard output, also where it is not to print logs.
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|killed due to memory pressure",
 }
-
-OWN = {
-    **QUIET,
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_task_events_report_interval_ms": "0",  # for a dashboard, which a Ray of our own lacks
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Workers that are just starting when a build is killed try five times: half a minute.
-    "RAY_gcs_rpc_server_connect_timeout_s": "1",
-    # glibc gives freed image buffers back to the kernel, only to fault them in again.
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-}
-"""Environment of a Ray of our own, its workers included."""
 
 JOINED = {
     **QUIET,
@@ -49,30 +22,6 @@ JOINED = {
     "RAY_grpc_client_keepalive_timeout_ms": "3000",
 }
 """Environment of a driver that joins a cluster."""
-
-
-@contextlib.contextmanager
-def own_ray(cpus: int | None) -> Iterator[None]:
-    """Start a Ray on this machine, with a token of its own; stop it at the end."""
-    with own_folder() as folder:
-        token = folder / "token"
-        token.touch(mode=0o600)
-        token.write_text(_token())
-        settings = dict(OWN)
-        if _token_is_ours():
-            settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-        if len(os.fsencode(folder)) <= LONGEST_FOLDER:
-            settings["RAY_TMPDIR"] = str(folder)  # Ray lets everyone write into its own folders
-        with (
-            _environment(settings),
-            _connected(
-                "local",
-                num_cpus=cpus or cores(),
-                include_dashboard=False,
-                job_config=_without_current_folder(),
-            ),
-        ):
-            yield
 
 
 @contextlib.contextmanager
@@ -94,34 +43,6 @@ def _without_current_folder() -> Any:
     from ray.job_config import JobConfig
 
     return JobConfig.from_json({"client_job": True})
-
-
-@functools.cache
-def _token() -> str:
-    """Return the process's token: Ray keeps the first that it reads."""
-    return os.urandom(32).hex()
-
-
-@functools.cache
-def _token_is_ours() -> bool:
-    """Return True before Ray is imported, which settles how the process authenticates."""
-    return "ray" not in sys.modules
-
-
-@contextlib.contextmanager
-def own_folder() -> Iterator[Path]:
-    """Provide a private folder for a Ray of our own; remove those that killed builds left."""
-    temporary, user = Path(tempfile.gettempdir()), os.getuid()
-    for folder in temporary.glob(f"{FOLDER}*"):
-        with contextlib.suppress(OSError, ValueError):
-            status = folder.lstat()
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != user:
-                continue
-            if has_ended(Process.model_validate_json((folder / OWNER).read_bytes())):
-                shutil.rmtree(folder, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=FOLDER, ignore_cleanup_errors=True) as name:
-        (Path(name) / OWNER).write_text(process_of(os.getpid()).model_dump_json())
-        yield Path(name)
 
 
 @contextlib.contextmanager

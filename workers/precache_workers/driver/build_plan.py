@@ -199,7 +199,7 @@ class _Profiler:
 
     @functools.cached_property
     def _run(self) -> Run:
-        """Tasks run on a cluster that is joined, else in this process, without Ray."""
+        """Tasks run on a cluster that is joined, else in this process."""
         request, say = self._request, self._progress.say
         self._progress.phase("Measuring a few samples")
         address = request.address if is_joined(request.address) else "serial"

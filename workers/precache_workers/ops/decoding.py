@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -102,9 +103,7 @@ def decode(
         return _decode_pillow(bytes(data), op) if fast is None else fast
     if isinstance(data, Image.Image):
         return _to_array(data, op.mode)
-    import torch
-
-    if isinstance(data, torch.Tensor) and data.ndim == 3:
+    if is_tensor(data) and data.ndim == 3:
         data = data.permute(1, 2, 0).numpy()
     array = np.asarray(data)
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
@@ -114,6 +113,12 @@ def decode(
         )
     image = Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
     return _to_array(image, op.mode)
+
+
+def is_tensor(data: Any) -> bool:
+    """Return True for a torch tensor; there is none before torch is loaded."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(data, torch.Tensor)
 
 
 def _decode_jpeg(

@@ -22,7 +22,7 @@ from precache.recipe.ops import (
 )
 from precache.recipe.recipe import Field
 from precache.recipe.variants import field_of
-from precache_workers.ops.decoding import Scratch, decode
+from precache_workers.ops.decoding import Scratch, decode, is_tensor
 from precache_workers.ops.functions import (
     center_crop,
     crop_corner,
@@ -246,7 +246,5 @@ def _loaded(op: Function, code: str) -> Callable[..., Any]:
 
 
 def _call(function: Callable[..., Any], array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
-    import torch
-
     result = function(array, **params)
-    return result.numpy() if isinstance(result, torch.Tensor) else np.asarray(result)
+    return result.numpy() if is_tensor(result) else np.asarray(result)

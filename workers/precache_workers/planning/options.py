@@ -143,10 +143,11 @@ class RunOptions(PlacementOptions):
 
     address: Annotated[str, Flag()] = Field(
         default="local",
-        description="local (a Ray of its own, default), serial (no Ray), auto or ray://host:port",
+        description="local (processes on this machine; default), serial (this process), "
+        "auto or ray://host:port (a Ray cluster)",
     )
     cpus: Annotated[Count | None, Flag("N")] = Field(
-        default=None, description="CPUs of a local Ray; default all that this process may use"
+        default=None, description="worker processes on this machine; default one per usable core"
     )
     on_error: Annotated[Literal["skip", "raise"], Flag()] = Field(
         default="skip",

@@ -1,7 +1,7 @@
 """A time limit for each sample: a process that hangs at one ends.
 
 No thread can be ended from outside, and one that hangs may hold a lock that others need. So nothing
-more is done with samples in its process: a worker of Ray is replaced, and its task begins again
+more is done with samples in its process: a worker process is replaced, and its task begins again
 without the sample; in other processes the work ends with an error that names it.
 
 The work is done on a thread of its own, which notes the sample that it is at; the caller looks on

@@ -26,8 +26,8 @@ IDLE_SECONDS = 60.0
 """Between two checks that the process exists, while it has no limit."""
 
 WAY_OUT = (
-    "Only the end of its process ends what hangs. Mend or remove the sample, or build on Ray "
-    "(--address local), which replaces the process and leaves a hole"
+    "Only the end of its process ends what hangs. Mend or remove the sample, or build with "
+    "--address local, whose worker processes are replaced, which leaves a hole"
 )
 
 

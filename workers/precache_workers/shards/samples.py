@@ -16,7 +16,7 @@ from precache.recipe.variants import field_of
 from precache.runtime.ordered_map import prefetch
 from precache_workers.ops.behaviour import Outputs
 from precache_workers.ops.field_recipe import Common, FieldRecipe
-from precache_workers.ops.identity import require_same_outputs
+from precache_workers.ops.identity import named_ops, require_same_outputs
 from precache_workers.runtime.time_limit import FETCHING, SAMPLE_SECONDS, notes
 from precache_workers.sources.base import Fetched, Source
 
@@ -135,7 +135,8 @@ def fetch_ahead(
 
 def recipes_of(job: Job) -> dict[str, FieldRecipe]:
     """Load the ops of every field, with all libraries that they need."""
-    import torch  # noqa: F401 - here, so that it does not count as the work of its first user
+    if any(step is None or "torch" in step.libraries for _, _, step in named_ops(job.recipe)):
+        import torch  # noqa: F401 - here, so that it does not count as the work of its first user
 
     for path in job.import_path:
         if path not in sys.path:
@@ -152,9 +153,11 @@ def recipes_of(job: Job) -> dict[str, FieldRecipe]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit torch to one thread, as every core runs a task of its own."""
-    import torch
-
+    """Limit torch, if it is loaded, to one thread, as every core runs a task of its own."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
