@@ -61,7 +61,7 @@ def test_work_and_bytes_are_added_up() -> None:
         shard(10, FieldRows(computed=10, copied=5)),
         shard(0, FieldRows(copied=15), reused=True),
     ]
-    found = estimate(shards, RATES, 2, listing=3.0)
+    found = estimate(shards, RATES, 2, before=3.0)
     assert (found.fetched, found.written) == (500, 140)
     assert found.cpu_seconds == pytest.approx(10 * (0.01 + 0.03) + 20 * 0.001 + 200 * 0.001)
     assert found.seconds == pytest.approx(3 + 10 * 0.1 + 100 * 0.01), (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -199,11 +200,16 @@ class _Profiler:
 
     @functools.cached_property
     def _run(self) -> Run:
-        """Tasks run on a cluster that is joined, else in this process."""
+        """Tasks run where those of the build will run, one at a time."""
+        from precache_workers.profiling.rates import StartTask, start_worker
+
         request, say = self._request, self._progress.say
         self._progress.phase("Measuring a few samples")
-        address = request.address if is_joined(request.address) else "serial"
-        return self._stack.enter_context(executor(address, None, request.placement, say))
+        began = time.perf_counter()
+        run = self._stack.enter_context(executor(request.address, 1, request.placement, say))
+        list(run(start_worker, [StartTask(self._job)]))
+        self._start_seconds = time.perf_counter() - began
+        return run
 
     @functools.cached_property
     def _job(self) -> Job:
@@ -274,7 +280,8 @@ class _Profiler:
         if isinstance(outcome, PrecacheError):
             raise outcome
         times: UnitTimes = outcome
-        return estimate(shards, times, self._cpus(), self._listed.seconds)
+        before = self._listed.seconds + self._start_seconds
+        return estimate(shards, times, self._cpus(), before)
 
     def _cpus(self) -> int:
         request = self._request

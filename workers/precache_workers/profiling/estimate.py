@@ -48,8 +48,8 @@ class Estimate:
     Attributes
     ----------
     seconds
-        Wall time of listing and building shards on `cpus`, each as fast as the one measured;
-        without the start of Ray, and without waiting for the store.
+        Wall time of listing, starting and building shards on `cpus`, each as fast as the one
+        measured; without waiting for the store.
     cpu_seconds
         Of all shards.
     fetched, written
@@ -67,13 +67,13 @@ class Estimate:
     failed: tuple[tuple[str, str], ...]
 
 
-def estimate(shards: Sequence[ShardPlan], times: UnitTimes, cpus: int, listing: float) -> Estimate:
+def estimate(shards: Sequence[ShardPlan], times: UnitTimes, cpus: int, before: float) -> Estimate:
     """Apply unit times to the shards that are to be built.
 
     Parameters
     ----------
-    listing
-        Seconds that it took.
+    before
+        Seconds of listing the source and of starting workers.
 
     Notes
     -----
@@ -84,7 +84,7 @@ def estimate(shards: Sequence[ShardPlan], times: UnitTimes, cpus: int, listing: 
     costs = [_cost(shard, times) for shard in built]
     return Estimate(
         cpus,
-        listing + makespan((cost.wall for cost in costs), cpus),
+        before + makespan((cost.wall for cost in costs), cpus),
         sum(cost.cpu for cost in costs),
         int(sum(len(shard.fetched) for shard in shards) * times.nbytes),
         int(sum(_written(shard, times) for shard in built)),

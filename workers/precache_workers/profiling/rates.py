@@ -65,6 +65,19 @@ class RatesTask(SampleTask):
     memory: int = field(default=BASE_MEMORY, kw_only=True)
 
 
+@dataclass(frozen=True)
+class StartTask(SampleTask):
+    """A task that makes a worker load what tasks of its job need."""
+
+    job: Job
+    memory: int = field(default=BASE_MEMORY, kw_only=True)
+
+
+def start_worker(task: StartTask) -> None:
+    """Load the ops of the recipe, with their libraries."""
+    recipes_of(task.job)
+
+
 def measure_rates(task: RatesTask) -> UnitTimes:
     """Build the rows, in memory alone."""
     return run_in_time(lambda: _measure(task), task.job.sample_seconds)
