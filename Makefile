@@ -57,6 +57,9 @@ $(STAMP): pyproject.toml constraints.txt precache/codecs/_rows.c
 	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	    $(PYTHON) -m pip --python $(BIN)/python install -qq pip; }
 	@$(PIP_INSTALL) --editable '.[$(EXTRAS)]' --constraint constraints.txt
+# Else, beside a clone that is called precache, Python would take its folder for a namespace package.
+	@printf '%s\n' '$(CURDIR)' '$(CURDIR)/workers' > \
+	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/precache_clone.pth"
 	@touch $@
 
 $(FRAMEWORKS): $(STAMP)
