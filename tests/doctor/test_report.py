@@ -56,6 +56,7 @@ def measured(**changes: Any) -> SourceMeasurements:
         complete=True,
         source_bytes=100e6,
         listing_seconds=0.5,
+        start_seconds=1.5,
         keys=["a", "b", "c", "d"],
         nbytes=[100_000] * SAMPLES,
         failures=[],
@@ -99,21 +100,21 @@ def test_stages_keep_the_time_of_each_sample() -> None:
 def test_a_build_takes_its_cpu_time_on_all_cores() -> None:
     build = ask(measured(), cores=4).build
     assert build.cpu_seconds == pytest.approx(4.0)
-    assert build.seconds == pytest.approx(1.0)
+    assert (build.seconds, build.before_seconds) == (pytest.approx(3.0), 2.0)
     assert build.limited_by == "cpu"
     assert build.samples_per_core_second == pytest.approx(250)
 
 
 def test_a_build_is_no_faster_than_its_source() -> None:
     build = ask(measured(), cores=1000).build
-    assert (build.limited_by, build.seconds) == ("fetch", pytest.approx(0.5))
+    assert (build.limited_by, build.seconds) == ("fetch", pytest.approx(2.5))
 
 
 def test_a_dataset_gives_each_core_one_sample_at_a_time() -> None:
     waits = dataclasses.replace(measured().fetch, wall=np.full(SAMPLES, 0.3))
     slow = measured(storage=[], fetch=waits)
     assert source_rate(slow, 2) == pytest.approx(2 / 0.3)
-    assert ask(slow, cores=2).build.seconds == pytest.approx(150)
+    assert ask(slow, cores=2).build.seconds == pytest.approx(152)
     assert ask(slow, cores=2).build.limited_by == "fetch"
     assert ask(slow, cores=2).cuts[0].samples_per_s == pytest.approx(2 / 0.3)
 

@@ -20,11 +20,13 @@ from precache.recipe.recipe import Codec, ImageCodec, RawCodec, Recipe, ZstdCode
 from precache.runtime.usage import cores as usable_cores
 from precache.storage.open import StorageOptions
 from precache.store.layout import RowShape
+from precache_workers.cluster.executor import executor
 from precache_workers.doctor.report import DoctorReport, doctor_report
 from precache_workers.doctor.source_probe import probe_source
 from precache_workers.doctor.trials import Read, build_cpu, read_codec, rows_to_read
 from precache_workers.ops.identity import function_digests
 from precache_workers.profiling.measurements import CodecTimes, Host, SourceMeasurements
+from precache_workers.profiling.rates import StartTask, start_worker
 from precache_workers.profiling.stage_times import StageTimes, codec_for, measure_stages
 from precache_workers.shards.samples import Job
 from precache_workers.sources.base import Listing, Source, open_source
@@ -100,6 +102,8 @@ def _measure(
         function_digests(request.recipe),
         sample_seconds=request.seconds,
     )
+    tick("starting a worker")
+    start_seconds = _time_start(job)
     tick("reading files at several depths")
     budget = request.seconds * PROBE
     storage, io_wait = probe_source(source, table.keys, table.sizes.tolist(), budget)
@@ -124,9 +128,17 @@ def _measure(
         cuts=stages.cuts(),
         codecs=codecs,
         build_cpu=cpu,
+        start_seconds=start_seconds,
         storage=storage,
         host=Host(usable_cores(), memory.total, memory.available, io_wait, 0.0),
     )
+
+
+def _time_start(job: Job) -> float:
+    began = time.perf_counter()
+    with executor("local", 1) as run:
+        list(run(start_worker, [StartTask(job)]))
+        return time.perf_counter() - began
 
 
 def _stages(

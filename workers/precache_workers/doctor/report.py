@@ -146,7 +146,9 @@ class BuildForecast:
     error
         Half the width of its 95% confidence interval over itself, as samples differ.
     seconds
-        Wall time on the requested cores, without starting and listing.
+        Wall time on the requested cores.
+    before_seconds
+        Part of it before the first sample: listing the source, and starting workers.
     limited_by
         ``cpu``, or ``fetch`` if one machine cannot read the source fast enough.
     """
@@ -154,6 +156,7 @@ class BuildForecast:
     cpu_seconds: float
     error: float
     seconds: float
+    before_seconds: float
     limited_by: str
     samples_per_core_second: float
 
@@ -409,11 +412,13 @@ def _cuts(measured: SourceMeasurements, rate: float, cores: int) -> list[CutPoin
 def _build(measured: SourceMeasurements, cores: int) -> BuildForecast:
     whole = sum(stage.cpu for stage in _all_stages(measured))
     cpu_seconds = measured.build_cpu * measured.samples
+    before = measured.listing_seconds + measured.start_seconds
     by_cpu, by_fetch = cpu_seconds / cores, measured.samples / source_rate(measured, cores)
     return BuildForecast(
         cpu_seconds,
         relative_error(np.asarray(whole), measured.samples),
-        max(by_cpu, by_fetch),
+        before + max(by_cpu, by_fetch),
+        before,
         "fetch" if by_fetch > by_cpu else "cpu",
         1 / max(measured.build_cpu, 1e-9),
     )

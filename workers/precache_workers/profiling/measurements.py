@@ -155,6 +155,8 @@ class SourceMeasurements:
         The recipe's own first.
     build_cpu
         CPU seconds of a whole build per sample: the stages, and all between them.
+    start_seconds
+        From the start of a build's worker to its first sample.
     """
 
     source: str
@@ -172,5 +174,6 @@ class SourceMeasurements:
     cuts: Sequence[CutTimes]
     codecs: Sequence[CodecTimes]
     build_cpu: float
+    start_seconds: float
     storage: Sequence[Throughput]
     host: Host
