@@ -9,7 +9,7 @@ EXTRAS := workers,report,cluster,gcs,s3,azure,meter,test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all lint format bench clean
+.PHONY: help venv demo test test-all lint format bench wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,16 @@ format: $(STAMP)  ## lay out the code, and mend what can be mended by itself
 bench: $(STAMP)  ## measure reading and building
 	@$(BIN)/python -m tests.bench.reading
 	@$(BIN)/python -m tests.bench.building
+
+# Publish the wheels of cibuildwheel instead, for all interpreters and older systems: pyproject.toml has its settings.
+wheel: $(STAMP)  ## make dist/: an sdist, and a manylinux wheel for this interpreter, both checked
+	@$(PIP_INSTALL) --editable '.[$(EXTRAS),release]' --constraint constraints.txt
+	@rm -rf dist build
+	@$(BIN)/python -m build --outdir dist/linux .
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/linux/*.whl
+	@mv dist/linux/*.tar.gz dist && rm -r dist/linux
+	@$(BIN)/twine check --strict dist/*
+	@$(BIN)/check-wheel-contents dist/*.whl
 
 clean:  ## remove .venv, caches and build leftovers
 	rm -rf $(VENV) build dist *.egg-info precache/codecs/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
