@@ -1,0 +1,142 @@
+"""Tasks in worker processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import pytest
+
+from precache.errors import BuildError, CrashError, FetchError
+from precache_workers.cluster.dispatch import Done, Lost
+from precache_workers.cluster.executor import executor
+from precache_workers.cluster.process_engine import ProcessEngine
+from tests.support.building import gone, poll
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What a worker is to do."""
+
+    how: str
+    data: bytes = field(default=b"", repr=False)
+    job: Any = None
+    memory: int = 0
+
+    def retried(self) -> Self:
+        return self
+
+    def after(self, hang: object) -> Self:
+        raise AssertionError("nothing hangs here")
+
+
+def do(deed: Deed) -> Any:
+    match deed.how:
+        case "pid":
+            return os.getpid()
+        case "echo":
+            return deed.data, deed.job
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "leave":
+            sys.exit(3)
+        case "refuse":
+            raise FetchError("refused")
+        case "fail":
+            raise ZeroDivisionError("by zero")
+        case "wait":
+            signal.pause()
+        case "talk":
+            os.write(1, b"out" * 100_000)
+            os.write(2, b"err" * 100_000)
+    return deed.how
+
+
+@pytest.fixture
+def engine() -> Iterator[ProcessEngine]:
+    with contextlib.closing(ProcessEngine(2)) as engine:
+        yield engine
+
+
+def answer(engine: ProcessEngine, *deeds: Deed) -> Any:
+    """Run one task; return how it ended."""
+    copy = engine.submit(do, deeds)
+    ended: list[Any] = []
+    poll(lambda: ended.extend(engine.wait(1.0)) or ended, "the task has ended")
+    assert ended[0][0] == copy
+    return ended[0][1]
+
+
+def test_errors_of_ours_are_values_others_are_errors_of_the_build(engine: ProcessEngine) -> None:
+    first = answer(engine, Deed("pid"), Deed("refuse"), Deed("talk"))
+    assert isinstance(first, Done)
+    assert isinstance(first.values[1], FetchError)
+    assert first.values[2] == "talk"
+    failed = answer(engine, Deed("fail"))
+    assert isinstance(failed.values[0], BuildError)
+    assert "ZeroDivisionError('by zero')" in str(failed.values[0])
+    assert answer(engine, Deed("pid")).values == first.values[:1], "the same process goes on"
+
+
+def test_megabytes_go_both_ways_and_the_job_goes_once(engine: ProcessEngine) -> None:
+    job, data = {"large": b"j" * (8 << 20)}, b"d" * (8 << 20)
+    for _ in range(2):
+        assert answer(engine, Deed("echo", data, job)).values == [(data, job)]
+    other = {"large": b"k"}
+    assert answer(engine, Deed("echo", b"", other)).values == [(b"", other)]
+
+
+def test_a_process_that_dies_is_replaced(engine: ProcessEngine) -> None:
+    [before] = answer(engine, Deed("pid")).values
+    for how in ("die", "leave"):
+        end = answer(engine, Deed(how))
+        assert isinstance(end, Lost)
+        assert end.crashed
+    [after] = answer(engine, Deed("pid")).values
+    assert before != after
+
+
+def test_a_task_that_kills_every_process_is_an_error() -> None:
+    with executor("local", 1) as run:
+        [(_, outcome)] = run(do, [Deed("die")])
+    assert isinstance(outcome, CrashError)
+
+
+def test_a_process_that_cannot_begin_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: ProcessEngine
+) -> None:
+    (tmp_path / "precache_workers").mkdir()
+    (tmp_path / "precache_workers/__init__.py").write_text("raise ImportError('of no use')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    end = answer(engine, Deed("pid"))
+    assert isinstance(end, Lost)
+    assert end.why.endswith("(ImportError: of no use)")
+
+
+def test_cancelled_tasks_end_and_others_begin(engine: ProcessEngine) -> None:
+    copies = [engine.submit(do, [Deed("wait")]) for _ in range(3)]
+    workers = psutil.Process().children()
+    for copy in copies:
+        engine.cancel(copy)
+    for worker in workers:
+        assert gone(worker)
+    assert isinstance(answer(engine, Deed("pid")), Done)
+
+
+def test_nothing_stays_of_an_engine_that_is_closed() -> None:
+    with contextlib.closing(ProcessEngine(2)) as engine:
+        copies = [engine.submit(do, [Deed("wait")]) for _ in range(2)]
+        reports = Path(engine._reports.name)
+        workers = psutil.Process().children(recursive=True)
+        assert len(copies) == 2
+        assert reports.is_dir()
+    assert not reports.exists()
+    for worker in workers:
+        poll(lambda worker=worker: gone(worker), f"{worker} has ended")
