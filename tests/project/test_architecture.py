@@ -195,7 +195,7 @@ def test_a_command_imports_no_other_and_no_package_of_the_workers(
 ) -> None:
     commands, loaded = _loaded_by_command(run_python, name, "/nowhere")
     assert commands == {name}
-    assert not loaded & {"precache_workers", "rich.progress", "torch", "obstore"}
+    assert not loaded & {"precache_workers", "rich.progress", "torch", "fsspec", "asyncio"}
 
 
 def test_opening_and_loading_need_no_zarr_python_and_no_decoder(
