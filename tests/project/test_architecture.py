@@ -189,7 +189,7 @@ def test_without_a_command_none_is_imported_and_no_library(
     assert not loaded & {"numpy", "pydantic", "rich", "fsspec", "dataclasses", "inspect"}
 
 
-@pytest.mark.parametrize("name", ["info", "ls", "gc", "use", "verify"])
+@pytest.mark.parametrize("name", ["info", "ls", "status", "gc", "use", "verify"])
 def test_a_command_imports_no_other_and_no_package_of_the_workers(
     run_python: Callable[..., subprocess.CompletedProcess[str]], name: str
 ) -> None:
