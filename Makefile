@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PROCESSES ?= 2
-EXTRAS := workers,report,cluster,gcs,s3,azure,meter,test
+EXTRAS := workers,report,cluster,gcs,s3,azure,meter,completion,test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0, DEL and C1, line and paragraph separators, overrides of direction, undecodable bytes."""
@@ -82,3 +83,11 @@ def without_secrets(text: str) -> str:
     if "://" in text:
         text = _URL.sub(lambda match: shown(match[0]), text)
     return _PARAMETER.sub(r"\1=…", text)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the known name that is spelled most alike; empty if none is near."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, 1, cutoff=0.7)
+    return f" (did you mean {near[0]}?)" if near else ""

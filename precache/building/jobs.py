@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 from precache.errors import UsageError
@@ -43,10 +44,10 @@ def status(
     BuildError
         The cluster cannot be reached.
     """
-    from precache_workers.jobs.submission import JOB_ID, open_job
-
     name = os.fspath(job_or_store)
-    if JOB_ID.fullmatch(name):
+    if re.fullmatch(r"precache-[0-9a-f]{12}-[0-9]+", name):
+        from precache_workers.jobs.submission import open_job
+
         return open_job(name, address).status()
     if address is not None:
         raise UsageError(f"{name} is not the id of a job, such as precache-0123456789ab-1")

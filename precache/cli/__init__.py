@@ -1,1 +1,1 @@
-"""The command line: one file per command, over the public functions."""
+"""The command line: `main` lists the commands, and each has a module in `commands`."""

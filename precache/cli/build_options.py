@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import sys
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from precache.cli.arguments import add_storage_options
 from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
-from precache.storage.environment import FromEnvironment
 from precache_workers.planning.options import (
     BuildOptions,
     Flag,
@@ -32,7 +30,6 @@ _RECIPE_FLAGS = (
     "seed",
     "variants",
 )
-
 
 _APART = ("run_functions", "storage_options_env")
 """Options without a flag of their own here: `refresh` adds the one, `storage_options` the other."""
@@ -69,6 +66,9 @@ def add_options(to: argparse.ArgumentParser, model: type[RunOptions], **descript
 
 def add_option(to: Any, name: str, description: str | None = None) -> None:
     """Add the flag of one option; without it the option is left to the model's default."""
+    if name == "storage_options":
+        add_storage_options(to)
+        return
     field = BuildOptions.model_fields[name]
     flag = next((entry for entry in field.metadata if isinstance(entry, Flag)), Flag())
     text = description or field.description or ""
@@ -84,16 +84,10 @@ def add_option(to: Any, name: str, description: str | None = None) -> None:
     elif get_origin(kind) is tuple:
         settings |= {"action": "append", "default": []}
     elif get_origin(kind) is dict:
-        convert = _storage_option if name == "storage_options" else _pair
-        settings |= {"action": "append", "default": [], "type": convert}
+        settings |= {"action": "append", "default": [], "type": _pair}
     elif kind in (int, float):
         settings["type"] = kind
     to.add_argument(flag_of(name), dest=name, help=text.replace("%", "%%"), **settings)
-    if name == "storage_options":
-        variables = BuildOptions.model_fields["storage_options_env"]
-        settings |= {"metavar": "KEY=VARIABLE", "type": _storage_option_env}
-        flag_name = flag_of("storage_options_env")
-        to.add_argument(flag_name, dest=name, help=variables.description, **settings)
 
 
 def _value_type(annotation: Any) -> Any:
@@ -121,32 +115,6 @@ def read_keywords(
     values = {name: value for name, value in vars(options).items() if name in model.model_fields}
     read_options(model, values | own, flag_of)
     return values | own
-
-
-def import_from_here(source: str | None, functions: bool) -> None:
-    """Let modules of the current folder be imported, after all others, if any code is to run.
-
-    The folder may be a store, or full of samples, with files that are named like modules.
-
-    Parameters
-    ----------
-    functions
-        Functions of a recipe are to run.
-    """
-    if functions or (source or "").startswith("python:"):
-        sys.path.append(str(Path.cwd()))
-
-
-def add_code(to: Any) -> None:
-    """Add the flags of a job: code that it takes along, and not to follow it."""
-    to.add_argument(
-        "--code",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="module, package, or folder of them, that the job can import; repeatable",
-    )
-    to.add_argument("--no-wait", action="store_true", help="print the job's id, do not follow it")
 
 
 def add_source(to: argparse.ArgumentParser) -> None:
@@ -181,7 +149,7 @@ def add_recipe_options(to: argparse.ArgumentParser) -> None:
     )
     recipe.add_argument(
         "--variants",
-        type=int,
+        type=_positive,
         metavar="K",
         help="keep K random realisations of each sample: epoch e reads number e modulo K",
     )
@@ -200,9 +168,17 @@ def add_recipe_options(to: argparse.ArgumentParser) -> None:
 def _size(text: str) -> int | tuple[int, int]:
     height, by, width = text.lower().partition("x")
     try:
-        return (int(height), int(width)) if by else int(height)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor HxW") from None
+        return (_positive(height), _positive(width)) if by else _positive(height)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of pixels from 1 up nor HxW, such as 224x224"
+        ) from None
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -210,24 +186,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not key or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
     return key, value
-
-
-def _storage_option(text: str) -> tuple[str, Any]:
-    """Split KEY=VALUE; the value is parsed if it is JSON, else it stays text."""
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise argparse.ArgumentTypeError("expected KEY=VALUE; not shown, as it may be a secret")
-    try:
-        return key, json.loads(value)
-    except (ValueError, RecursionError):
-        return key, value
-
-
-def _storage_option_env(text: str) -> tuple[str, FromEnvironment]:
-    key, equals, variable = text.partition("=")
-    if not key or not equals or not variable.isidentifier():
-        raise argparse.ArgumentTypeError("expected KEY=VARIABLE; not shown, as it may be a secret")
-    return key, FromEnvironment(variable)
 
 
 def read_recipe(options: argparse.Namespace) -> Recipe:

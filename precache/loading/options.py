@@ -21,7 +21,12 @@ from precache.transforms import Compose, Transform
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-RENAMED = {"threads": "num_threads", "ahead": "prefetch_batches", "window": "shuffle_window"}
+RENAMED = {
+    "threads": "num_threads",
+    "num_workers": "num_threads",
+    "ahead": "prefetch_batches",
+    "window": "shuffle_window",
+}
 
 CHOICES: Mapping[str, tuple[Any, ...]] = {
     "shuffle": (True, False, "full", "block"),

@@ -137,7 +137,7 @@ def gc(
     older_than
         Least age, by the store's own times: of a version, since another one replaced it; of an
         unfinished build, since its last sign of life. Such as ``"7d"`` or ``"12h"`` (s, m, h, d,
-        w), or seconds.
+        w), or 0 for all.
     dry_run
         Write and remove nothing. Ages are then measured with this machine's clock.
 
@@ -147,6 +147,8 @@ def gc(
         There is no store.
     """
     keep = whole("keep", keep, 0)
+    if isinstance(older_than, int | float) and older_than != 0:
+        raise UsageError(f"older_than is {older_than}; give a unit with it, such as '3d' or '3h'")
     min_age = parse_age(older_than)
     folder = open_folder(store, storage_options)
     refuse_link(folder, TRASH)
@@ -200,7 +202,7 @@ def parse_age(age: str | float | timedelta) -> float:
         match = _AGE.fullmatch(age.lower())
         if match is None:
             raise UsageError(
-                f"{age!r} is not an age; give a number and s, m, h, d or w, such as 7d"
+                f"{age!r} is not an age; give a number with a unit (s, m, h, d or w), such as 7d"
             )
         return float(match[1]) * _UNITS[match[2]]
     if not 0 <= age < float("inf"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
 from pydantic import (
@@ -13,8 +14,10 @@ from pydantic import (
     ValidationError,
     model_serializer,
 )
+from pydantic_core import ErrorDetails
 
 from precache.errors import RecipeError
+from precache.messages import did_you_mean
 
 
 class Declared(BaseModel):
@@ -55,35 +58,71 @@ class ExtensibleModel(Declared):
         return written
 
 
-def _describe(error: Mapping[str, Any]) -> str:
+_ADVICE = {
+    "bool_parsing": "give True or False",
+    "bool_type": "give True or False",
+    "byte_size": "give bytes, or a size such as '2GB'",
+    "byte_size_unit": "give bytes, or a size such as '2GB'",
+    "dict_type": "give a table of names and values",
+    "finite_number": "give a finite number",
+    "float_parsing": "give a number",
+    "float_type": "give a number",
+    "greater_than": "give a number above {gt:g}",
+    "greater_than_equal": "give a {whole}number from {ge:g} up",
+    "int_parsing": "give a whole number",
+    "int_type": "give a whole number",
+    "less_than_equal": "the most is {le}",
+    "literal_error": "choose {expected}",
+    "model_attributes_type": 'give a table, such as {{ op = "decode" }}',
+    "model_type": "give a table of names and values",
+    "string_type": "give text",
+    "tuple_type": "give a list",
+}
+"""Advice by type of pydantic's error."""
+
+
+def advice(problem: ErrorDetails) -> str:
+    """Return what is allowed in the place of a wrong value, in plain words."""
+    text = _ADVICE.get(problem["type"])
+    if text is None:
+        return problem["msg"]
+    context = problem.get("ctx", {})
+    whole = "" if isinstance(context.get("ge"), float) else "whole "
+    return text.format_map({**context, "whole": whole})
+
+
+def _describe(problem: ErrorDetails, model: type[Declared]) -> str:
     where = ""
-    for part in error["loc"]:
+    for part in problem["loc"]:
         where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
-    context = error.get("ctx", {})
-    match error["type"]:
+    context, value = problem.get("ctx", {}), problem["input"]
+    match problem["type"]:
         case "union_tag_invalid":
-            tags = context["expected_tags"]
-            what = f"unknown {context['discriminator']} '{context['tag']}'; choose one of {tags}"
+            kind, tag, tags = context["discriminator"], context["tag"], context["expected_tags"]
+            near = did_you_mean(tag, re.findall(r"\w+", tags))
+            what = f"unknown {kind.strip(chr(39))} '{tag}'{near}; choose one of {tags}"
         case "union_tag_not_found":
-            what = f"{error['input']!r} names no {context['discriminator']}"
+            what = f'{value!r} has no {context["discriminator"]}, such as op = "decode"'
         case "extra_forbidden":
-            what = "unknown parameter"
+            allowed = model.declared_at(problem["loc"]).model_fields
+            names = [name for name in allowed if name not in ("op", "name")]
+            near = did_you_mean(str(problem["loc"][-1]), names)
+            what = f"unknown parameter{near}; allowed here: {', '.join(names) or 'no parameter'}"
+        case "missing" | "too_short" if where == "fields":
+            return 'there is no field; begin with [fields.image] and ops = [{ op = "decode" }]'
+        case "missing":
+            what = "required, and missing"
         case "value_error":
             what = str(context["error"])
         case _:
-            what = f"{error['msg']} (got {error['input']!r})"
+            return f"{where or 'it'} is {value!r}; {advice(problem)}"
     return f"{where}: {what}" if where else what
 
 
 def raise_recipe_error(model: type[Declared], error: ValidationError) -> NoReturn:
     """Raise a `RecipeError` that names the places, the values and what is allowed there."""
-    lines = [_describe(fault) for fault in error.errors()]
-    for fault in error.errors():
-        if fault["type"] == "extra_forbidden":
-            allowed = model.declared_at(fault["loc"]).model_fields
-            names = [name for name in allowed if name not in ("op", "name")]
-            lines.append(f"allowed here: {', '.join(names) or 'no parameter'}")
-    raise RecipeError("the recipe is invalid: " + "; ".join(lines)) from None
+    problems = (_describe(problem, model) for problem in error.errors(include_url=False))
+    raise RecipeError("the recipe is invalid: " + "; ".join(problems)) from None
 
 
 def canonical_json(value: Any) -> bytes:

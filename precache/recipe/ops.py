@@ -13,6 +13,9 @@ from pydantic import (
     BeforeValidator,
     PositiveInt,
     PrivateAttr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -50,7 +53,20 @@ def _ascending(value: tuple[float, float]) -> tuple[float, float]:
     return value
 
 
-HeightWidth = Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(_pair)]
+def _explained(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Validate a size; a wrong one has one message, not one for each type of size."""
+    try:
+        return validate(value)
+    except ValidationError:
+        raise ValueError(
+            f"{value!r} is neither a number of pixels from 1 up nor a pair of them, [height, width]"
+        ) from None
+
+
+Size = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], WrapValidator(_explained)]
+HeightWidth = Annotated[
+    tuple[PositiveInt, PositiveInt], BeforeValidator(_pair), WrapValidator(_explained)
+]
 Bounds = Annotated[tuple[float, float], AfterValidator(_ascending)]
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -114,7 +130,7 @@ class Resize(Operation):
     """
 
     op: Literal["resize"] = "resize"
-    size: PositiveInt | tuple[PositiveInt, PositiveInt]
+    size: Size
     interpolation: Interpolation = "bilinear"
 
 

@@ -7,14 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fsspec.core import split_protocol
-
 from precache.errors import UsageError
 from precache.messages import credentials_of, shown
-from precache.storage.backends import EXTRAS, WEB
 from precache.storage.base import Folder
 from precache.storage.local import ANYWHERE, LocalFolder
-from precache.storage.remote import RemoteFolder
 
 StorageOptions = Mapping[str, Any] | None
 
@@ -37,9 +33,14 @@ def open_folder(
     UsageError
         A URL that names no bucket, or one of an object store that holds credentials.
     """
-    protocol, path = split_protocol(os.fspath(uri))
-    if protocol in (None, "file", "local"):
+    protocol, mark, path = os.fspath(uri).partition("://")
+    if not mark or protocol in ("file", "local"):
+        path = path if mark else protocol
         return LocalFolder(Path(path).expanduser().absolute(), ANYWHERE if follow_links else None)
+    # A local folder needs none of the libraries that these import.
+    from precache.storage.backends import EXTRAS, WEB
+    from precache.storage.remote import RemoteFolder
+
     if protocol in EXTRAS and not path.strip("/"):
         raise UsageError(f"{protocol}:// names no bucket; give {protocol}://BUCKET/FOLDER")
     if protocol in EXTRAS and ":" in credentials_of(uri):

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
+from precache.cli.installation import Installation
 from tests.bench.common import (
     CROP,
     Cost,
-    Machine,
     cost_of,
     find_photos,
     in_clean_process,
@@ -214,7 +214,7 @@ def _print(
     console.print(f"decoding alone: {low:.2f} to {high:.2f} CPU-ms in the course of the run")
     for building in buildings:
         console.print(_remark(building), soft_wrap=True)
-    console.print(str(Machine.here()), soft_wrap=True)
+    console.print(str(Installation.here()), soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -236,7 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         source = multiply(usable, root, options.count, folder / "source")
         decoded, buildings = measure(source, folder, addresses, options.rounds)
     if options.json:
-        machine, found = dataclasses.asdict(Machine.here()), [_as_json(each) for each in buildings]
+        machine = dataclasses.asdict(Installation.here())
+        found = [_as_json(each) for each in buildings]
         settings = {"photos": options.count, "rounds": options.rounds, "decode_seconds": decoded}
         print(json.dumps({"machine": machine, **settings, "builds": found}))
         return

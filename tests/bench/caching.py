@@ -16,8 +16,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
+from precache.cli.installation import Installation
 from precache.reading.disk_cache import OVERHEAD, DiskCache, lease_nbytes, on_disk
-from tests.bench.common import Machine, work_folder
+from tests.bench.common import work_folder
 
 SIZE = 100
 NEW = 300
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with work_folder(options.folder) as folder:
         steps = measure(folder, options.shards)
-    machine = Machine.here()
+    machine = Installation.here()
     if options.json:
         found = [dataclasses.asdict(step) for step in steps]
         print(json.dumps({"machine": dataclasses.asdict(machine), "steps": found}))

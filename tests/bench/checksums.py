@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
+from precache.cli.installation import Installation
 from precache.codecs import kernels
 from tests.bench.common import (
     CROP,
-    Machine,
     build_crops,
     cost_of,
     find_photos,
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 table.add_row(codec, name, f"{statistics.median(costs):.1f}", f"{ratio:.2f}")
     console = Console(highlight=False)
     console.print(table)
-    console.print(str(Machine.here()), soft_wrap=True)
+    console.print(str(Installation.here()), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from numcodecs import zstd
 from rich.console import Console
 from rich.table import Column, Table
 
+from precache.cli.installation import Installation
 from precache.codecs.image import (
     LITERAL_COMPRESSION_MODE,
     filter_image,
@@ -29,7 +30,7 @@ from precache.codecs.image import (
 from precache.recipe.ops import Decode
 from precache_workers.ops.decoding import decode
 from precache_workers.ops.functions import center_crop, resize, resized_shape
-from tests.bench.common import CROP, Machine, find_photos, log, work_folder
+from tests.bench.common import CROP, find_photos, log, work_folder
 
 RESIZE = 256
 TOGETHER = 32
@@ -159,7 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = [_measure(rows, f, p, options.rounds) for f in FILTERS for p in _parameters()]
     if options.json:
         measured = [dataclasses.asdict(each) for each in found]
-        print(json.dumps({"machine": dataclasses.asdict(Machine.here()), "measured": measured}))
+        machine = dataclasses.asdict(Installation.here())
+        print(json.dumps({"machine": machine, "measured": measured}))
         return
     table = Table(
         "filter",
@@ -179,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         table.add_row(each.filter, each.parameters + star, *figures)
     console = Console(highlight=False)
     console.print(table)
-    console.print(str(Machine.here()), soft_wrap=True)
+    console.print(str(Installation.here()), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
+from precache.cli.installation import Installation
 from precache.sampling.order import Order, ValidRows
 from tests.bench.common import (
     CROP,
     Cost,
-    Machine,
     build_crops,
     chunk_extents,
     cost_of,
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"give at least {BATCH} rows and 1 round")
     with work_folder(options.folder) as folder:
         readings = measure(options.photos, folder, options.rows, options.rounds)
-    machine = Machine.here()
+    machine = Installation.here()
     if options.json:
         settings = {"rows": options.rows, "batch_size": BATCH, "rounds": options.rounds}
         codecs = [_as_json(reading) for reading in readings]

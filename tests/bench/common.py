@@ -1,13 +1,11 @@
-"""What the benchmarks share: photos, clean processes, costs, and the machine in a line."""
+"""What the benchmarks share: photos, clean processes, and costs."""
 
 import contextlib
 import ctypes
-import importlib.metadata
 import itertools
 import math
 import multiprocessing
 import os
-import platform
 import shutil
 import statistics
 import tempfile
@@ -22,15 +20,14 @@ import numpy as np
 from rich.console import Console
 
 import precache
-from precache.codecs import kernels
 from precache.reading.array_reader import ArrayReader
+from precache.runtime.usage import cores
 from precache.storage.local_files import map_file
 from precache.store.layout import decode_index
 from tests.demo.photos import make_photos
 
 DEFAULT_PHOTOS = Path(__file__).resolve().parents[2] / "../shared/photos"
 PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
-LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "backports.zstd", "simplejpeg", "ray")
 CROP = 224
 INDEX_ENTRY, CHECKSUM = 16, 4
 
@@ -38,47 +35,6 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 log = Console(stderr=True, highlight=False)
-
-
-# --- the machine --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where figures were measured."""
-
-    cpu: str
-    cores: int
-    python: str
-    libraries: dict[str, str]
-    compiled: bool
-
-    @classmethod
-    def here(cls) -> "Machine":
-        versions = {}
-        for name in LIBRARIES:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                versions[name] = importlib.metadata.version(name)
-        compiled = kernels.compiled().functions is not None
-        return cls(_cpu_model(), cores(), platform.python_version(), versions, compiled)
-
-    def __str__(self) -> str:
-        libraries = ", ".join(f"{name} {version}" for name, version in self.libraries.items())
-        said = f"{self.cpu}, {self.cores} cores, Python {self.python}, {libraries}"
-        return said if self.compiled else f"{said}; without precache's compiled code"
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.machine()
 
 
 # --- costs --------------------------------------------------------------------------------------

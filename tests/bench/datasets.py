@@ -19,9 +19,9 @@ from rich.table import Column, Table
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate, random_split
 
 import precache
+from precache.cli.installation import Installation
 from tests.bench.common import (
     CROP,
-    Machine,
     build_crops,
     find_photos,
     in_clean_process,
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         table.add_row(name, *cells)
     console = Console(highlight=False)
     console.print(table)
-    console.print(str(Machine.here()), soft_wrap=True)
+    console.print(str(Installation.here()), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,13 @@ from rich.table import Column, Table
 from torch import Tensor, nn
 
 import precache
+from precache.cli.installation import Installation
 from precache.codecs import nvcomp
 from precache.loading.slots import undo_image_tensor
 from precache.transforms import Normalize
 from tests.bench.common import (
     CROP,
     Cost,
-    Machine,
     build_crops,
     cost_of,
     find_photos,
@@ -422,7 +422,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         trained = train(stores, device, sizes, options.compile)
     found = {
         **_hardware(device),
-        "machine": dataclasses.asdict(Machine.here()),
+        "machine": dataclasses.asdict(Installation.here()),
         **dataclasses.asdict(sizes),
         "compiled": options.compile,
         "pieces": pieces(device, sizes),
@@ -443,7 +443,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"its filter undone: {bare['undo_filter_ms']:.2f} ms"
     )
     console.print(f"rows read by kvikio: {_said_of(direct)}", soft_wrap=True)
-    console.print(f"{found['device']}; {Machine.here()}", soft_wrap=True)
+    console.print(f"{found['device']}; {Installation.here()}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
+from precache.cli.installation import Installation
 from precache.loading.stream import BatchStream
 from tests.bench.common import (
-    Machine,
     build_crops,
     cost_of,
     find_photos,
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with work_folder(options.folder) as folder:
         found = measure(options.photos, folder, options.rounds)
-    machine = Machine.here()
+    machine = Installation.here()
     if options.json:
         each = [{**dataclasses.asdict(one), "ratio": one.ratio} for one in found]
         print(json.dumps({"machine": dataclasses.asdict(machine), "codecs": each}))

@@ -17,9 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from precache.cli.installation import Installation
 from precache_workers.planning.rows import order_rows, sample_for_probe
 from precache_workers.sources.base import Listing, open_source
-from tests.bench.common import Cost, Machine, cost_of, in_clean_process, log, peak_bytes
+from tests.bench.common import Cost, cost_of, in_clean_process, log, peak_bytes
 from tests.support.listing_server import AZURES_PAGE, PAGE, AzureListingServer, ListingServer
 
 SERVICES = {"s3": (ListingServer, PAGE), "az": (AzureListingServer, AZURES_PAGE)}
@@ -159,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         log.print(f"listing {options.keys:,} keys below {prefixes:,} prefixes")
         keys = options.keys // max(1, prefixes)
         runs.append(in_clean_process(_run, options.service, prefixes, keys, options.latency))
-    machine = Machine.here()
+    machine = Installation.here()
     if options.json:
         found = [dataclasses.asdict(run) for run in runs]
         told = {"machine": dataclasses.asdict(machine), "service": options.service, "runs": found}

@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
+from precache.cli.installation import Installation
 from precache.runtime.machine import MachineReader
-from tests.bench.common import Machine, in_clean_process
+from tests.bench.common import in_clean_process
 
 TARGET = 20
 """Microseconds a step, at most."""
@@ -136,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"give at least 1 round and {EVERY} steps")
     found = in_clean_process(_compare, options.steps, options.rounds)
     reading = _reading(options.rounds)
-    machine = Machine.here()
+    machine = Installation.here()
     if options.json:
         overheads = [dataclasses.asdict(each) for each in found]
         where = dataclasses.asdict(machine)

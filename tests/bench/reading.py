@@ -22,12 +22,12 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
+from precache.cli.installation import Installation
 from precache.reading.array_reader import ArrayReader
 from precache.store.layout import decode_index
 from tests.bench.common import (
     CROP,
     Cost,
-    Machine,
     anonymous_bytes,
     cores,
     cost_of,
@@ -361,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"give at least {BATCH} rows and 1 epoch")
     with work_folder(options.folder) as folder:
         readings = measure(options.photos, folder, options.rows, options.epochs)
-    machine = Machine.here()
+    machine = Installation.here()
     if options.json:
         codecs = {reading.codec: _as_json(reading) for reading in readings}
         settings = {"rows": options.rows, "batch_size": BATCH, "epochs": options.epochs}

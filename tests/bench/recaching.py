@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
+from precache.cli.installation import Installation
 from precache.codecs.chunk import encoder
 from precache.codecs.image import undo_image
 from precache.reading.array_reader import ArrayReader
@@ -36,7 +37,6 @@ from precache.store.shard_writer import ShardWriter
 from tests.bench.building import decodes
 from tests.bench.common import (
     Cost,
-    Machine,
     cost_of,
     find_photos,
     in_clean_process,
@@ -456,7 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         still = nothing(folder, options.keys) if options.keys else None
     if options.json:
         found = [{**dataclasses.asdict(each), "share": each.share} for each in changes]
-        machine = dataclasses.asdict(Machine.here())
+        machine = dataclasses.asdict(Installation.here())
         same: Mapping[str, Any] | None = dataclasses.asdict(still) if still else None
         print(json.dumps({"machine": machine, "changes": found, "nothing": same}))
         return
@@ -468,7 +468,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"nothing changed, {still.keys:,} local keys: {still.seconds:.1f} s, "
             f"{still.cpu_seconds:.1f} CPU-s; loaded {loaded}"
         )
-    console.print(str(Machine.here()), soft_wrap=True)
+    console.print(str(Installation.here()), soft_wrap=True)
 
 
 if __name__ == "__main__":

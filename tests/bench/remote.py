@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
+from precache.cli.installation import Installation
 from precache.storage.open import open_folder
 from tests.bench.common import (
     CROP,
-    Machine,
     cost_of,
     find_photos,
     in_clean_process,
@@ -202,7 +202,7 @@ def _print(runs: list[Run], samples: int) -> None:
         )
     console = Console()
     console.print(table)
-    console.print(f"{samples:,} photos; target of the ratio: {TARGET}; {Machine.here()}")
+    console.print(f"{samples:,} photos; target of the ratio: {TARGET}; {Installation.here()}")
 
 
 def main() -> None:

@@ -18,9 +18,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from precache.cli.installation import Installation
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
-from tests.bench.common import Machine, cost_of, in_clean_process
+from tests.bench.common import cost_of, in_clean_process
 from tests.support.gcs_server import GCSServer
 from tests.support.servers import S3Server
 
@@ -151,7 +152,7 @@ def main() -> None:
         table.add_row(each.service, each.client, f"{each.objects_per_s:,.0f}", f"{each.cpu_ms:.2f}")
     console = Console()
     console.print(table)
-    console.print(f"{chosen.objects:,} objects of {NBYTES:,} bytes; {Machine.here()}")
+    console.print(f"{chosen.objects:,} objects of {NBYTES:,} bytes; {Installation.here()}")
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
+from precache.cli.installation import Installation
 from tests.bench.common import (
     Cost,
-    Machine,
     chunk_extents,
     cost_of,
     in_clean_process,
@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("give at least 1 round")
     with work_folder(options.folder) as folder:
         readings = measure(folder, options.rounds)
-    machine = Machine.here()
+    machine = Installation.here()
     if options.json:
         settings = {"rows": ROWS, "batch_size": BATCH, "passes": PASSES}
         found = [_as_json(reading) for reading in readings]

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
+from precache.cli.installation import Installation
 from precache.loading.position import Position
 from precache.sampling.order import Order, Shuffle, ValidRows
-from tests.bench.common import Machine
 
 ROWS = (10**6, 10**9)
 BATCH = 256
@@ -114,7 +114,7 @@ def main() -> None:
         table.add_row(each.what, each.shuffle, f"{each.rows:,}", *times, f"{each.nbytes:,}")
     console = Console()
     console.print(table)
-    console.print(f"batches of {BATCH}, {HOLES:,} holes; {Machine.here()}")
+    console.print(f"batches of {BATCH}, {HOLES:,} holes; {Installation.here()}")
 
 
 if __name__ == "__main__":

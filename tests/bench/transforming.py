@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
+from precache.cli.installation import Installation
 from precache.transforms import Compose, HorizontalFlip, Normalize, RandomCrop
 from tests.bench.common import (
     CROP,
-    Machine,
     build_crops,
     cost_of,
     find_photos,
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         table.add_row(name, f"{stall:.1%}", f"{cpu:.0f}")
     console = Console(highlight=False)
     console.print(table)
-    console.print(str(Machine.here()), soft_wrap=True)
+    console.print(str(Installation.here()), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -79,31 +79,40 @@ def source(tmp_path: Path) -> Path:
 # --- usage --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["build"],
-        ["submit"],
-        ["status"],
-        ["cancel"],
-        ["info"],
-        ["verify"],
-        ["bench"],
-        ["doctor"],
-        ["pull"],
-        ["push"],
-    ],
-)
-def test_help_of_every_command(run: Run, arguments: list[str]) -> None:
-    ran = run(*arguments, "--help")
+LISTED = [name for group in command_line.COMMANDS.values() for name in group]
+
+
+def test_every_command_is_listed_with_its_module() -> None:
+    folder = Path(command_line.__file__).parent / "commands"
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert modules == {*LISTED, "job"}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_help_of_every_command(run: Run, name: str) -> None:
+    ran = run(name, "--help")
     assert ran.status == 0
-    assert "usage: precache" in ran.out
+    assert f"usage: precache {name} " in ran.out
     assert ran.err == ""
 
 
-def test_help_tells_the_exit_statuses_and_every_flag(run: Run) -> None:
-    assert "exit status: 0 done; 1 failed or incomplete" in run("--help").out
+def test_help_lists_the_first_steps_first_and_no_hidden_command(run: Run) -> None:
+    ran = run("--help")
+    assert re.findall(r"^  (\w+)   ", ran.out, re.MULTILINE)[:5] == LISTED[:5]
+    assert LISTED[:5] == ["doctor", "plan", "build", "info", "view"]
+    for name in LISTED:
+        assert f"\n  {name} " in ran.out
+    assert "\n  job " not in ran.out
+    assert "exit status: 0 done; 1 failed or incomplete" in ran.out
+
+
+def test_without_arguments_the_help_is_shown(run: Run) -> None:
+    ran = run()
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out == run("--help").out
+
+
+def test_help_lists_every_flag(run: Run) -> None:
     text = run("build", "--help").out
     flags = (
         "--recipe --resize --crop --codec --interpolation --mode --seed --labels --classes "
@@ -119,31 +128,42 @@ def test_the_version_of_the_release(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("line", "error"),
     [
-        ([], "COMMAND"),
-        (["biuld"], "invalid choice: 'biuld'"),
-        (["build", "in"], "STORE"),
-        (["build", "in", "out", "--resize", "large"], "'large' is neither a number nor HxW"),
-        (["build", "in", "out", "--resize", "256x"], "'256x' is neither a number nor HxW"),
-        (["build", "in", "out", "--codec", "jpeg"], "invalid choice: 'jpeg'"),
-        (["build", "in", "out", "--on-error", "stop"], "invalid choice: 'stop'"),
-        (["build", "in", "out", "--shard-samples", "many"], "invalid int value: 'many'"),
-        (["build", "in", "out", "--resiz", "9", "--frobnicate"], "--frobnicate"),
+        ("biuld", "there is no command biuld (did you mean build?)"),
+        ("zzz", "there is no command zzz"),
+        ("jobs", "there is no command jobs"),
+        ("--resize 9", "there is no --resize"),
+        ("build in", "the following arguments are required: STORE"),
+        ("build in out --resize large", "--resize: 'large' is neither a number of pixels from 1"),
+        ("build in out --resize 256x", "--resize: '256x' is neither a number of pixels from 1 up"),
+        ("build in out --resize 0", "--resize: '0' is neither a number of pixels from 1 up"),
+        ("build in out --resize -5", "--resize: '-5' is neither a number of pixels from 1 up"),
+        ("build in out --crop 9x0", "--crop: '9x0' is neither a number of pixels from 1 up nor"),
+        ("build in out --crop", "--crop: expected one argument"),
+        ("build in out --variants 0", "--variants: '0' is not a whole number from 1 up"),
+        ("build in out --codec jpeg", "--codec is 'jpeg'; choose "),
+        ("build in out --on-error stop", "--on-error is 'stop'; choose "),
+        ("build in out --shard-samples many", "--shard-samples is 'many'; give a whole number"),
+        ("build in out --cpus-per-task x", "--cpus-per-task is 'x'; give a number"),
+        ("build in out --resiz=9", "there is no --resiz (did you mean --resize?)"),
+        ("ls in --jsno --xyz", "there is no --jsno (did you mean --json?); there is no --xyz"),
+        ("ls store more", "unexpected argument: more"),
     ],
 )
-def test_usage_that_argparse_refuses(run: Run, arguments: list[str], text: str) -> None:
-    ran = run(*arguments)
-    assert ran.status == 2
-    assert text in ran.err
-    assert ran.out == ""
+def test_wrong_usage_is_two_lines(run: Run, line: str, error: str) -> None:
+    ran = run(*line.split())
+    assert (ran.status, ran.out) == (2, "")
+    first, second = ran.err.splitlines()
+    name = line.partition(" ")[0]
+    command = f"precache {name}" if name in LISTED else "precache"
+    assert first.startswith(f"{command}: error: {error}")
+    assert second == f"see {command} --help"
 
 
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--resize", "0"], "greater than 0 (got 0)"),
-        (["--resize", "-5"], "greater than 0"),
         (["--resize", "20", "--crop", "24"], "crop of 24 x 24 is larger than the "),
         (["--shard-samples", "0"], "--shard-samples is 0; give a whole number from 1 up"),
         (["--cpus", "0"], "--cpus is 0"),
@@ -163,6 +183,29 @@ def test_requests_that_cannot_be_met(
     assert "Traceback" not in ran.err
     assert ran.out == ""
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "there is no field; begin with [fields.image]"),
+        ("[field.image]\nops = []", "field: unknown parameter (did you mean fields?)"),
+        ('[fields.image]\nops = [{ op = "reszie" }]', "unknown op 'reszie' (did you mean resize?)"),
+        ('[fields.image]\nops = ["decode"]', "is 'decode'; give a table, such as { op = \"dec"),
+        (
+            '[fields.image]\nops = [{ op = "decode" }, { op = "resize", size = 0 }]',
+            "fields.image.ops[1].resize.size: 0 is neither a number of pixels from 1 up nor a pair",
+        ),
+    ],
+)
+def test_a_wrong_recipe_file_is_explained(
+    run: Run, source: Path, tmp_path: Path, text: str, error: str
+) -> None:
+    (tmp_path / "recipe.toml").write_text(text)
+    ran = run("build", source, tmp_path / "out", "--recipe", tmp_path / "recipe.toml")
+    assert ran.status == 2
+    assert error in ran.err
+    assert ran.err.count("\n") == 1
 
 
 def test_a_recipe_file_that_is_not_there(run: Run, source: Path, tmp_path: Path) -> None:
@@ -459,6 +502,17 @@ def test_info_for_people(run: Run, store: BuiltStore) -> None:
     assert ran.status == 0
     assert ran.err == ""
     for text in (store.result.version, "23, 2 of them holes", "cat, dog, eel", "decode", "hole: "):
+        assert text in ran.out
+
+
+def test_info_without_a_store_describes_the_installation(run: Run) -> None:
+    here = run("info", "--json").json
+    assert here["precache"] == precache.__version__
+    assert {"torch", "numpy", "zarr", "numcodecs"} <= here["libraries"].keys()
+    assert {"python", "platform", "cpu", "cores", "compiled"} <= here.keys()
+    ran = run("info")
+    assert (ran.status, ran.err) == (0, "")
+    for text in (here["precache"], here["python"], here["platform"], here["libraries"]["numpy"]):
         assert text in ran.out
 
 

@@ -662,7 +662,12 @@ def test_a_wrong_option_is_refused_with_its_value(case: str, image_store: BuiltS
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("threads", "num_threads"), ("ahead", "prefetch_batches"), ("window", "shuffle_window")],
+    [
+        ("threads", "num_threads"),
+        ("num_workers", "num_threads"),
+        ("ahead", "prefetch_batches"),
+        ("window", "shuffle_window"),
+    ],
 )
 def test_an_old_name_of_an_option_is_refused_with_the_new_one(
     old: str, new: str, image_store: BuiltStore

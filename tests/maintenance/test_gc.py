@@ -165,6 +165,12 @@ def test_what_is_no_age_is_refused(age: Any) -> None:
         parse_age(age)
 
 
+@pytest.mark.parametrize("age", [3, 3.5, -1, float("nan")])
+def test_a_number_without_a_unit_is_refused(store: tuple[Path, list[str]], age: float) -> None:
+    with pytest.raises(UsageError, match="; give a unit with it, such as '3d'"):
+        precache.gc(store[0], older_than=age)
+
+
 def test_no_version_goes_before_its_time(store: tuple[Path, list[str]]) -> None:
     path, (first, second, third) = store
     done = precache.gc(path, keep=1)
@@ -880,5 +886,7 @@ def test_the_command(store: tuple[Path, list[str]], capsys: pytest.CaptureFixtur
     told = json.loads(capsys.readouterr().out)
     assert [each["version"] for each in told["removed"]] == [second, first]
     assert told["freed_nbytes"] == sum(each["nbytes"] for each in told["removed"])
-    assert main(["gc", str(path), "--older-than", "soon"]) == 2
-    assert "'soon' is not an age" in capsys.readouterr().err
+    for age in ("soon", "3"):
+        assert main(["gc", str(path), "--older-than", age]) == 2
+        expected = f"'{age}' is not an age; give a number with a unit (s, m, h, d or w)"
+        assert expected in capsys.readouterr().err

@@ -170,6 +170,34 @@ print(made, gc.callbacks == before)
     assert done.stdout == "[] True\n"
 
 
+def _loaded_by_command(
+    run: Callable[..., subprocess.CompletedProcess[str]], *line: str
+) -> tuple[set[str], set[str]]:
+    """Return the commands whose modules are loaded after a command line, and all modules."""
+    code = "import sys, precache.cli.main as m\ntry: m.main(sys.argv[1:])\nexcept SystemExit: pass"
+    loaded = set(run(f"{code}\nprint(*sys.modules)", *line).stdout.split())
+    package = "precache.cli.commands."
+    return {name.removeprefix(package) for name in loaded if name.startswith(package)}, loaded
+
+
+@pytest.mark.parametrize("line", [[], ["--version"], ["--help"], ["biuld"]])
+def test_without_a_command_none_is_imported_and_no_library(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], line: list[str]
+) -> None:
+    commands, loaded = _loaded_by_command(run_python, *line)
+    assert not commands
+    assert not loaded & {"numpy", "pydantic", "rich", "fsspec", "dataclasses", "inspect"}
+
+
+@pytest.mark.parametrize("name", ["info", "ls", "status", "gc", "use", "verify"])
+def test_a_command_imports_no_other_and_no_package_of_the_workers(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], name: str
+) -> None:
+    commands, loaded = _loaded_by_command(run_python, name, "/nowhere")
+    assert commands == {name}
+    assert not loaded & {"precache_workers", "rich.progress", "torch", "fsspec", "asyncio"}
+
+
 def test_opening_and_loading_need_no_zarr_python_and_no_decoder(
     run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

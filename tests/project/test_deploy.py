@@ -19,7 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from precache.cli.main import _parser
+from precache.cli.main import parse
 from tests.support.building import REPOSITORY
 
 DEPLOY = REPOSITORY / "deploy"
@@ -320,7 +320,7 @@ VARIABLES = settings(DEPLOY / "systemd/photos.env")
     ],
 )
 def test_commands_are_what_the_command_line_takes(line: str) -> None:
-    options = _parser().parse_args(shlex.split(line))
+    options = parse(shlex.split(line))
     assert options.source
     assert options.store
 

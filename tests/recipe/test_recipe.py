@@ -313,7 +313,7 @@ def test_a_wrong_recipe_names_the_place_the_value_and_the_choices(case: str) -> 
         (lambda: Resize(size=8, sizes=9), ["sizes", "unknown parameter", "size, interpolation"]),
         (lambda: Field(ops=({"op": "resize", "size": 8, "k": 1},)), ["ops[0]", "k", "size, inter"]),
         (lambda: Field(ops=("decode",)), ["ops[0]", "'decode'"]),
-        (Recipe, ["fields", "required"]),
+        (Recipe, ["there is no field", "[fields.image]"]),
         (lambda: Recipe.image(resize=100, crop=101), ["101 x 101", "100"]),
         (lambda: Recipe.image(codec="png"), ["'png'", "'image'"]),
     ],

@@ -318,9 +318,15 @@ def test_a_recipe_without_variants_says_nothing_of_them() -> None:
     [
         ({"ops": [{"op": "decode"}], "variants": 2}, "no op is random"),
         ({"ops": [{"op": "decode"}], "first_variant": 1}, "no op is random"),
-        ({"ops": [{"op": "horizontal_flip"}], "variants": 0}, "greater than or equal to 1"),
-        ({"ops": [{"op": "horizontal_flip"}], "variants": 10**6}, "less than or equal to 1024"),
-        ({"ops": [{"op": "horizontal_flip"}], "first_variant": -1}, "greater than or equal to 0"),
+        (
+            {"ops": [{"op": "horizontal_flip"}], "variants": 0},
+            "is 0; give a whole number from 1",
+        ),
+        ({"ops": [{"op": "horizontal_flip"}], "variants": 10**6}, "is 1000000; the most is 1024"),
+        (
+            {"ops": [{"op": "horizontal_flip"}], "first_variant": -1},
+            "is -1; give a whole number",
+        ),
     ],
 )
 def test_variants_that_make_no_sense_are_refused(field: dict[str, Any], said: str) -> None:

@@ -22,7 +22,7 @@ from rich.text import Text
 
 import precache
 from precache.cli import main as command_line
-from precache.cli.jobs import show_job
+from precache.cli.output import show_job
 from precache.runtime.terminal import Terminal, say_rows
 from tests.support.building import command, cut, encoded, environment, shard_files, write
 
@@ -287,7 +287,7 @@ def test_the_log_of_a_job_is_shown_and_not_obeyed(capfd: pytest.CaptureFixture[s
     assert_harmless(out + err)
     assert_harmless(str(caught.value))
     assert r"line\u2028hole: forged.jpg: no image\rhole" in err
-    from precache.cli.output import print_status
+    from precache.cli.commands.status import print_status
 
     print_status(job.status())
     out, err = capfd.readouterr()

@@ -88,7 +88,7 @@ def test_a_trace_gives_the_load_times(run: Run, tmp_path: Path) -> None:
         ((*STEADY, "--trace", "x.txt"), "not allowed with argument --load-ms"),
         (("--trace", "x.txt", *STEADY[2:]), "cannot read the times in x.txt"),
         (STEADY[2:], "one of the arguments --load-ms --trace is required"),
-        ((*STEADY[:-1], "soon"), "invalid float value: 'soon'"),
+        ((*STEADY[:-1], "soon"), "--step-ms is 'soon'; give a number"),
     ],
 )
 def test_bad_usage_ends_in_a_message_and_status_2(

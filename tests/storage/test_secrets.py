@@ -107,8 +107,8 @@ def test_an_option_that_is_mistyped_is_not_quoted(run: Run, arguments: tuple[obj
 
 
 def test_an_argument_too_many_is_named(run: Run) -> None:
-    assert "unrecognized arguments: again" in run("info", "store", "again")
-    assert "unrecognized arguments: --jsno" in run("info", "store", "--jsno")
+    assert "unexpected argument: again" in run("info", "store", "again")
+    assert "there is no --jsno (did you mean --json?)" in run("info", "store", "--jsno")
 
 
 @pytest.mark.parametrize(

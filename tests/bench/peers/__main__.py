@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import tests.bench.peers
-from tests.bench.common import Machine, log, work_folder
+from precache.cli.installation import Installation
+from tests.bench.common import log, work_folder
 from tests.bench.peers.child import BATCH
 from tests.bench.peers.environments import ENVIRONMENTS
 from tests.bench.peers.measure import Bench, Measurement, as_json
@@ -100,7 +101,7 @@ def _print(found: Sequence[Found], bench: Bench) -> None:
             console.print(f"{peer.title}: {measured}", soft_wrap=True, markup=False)
     for name, environment in ENVIRONMENTS.items():
         console.print(f"{name}: {', '.join(environment.requirements)}", soft_wrap=True)
-    console.print(str(Machine.here()), soft_wrap=True)
+    console.print(str(Installation.here()), soft_wrap=True)
 
 
 def _print_json(found: Sequence[Found], bench: Bench) -> None:
@@ -112,7 +113,7 @@ def _print_json(found: Sequence[Found], bench: Bench) -> None:
         "environments": {n: e.requirements for n, e in ENVIRONMENTS.items()},
     }
     peers = [{"name": peer.name, **as_json(measured)} for peer, measured in found]
-    machine = dataclasses.asdict(Machine.here())
+    machine = dataclasses.asdict(Installation.here())
     print(json.dumps({"machine": machine, **settings, "peers": peers}))
 
 

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import tests.bench.scaling
+from precache.cli.installation import Installation
 from tests.bench.building import decodes
-from tests.bench.common import Machine, find_photos, in_clean_process, log, multiply, work_folder
+from tests.bench.common import find_photos, in_clean_process, log, multiply, work_folder
 from tests.bench.scaling import builds, others
 from tests.bench.scaling.builds import SERIAL, Build, local, ray_alone
 from tests.bench.scaling.memory import LIMIT, make_pictures
@@ -250,10 +251,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if not options.json:
                 console.print(table)
     if options.json:
-        machine = dataclasses.asdict(Machine.here())
+        machine = dataclasses.asdict(Installation.here())
         print(json.dumps({"machine": machine, **found}, default=_plain))
     else:
-        console.print(str(Machine.here()), soft_wrap=True)
+        console.print(str(Installation.here()), soft_wrap=True)
 
 
 if __name__ == "__main__":

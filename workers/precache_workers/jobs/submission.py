@@ -30,8 +30,6 @@ STOPS_WITHIN = 30.0
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
-JOB_ID = re.compile(r"precache-[0-9a-f]{12}-[0-9]+")
-
 _PROGRESS = re.compile(r"[\d,]+ of [\d,]+ images.*")
 
 

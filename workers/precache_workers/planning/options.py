@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from precache.errors import UsageError
+from precache.recipe.base import advice
 from precache.storage.environment import with_environment
 from precache_workers.cluster.executor import is_joined
 from precache_workers.cluster.placement import Placement
@@ -193,22 +194,10 @@ class RunOptions(PlacementOptions):
         "trust: see what precache info prints of the recipe, and read these functions. A recipe "
         "file that you name yourself needs no such permission",
     )
-    storage_options: Annotated[dict[str, Any], _DICT, Flag("KEY=VALUE", "--storage-option")] = (
-        Field(
-            default={},
-            repr=False,
-            description="option of the file system of a URL, such as "
-            "endpoint_url=http://host:9000; repeatable",
-        )
+    storage_options: Annotated[dict[str, Any], _DICT, Flag(name="--storage-option")] = Field(
+        default={}, repr=False
     )
-
-    storage_options_env: Annotated[
-        dict[str, str], _DICT, Flag("KEY=VARIABLE", "--storage-option-env")
-    ] = Field(
-        default={},
-        description="the same, read from a variable of the environment, on a cluster of each node; "
-        "for secrets, such as secret=PHOTOS_SECRET; repeatable",
-    )
+    storage_options_env: Annotated[dict[str, str], _DICT, Flag(name="--storage-option-env")] = {}
 
     @model_validator(mode="after")
     def _name_variables(self) -> Self:
@@ -316,34 +305,14 @@ def read_options(
     raise UsageError("; ".join(_describe(problem, spell) for problem in problems))
 
 
-_ADVICE = {
-    "bool_parsing": "give True or False",
-    "bool_type": "give True or False",
-    "byte_size": "give bytes, or a size such as '2GB'",
-    "byte_size_unit": "give bytes, or a size such as '2GB'",
-    "finite_number": "give a finite number",
-    "float_parsing": "give a number",
-    "float_type": "give a number",
-    "greater_than": "give a number above {gt:g}",
-    "greater_than_equal": "give a whole number from {ge} up",
-    "int_type": "give a whole number",
-    "less_than_equal": "the most is {le}",
-    "literal_error": "choose {expected}",
-    "string_type": "give text",
-    "tuple_type": "give paths",
-}
-"""Advice by type of pydantic's error."""
-
-
 def _describe(problem: ErrorDetails, spell: Callable[[str], str]) -> str:
     if problem["type"] == "extra_forbidden":
         return f"there is no option {problem['loc'][0]!r}"
-    context = problem.get("ctx", {})
     if problem["type"] == "value_error":
-        text = re.sub(r"`(\w+)`", lambda match: spell(match[1]), str(context["error"]))
+        error = str(problem["ctx"]["error"])
+        text = re.sub(r"`(\w+)`", lambda match: spell(match[1]), error)
     else:
-        advice = _ADVICE.get(problem["type"])
-        text = problem["msg"] if advice is None else advice.format_map(context)
+        text = advice(problem)
     if not problem["loc"]:
         return text
     name, *inner = map(str, problem["loc"])

@@ -1,10 +1,9 @@
-"""The command ``precache plan``, which is ``precache build --dry-run``."""
+"""``precache plan``, which is ``precache build --dry-run``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -12,12 +11,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import precache
-from precache.cli.build_options import (
-    add_build_arguments,
-    import_from_here,
-    read_keywords,
-    read_recipe,
-)
+from precache.cli.arguments import import_from_here
+from precache.cli.build_options import add_build_arguments, read_keywords, read_recipe
 from precache.cli.output import show
 from precache.recipe.variants import variants_of
 from precache.runtime.terminal import say, say_rows
@@ -36,25 +31,21 @@ _HEAD = 12
 """Width of the column of names."""
 
 
-def add_plan(commands: Any) -> None:
-    """Add the command to the subparsers of ``precache``."""
-    command = commands.add_parser(
-        "plan",
-        help="report what a build would do, why, and how long it would take",
-        description=inspect.cleandoc(_plan.__doc__ or ""),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_build_arguments(command).add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a build, and ``--no-timing``."""
+    add_build_arguments(parser).add_argument(
         "--no-timing", action="store_true", help="compute no rows to estimate time and size"
     )
-    command.set_defaults(run=_plan)
 
 
-def _plan(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Report what precache build, with the same arguments, would do; nothing is written.
 
     Lists the differences from the current version, the rows that are reused and of which version,
     and the rows to compute. Computes a few dozen rows in memory to estimate time and size.
+
+    example:
+      precache plan photos/ photos.store --resize 256 --crop 224
     """
     show_plan(options, not options.no_timing)
     return 0

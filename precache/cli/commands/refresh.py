@@ -1,72 +1,65 @@
-"""The command ``precache refresh``: fresh variants of the samples of a store."""
+"""``precache refresh``: fresh variants of the samples of a store."""
 
 from __future__ import annotations
 
 import argparse
 import functools
-import inspect
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import precache
 from precache.building.refresh import refreshes
-from precache.cli.build_options import (
-    add_code,
-    add_option,
-    add_options,
-    import_from_here,
-    read_keywords,
-)
-from precache.cli.jobs import SERVER, show_job
-from precache.cli.output import build_json, print_refreshed, show
+from precache.cli.arguments import SERVER, add_code, import_from_here
+from precache.cli.build_options import add_option, add_options, read_keywords
+from precache.cli.output import build_json, print_build, show, show_job
 from precache.errors import UsageError
+from precache.recipe.variants import variants_text
+from precache.runtime.terminal import say
 from precache.storage.environment import with_environment
 from precache_workers.planning.options import RunOptions
 
+if TYPE_CHECKING:
+    from precache.store.version import FieldInfo
+    from precache_workers.planning.request import BuildResult
 
-def add_refresh(commands: Any) -> None:
-    """Add the command to the subparsers of ``precache``."""
-    command = commands.add_parser(
-        "refresh",
-        help="compute fresh variants of a store's samples",
-        description=inspect.cleandoc(_refresh.__doc__ or ""),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_argument("store", metavar="STORE", help="folder of the store (path or URL)")
-    command.add_argument(
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the store, how often, how the builds run, and the job."""
+    parser.add_argument("store", metavar="STORE", help="folder of the store (path or URL)")
+    parser.add_argument(
         "--source",
         metavar="SOURCE",
         default="",
         help="where the samples are; default the source of the current version, as the store's log "
         "of commits names it",
     )
-    command.add_argument(
+    parser.add_argument(
         "--times",
         type=int,
         metavar="N",
         help="child versions; default 1, with --every no end",
     )
-    command.add_argument(
+    parser.add_argument(
         "--every", metavar="TIME", help="time from one start to the next, such as 30m; default 0"
     )
     add_options(
-        command,
+        parser,
         RunOptions,
         address=f"{RunOptions.model_fields['address'].description}; with --submit, {SERVER}",
         max_failures="holes allowed; default 1% of the samples, at least 5, and as many as there "
         "were",
     )
-    add_option(command, "run_functions")
-    job = command.add_argument_group("as a job of a cluster")
+    add_option(parser, "run_functions")
+    job = parser.add_argument_group("as a job of a cluster")
     job.add_argument(
         "--submit", action="store_true", help="submit it to a cluster, as precache submit does"
     )
     add_code(job)
-    command.set_defaults(run=_refresh)
 
 
-def _refresh(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Build a child of STORE's current version, and make it current: in every field with variants
     the oldest is dropped and a fresh one computed, all others are linked.
 
@@ -76,6 +69,9 @@ def _refresh(options: argparse.Namespace) -> int:
 
     A store is data: functions that its recipe names, and a python: source that its log names, run
     only with --run-functions.
+
+    example:
+      precache refresh photos.store --times 10
     """
     address = getattr(options, "address", None)
     if options.submit:
@@ -102,5 +98,13 @@ def print_refreshes(as_json: bool, store: str, source: str | None, **keywords: A
         version = precache.open(result.path, None, storage_options)
         fields = {n: field for n, field in version.fields.items() if field.variants > 1}
         data = {**build_json(result), "fields": {n: asdict(field) for n, field in fields.items()}}
-        show(as_json, data, functools.partial(print_refreshed, result, fields))
+        show(as_json, data, functools.partial(_print, result, fields))
         sys.stdout.flush()
+
+
+def _print(result: BuildResult, fields: Mapping[str, FieldInfo]) -> None:
+    """Print a child version, and the variants of its fields that have several."""
+    for name, field in fields.items():
+        new = field.first_variant + field.variants - 1
+        say(f"variant {new} of {name} is new; there are variants {variants_text(field)}")
+    print_build(result)

@@ -1,76 +1,66 @@
-"""The command ``precache doctor``."""
+"""``precache doctor``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
 import math
 from typing import Any
 
 import precache
-from precache.cli.build_options import (
-    add_option,
-    add_recipe_options,
-    add_source,
-    import_from_here,
-    read_recipe,
-)
+from precache.cli.arguments import add_json, add_storage_options, import_from_here
+from precache.cli.build_options import add_option, add_recipe_options, add_source, read_recipe
 from precache.cli.output import bench_progress, show
 from precache_workers.doctor.text import print_doctor_report
 
 
-def add_doctor(commands: Any) -> None:
-    """Add the command to the subparsers of ``precache``."""
-    command = commands.add_parser(
-        "doctor",
-        help="predict what caching would cost and gain",
-        description=inspect.cleandoc(_doctor.__doc__ or ""),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.set_defaults(run=_doctor)
-    add_source(command)
-    add_recipe_options(command)
-    run = command.add_argument_group("measuring")
-    run.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the source, the recipe and what is measured."""
+    add_source(parser)
+    add_recipe_options(parser)
+    measuring = parser.add_argument_group("measuring")
+    measuring.add_argument(
         "--samples", type=int, default=200, metavar="N", help="number, drawn at random; default 200"
     )
-    run.add_argument(
+    measuring.add_argument(
         "--seconds",
         type=float,
         default=45.0,
         metavar="N",
         help="time limit; fewer samples are measured if they are slow; default 45",
     )
-    run.add_argument(
+    measuring.add_argument(
         "--rate",
         type=float,
         default=1000.0,
         metavar="R",
         help="samples per second that the training device takes; default 1000",
     )
-    run.add_argument(
+    measuring.add_argument(
         "--cores",
         type=int,
         metavar="N",
         help="CPU cores of the build, and of training; default those that this process may use",
     )
-    add_option(run, "follow_links")
-    add_option(run, "storage_options")
-    run.add_argument(
+    add_option(measuring, "follow_links")
+    add_storage_options(measuring)
+    measuring.add_argument(
         "--html", metavar="FILE", help='write a page; needs pip install "precache[report]"'
     )
-    run.add_argument("--png", metavar="FILE", help="write charts as a PNG; needs the same")
-    run.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    measuring.add_argument("--png", metavar="FILE", help="write charts as a PNG; needs the same")
+    add_json(measuring)
 
 
-def _doctor(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measure random samples of SOURCE, stage by stage, and predict what caching would gain.
 
     Reports the cores that feed a device without a cache and with one, the time and size of a build,
     training from each codec, and which ops to do once and which in every epoch. Nothing is kept:
     trials are written to a temporary folder, on the disk that TMPDIR names. Some local files of the
     source are dropped from the page cache, so that the disk is measured.
+
+    example:
+      precache doctor photos/ --resize 256 --crop 224 --rate 4000
     """
     for path in filter(None, (options.html, options.png)):
         from precache.html.charts import check_page

@@ -1,30 +1,15 @@
-"""The command ``precache simulate``."""
+"""``precache simulate``."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from typing import Any
 
 from precache.runtime.terminal import say
 from precache.simulation import text as simulation_text
 from precache.simulation.distributions import ORDERS, SPREADS, read_times
 from precache.simulation.model import Simulation, simulate
-
-_DESCRIPTION = """\
-Simulate loaders that feed a training loop: how long it waits, and what would help.
-
-N loader processes start together, and each makes one batch at a time. A finished batch goes into a
-queue; while the queue is full, its loader is blocked. The training loop takes batches and spends a
-step on each; a batch is done when its step has ended. The rate is at most the lower of loaders /
-load time and 1 / step time.
-
-  stall            share of the time that the training loop waits for data
-  wait before ...  one bar per batch. Loaders that start together deliver together, so the loop
-                   waits at every N-th batch. With variance (--load-cv) they drift apart: the
-                   spikes disappear, but the stall stays.
-"""
 
 _EPILOG = """\
 examples:
@@ -48,30 +33,21 @@ first one that is ready. So with much variance a DataLoader may wait longer than
 """
 
 
-def add_simulate(commands: Any) -> None:
-    """Add the command to the subparsers of ``precache``."""
-    command = commands.add_parser(
-        "simulate",
-        help="simulate how long a training loop waits for its loaders",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.set_defaults(run=_simulate)
-    load = command.add_mutually_exclusive_group(required=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the model's parameters and how to show the result."""
+    parser.epilog = _EPILOG
+    load = parser.add_mutually_exclusive_group(required=True)
     load.add_argument(
         "--load-ms", type=float, metavar="MS", help="time of one loader for one batch"
     )
     load.add_argument(
         "--trace", metavar="FILE", help="file of measured load times in ms, one per line"
     )
-    command.add_argument(
+    parser.add_argument(
         "--step-ms", type=float, required=True, metavar="MS", help="time of one step"
     )
-    command.add_argument(
-        "--loaders", type=int, required=True, metavar="N", help="number of loaders"
-    )
-    command.add_argument(
+    parser.add_argument("--loaders", type=int, required=True, metavar="N", help="number of loaders")
+    parser.add_argument(
         "--queue",
         type=int,
         metavar="N",
@@ -79,40 +55,52 @@ def add_simulate(commands: Any) -> None:
         "loaders, which matches a DataLoader's prefetch_factor=2",
     )
     for name in ("load", "step"):
-        command.add_argument(
+        parser.add_argument(
             f"--{name}-cv",
             type=float,
             metavar="C",
             help="standard deviation over mean; default 0",
         )
-    command.add_argument(
+    parser.add_argument(
         "--load-dist",
         choices=(*SPREADS, *ORDERS),
         help="default gamma with a --load-cv; with a --trace: cycle (the times in their order, "
         "repeated; default) or resample (draw them at random)",
     )
-    command.add_argument("--step-dist", choices=SPREADS, help="the same for the step")
-    command.add_argument(
+    parser.add_argument("--step-dist", choices=SPREADS, help="the same for the step")
+    parser.add_argument(
         "--resolution-ms",
         type=float,
         default=0.0,
         metavar="R",
         help="round load times up to a multiple of R; default 0, no rounding",
     )
-    command.add_argument(
+    parser.add_argument(
         "--seconds", type=float, default=30.0, metavar="S", help="simulated time; default 30"
     )
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
-    command.add_argument("--html", metavar="FILE", help="write a page that replays the simulation")
-    command.add_argument(
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
+    parser.add_argument("--html", metavar="FILE", help="write a page that replays the simulation")
+    parser.add_argument(
         "--png", metavar="FILE", help='write charts as a PNG; needs pip install "precache[report]"'
     )
-    command.add_argument(
+    parser.add_argument(
         "--json", action="store_true", help="one JSON object on stdout, with all series"
     )
 
 
-def _simulate(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Simulate loaders that feed a training loop: how long it waits, and what would help.
+
+    N loader processes start together, and each makes one batch at a time. A finished batch goes
+    into a queue; while the queue is full, its loader is blocked. The training loop takes batches
+    and spends a step on each; a batch is done when its step has ended. The rate is at most the
+    lower of loaders / load time and 1 / step time.
+
+      stall            share of the time that the training loop waits for data
+      wait before ...  one bar per batch. Loaders that start together deliver together, so the loop
+                       waits at every N-th batch. With variance (--load-cv) they drift apart: the
+                       spikes disappear, but the stall stays.
+    """
     result = simulate(
         options.load_ms if options.trace is None else read_times(options.trace),
         options.step_ms,

@@ -1,0 +1,101 @@
+"""Arguments that several commands have; importing this module loads no library."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from precache.storage.environment import FromEnvironment
+
+SERVER = (
+    "the cluster's job server, http://head:8265; default RAY_API_SERVER_ADDRESS or RAY_ADDRESS, "
+    "else a Ray on this machine"
+)
+
+
+def add_store(to: Any, **settings: Any) -> None:
+    """Add the argument ``STORE``."""
+    to.add_argument(
+        "store", metavar="STORE", help="a store, or STORE@3f2a for a version", **settings
+    )
+
+
+def add_json(to: Any) -> None:
+    """Add ``--json``."""
+    to.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def add_storage_options(to: Any) -> None:
+    """Add the flags that fill `storage_options`."""
+    to.add_argument(
+        "--storage-option",
+        action="append",
+        default=[],
+        dest="storage_options",
+        metavar="KEY=VALUE",
+        type=_storage_option,
+        help="option of the file system of a URL, such as endpoint_url=http://host:9000; "
+        "repeatable",
+    )
+    to.add_argument(
+        "--storage-option-env",
+        action="append",
+        default=[],
+        dest="storage_options",
+        metavar="KEY=VARIABLE",
+        type=_storage_option_env,
+        help="the same, read from a variable of the environment, on a cluster of each node; for "
+        "secrets, such as secret=PHOTOS_SECRET; repeatable",
+    )
+
+
+def _storage_option(text: str) -> tuple[str, Any]:
+    """Split KEY=VALUE; the value is parsed if it is JSON, else it stays text."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError("expected KEY=VALUE; not shown, as it may be a secret")
+    try:
+        return key, json.loads(value)
+    except (ValueError, RecursionError):
+        return key, value
+
+
+def _storage_option_env(text: str) -> tuple[str, FromEnvironment]:
+    key, equals, variable = text.partition("=")
+    if not key or not equals or not variable.isidentifier():
+        raise argparse.ArgumentTypeError("expected KEY=VARIABLE; not shown, as it may be a secret")
+    return key, FromEnvironment(variable)
+
+
+def add_job_address(to: Any) -> None:
+    """Add ``--address`` of a cluster's job server."""
+    to.add_argument("--address", help=SERVER)
+
+
+def add_code(to: Any) -> None:
+    """Add the flags of a job: code that it takes along, and not to follow it."""
+    to.add_argument(
+        "--code",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="module, package, or folder of them, that the job can import; repeatable",
+    )
+    to.add_argument("--no-wait", action="store_true", help="print the job's id, do not follow it")
+
+
+def import_from_here(source: str | None, functions: bool) -> None:
+    """Let modules of the current folder be imported, after all others, if any code is to run.
+
+    The folder may be a store, or full of samples, with files that are named like modules.
+
+    Parameters
+    ----------
+    functions
+        Functions of a recipe are to run.
+    """
+    if functions or (source or "").startswith("python:"):
+        sys.path.append(str(Path.cwd()))

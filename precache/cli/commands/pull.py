@@ -1,0 +1,53 @@
+"""``precache pull``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING
+
+import precache
+from precache.cli.arguments import add_json, add_storage_options, add_store
+from precache.cli.output import byte_progress, show
+from precache.runtime.terminal import say
+from precache.units import size
+
+if TYPE_CHECKING:
+    from precache.maintenance.transfer import Transferred
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add both stores and how to print."""
+    add_store(parser)
+    parser.add_argument("--to", required=True, metavar="STORE", help="created if missing")
+    add_json(parser)
+    add_storage_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Copy a whole version to another store, with pull to a local folder and with push to any path
+    or URL, and make it current there.
+
+    Every object is checked while it is copied. A version that is complete there is only made
+    current. A damaged one stays until an intact one replaces it, or in a bucket is repaired. If it
+    is stopped, run the same command again to continue.
+
+    examples:
+      precache pull gs://bucket/photos.store --to photos.store
+      precache push photos.store --to gs://bucket/photos.store
+    """
+    storage_options = dict(options.storage_options)
+    copy = precache.pull if options.command == "pull" else precache.push
+    version = precache.open(options.store, None, storage_options)
+    with byte_progress("Copying", version, shown=not options.json) as tick:
+        result = copy(options.store, options.to, tick, storage_options)
+    show(options.json, dataclasses.asdict(result), lambda: _print(result))
+    return 0
+
+
+def _print(result: Transferred) -> None:
+    skipped = f"; {result.skipped} existed" if result.skipped else ""
+    say(
+        f"version {result.version[:8]} is at {result.path}: {result.objects} objects, "
+        f"{size(result.nbytes)} copied{skipped}"
+    )
