@@ -59,6 +59,11 @@ def build_json(result: BuildResult) -> dict[str, Any]:
     return {**dataclasses.asdict(result), "ratio": result.ratio}
 
 
+def row_types_text(row_types: Mapping[str, str]) -> str:
+    """Format the dtype and shape of a row, by field."""
+    return ", ".join(f"{name} {row}" for name, row in row_types.items())
+
+
 def print_build(result: BuildResult) -> None:
     """Print the summary of a build."""
     skipped = result.shards_skipped
@@ -71,6 +76,7 @@ def print_build(result: BuildResult) -> None:
         ("version", result.version),
         ("path", result.path),
         ("samples", f"{result.samples:,}, {result.failed} failed{mended}"),
+        ("row", row_types_text(result.row_types)),
         (
             "shards",
             f"{result.shards}: {computed} made, {reused}{skipped} there before",
