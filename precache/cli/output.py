@@ -43,7 +43,7 @@ def _shortened(items: Sequence[str], separator: str = ", ") -> str:
 
 
 def _numbers(values: Sequence[float]) -> str:
-    return " ".join(f"{value:.2f}" for value in values)
+    return _shortened([f"{value:.2f}" for value in values], " ")
 
 
 def show(as_json: bool, data: Mapping[str, Any], print_text: Callable[[], None]) -> None:
