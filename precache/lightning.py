@@ -61,7 +61,7 @@ class StallMonitor(Callback):
     ) -> None:
         super().__init__()
         self._reports: deque[StallReport] = deque()
-        chosen = [outputs.log()] if to is None else to
+        chosen = [outputs.terminal()] if to is None else to
         # The trainer's loggers belong to the loop's thread, and reports are made on another.
         all_outputs = [*chosen, self._reports.append]
         self._settings = MeterSettings.of(name, every, threshold, all_outputs, device)

@@ -16,6 +16,7 @@ from typing import Any
 
 from precache.errors import UsageError
 from precache.metering.report import StallReport
+from precache.runtime.terminal import say
 
 Output = Callable[[StallReport], None]
 
@@ -27,6 +28,11 @@ def _unless_quiet(output: Output) -> Output:
             output(report)
 
     return write
+
+
+def terminal() -> Output:
+    """Print one line per report on standard error, the default of a meter."""
+    return _unless_quiet(lambda report: say(str(report), stderr=True))
 
 
 def log(logger: logging.Logger | None = None, level: int = logging.INFO) -> Output:

@@ -14,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -119,12 +120,26 @@ class Compose:
     """Transforms, and any callables on the batch, one after another."""
 
     def __init__(self, steps: Sequence[Transform | Compose | Callable[[Any], Any]]) -> None:
-        self.steps = list(steps)
+        if not isinstance(steps, Sequence):
+            raise UsageError(f"Compose takes a list of transforms, not {steps!r}")
+        self.steps = [require_step("a step of Compose", step) for step in steps]
 
     def apply(self, batch: Any, draw: Draw) -> Any:
         for index, step in enumerate(self.steps):
             batch = run(step, batch, draw.inside(index))
         return batch
+
+
+def require_step(name: str, step: Any) -> Any:
+    """Return `step`; raise `UsageError` if it is neither a transform nor a function of a batch."""
+    if isinstance(step, type) and issubclass(step, Transform | Compose):
+        raise UsageError(f"{name} is the class {step.__name__}; make one, as {step.__name__}(…)")
+    if not callable(step) and not isinstance(step, Transform | Compose):
+        raise UsageError(
+            f"{name} is {step!r}; give one of precache.transforms, several in a Compose, or a "
+            "function of a batch"
+        )
+    return step
 
 
 def run(step: Transform | Compose | Callable[[Any], Any], batch: Any, draw: Draw) -> Any:
@@ -137,6 +152,23 @@ def is_drawn(step: Any) -> bool:
     if isinstance(step, Compose):
         return all(map(is_drawn, step.steps))
     return isinstance(step, Transform)
+
+
+def _number(name: str, value: Any, least: float, most: float = math.inf) -> float:
+    """Convert to a float; raise `UsageError` if it is no number from `least` to `most`."""
+    if not isinstance(value, Real) or not least <= float(value) <= most:
+        limits = f"from {least:g} up" if most == math.inf else f"from {least:g} to {most:g}"
+        raise UsageError(f"{name} is {value!r}; give a number {limits}")
+    return float(value)
+
+
+def _range(name: str, value: Any) -> tuple[float, float]:
+    """Convert to an ascending pair of numbers above 0; raise `UsageError` for anything else."""
+    pair = value if isinstance(value, tuple | list) and len(value) == 2 else (0.0, 0.0)
+    low, high = (_number(name, bound, 0) for bound in pair)
+    if not 0 < low <= high:
+        raise UsageError(f"{name} is {value!r}; give an ascending pair of numbers above 0")
+    return low, high
 
 
 # --- geometry -----------------------------------------------------------------------------------
@@ -179,8 +211,8 @@ class RandomResizedCrop(ImageTransform):
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
     ) -> None:
         self.size = sides("size", size)
-        self.scale = scale
-        self.ratio = ratio
+        self.scale = _range("scale", scale)
+        self.ratio = _range("ratio", ratio)
 
     def boxes(self, height: int, width: int, draw: Draw) -> torch.Tensor:
         """(N, 4) float32 top, left, height, width, in whole pixels."""
@@ -216,7 +248,7 @@ class HorizontalFlip(ImageTransform):
     """Mirror left and right with probability `p`."""
 
     def __init__(self, p: float = 0.5) -> None:
-        self.p = p
+        self.p = _number("p", p, 0, 1)
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         flip = draw.uniform(1)[:, 0] < self.p
@@ -248,10 +280,12 @@ class ColorJitter(ImageTransform):
     def __init__(
         self, brightness: float = 0, contrast: float = 0, saturation: float = 0, hue: float = 0
     ) -> None:
-        if min(brightness, contrast, saturation, hue) < 0 or hue > 0.5:
-            raise UsageError("ColorJitter takes numbers from 0 up, and hue at most 0.5")
-        self.amounts = (brightness, contrast, saturation)
-        self.hue = hue
+        self.amounts = (
+            _number("brightness", brightness, 0),
+            _number("contrast", contrast, 0),
+            _number("saturation", saturation, 0),
+        )
+        self.hue = _number("hue", hue, 0, 0.5)
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         top = _top(images)
@@ -312,9 +346,10 @@ class Normalize(ImageTransform):
         dtype: torch.dtype = torch.float32,
         channels_last: bool = False,
     ) -> None:
-        if not dtype.is_floating_point:
-            raise UsageError(f"Normalize gives floats, not {dtype}")
-        if len(mean) != len(std) or min(std) <= 0:
+        if not getattr(dtype, "is_floating_point", False):
+            raise UsageError(f"Normalize gives floats, not {dtype}; give a dtype of torch")
+        sized = all(hasattr(values, "__len__") for values in (mean, std))
+        if not sized or len(mean) != len(std) or min(std) <= 0:
             raise UsageError("Normalize takes a mean and a std above 0 for each channel")
         self.mean, self.std = list(mean), list(std)
         self.dtype = dtype
@@ -333,6 +368,8 @@ class ToDType(ImageTransform):
     """Convert to `dtype`; integers are first divided by 255 where it is a float."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        if not isinstance(dtype, torch.dtype):
+            raise UsageError(f"dtype is {dtype!r}; give a dtype of torch, such as torch.float16")
         self.dtype = dtype
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -346,8 +383,6 @@ class ToDType(ImageTransform):
 
 def _beta(alpha: float, count: int, draw: Draw, device: torch.device) -> torch.Tensor:
     """Draw (count,) float32 from Beta(alpha, alpha)."""
-    if alpha <= 0:
-        raise UsageError(f"alpha is {alpha}; give a number above 0")
     shares = draw.numpy().beta(alpha, alpha, count).astype(np.float32)
     return torch.from_numpy(shares).to(device, non_blocking=True)
 
@@ -362,7 +397,9 @@ class Mixing(Transform):
 
     def __init__(self, classes: int, alpha: float) -> None:
         self.classes = whole("classes", classes, 1)
-        self.alpha = alpha
+        self.alpha = _number("alpha", alpha, 0)
+        if not self.alpha:
+            raise UsageError(f"alpha is {alpha!r}; give a number above 0")
 
     def require(self, labels: np.ndarray, rows: np.ndarray, where: str) -> None:
         """Raise `UsageError` if a label (n,) of rows (n,) is outside of the classes."""

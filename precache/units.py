@@ -12,6 +12,11 @@ def size(nbytes: float) -> str:
     raise AssertionError("unreachable")
 
 
+def ms(seconds: float) -> str:
+    """Format seconds as a number of milliseconds, without the unit."""
+    return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.1f}"
+
+
 def number(value: float) -> str:
     """A number with about three digits: 1,234, 12.3, 0.05."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else f"{value:.1g}"

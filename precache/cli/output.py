@@ -24,10 +24,10 @@ SHOWN = 10
 """Number of holes, keys and classes that are listed; the rest is only counted."""
 
 
-def first_ones(items: Sequence[str]) -> str:
+def first_ones(items: Sequence[str], separator: str = ", ") -> str:
     """List the first `SHOWN` of the items, and count the rest."""
     rest = f" … and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return ", ".join(items[:SHOWN]) + rest
+    return separator.join(items[:SHOWN]) + rest
 
 
 def show(as_json: bool, data: Mapping[str, Any], print_text: Callable[[], None]) -> None:
@@ -43,6 +43,11 @@ def build_json(result: BuildResult) -> dict[str, Any]:
     return {**dataclasses.asdict(result), "ratio": result.ratio}
 
 
+def row_types_text(row_types: Mapping[str, str]) -> str:
+    """Format the dtype and shape of a row, by field."""
+    return ", ".join(f"{name} {row}" for name, row in row_types.items())
+
+
 def print_build(result: BuildResult) -> None:
     """Print the summary of a build."""
     skipped = result.shards_skipped
@@ -55,6 +60,7 @@ def print_build(result: BuildResult) -> None:
         ("version", result.version),
         ("path", result.path),
         ("samples", f"{result.samples:,}, {result.failed} failed{mended}"),
+        ("row", row_types_text(result.row_types)),
         (
             "shards",
             f"{result.shards}: {computed} made, {reused}{skipped} there before",
@@ -77,7 +83,7 @@ def statistics(mean: Mapping[str, list[float]], std: Mapping[str, list[float]]) 
     """Return names and values of the statistics of each field."""
 
     def numbers(values: Sequence[float]) -> str:
-        return " ".join(f"{value:.2f}" for value in values)
+        return first_ones([f"{value:.2f}" for value in values], " ")
 
     return [(f"{n} mean, std", f"{numbers(mean[n])}, {numbers(std[n])}") for n in mean]
 

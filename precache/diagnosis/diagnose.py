@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from precache.units import number
 CONFIDENCE_TEXT = {"high": "sure", "medium": "fairly sure", "low": "a guess"}
 HELPFUL_GAIN = 1.05
 """Gain from which a remedy is reported as helpful."""
+
+SAME_SHARE = 0.02
+"""Difference of two shares below which they are reported as one."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +160,9 @@ def diagnose(
     --------
     >>> print(diagnose(loader, step, restore=[model, optimizer]))  # doctest: +SKIP
     """
-    if not seconds > 0:
-        raise UsageError(f"seconds is {seconds}; give a number above 0")
+    limit: Any = seconds  # unchecked user input
+    if not isinstance(limit, Real) or not float(limit) > 0:
+        raise UsageError(f"seconds is {seconds!r}; give a number above 0")
     steps = whole("steps", steps, 1)
     if not isinstance(loader, Iterable):
         raise UsageError(f"loader is a {type(loader).__name__}; give an iterable of batches")
@@ -193,8 +198,9 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield headline(diagnosis)
     yield (
         f"{number(diagnosis.batches_per_s)} batches/s; {number(diagnosis.without_waiting)} without "
-        f"waiting for data. The loop waits for data {measured.together.stall:.0%} of the time."
+        f"waiting for data, so {lost_share(diagnosis):.0%} of the time is lost to data."
     )
+    yield from waiting_notes(diagnosis)
     yield "mean time per batch"
     yield from (f"  {name:14}{_describe(run)}" for name, run in timed_runs(diagnosis).items())
     if measured.copies:
@@ -218,6 +224,32 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
 def headline(diagnosis: Diagnosis) -> str:
     """Return the verdict and its reason."""
     return f"{diagnosis.verdict}: {diagnosis.reason}"
+
+
+def lost_share(diagnosis: Diagnosis) -> float:
+    """Return the share of its time that the loop would save if it never waited for data."""
+    return max(0.0, 1 - diagnosis.batches_per_s / diagnosis.without_waiting)
+
+
+def waiting_notes(diagnosis: Diagnosis) -> Iterator[str]:
+    """Explain the measured wait where it is not the time lost to data, or is for transforms."""
+    measured, lost = diagnosis.measurements, lost_share(diagnosis)
+    stall = measured.together.stall
+    transforms = stall * measured.together.transform_share
+    if transforms >= SAME_SHARE:
+        yield (
+            f"The loop waits {stall:.0%} of the time: {transforms:.0%} for transforms on the CPU, "
+            f"{stall - transforms:.0%} for loading."
+        )
+    if abs(lost - stall) < SAME_SHARE:
+        return
+    if measured.setup.cuda:
+        why = "it runs ahead of the device, which is what counts"
+    elif measured.cold is not None and not measured.fits:
+        why = "its files were in memory then, and in training they come from the disk"
+    else:
+        why = "loading also slows the step down, as they share the cores"
+    yield f"The loop waited for data {stall:.0%} of the measured time: {why}."
 
 
 def timed_runs(diagnosis: Diagnosis) -> dict[str, TimedRun]:

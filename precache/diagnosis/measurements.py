@@ -35,12 +35,15 @@ class TimedRun:
         Resources used by this process and its descendants during the run.
     waits
         The part of `seconds` spent in the loader, in runs that have a step.
+    transform_share
+        Share of the waits that was for transforms on the CPU, if the loader tells.
     """
 
     seconds: tuple[float, ...]
     total: float
     usage: Usage
     waits: tuple[float, ...] = ()
+    transform_share: float = 0.0
 
     @functools.cached_property
     def median(self) -> float:

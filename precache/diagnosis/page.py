@@ -14,9 +14,11 @@ from precache.diagnosis.diagnose import (
     Diagnosis,
     headline,
     in_ms,
+    lost_share,
     timed_runs,
+    waiting_notes,
 )
-from precache.diagnosis.remedies import LoopTimes
+from precache.diagnosis.measurements import Measurements
 from precache.diagnosis.replay import recorded, replay
 from precache.html.charts import Chart, Panel, bars, distributions, draw_png
 from precache.html.pages import render
@@ -33,10 +35,10 @@ SIMULATED = (
 
 
 class Loop(NamedTuple):
-    """Speed of a loop, and the share of its time that the step waits for data."""
+    """Speed of a loop, and the share of its time that is lost to data."""
 
     name: str
-    stall: float
+    lost_share: float
     batches_per_s: float
     predicted: bool
 
@@ -50,10 +52,15 @@ def render_diagnosis(diagnosis: Diagnosis, after: Diagnosis | None = None) -> st
         script="player.js",
         title=headline(diagnosis),
         tiles=list(_tiles(diagnosis, after)),
-        charts=_charts(diagnosis, after, simulation),
+        charts=_charts(diagnosis, after),
         loops=[
-            (loop.name, f"{loop.stall:.0%}", number(loop.batches_per_s))
-            for loop in loops(diagnosis, after, simulation)
+            (
+                loop.name,
+                "predicted" if loop.predicted else "measured",
+                f"{loop.lost_share:.0%}",
+                number(loop.batches_per_s),
+            )
+            for loop in loops(diagnosis, after)
         ],
         runs=[
             (name, *(in_ms(ms / 1e3) for ms in statistics(1e3 * np.array(run.seconds))))
@@ -64,8 +71,8 @@ def render_diagnosis(diagnosis: Diagnosis, after: Diagnosis | None = None) -> st
             for r in diagnosis.remedies
         ],
         evidence=[(fig.name, f"{fig.value:.4g} {fig.unit}") for fig in diagnosis.evidence],
-        flags=diagnosis.flags,
-        replay_note=RECORDED if recorded(diagnosis.measurements) else SIMULATED,
+        flags=[*waiting_notes(diagnosis), *diagnosis.flags],
+        replay_note=_replay_note(diagnosis.measurements, simulation),
         **player_values(simulation),
     )
 
@@ -83,50 +90,46 @@ def draw_diagnosis(
         If the file cannot be written.
     """
     simulation = replay(diagnosis.measurements)
-    charts = _charts(diagnosis, after, simulation)
+    charts = _charts(diagnosis, after)
     charts.insert(2, _timeline(diagnosis, simulation))
     draw_png(headline(diagnosis), charts, os.fspath(path))
 
 
-def loops(diagnosis: Diagnosis, after: Diagnosis | None, simulation: Simulation) -> list[Loop]:
-    """List the loop as measured, as predicted from its parts, and with each helpful remedy.
-
-    The predicted stall is 1 - batches/s / batches/s with data for free.
-    """
-    measured, free = diagnosis.measurements, diagnosis.without_waiting
-
-    def predicted(name: str, rate: float) -> Loop:
-        return Loop(name, max(0.0, 1 - rate / free), rate, predicted=True)
-
-    together = measured.together
-    result = [Loop("measured", together.stall, 1 / together.mean, predicted=False)]
-    result.append(predicted("predicted, unchanged", 1 / LoopTimes.of(measured).together()))
-    if not recorded(measured):
-        result.append(
-            Loop("simulated, as replayed", simulation.stall_share, simulation.rate, predicted=True)
-        )
-    helpful = [remedy for remedy in diagnosis.remedies if remedy.gain >= HELPFUL_GAIN]
-    result += [predicted(f"predicted: {r.name}", r.batches_per_s) for r in helpful]
+def loops(diagnosis: Diagnosis, after: Diagnosis | None) -> list[Loop]:
+    """List the loop as it is, with each helpful remedy, and as measured with one."""
+    free, rate = diagnosis.without_waiting, diagnosis.batches_per_s
+    result = [Loop("now", lost_share(diagnosis), rate, predicted=False)]
+    result += [
+        Loop(remedy.name, max(0.0, 1 - remedy.batches_per_s / free), remedy.batches_per_s, True)
+        for remedy in diagnosis.remedies
+        if remedy.gain >= HELPFUL_GAIN
+    ]
     if after is not None:
-        remedied = after.measurements.together
-        result.append(Loop("measured after", remedied.stall, 1 / remedied.mean, predicted=False))
+        result.append(Loop("after", lost_share(after), after.batches_per_s, predicted=False))
     return result
 
 
+def _replay_note(measured: Measurements, simulation: Simulation) -> str:
+    if recorded(measured):
+        return RECORDED
+    played, stall = simulation.stall_share, measured.together.stall
+    waits = f"The replayed loop waits {played:.0%} of the time; the measured one waited {stall:.0%}"
+    return f"{SIMULATED} {waits}."
+
+
 def _tiles(diagnosis: Diagnosis, after: Diagnosis | None) -> Iterator[tuple[str, str]]:
-    now = diagnosis.measurements.together
     yield "batches/s", number(diagnosis.batches_per_s)
     yield "without waiting", number(diagnosis.without_waiting)
-    yield "waiting for data", f"{now.stall:.0%}"
+    yield "lost to data", f"{lost_share(diagnosis):.0%}"
     if after is not None:
         yield "batches/s after", number(after.batches_per_s)
-        yield "waiting after", f"{after.measurements.together.stall:.0%}"
+        yield "lost after", f"{lost_share(after):.0%}"
     best = max((remedy.gain for remedy in diagnosis.remedies), default=1.0)
     if best >= HELPFUL_GAIN:
         yield "best remedy", f"{best:.2f} x"
 
 
-def _charts(diagnosis: Diagnosis, after: Diagnosis | None, simulation: Simulation) -> list[Chart]:
+def _charts(diagnosis: Diagnosis, after: Diagnosis | None) -> list[Chart]:
     times_ms = {name: 1e3 * np.array(run.seconds) for name, run in timed_runs(diagnosis).items()}
     if after is not None:
         times_ms |= {
@@ -134,7 +137,7 @@ def _charts(diagnosis: Diagnosis, after: Diagnosis | None, simulation: Simulatio
         }
     note = "Each dot is a batch. The step alone repeats one batch."
     charts = [
-        _gains(diagnosis, loops(diagnosis, after, simulation)),
+        _gains(diagnosis, loops(diagnosis, after)),
         distributions("runs", "Time per batch, ms", times_ms, note),
     ]
     if after is not None:
@@ -148,9 +151,9 @@ def _timeline(diagnosis: Diagnosis, simulation: Simulation, title: str = "Timeli
 
 
 def _gains(diagnosis: Diagnosis, loops: Sequence[Loop]) -> Chart:
-    stalls, rates = [loop.stall for loop in loops], [loop.batches_per_s for loop in loops]
+    shares, rates = [loop.lost_share for loop in loops], [loop.batches_per_s for loop in loops]
     panels = [
-        Panel("stall", stalls, [f"{stall:.0%}" for stall in stalls], top=1),
+        Panel("lost to data", shares, [f"{share:.0%}" for share in shares], top=1),
         Panel(
             "batches/s",
             rates,
@@ -164,5 +167,6 @@ def _gains(diagnosis: Diagnosis, loops: Sequence[Loop]) -> Chart:
         [loop.name for loop in loops],
         panels,
         ["green" if loop.predicted else "blue" for loop in loops],
-        "Stall is the share of time spent waiting for data. Blue is measured, green is predicted.",
+        "The share of its time that the loop would save if it never waited for data; its speed. "
+        "Blue is measured, green is predicted with a remedy.",
     )

@@ -41,8 +41,8 @@ class Remedy:
     Attributes
     ----------
     name
-        ``workers``, ``precache``, ``prefetch``, ``pinned memory``, ``block shuffle``,
-        ``faster disk``.
+        ``workers``, ``precache``, ``prefetch``, ``transforms``, ``pinned memory``,
+        ``block shuffle``, ``faster disk``.
     what
         What to change.
     batches_per_s
@@ -170,7 +170,15 @@ def remedies(measured: Measurements) -> tuple[Remedy, ...]:
     noisy = is_noisy(measured)
     predicted = [
         dataclasses.replace(remedy, confidence=_lower(remedy.confidence)) if noisy else remedy
-        for predict in (_workers, _prefetch, _precache, _pinned, _block_shuffle, _faster_disk)
+        for predict in (
+            _workers,
+            _prefetch,
+            _precache,
+            _transforms,
+            _pinned,
+            _block_shuffle,
+            _faster_disk,
+        )
         for remedy in predict(measured, times)
     ]
     return tuple(sorted(predicted, key=lambda remedy: -remedy.gain))
@@ -283,6 +291,16 @@ def _precache(measured: Measurements, times: LoopTimes) -> Iterator[Remedy]:
         confidence, why = "low", why + ", depending on the codec"
     why += "; random augmentations move to the device"
     yield _remedy("precache", what, times, after, confidence, why)
+
+
+def _transforms(measured: Measurements, times: LoopTimes) -> Iterator[Remedy]:
+    share = measured.together.stall * measured.together.transform_share
+    if not share:
+        return
+    after = max(times.now * (1 - share), times.floor)
+    what = "fewer transforms on the CPU: cache fixed ones by the recipe, do others on the device"
+    why = f"at most: the loop waits for them {share:.0%} of the time"
+    yield _remedy("transforms", what, times, after, "medium", why)
 
 
 def _pinned(measured: Measurements, times: LoopTimes) -> Iterator[Remedy]:

@@ -78,6 +78,8 @@ def _verdict(measured: Measurements, times: LoopTimes) -> tuple[Verdict, str]:
             "storage-bound",
             "the files do not fit into memory, and reading them from the disk is slower",
         )
+    if measured.together.transform_share > 0.5:
+        return "CPU-bound", "transforms on the CPU compute, and the step waits for them"
     if _varies(measured, times):
         return "variance-bound", "most batches are ready in time; rare slow ones hold up the step"
     if computes(measured) is not False:
@@ -130,7 +132,11 @@ def _evidence(measured: Measurements, times: LoopTimes) -> Iterator[Figure]:
             yield Figure(f"{name}, read from disk", run.usage.read_bytes / run.usage.wall, "B/s")
         if run.usage.io_wait is not None:
             yield Figure(f"{name}, I/O wait", run.usage.io_wait / run.usage.wall, "share")
-    yield Figure("waiting for data", measured.together.stall, "share")
+    stall = measured.together.stall
+    yield Figure("waiting for data", stall, "share")
+    if measured.together.transform_share:
+        transforms = stall * measured.together.transform_share
+        yield Figure("waiting for transforms on the CPU", transforms, "share")
     yield Figure("overlap of loading and step", times.overlap, "share")
     work = measured.by_worker
     if work.busy is not None:

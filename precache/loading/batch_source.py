@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -26,12 +27,16 @@ from precache.loading.selection import Selection
 from precache.loading.slots import Batch, as_array
 from precache.loading.stream import BatchStream, ResidentStream, Rows
 from precache.loading.version_follower import VersionFollower
+from precache.messages import printable
 from precache.reading.disk_cache import DiskCache
 from precache.reading.version_reader import VersionReader
+from precache.runtime.step_clock import ThreadTime, WorkTime
 from precache.sampling.order import Order, Shuffle
 from precache.store.live_version import LiveVersion
 from precache.store.version import Version
 from precache.transforms import Draw, is_drawn, label_mixing, run
+
+log = logging.getLogger(__name__)
 
 STATE_FORMAT = 1
 
@@ -43,6 +48,10 @@ FINISHED = "finished"
 
 FinishedBatch = tuple[int, int, list[Any]]
 """Rows and bytes of a batch, and a list that holds the output alone, so that it can be dropped."""
+
+
+_warned: set[str] = set()
+"""Paths of versions with rows that have no label, of which the log has a warning."""
 
 
 class BatchSource:
@@ -99,7 +108,11 @@ class BatchSource:
             self._require_labels(self._rows_with_labels())
         self.order = self._make_order(shuffle)
         self.output = _choose_output(options.output, self.reader)
+        if self.output is not None and options.rank == 0:
+            self._warn_of_missing_labels()
         self.stream = self._make_stream()
+        self._transform_time = ThreadTime()
+        self._earlier = WorkTime()
         # Other callables may expect batches one after another, on the thread of the loop.
         self._transforms_early = (
             options.device.type == "cpu"
@@ -119,6 +132,15 @@ class BatchSource:
     def together(self) -> int:
         """Batches that are made at a time."""
         return 1 if self._transforms_early else self.stream.together
+
+    @property
+    def work_time(self) -> WorkTime:
+        """Time in which batches were made on the CPU, including those of replaced sources."""
+        if self._options.device.type != "cpu":
+            return WorkTime()
+        threads, transforms = self.stream.thread_time.wall, self._transform_time.wall
+        own = (threads, transforms, 0.0) if self._transforms_early else (threads, 0.0, transforms)
+        return self._earlier.plus(WorkTime(*own))
 
     # --- which version an epoch reads ---
 
@@ -149,6 +171,7 @@ class BatchSource:
 
     def _replace(self, other: BatchSource) -> BatchSource:
         """Return another source in place of this one."""
+        other._earlier = self.work_time
         self.stream.close()
         return other
 
@@ -208,7 +231,8 @@ class BatchSource:
                 repeated = torch.from_numpy(again).to(self._options.device, non_blocking=True)
                 numbers = torch.where(repeated < 0, repeated, numbers)
             draw = Draw((self.order.seed, epoch), number, numbers)
-            batch = run(transform, batch, draw)
+            with self._transform_time.counted():
+                batch = run(transform, batch, draw)
         output = batch if self.output is None else tuple(batch[name] for name in self.output)
         return rows, nbytes, [output]
 
@@ -272,6 +296,30 @@ class BatchSource:
     def _rows_with_labels(self) -> np.ndarray:
         """Rows whose labels are known."""
         return self._selection.read
+
+    def _warn_of_missing_labels(self) -> None:
+        """Log a warning if rows that are read have no label, once for each version."""
+        labels = self.reader.small.get("label")
+        if labels is None or labels.ndim != 1 or labels.dtype.kind != "i" or labels.min() >= 0:
+            return
+        rows = self._rows_with_labels()
+        missing = rows[labels[rows] < 0]
+        if len(missing) and self.version.path not in _warned:
+            _warned.add(self.version.path)
+            way_out = "use output='dict'"
+            if len(missing) < len(rows):
+                way_out = (
+                    "leave them out with rows=precache.open(…).labels >= 0, or have the loss "
+                    "ignore them, as by ignore_index=-1"
+                )
+            log.warning(
+                "%s of %s rows of %s have no label (-1), such as %s: %s",
+                f"{len(missing):,}",
+                f"{len(rows):,}",
+                self.version.path,
+                printable(self.version.keys[int(missing[0])]),
+                way_out,
+            )
 
     def _require_labels(self, rows: np.ndarray) -> None:
         """Refuse labels that the transform cannot mix."""

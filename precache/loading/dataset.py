@@ -151,7 +151,7 @@ class CachedDataset(Dataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Read the variants of an epoch, as `Loader` does; has no effect on running workers."""
-        self._epoch = whole("epoch", epoch)
+        self._epoch = whole("epoch", epoch, 0)
         self._columns = self._columns.at_epoch(self._epoch)
 
     @property

@@ -23,7 +23,7 @@ from precache.loading.position import Position, require_same
 from precache.loading.ranks import require_rank
 from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
-from precache.runtime.step_clock import LoaderStats
+from precache.runtime.step_clock import LoaderStats, WorkTime
 from precache.storage.open import StorageOptions
 from precache.store.version import Version
 from precache.transforms import Compose, Transform
@@ -190,6 +190,7 @@ class Loader:
         self._clock = stall_clock(self.device)
         self._position = Position(len(self))
         self._last = (0, 0)
+        self._reported_work = WorkTime()
 
     @property
     def version(self) -> Version:
@@ -232,7 +233,7 @@ class Loader:
         UsageError
             An epoch has no such batch.
         """
-        epoch, batch = whole("epoch", epoch), whole("batch", batch)
+        epoch, batch = whole("epoch", epoch, 0), whole("batch", batch)
         if not 0 <= batch < len(self):
             raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
         return self._source.rows_of_batch(epoch, batch)
@@ -278,10 +279,17 @@ class Loader:
 
     def stats(self) -> LoaderStats:
         """Batches, bytes, waiting and step times, and the threads' CPU time since the last call."""
-        source = self._source
+        source, before = self._source, self._reported_work
+        self._reported_work = work = source.work_time
         fetched = source.reader.cached.take() if source.reader.cached else None
-        stats = self._clock.report(source.stream.thread_time.take(), fetched)
+        cpu_seconds = source.stream.thread_time.take()
+        stats = self._clock.report(cpu_seconds, fetched, work.plus(before, -1))
         return dataclasses.replace(stats, repeated=source.take_repeated())
+
+    @property
+    def work_time(self) -> WorkTime:
+        """Time in which batches were made on the CPU, since the loader was made."""
+        return self._source.work_time
 
     @property
     def together(self) -> int:

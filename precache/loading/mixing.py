@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -18,7 +19,7 @@ from precache.loading.loader import Loader
 from precache.loading.position import Position, require_same
 from precache.loading.slots import SlotPool
 from precache.runtime.integers import whole
-from precache.runtime.step_clock import FetchedObjects, LoaderStats
+from precache.runtime.step_clock import FetchedObjects, LoaderStats, WorkTime
 from precache.sampling.mix_schedule import MixSchedule, shares_of
 
 MIXTURE_STATE_FORMAT = 1
@@ -152,6 +153,7 @@ class Mixture:
         self._settings = dict(settings)
         self._position = Position(len(turns))
         self._clock = stall_clock(self.loaders[0].device)
+        self._reported_work = WorkTime()
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
     def __len__(self) -> int:
@@ -192,7 +194,9 @@ class Mixture:
     def stats(self) -> LoaderStats:
         """Do as `Loader.stats`, for all sources together."""
         parts = [loader.stats() for loader in self.loaders]
-        own = self._clock.report(sum(part.cpu_seconds for part in parts))
+        before, self._reported_work = self._reported_work, self.work_time
+        work = self._reported_work.plus(before, -1)
+        own = self._clock.report(sum(part.cpu_seconds for part in parts), None, work)
         taken = sum(part.batches for part in parts)
         return dataclasses.replace(
             own,
@@ -204,6 +208,11 @@ class Mixture:
                 sum(part.fetched.nbytes for part in parts),
             ),
         )
+
+    @property
+    def work_time(self) -> WorkTime:
+        """Time in which batches were made on the CPU, of all sources together."""
+        return functools.reduce(WorkTime.plus, (loader.work_time for loader in self.loaders))
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop: what it has received, not what is being read ahead."""

@@ -16,7 +16,7 @@ from precache.loading.ranks import find_local_rank, find_rank
 from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
-from precache.transforms import Compose, Transform
+from precache.transforms import Compose, Transform, require_step
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -108,6 +108,8 @@ class LoaderOptions:
             "drop_last": bool(values["drop_last"]),
             "device": find_device(values["device"]),
         }
+        if values["transform"] is not None:
+            require_step("transform", values["transform"])
         rank, world_size = find_rank(values["rank"], values["world_size"])
         options = cls(**{**values, "rank": rank, "world_size": world_size})
         options._require_consistent()

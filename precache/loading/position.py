@@ -24,7 +24,7 @@ class Position:
 
     def choose(self, epoch: int) -> None:
         """Begin with `epoch`; an epoch that was resumed in its middle continues there."""
-        epoch = whole("epoch", epoch)
+        epoch = whole("epoch", epoch, 0)
         if epoch != self._next[0]:
             self._next = (epoch, 0)
         self._reached = self._next
@@ -70,7 +70,7 @@ class Position:
 
     def seek(self, epoch: int, batch: int) -> None:
         """Begin the next iterator at a batch of an epoch."""
-        self._reached = self._next = (whole("epoch", epoch), whole("batch", batch))
+        self._reached = self._next = (whole("epoch", epoch, 0), whole("batch", batch, 0))
 
 
 def require_same(own: Mapping[str, Any], state: Mapping[str, Any], owner: str) -> None:

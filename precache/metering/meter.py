@@ -8,12 +8,15 @@ from typing import Generic, TypeVar
 import torch
 
 from precache import outputs
+from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset
 from precache.loading.loader import Loader
+from precache.loading.mixing import Mixture
 from precache.metering.publisher import MeterSettings, SampleKeys
 from precache.metering.recorder import StallRecorder, keys_in_batch
 from precache.metering.report import StallReport
 from precache.outputs import Output
+from precache.runtime.step_clock import WorkTime
 
 Batch = TypeVar("Batch")
 
@@ -29,7 +32,7 @@ class Meter(Generic[Batch]):
 
     def __init__(self, loader: Iterable[Batch], settings: MeterSettings) -> None:
         self.loader = loader
-        self._recorder = StallRecorder(settings, self._locate)
+        self._recorder = StallRecorder(settings, self._locate, self._work_time)
 
     def __len__(self) -> int:
         """Return the batches per epoch, if the loader has a length."""
@@ -56,6 +59,10 @@ class Meter(Generic[Batch]):
         No later report contains these steps. Nothing is sent to other ranks or outputs.
         """
         return self._recorder.take()
+
+    def _work_time(self) -> WorkTime:
+        loader: object = self.loader
+        return loader.work_time if isinstance(loader, Loader | Mixture) else WorkTime()
 
     def _locate(self, batch: Batch) -> Callable[[], SampleKeys]:
         loader = self.loader
@@ -91,7 +98,7 @@ def meter(
         Name in the reports, to distinguish several meters; the same on all ranks.
     to
         Callables that take a `StallReport`, such as those of `precache.outputs`; by default one
-        line in the log (level INFO).
+        line on standard error.
     threshold
         Stall ratio above which ranks other than 0 report too, and rare slow samples are listed.
     device
@@ -107,14 +114,15 @@ def meter(
     Raises
     ------
     UsageError
-        `every`, `threshold`, `device` or `to` is invalid.
+        `loader` is no iterable, or `every`, `threshold`, `device` or `to` is invalid.
 
     Notes
     -----
     **Definitions.** The *data* time of a step is from requesting a batch to receiving it. The
     *iteration* time is from requesting a batch to requesting the next one. The *stall ratio* is the
     sum of data times over the sum of iteration times. A report covers all steps since the last
-    one. If a loop ends early, its last step does not count.
+    one. If a loop ends early, its last step does not count. If a `Loader` or `precache.mix` applies
+    a `transform` on the CPU, the report also has the part of the stall ratio that is due to it.
 
     **On CUDA** steps are queued: the host runs ahead of the device, and may wait for data while
     the device is still busy, which costs nothing. So the meter records events on the current stream
@@ -147,5 +155,9 @@ def meter(
     >>> to = [outputs.log(), outputs.jsonl("stalls.jsonl"), outputs.tensorboard(writer)]
     >>> metered = precache.meter(loader, every="30s", to=to)  # doctest: +SKIP
     """
-    chosen = [outputs.log()] if to is None else to
+    if not isinstance(loader, Iterable):
+        raise UsageError(
+            f"loader is {loader!r}; give an iterable of batches, such as a Loader or a DataLoader"
+        )
+    chosen = [outputs.terminal()] if to is None else to
     return Meter(loader, MeterSettings.of(name, every, threshold, chosen, device))

@@ -11,8 +11,9 @@ import operator
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -53,8 +54,8 @@ class MeterSettings:
         cls,
         name: str,
         every: int | str,
-        threshold: float,
-        to: Any,  # unchecked user input
+        threshold: Any,  # unchecked user input, as `to` is
+        to: Any,
         device: str | torch.device | None,
     ) -> MeterSettings:
         """Check the options of `precache.meter`; raises `UsageError`."""
@@ -69,9 +70,10 @@ class MeterSettings:
             raise UsageError(
                 f"every is {every!r}; give steps such as 100, or seconds such as '30s'"
             )
-        if not 0 <= threshold <= 1:
+        if not isinstance(threshold, Real) or not 0 <= float(threshold) <= 1:
             raise UsageError(f"threshold is {threshold!r}; give a share from 0 to 1 such as 0.01")
-        wrong = [to] if callable(to) else [output for output in to if not callable(output)]
+        several = isinstance(to, Iterable) and not callable(to)
+        wrong = [output for output in to if not callable(output)] if several else [to]
         if wrong:
             raise UsageError(
                 f"to has {wrong[0]!r}; give a list of callables such as [outputs.log()]"
@@ -80,7 +82,7 @@ class MeterSettings:
             chosen = None if device is None else torch.device(device)
         except RuntimeError as error:
             raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
-        return cls(name, steps, seconds, threshold, tuple(to), chosen)
+        return cls(name, steps, seconds, float(threshold), tuple(to), chosen)
 
 
 @dataclass(frozen=True, order=True)
@@ -125,6 +127,7 @@ def summarize(
         data=stats.data,
         iteration=stats.iteration,
         stall_ratio=stats.stall_ratio,
+        transform_ratio=stats.transform_ratio,
         slow=slow,
         ranks=(own,),
         machine=machine,

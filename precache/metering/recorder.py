@@ -24,6 +24,7 @@ from precache.metering.publisher import (
 )
 from precache.metering.report import StallReport
 from precache.runtime.machine import Machine
+from precache.runtime.step_clock import WorkTime
 
 KEPT_WAITS = 5
 """Longest waits whose samples are kept for the report."""
@@ -58,11 +59,17 @@ class StallRecorder:
     ----------
     locate
         Finds the keys of a batch's samples.
+    work_time
+        Returns the time in which the loader made batches, if it is known.
     """
 
-    def __init__(self, settings: MeterSettings, locate: Locate) -> None:
+    def __init__(
+        self, settings: MeterSettings, locate: Locate, work_time: Callable[[], WorkTime] = WorkTime
+    ) -> None:
         self._settings = settings
         self._locate = locate
+        self._work_time = work_time
+        self._reported_work = WorkTime()
         self._device = torch.device("cpu")
         self._clock = stall_clock(self._device)
         self._publisher: Publisher | None = None
@@ -78,6 +85,8 @@ class StallRecorder:
         if device != self._device:
             self._clock, self._device = stall_clock(device), device
         self._clock.begin()
+        if not self._steps:
+            self._reported_work = self._work_time()
         self._requested_at = self._since = time.perf_counter()
         self._first, self._in_hand = True, False
 
@@ -132,7 +141,9 @@ class StallRecorder:
         return summarize(self._settings, self._window(0), machine, *rank)
 
     def _window(self, number: int) -> Window:
-        window = Window(self._clock.report(), tuple(self._waits), number, self._step)
+        before, self._reported_work = self._reported_work, self._work_time()
+        stats = self._clock.report(work=self._reported_work.plus(before, -1))
+        window = Window(stats, tuple(self._waits), number, self._step)
         self._waits = []
         self._steps, self._since = 0, self._requested_at
         return window

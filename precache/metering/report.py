@@ -10,6 +10,7 @@ from typing import Any
 from precache.messages import printable
 from precache.runtime.machine import Machine
 from precache.runtime.step_clock import Times
+from precache.units import ms
 
 SHOWN_KEYS = 4
 SHOWN_STEPS = 3
@@ -37,7 +38,7 @@ class SlowStep:
     keys: tuple[str | int, ...] = ()
 
     def __str__(self) -> str:
-        text = f"step {self.step} ({_ms(self.seconds)} ms"
+        text = f"step {self.step} ({ms(self.seconds)} ms"
         if self.first:
             text += ", the first of an iteration"
         if self.keys:
@@ -77,6 +78,9 @@ class StallReport:
         Times waiting for a batch, and times from requesting one to requesting the next.
     stall_ratio
         Sum of the data times over the sum of the iteration times.
+    transform_ratio
+        The part of `stall_ratio` that is waiting for transforms on the CPU, of a `Loader` or
+        `precache.mix`; 0 for other loaders, where it is unknown.
     slow
         The longest waits, longest first, if they are `rare`; otherwise empty.
     ranks
@@ -103,6 +107,7 @@ class StallReport:
     machine: Machine
     time: float
     quiet: bool = False
+    transform_ratio: float = 0.0
 
     @property
     def worst(self) -> RankStalls:
@@ -112,6 +117,8 @@ class StallReport:
     def figures(self) -> dict[str, float]:
         """Return numbers by name, for plots; times in seconds, shares from 0 to 1."""
         values: dict[str, float | None] = {"stall_ratio": self.stall_ratio}
+        if self.transform_ratio:
+            values["transform_ratio"] = self.transform_ratio
         for part, times in (("data", self.data), ("iteration", self.iteration)):
             values |= {f"{part}_{name}_seconds": value for name, value in vars(times).items()}
         values |= vars(self.machine)
@@ -125,11 +132,16 @@ class StallReport:
         return {**dataclasses.asdict(self), "worst_rank": worst}
 
     def __str__(self) -> str:
-        name = printable(self.name)
+        name, first = printable(self.name), self.step - self.steps + 1
+        share = f"{self.stall_ratio:.1%} of the time"
+        if self.transform_ratio:
+            loading = self.stall_ratio - self.transform_ratio
+            share += f" ({self.transform_ratio:.1%} for transforms, {loading:.1%} for loading)"
+        means = f"{ms(self.data.mean)} of {ms(self.iteration.mean)} ms per step"
+        median, p95, most = map(ms, (self.data.median, self.data.p95, self.data.max))
         parts = [
-            f"{name}, step {self.step}: stalled {self.stall_ratio:.1%} of {self.steps} steps",
-            f"data {_times(self.data)}",
-            f"iteration {_times(self.iteration)}",
+            f"{name}, steps {first} to {self.step}: waited for data {share}",
+            f"{means} (waits: median {median}, p95 {p95}, max {most} ms)",
             *self._slow_text(),
             *self._rank_text(),
             *_machine_text(self.machine),
@@ -160,16 +172,6 @@ def slowest(data: Times, steps: Sequence[SlowStep]) -> tuple[SlowStep, ...]:
     """Return the steps above the mean, longest first."""
     slow = [step for step in steps if step.seconds > data.mean]
     return tuple(sorted(slow, key=lambda step: -step.seconds))
-
-
-def _ms(seconds: float) -> str:
-    ms = seconds * 1e3
-    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}"
-
-
-def _times(times: Times) -> str:
-    mean, median, p95, most = map(_ms, (times.mean, times.median, times.p95, times.max))
-    return f"mean {mean} ms, median {median}, p95 {p95}, max {most}"
 
 
 def _machine_text(machine: Machine) -> list[str]:

@@ -25,7 +25,11 @@ class Declared(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def __init__(self, /, **data: Any) -> None:
+    def __init__(self, /, *values: Any, **data: Any) -> None:
+        if values:
+            name, names = type(self).__name__, [n for n in type(self).model_fields if n != "op"]
+            first = f", as {name}({names[0]}={values[0]!r})" if names else ""
+            raise RecipeError(f"{name} takes parameters by name{first}")
         try:
             super().__init__(**data)
         except ValidationError as error:

@@ -178,7 +178,8 @@ class ToDType(Operation):
 class Function(Operation):
     """A function of the user's own, ``package.module:function``, called as ``f(array, **params)``.
 
-    A class is instantiated with the parameters, once for each task, and the instance called.
+    In a field that decodes, the array is (H, W, C), and so must be the result if it is an image. A
+    class is instantiated with the parameters, once for each task, and the instance called.
 
     Parameters
     ----------
@@ -186,8 +187,7 @@ class Function(Operation):
         Changes whenever the function computes something else. Without it, a digest of the
         function's code and of what it reaches stands in, in which comments do not count.
     dtype, shape
-        Dtype and shape of the stored row, if the function changes them: (C, H, W) for images,
-        though it sees and returns (H, W, C).
+        Dtype and shape of the stored row, if the function changes them: (C, H, W) for images.
     random
         It draws random numbers: it is given a `numpy.random.Generator` as ``random=``, seeded by
         (recipe seed, key, variant).

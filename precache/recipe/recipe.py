@@ -285,7 +285,7 @@ class Recipe(Declared):
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Recipe:
-        """Read a recipe from a TOML file; see README for its form."""
+        """Read a recipe from a TOML file; docs/building.md describes it."""
         try:
             data = tomllib.loads(Path(path).read_text("utf-8"))
         except OSError as error:

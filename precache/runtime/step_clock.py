@@ -9,7 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
+
+from precache.units import ms, number, size
 
 KEPT_STEPS = 65_536
 """Steps kept between two reports."""
@@ -32,6 +34,10 @@ class Times:
         p95 = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
         return cls(statistics.fmean(ordered), statistics.median(ordered), p95, ordered[-1])
 
+    def __str__(self) -> str:
+        median, p95, most = map(ms, (self.median, self.p95, self.max))
+        return f"{ms(self.mean)} ms (median {median}, p95 {p95}, max {most})"
+
 
 @dataclass(frozen=True)
 class FetchedObjects:
@@ -41,9 +47,40 @@ class FetchedObjects:
     nbytes: int = 0
 
 
+class WorkTime(NamedTuple):
+    """Seconds in which batches were made on the CPU.
+
+    Attributes
+    ----------
+    threads
+        Of the threads that read ahead, decode and transform, including what they waited for.
+    transforms
+        The part of `threads` that was spent in transforms.
+    loop
+        Of the loop's own thread, in transforms.
+    """
+
+    threads: float = 0.0
+    transforms: float = 0.0
+    loop: float = 0.0
+
+    def plus(self, other: WorkTime, sign: int = 1) -> WorkTime:
+        """Add seconds, or subtract them with the sign -1."""
+        return WorkTime(*(own + sign * value for own, value in zip(self, other, strict=True)))
+
+    def wait_for_transforms(self, waited: float) -> float:
+        """Return how many of the seconds that a loop waited were for transforms.
+
+        These are the seconds of the loop's own transforms. The rest of the wait is divided like the
+        threads' time.
+        """
+        share = self.transforms / self.threads if self.threads > 0 else 0.0
+        return min(waited, self.loop + max(0.0, waited - self.loop) * share)
+
+
 @dataclass(frozen=True)
 class LoaderStats:
-    """Statistics of a loader since the last report.
+    """Statistics of a loader since the last report; ``str()`` gives the text for people.
 
     Attributes
     ----------
@@ -55,6 +92,9 @@ class LoaderStats:
         busy does not count.
     stall_ratio
         Waiting over all time; near 0 means that data does not limit the training.
+    transform_ratio
+        The part of `stall_ratio` that is waiting for transforms on the CPU; the rest is waiting for
+        loading.
     cpu_seconds
         Total CPU time of the threads that read ahead and decode.
     ready
@@ -77,27 +117,58 @@ class LoaderStats:
     ready: float = 0.0
     fetched: FetchedObjects = FetchedObjects()
     repeated: int = 0
+    transform_ratio: float = 0.0
+
+    def __str__(self) -> str:
+        if not self.batches:
+            return "no batches since the last report"
+        seconds = self.batches * (self.data.mean + self.step.mean)
+        speed = f", {number(self.samples / seconds)} samples/s" if seconds else ""
+        lines = [
+            f"{self.batches:,} batches: {self.samples:,} samples, {size(self.bytes)}{speed}",
+            f"waiting for data  {self.stall_ratio:6.1%}  {self.data} per batch",
+        ]
+        if self.transform_ratio:
+            loading = self.stall_ratio - self.transform_ratio
+            lines.append(f"  for transforms  {self.transform_ratio:6.1%}")
+            lines.append(f"  for loading     {loading:6.1%}")
+        lines.append(f"your own step     {1 - self.stall_ratio:6.1%}  {self.step} per batch")
+        ready = f"{self.ready:.1f} batches ready on average"
+        lines.append(f"loader's threads  {self.cpu_seconds:.3g} CPU-s; {ready}")
+        if self.fetched.objects:
+            fetched = f"{self.fetched.objects:,} objects, {size(self.fetched.nbytes)}"
+            lines.append(f"fetched           {fetched}")
+        if self.repeated:
+            lines.append(f"repeated          {self.repeated:,} rows, in place of bad samples")
+        return "\n".join(lines)
 
 
 class ThreadTime:
-    """CPU time of several threads, added up."""
+    """CPU time and wall time of several threads, added up.
+
+    Attributes
+    ----------
+    wall
+        Wall time since the beginning, in seconds.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seconds = 0.0
+        self._seconds = self.wall = 0.0
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Add the CPU time of the calling thread in the block."""
-        started = time.thread_time()
+        """Add the CPU time and the wall time of the calling thread in the block."""
+        started, wall = time.thread_time(), time.perf_counter()
         try:
             yield
         finally:
             with self._lock:
                 self._seconds += time.thread_time() - started
+                self.wall += time.perf_counter() - wall
 
     def take(self) -> float:
-        """Return the seconds since the last call."""
+        """Return the seconds of CPU time since the last call."""
         with self._lock:
             seconds, self._seconds = self._seconds, 0.0
         return seconds
@@ -179,11 +250,22 @@ class StallClock(Generic[Mark]):
             self._totals[part] += seconds
 
     def report(
-        self, cpu_seconds: float = 0.0, fetched: FetchedObjects | None = None
+        self,
+        cpu_seconds: float = 0.0,
+        fetched: FetchedObjects | None = None,
+        work: WorkTime | None = None,
     ) -> LoaderStats:
-        """Return statistics since the last report, and start the next."""
+        """Return statistics since the last report, and start the next.
+
+        Parameters
+        ----------
+        work
+            Time since the last report in which batches were made.
+        """
         self._settle()
-        total = self._totals["data"] + self._totals["step"]
+        waited = self._totals["data"]
+        total = waited + self._totals["step"]
+        transforms = (work or WorkTime()).wait_for_transforms(waited)
         stats = LoaderStats(
             batches=self._batches,
             samples=self._samples,
@@ -191,7 +273,8 @@ class StallClock(Generic[Mark]):
             data=Times.of(self._times["data"]),
             step=Times.of(self._times["step"]),
             iteration=Times.of(self._times["iteration"]),
-            stall_ratio=self._totals["data"] / total if total else 0.0,
+            stall_ratio=waited / total if total else 0.0,
+            transform_ratio=transforms / total if total else 0.0,
             cpu_seconds=cpu_seconds,
             ready=self._ready / self._batches if self._batches else 0.0,
             fetched=fetched or FetchedObjects(),

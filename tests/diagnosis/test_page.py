@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from html import unescape
@@ -14,9 +15,11 @@ from PIL import Image
 pytest.importorskip("matplotlib", reason="the charts need matplotlib")
 
 from precache.diagnosis import page as diagnosis_page
-from precache.diagnosis.diagnose import Diagnosis, diagnose
+from precache.diagnosis.diagnose import Diagnosis, diagnose, lost_share
+from precache.diagnosis.measurements import TimedRun
 from precache.diagnosis.replay import replay
 from precache.errors import StorageError, UsageError
+from precache.runtime.usage import Usage
 from tests.diagnosis.test_verdict import CASES, made, measured
 from tests.support.browser import CHROMIUM, Tab, chromium
 
@@ -33,29 +36,40 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
         yield tab
 
 
-def told(found: Diagnosis, after: Diagnosis | None = None) -> dict[str, tuple[float, float]]:
-    made = diagnosis_page.loops(found, after, replay(found.measurements))
-    return {each.name: (each.stall, each.batches_per_s) for each in made}
+def loops(found: Diagnosis, after: Diagnosis | None = None) -> dict[str, tuple[float, float]]:
+    rows = diagnosis_page.loops(found, after)
+    return {loop.name: (loop.lost_share, loop.batches_per_s) for loop in rows}
 
 
 def test_before_and_after_are_measured_and_predicted() -> None:
-    found = told(LOOP, WORKERS)
-    assert found["measured"] == pytest.approx((0.75, 12.5))
-    assert found["predicted, unchanged"] == pytest.approx((0.75, 12.5))
-    assert found["measured after"] == pytest.approx((1 / 3, 1 / 0.03))
-    for each in LOOP.remedies:
-        stall, rate = found[f"predicted: {each.name}"]
-        assert rate == each.batches_per_s
-        assert stall == pytest.approx(1 - rate / LOOP.without_waiting)
-    assert "measured after" not in told(LOOP)
+    rows = loops(LOOP, WORKERS)
+    assert rows["now"] == pytest.approx((0.75, 12.5))
+    assert rows["after"] == pytest.approx((1 / 3, 1 / 0.03))
+    for remedy in LOOP.remedies:
+        share, rate = rows[remedy.name]
+        assert rate == remedy.batches_per_s
+        assert share == pytest.approx(1 - rate / LOOP.without_waiting)
+    assert "after" not in loops(LOOP)
 
 
-def test_of_workers_the_model_that_is_played_is_held_against_the_run() -> None:
-    stall, rate = told(WORKERS)["simulated, as replayed"]
-    assert stall == pytest.approx(1 / 3, abs=0.1)
-    assert rate == pytest.approx(1 / 0.03, rel=0.1)
+def test_the_share_that_is_lost_is_one_number_and_other_waits_have_their_reason() -> None:
+    """A step of 20 ms takes 44 beside workers that want its cores; it waits another 16."""
+    step, wait = 0.02, 0.016
+    crowded = measured(step, 0.03, 0.06, cpu=1.9, setup={"workers": 4, "cores": 2})
+    usage = Usage(60.0, cpu=110.0)
+    together = TimedRun((0.06,) * 1000, 60.0, usage, (wait,) * 1000)
+    diagnosis = Diagnosis.of(dataclasses.replace(crowded, together=together))
+    assert loops(diagnosis)["now"][0] == pytest.approx(2 / 3)
+    for text in (str(diagnosis), unescape(diagnosis_page.render_diagnosis(diagnosis))):
+        assert "The loop waited for data 27% of the measured time: loading also slows" in text
+    assert "so 67% of the time is lost to data." in str(diagnosis)
+    assert "waited for data" not in str(LOOP)
+
+
+def test_the_replay_of_workers_has_its_own_wait_beside_the_measured_one() -> None:
     page = diagnosis_page.render_diagnosis(WORKERS)
     assert diagnosis_page.SIMULATED in page
+    assert re.search(r"The replayed loop waits 3\d% of the time; the measured one waited 33%", page)
     assert diagnosis_page.RECORDED in diagnosis_page.render_diagnosis(LOOP)
 
 
@@ -64,7 +78,7 @@ def test_a_page_has_the_figures_and_stands_alone(name: str) -> None:
     found = Diagnosis.of(CASES[name][0])
     page = unescape(diagnosis_page.render_diagnosis(found))
     assert found.reason in page
-    assert f"<dd>{found.measurements.together.stall:.0%}</dd>" in page
+    assert f"<dd>{lost_share(found):.0%}</dd>" in page
     for each in found.remedies:
         assert f"<dt>{each.gain:.2f} x: {each.what}</dt>" in page
     for figure in found.evidence:

@@ -311,3 +311,18 @@ def test_differences_of_readings_never_fall_below_zero() -> None:
         assert gained.read_bytes is None
         assert gained.cpu is not None
         assert gained.cpu >= 0
+
+
+def test_waiting_for_transforms_on_the_cpu_is_not_called_loading() -> None:
+    found = measured(0.02, 0.06, 0.08, cpu=1.0, setup={"workers": None, "cached": True})
+    together = dataclasses.replace(found.together, transform_share=0.8)
+    found = dataclasses.replace(found, together=together)
+    judged = judge(found)
+    reason = "transforms on the CPU compute, and the step waits for them"
+    assert (judged.verdict, judged.reason) == ("CPU-bound", reason)
+    [evidence] = [fig for fig in judged.evidence if fig.name == "waiting for transforms on the CPU"]
+    assert evidence.value == pytest.approx(0.8 * 0.75)
+    assert remedy(found, "transforms").gain == pytest.approx(1 / (1 - 0.8 * 0.75))
+    assert "The loop waits 75% of the time: 60% for transforms on the CPU, 15% for loading." in str(
+        Diagnosis.of(found)
+    )

@@ -270,12 +270,46 @@ def test_a_function_that_does_not_say_what_it_returns_loses_nothing(
             assert np.array_equal(row, as_float(np.asarray(image)).transpose(2, 0, 1))
 
 
+def returned(array: np.ndarray, shape: list[int]) -> np.ndarray:
+    """Zeros of a shape, whatever comes in."""
+    return np.zeros(shape, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "transposed"),
+    [
+        ((3, 64, 48), True),
+        ((1, 8, 8), True),
+        ((64, 48, 3), False),
+        ((64, 48, 1), False),
+        ((64, 48, 2), False),  # as optical flow
+        ((3, 64, 4), False),  # a strip of RGBA
+        ((1, 1, 512), False),  # an embedding
+        ((64, 48), False),
+        ((512,), False),
+    ],
+)
+def test_a_function_that_seems_to_return_channels_first_is_warned_of(
+    tmp_path: Path, shape: tuple[int, ...], transposed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_jpegs(tmp_path / "in", 2)
+    op = function(f"{__name__}:returned", params={"shape": list(shape)})
+    recipe = fields(x={"ops": [{"op": "decode"}, op], "codec": "raw"})
+    plan = precache.plan(source, tmp_path / "store", recipe, timing=False)
+    result = build(source, tmp_path / "store", recipe)
+    stored = (shape[2], shape[0], shape[1]) if len(shape) == 3 else shape
+    assert plan.row_types == result.row_types == {"x": f"uint8 {stored}"}
+    warnings = [r.getMessage() for r in caplog.records if "looks like (C, H, W)" in r.getMessage()]
+    assert len(warnings) == 2 * transposed
+    assert all(f"an array of {shape}" in w and f"stored as {stored}" in w for w in warnings)
+
+
 @pytest.mark.parametrize("name", ["nothing", "as_complex"])
 def test_a_function_that_returns_what_cannot_be_stored(
     tmp_path: Path, source: Path, name: str
 ) -> None:
     recipe = fields(x={"ops": [{"op": "decode"}, function(f"{__name__}:{name}")], "codec": "raw"})
-    with pytest.raises(UsageError, match=r"object|complex64"):
+    with pytest.raises(UsageError, match=r"returned None|complex64"):
         build(source, tmp_path / "store", recipe)
     assert not (tmp_path / "store/commits").exists()
 

@@ -130,8 +130,9 @@ def test_not_waiting_leaves_the_build_to_a_process_of_its_own(asking: Asking) ->
         assert asking.answer("one") == {"version": None}
         first.wait()
     said = asking.said("one").read_text()
-    assert "in the background; its log: " in said
-    log = Path(said.rpartition("its log: ")[2].strip())
+    assert "in the background; its log, removed if it succeeds: " in said
+    log = Path(said.rpartition("succeeds: ")[2].strip())
+    assert log.exists()
     [builder] = poll(asking.builders, "it builds, though nobody waits")
     with asking.ask("two", wait=0.01):
         told = asking.answer("two")
@@ -143,7 +144,7 @@ def test_not_waiting_leaves_the_build_to_a_process_of_its_own(asking: Asking) ->
         asking.go()
         assert asking.answer("three")["version"] == precache.open(asking.store).id
     assert asking.builders() == [builder]
-    poll(lambda: "is complete" in log.read_text(), "the log tells the end")
+    poll(lambda: not log.exists(), "the log of a build that succeeded is removed")
     poll(lambda: not asking.claims(), "its claim is gone")
 
 

@@ -21,6 +21,7 @@ import precache
 from precache.diagnosis.bench import bench
 from precache.errors import PrecacheError, StoreError, UsageError
 from precache.store.small_arrays import small_array, string_array
+from precache.transforms import HorizontalFlip
 from tests.conftest import BuiltStore
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
@@ -647,6 +648,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "resident": ({"resident": "disk"}, "resident is 'disk'"),
     "num_threads": ({"num_threads": -1}, "num_threads is -1"),
     "prefetch_batches": ({"prefetch_batches": -1}, "prefetch_batches is -1"),
+    "transform": ({"transform": 3}, "transform is 3; give one of precache.transforms"),
+    "no transform": ({"transform": 0}, "transform is 0; give one of precache.transforms"),
+    "class of transforms": (
+        {"transform": HorizontalFlip},
+        "transform is the class HorizontalFlip; make one, as HorizontalFlip",
+    ),
     "unknown device": ({"device": "cdua"}, "device 'cdua' is not one torch knows"),
     "device without memory": ({"device": "meta"}, "meta"),
     "number of a device": ({"device": "cpu:x"}, "cpu:x"),
@@ -658,6 +665,41 @@ def test_a_wrong_option_is_refused_with_its_value(case: str, image_store: BuiltS
     options, words = REFUSED[case]
     with pytest.raises(UsageError, match=words):
         precache.Loader(image_store.path, **{"batch_size": 4, **options})
+
+
+def test_an_epoch_below_zero_is_refused(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        for refused in (
+            lambda: loader.set_epoch(-1),
+            lambda: loader.seek(-1, 0),
+            lambda: loader.rows_of_batch(-1, 0),
+            lambda: precache.CachedDataset(image_store.path, variant=-1),
+        ):
+            with pytest.raises(UsageError, match="epoch is -1; give a whole number from 0 up"):
+                refused()
+
+
+def test_rows_without_a_label_are_named_once_where_labels_are_read(
+    image_folder: Callable[..., Path],
+    make_store: Callable[..., BuiltStore],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    photos = image_folder(4)
+    for name in ("other0.png", "other1.png"):
+        shutil.copy(next(photos.glob("*/*.png")), photos / name)
+    store = make_store(photos, precache.Recipe.image())
+    assert "2 of 6 samples have no label (-1), such as other" in caplog.text
+    assert ": 2 are in no class folder" in caplog.text
+    caplog.clear()
+    labelled = store.open().labels >= 0
+    precache.Loader(store.path, 2).close()
+    precache.Loader(store.path, 2, output="tuple", rows=labelled).close()
+    assert not caplog.records
+    for _ in range(2):
+        precache.Loader(store.path, 2, output="tuple").close()
+    [record] = caplog.records
+    assert "2 of 6 rows of " in record.getMessage()
+    assert "leave them out with rows=precache.open(…).labels >= 0" in record.getMessage()
 
 
 @pytest.mark.parametrize(

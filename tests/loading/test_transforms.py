@@ -225,8 +225,30 @@ def test_colour_jitter_of_nothing_changes_nothing() -> None:
 
 @pytest.mark.parametrize("amounts", [(-0.1, 0, 0, 0), (0, 0, 0, 0.6)])
 def test_colour_jitter_refuses_what_makes_no_sense(amounts: tuple[float, ...]) -> None:
-    with pytest.raises(UsageError, match="hue at most"):
+    with pytest.raises(UsageError, match="give a number from 0"):
         ColorJitter(*amounts)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Compose([3]), "a step of Compose is 3; give one of precache.transforms"),
+        (lambda: Compose([HorizontalFlip]), r"is the class HorizontalFlip; make one"),
+        (lambda: Compose(HorizontalFlip()), "Compose takes a list of transforms, not <"),
+        (lambda: HorizontalFlip(2), "p is 2; give a number from 0 to 1"),
+        (lambda: RandomResizedCrop(8, scale=0.5), "scale is 0.5; give an ascending pair"),
+        (lambda: RandomResizedCrop(8, ratio=(2, 1)), r"ratio is \(2, 1\); give an ascending pair"),
+        (lambda: Normalize(3, 4), "Normalize takes a mean and a std above 0 for each channel"),
+        (lambda: ToDType("float16"), "dtype is 'float16'; give a dtype of torch"),
+        (lambda: MixUp(3, "x"), "alpha is 'x'; give a number from 0 up"),
+        (lambda: CutMix(3, 0), "alpha is 0; give a number above 0"),
+    ],
+)
+def test_wrong_parameters_are_refused_where_a_transform_is_made(
+    make: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

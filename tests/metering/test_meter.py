@@ -17,6 +17,7 @@ import torch
 
 import precache
 from precache.errors import UsageError
+from precache.transforms import Transform
 from tests.conftest import BuiltStore
 
 
@@ -315,11 +316,56 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> Non
         precache.meter([], **options)
 
 
-def test_without_an_output_a_line_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "precache.meter"):
-        list(precache.meter(Slept([0.001] * 4), name="train"))
-    [record] = caplog.records
-    assert record.getMessage().startswith("train, step 4: stalled ")
+def test_what_is_no_loader_is_refused() -> None:
+    with pytest.raises(UsageError, match="loader is 3; give an iterable of batches"):
+        precache.meter(3)  # type: ignore[arg-type]  # the mistake
+
+
+def test_without_an_output_a_line_goes_to_standard_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    list(precache.meter(Slept([0.001] * 4), name="train"))
+    list(precache.meter(Slept([0.001] * 4), to=[]))
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("train, steps 1 to 4: waited for data ")
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["loader", "mixture"])
+@pytest.mark.parametrize("early", [False, True], ids=["on the loop's thread", "ahead of the loop"])
+def test_waiting_for_a_transform_on_the_cpu_is_reported_as_such(
+    tile_store: BuiltStore, early: bool, mixed: bool
+) -> None:
+    """It takes 10 ms a batch, far more than decoding; the share is of the same wait."""
+
+    class Slow(Transform):
+        def apply(self, batch: Any, draw: Any) -> Any:
+            time.sleep(0.01)
+            return batch
+
+    transform = Slow() if early else lambda batch: Slow().apply(batch, None)
+    loaders: list[Any] = [
+        precache.Loader(tile_store.path, 4, device="cpu", transform=transform, num_threads=1)
+    ]
+    loader = precache.mix(loaders) if mixed else loaders[0]
+    reports = Reports()
+    with loader:
+        for _ in precache.meter(loader, to=[reports]):
+            pass
+        stats = loader.stats()
+    assert 0.5 * stats.stall_ratio < stats.transform_ratio <= stats.stall_ratio
+    assert 0.5 * reports[0].stall_ratio < reports[0].transform_ratio <= reports[0].stall_ratio
+    assert reports[0].figures()["transform_ratio"] == reports[0].transform_ratio
+    assert f"\n  for transforms  {stats.transform_ratio:6.1%}\n" in str(stats)
+
+
+def test_a_loop_without_transforms_waits_for_loading_alone(tile_store: BuiltStore) -> None:
+    with precache.Loader(tile_store.path, 4, device="cpu") as loader:
+        for _ in loader:
+            pass
+        stats = loader.stats()
+    assert stats.transform_ratio == 0
+    assert "transforms" not in str(stats)
+    assert str(stats).splitlines()[0].startswith(f"{stats.batches} batches: {stats.samples}")
 
 
 _LEFT_OPEN = """

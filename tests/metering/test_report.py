@@ -30,8 +30,8 @@ REPORT = StallReport(
     time=0.0,
 )
 LINE = (
-    "train, step 300: stalled 4.0% of 100 steps; data mean 5.0 ms, median 0.2, p95 31.0, max 120; "
-    "iteration mean 125 ms, median 120, p95 150, max 1,250"
+    "train, steps 201 to 300: waited for data 4.0% of the time; 5.0 of 125 ms per step "
+    "(waits: median 0.2, p95 31.0, max 120 ms)"
 )
 
 
@@ -51,6 +51,11 @@ def test_the_line_tells_what_else_is_known() -> None:
     )
     assert report.worst.rank == 3
     assert "worst of 3 ranks: rank 3" in str(dataclasses.replace(report, world_size=3))
+
+
+def test_the_line_separates_waiting_for_transforms_from_waiting_for_loading() -> None:
+    line = str(dataclasses.replace(REPORT, transform_ratio=0.03))
+    assert "waited for data 4.0% of the time (3.0% for transforms, 1.0% for loading);" in line
 
 
 def test_the_name_of_a_meter_steers_no_terminal() -> None:

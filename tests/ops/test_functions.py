@@ -7,6 +7,7 @@ import itertools
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -413,9 +414,31 @@ def test_what_a_function_was_given_stays_as_it_was() -> None:
 
 def test_a_function_that_fails_is_named_with_its_error() -> None:
     op = {"op": "function", "function": f"{__name__}:fail", "version": "1"}
-    with pytest.raises(
-        SampleError, match=r"test_functions:fail failed: ZeroDivisionError\('in a fun"
-    ):
+    line = fail.__code__.co_firstlineno + 1
+    place = rf"test_functions:fail failed at tests/ops/test_functions.py:{line}: "
+    with pytest.raises(SampleError, match=place + r"ZeroDivisionError\('in a fun"):
+        recipe_of(op)(Sample({"x": np.arange(4)}), "key")
+
+
+def test_the_line_of_a_failure_is_the_innermost_one_of_the_functions_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of the library that it calls, and wherever the package lies."""
+    package = tmp_path / "mishap"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from mishap.inner import run\n\ndef op(x): return run(x)\n"
+    )
+    (package / "inner.py").write_text("import json\n\ndef run(x):\n    return json.loads('{')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    op = {"op": "function", "function": "mishap:op", "version": "1"}
+    with pytest.raises(SampleError, match=r"^mishap:op failed at mishap/inner\.py:4: JSONDecode"):
+        recipe_of(op)(Sample({"x": np.arange(4)}), "key")
+
+
+def test_a_function_that_returns_nothing_is_named() -> None:
+    op = {"op": "function", "function": "builtins:print", "version": "1"}
+    with pytest.raises(SampleError, match="builtins:print returned None; let it return an array"):
         recipe_of(op)(Sample({"x": np.arange(4)}), "key")
 
 

@@ -29,10 +29,16 @@ NOT_RUN = re.compile(r"://|\bJOB\b|precache view|--every")
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``photos/``, and with ``photos.store`` in two versions."""
+    """A folder with ``photos/``, and with ``photos.store`` in two versions.
+
+    Before the second, a photo was removed, and one was added that is of no class.
+    """
     folder = tmp_path_factory.mktemp("example")
     write_photos(folder / "photos", 264, (260, 258), classes=("cat", "dog"), suffix=".jpg")
+    photo = next((folder / "photos/cat").iterdir())
     for crop in (200, 224):
+        if crop == 224:
+            photo.rename(folder / "photos" / photo.name)
         recipe = precache.Recipe.image(resize=256, crop=crop)
         precache.build(folder / "photos", folder / "photos.store", recipe, address="serial")
     return folder
@@ -65,6 +71,7 @@ def test_the_code_blocks_of_the_documentation_run(
     document: Path, example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(example)
+    monkeypatch.syspath_prepend(example)
     model = torch.nn.Linear(1, 1)
     names = {
         "precache": precache,
@@ -74,7 +81,10 @@ def test_the_code_blocks_of_the_documentation_run(
         "optimizer": torch.optim.SGD(model.parameters(), 0.1),
     }
     for language, code in blocks(document):
-        if language == "toml":
+        module = re.match(r"# (\w+\.py)\n", code)
+        if module:
+            Path(module[1]).write_text(code)
+        elif language == "toml":
             Path("recipe.toml").write_text(code)
         elif language == "sh":
             for arguments in commands(code):

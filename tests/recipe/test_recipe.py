@@ -398,6 +398,15 @@ def module_of_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
+def test_parameters_without_a_name_are_refused_with_it() -> None:
+    with pytest.raises(
+        RecipeError, match=r"Resize takes parameters by name, as Resize\(size=256\)"
+    ):
+        Resize(256)
+    with pytest.raises(RecipeError, match=r"as Decode\(mode='L'\)"):
+        Decode("L")
+
+
 @pytest.mark.usefixtures("module_of_functions")
 @pytest.mark.parametrize("name", ["halves", "plane"])
 def test_a_function_whose_result_is_no_image_is_stored_as_it_is_or_refused(

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.loading.cuda_clock import _seconds_between
-from precache.runtime.step_clock import KEPT_STEPS, StallClock, ThreadTime, Times
+from precache.runtime.step_clock import (
+    KEPT_STEPS,
+    FetchedObjects,
+    StallClock,
+    ThreadTime,
+    Times,
+    WorkTime,
+)
 
 SECONDS = st.lists(st.floats(0, 10), min_size=1, max_size=50)
 
@@ -194,6 +201,45 @@ def test_the_time_of_several_threads_adds_up() -> None:
         thread.join()
     assert 0.15 <= spent.take() < 1
     assert spent.take() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("work", "transforms"),
+    [
+        (WorkTime(), 0.0),
+        (WorkTime(threads=2.0), 0.0),
+        (WorkTime(threads=2.0, transforms=1.5), 3.0),  # three quarters of the threads' time
+        (WorkTime(threads=2.0, loop=1.0), 1.0),
+        (WorkTime(threads=2.0, transforms=1.0, loop=1.0), 2.5),
+        (WorkTime(loop=9.0), 4.0),  # never more than was waited
+    ],
+)
+def test_a_wait_is_divided_into_transforms_and_loading(work: WorkTime, transforms: float) -> None:
+    assert work.wait_for_transforms(4.0) == pytest.approx(transforms)
+    hands = Hands()
+    clock = hands.clock()
+    _run(hands, clock, [(4.0, 4.0)])
+    stats = clock.report(work=work)
+    assert (stats.stall_ratio, stats.transform_ratio) == (0.5, pytest.approx(transforms / 8))
+
+
+def test_statistics_are_aligned_lines_for_people() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    assert str(clock.report()) == "no batches since the last report"
+    _run(hands, clock, [(0.25, 0.125), (0.125, 0.5)])
+    fetched = FetchedObjects(1200, 3_000_000)
+    stats = clock.report(0.5, fetched, WorkTime(threads=1.0, transforms=0.5))
+    assert str(stats).splitlines() == [
+        "2 batches: 8 samples, 200 B, 8 samples/s",
+        "waiting for data   37.5%  188 ms (median 188, p95 250, max 250) per batch",
+        "  for transforms   18.8%",
+        "  for loading      18.8%",
+        "your own step      62.5%  312 ms (median 312, p95 500, max 500) per batch",
+        "loader's threads  0.5 CPU-s; 3.0 batches ready on average",
+        "fetched           1,200 objects, 3 MB",
+    ]
+    assert repr(stats).startswith("LoaderStats(batches=2, samples=8, bytes=200, data=Times(mean=0.")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import precache
 from precache.cli.arguments import import_from_here
 from precache.cli.build_options import add_build_arguments, read_keywords, read_recipe
-from precache.cli.output import show
+from precache.cli.output import row_types_text, show
 from precache.recipe.variants import variants_of
 from precache.runtime.terminal import say, say_rows
 from precache.storage.base import left_out_text
@@ -90,6 +90,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     ignored = f"; {plan.ignored:,} files are no images by suffix" if plan.ignored else ""
     left_out = left_out_text(plan.left_out)
     yield "samples", f"{plan.samples:,}{removed}{ignored}{left_out}"
+    yield "row", row_types_text(plan.row_types)
     if plan.shards == plan.shards_skipped:
         return
     base = "nothing" if plan.base is None else f"version {plan.base[:8]}"

@@ -206,11 +206,15 @@ class _Build:
         if listed.placed.changed:
             self.progress.say(listed.placed.changed)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
+        if not listed.fetches_labels and (table.labels < 0).all():
+            classes = " without labels"
         ignored = f"; {listed.ignored} not images by suffix" if listed.ignored else ""
         ignored += left_out_text(listed.left_out)
         place = shown(self.request.source)
         samples = len(table) - len(table.removed)
         self.progress.say(f"{samples:,} samples{classes} in {place}{ignored}")
+        if self.request.labels is None:  # else its own warning names them
+            listed.warn_of_missing_labels()
         for line in listed.unfollowed():
             self.progress.say(line)
         self.timings["list"] = listed.seconds

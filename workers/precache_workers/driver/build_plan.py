@@ -104,6 +104,8 @@ class BuildPlan:
         requested.
     hard_links
         Linked objects take no space; in a bucket the service copies them.
+    row_types
+        By field, dtype and shape of a row, such as ``uint8 (3, 224, 224)``.
     """
 
     version: str
@@ -132,6 +134,7 @@ class BuildPlan:
     ops: tuple[FieldCosts, ...] = ()
     hard_links: bool = True
     left_out: Mapping[str, int] = field(default_factory=dict)
+    row_types: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shards_to_make(self) -> int:
@@ -164,6 +167,8 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
     )
     with BuildProgress(shown) as progress, contextlib.ExitStack() as stack, cleared_on_mismatch():
         listed = list_rows(request, store, source, progress.listed)
+        if request.labels is None:  # else its own warning names them
+            listed.warn_of_missing_labels()
         for line in listed.unfollowed():
             progress.say(line)
         progress.phase("Comparing")
@@ -347,6 +352,7 @@ def _plan(
         estimate=cost,
         hard_links=store.local("") is not None,
         left_out=listed.left_out,
+        row_types=target.row_types,
     )
 
 

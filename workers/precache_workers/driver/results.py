@@ -51,6 +51,7 @@ def build_result(
         classes=target.table.classes,
         mean={name: mean for name, (mean, _) in statistics.items()},
         std={name: std for name, (_, std) in statistics.items()},
+        row_types=target.row_types,
     )
 
 
@@ -75,4 +76,5 @@ def committed_result(target: TargetVersion, ignored: int) -> BuildResult:
         classes=version.classes,
         mean=version.mean,
         std=version.std,
+        row_types=target.row_types,
     )

@@ -51,7 +51,7 @@ class Background:
         if self.ended:
             raise BuildError(
                 "the build in the background made another version, for the source changed "
-                f"meanwhile: ask again (its log: {self.log})"
+                "meanwhile: ask again"
             )
         self.ended = status == 0
         if not status:
@@ -112,7 +112,7 @@ def begin_build(
 
 
 def main(job: Any) -> int:
-    """Build; returns the exit status."""
+    """Build, and remove the log if that succeeds; returns the exit status."""
     from precache_workers.driver.build import run_build
 
     guard_output()
@@ -124,6 +124,7 @@ def main(job: Any) -> int:
     except PrecacheError as error:
         say_error(error)
         return error.exit_status
+    Path(log_path).unlink(missing_ok=True)
     return 0
 
 

@@ -209,7 +209,7 @@ class WantedVersion:
 
     def say_background(self, log: Path) -> None:
         """Show that the build began in the background, in place of the next waiting line."""
-        self.say(f"building {self.store} in the background; its log: {log}")
+        self.say(f"building {self.store} in the background; its log, removed if it succeeds: {log}")
         self._line_shown = time.monotonic()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -214,11 +216,14 @@ class FieldRecipe:
             case Function():
                 drawn = {"random": self._random(key, number)} if op.random else {}
                 try:
-                    return _call(self._functions[op], value, drawn)
+                    result = _call(self._functions[op], value, drawn)
                 except MemoryError:
                     raise
                 except (Exception, SystemExit) as error:
-                    raise SampleError(f"{op.function} failed: {error!r}") from error
+                    raise SampleError(_failure(op.function, error)) from error
+                if result.shape == () and result.item() is None:
+                    raise SampleError(f"{op.function} returned None; let it return an array")
+                return result
 
     def _resized_shape(self, value: np.ndarray, op: Resize) -> tuple[int, int]:
         shape = resized_shape(value.shape[0], value.shape[1], op.size)
@@ -241,8 +246,25 @@ def _loaded(op: Function, code: str) -> Callable[..., Any]:
     try:
         instance: Callable[..., Any] = loaded(**op.params)
     except Exception as error:
-        raise RecipeError(f"{op.function}(**{op.params}) failed: {error!r}") from error
+        raise RecipeError(_failure(f"{op.function}(**{op.params})", error)) from error
     return instance
+
+
+def _failure(what: str, error: BaseException) -> str:
+    """Describe an error of a user's code, with the file and line where it arose.
+
+    It is the innermost line in the top-level module or package of the function, which all nodes
+    have, below whatever folder.
+    """
+    package = what.partition(":")[0].partition(".")[0]
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] == package:
+            file = PurePath(frame.f_code.co_filename)
+            depth = module.count(".") + 1 + (file.name == "__init__.py")
+            place = f" at {'/'.join(file.parts[-depth:])}:{line}"
+    return f"{what} failed{place}: {error!r}"
 
 
 def _call(function: Callable[..., Any], array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:

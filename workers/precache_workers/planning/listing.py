@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from precache.errors import HangError, RecipeError, SourceError
-from precache.messages import shown
+from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.commit_log import CodeDigests
@@ -24,6 +27,8 @@ from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources import base as sources
 from precache_workers.sources.code_digest import code_of
+
+log = logging.getLogger(__name__)
 
 FETCH_SAMPLES = 64
 """Samples that are held in memory at a time."""
@@ -67,6 +72,24 @@ class ListedSource:
     def digests(self) -> dict[str, str]:
         """Digest that the code of each function must have."""
         return {name: digest for name, (digest, _) in self.code.items()}
+
+    def warn_of_missing_labels(self) -> None:
+        """Log a warning if some samples have a label, and others have none."""
+        table = self.spec.table
+        bare = np.flatnonzero(table.labels < 0).tolist()
+        missing = [table.keys[row] for row in bare if row not in table.removed]
+        samples = len(table) - len(table.removed)
+        if self.fetches_labels or not 0 < len(missing) < samples:
+            return
+        outside = sum("/" not in key for key in missing)
+        why = f": {outside:,} are in no class folder" if outside else ""
+        log.warning(
+            "%s of %s samples have no label (-1), such as %s%s",
+            f"{len(missing):,}",
+            f"{samples:,}",
+            printable(missing[0]),
+            why,
+        )
 
     def unfollowed(self) -> list[str]:
         """Describe, for each function or factory, the code whose edits are not noticed."""

@@ -68,6 +68,8 @@ class BuildResult:
         workers before their first task.
     classes, mean, std
         Class names; by image field, statistics of each channel in stored units.
+    row_types
+        By field, dtype and shape of a row, such as ``uint8 (3, 224, 224)``.
     """
 
     version: str
@@ -91,6 +93,7 @@ class BuildResult:
     classes: tuple[str, ...] = ()
     mean: Mapping[str, list[float]] = field(default_factory=dict)
     std: Mapping[str, list[float]] = field(default_factory=dict)
+    row_types: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 from precache.errors import NewerFormatError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
+from precache.recipe.variants import field_of
 from precache.runtime.process_id import process_of
 from precache.storage.base import Folder, is_missing
 from precache.storage.rename import is_link
@@ -91,6 +92,11 @@ class TargetVersion:
     @property
     def table(self) -> RowTable:
         return self.spec.table
+
+    @property
+    def row_types(self) -> dict[str, str]:
+        """Dtype and shape of a row, by field."""
+        return {field_of(array): str(row) for array, row in self.shapes.items()}
 
     @property
     def shards(self) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from precache.recipe.ops import Function
+from precache.recipe.recipe import Recipe
+from precache.recipe.variants import field_of
 from precache.storage.base import Folder
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.open import open_own
@@ -25,8 +29,13 @@ from precache_workers.planning.target_version import (
     next_target,
 )
 
+log = logging.getLogger(__name__)
+
 LARGEST_SHARD_BYTES = 512 << 20
 """Most raw bytes of a shard of one field; above, rows are laid into shards anew."""
+
+CHANNELS = (1, 3, 4)
+"""Numbers of channels of an image: grey, RGB, RGBA."""
 
 Shapes = Mapping[str, RowShape]
 
@@ -108,6 +117,7 @@ def find_work(
     if target is None:
         shapes, needed = _known(spec, base) or _measured(spec, base, measure)
         shapes = {**shapes, **(base.shapes() if base else {})}
+        _warn_of_transposed(spec.declared, shapes)
         target = TargetVersion.of(store, spec, _per_shard(request, listed, shapes), shapes)
         target = next_free(store, target, removed=request.recompute)
         while request.recompute and is_committed(target):
@@ -163,6 +173,29 @@ def _measured(
     share = sum(nbytes[name] for name in missing) / max(1, sum(nbytes.values()))
     reused = base.nbytes_to_write(rows, spec.recipe) if base else 0
     return measured.shapes, int(measured.stored_per_row * rows * share) + reused
+
+
+def _warn_of_transposed(recipe: Recipe, shapes: Shapes) -> None:
+    """Log a warning for each field whose function seems to return (C, H, W) in place of (H, W, C).
+
+    Its first axis has the length of channels, its last one has not, and the last two are longer
+    than channels.
+    """
+    for name, declared in recipe.fields.items():
+        row = next(row for array, row in shapes.items() if field_of(array) == name)
+        has_function = any(isinstance(op, Function) for op in declared.ops)
+        if not (declared.decodes and has_function and len(row.shape) == 3):
+            continue
+        last, first, middle = row.shape  # as stored: the last axis comes first
+        if first in CHANNELS and min(middle, last) > max(CHANNELS):
+            log.warning(
+                "%s: the ops return an array of %s, which looks like (C, H, W); they see and "
+                "return (H, W, C), so its rows are stored as %s. Let the function return "
+                "array.transpose(1, 2, 0)",
+                name,
+                (first, middle, last),
+                tuple(row.shape),
+            )
 
 
 def _per_shard(request: Request, listed: ListedSource, shapes: Shapes) -> int:

@@ -101,14 +101,17 @@ def _check_declared(recipe: Recipe, shapes: Mapping[str, RowShape]) -> None:
     """Raise for rows that differ from what the recipe declares, or that its codec cannot store."""
     for name, row in shapes.items():
         field = recipe.fields[name]
-        declared = (field.dtype or row.dtype, field.shape or row.shape)
-        image = row.dtype == "uint8" and len(row.shape) == 3
-        storable = image or not isinstance(field.stored_as, ImageCodec)
-        if declared != (row.dtype, row.shape) or not storable:
+        declared = RowShape(field.shape or row.shape, field.dtype or row.dtype)
+        if declared != row:
             raise RecipeError(
-                f"the ops of {name} make {row.dtype} {row.shape}, and it is declared as "
-                f"{declared[0]} {declared[1]} with codec {field.stored_as.name}; declare the "
-                "function's dtype and shape, and a codec that stores them: zstd or raw"
+                f"the ops of {name} make rows of {row}, and the recipe declares {declared}; "
+                "declare the dtype and shape of the function's result in its op"
+            )
+        image = row.dtype == "uint8" and len(row.shape) == 3
+        if isinstance(field.stored_as, ImageCodec) and not image:
+            raise RecipeError(
+                f"the ops of {name} make rows of {row}, and codec image stores uint8 (C, H, W); "
+                'return (H, W, C) from the function, or give the field codec = "zstd" or "raw"'
             )
 
 
