@@ -208,8 +208,7 @@ def _build(options: argparse.Namespace) -> int:
     does nothing. Without flags of the recipe, images are not resized or cropped.
     """
     if options.dry_run:
-        show_plan(options, timing=True)
-        return 0
+        return show_plan(options, timing=True)
     recipe = read_recipe(options)
     import_from_here(options.source, bool(recipe.functions))
     result = precache.build(options.source, options.store, recipe, **read_keywords(options))

@@ -142,8 +142,11 @@ def _statistics(mean: Mapping[str, list[float]], std: Mapping[str, list[float]])
 def print_refreshed(result: BuildResult, fields: Mapping[str, FieldInfo]) -> None:
     """Print a child version, and the variants of its fields that have several."""
     for name, field in fields.items():
-        new = field.first_variant + field.variants - 1
-        say(f"variant {new} of {name} is new; there are variants {variants_text(field)}")
+        new, dropped = field.first_variant + field.variants - 1, field.first_variant - 1
+        say(
+            f"variant {new} of {name} is new; there are variants {variants_text(field)}: "
+            f"{field.variants - 1} as they were, and variant {dropped} is dropped"
+        )
     print_build(result)
 
 

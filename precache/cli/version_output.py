@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from precache.maintenance.diff import Change, Difference, KeyChange
+from precache.maintenance.diff import Difference, KeyChange
 from precache.maintenance.gc import GcResult, ago
 from precache.maintenance.versions import StoreListing, Unfinished, UseResult
 from precache.runtime.terminal import say
@@ -118,29 +117,17 @@ def print_difference(difference: Difference) -> None:
         if names
     ]
     parts = {
-        "recipe": list(map(_change, difference.recipe)),
-        "layout": list(map(_change, difference.layout)),
+        "recipe": list(map(str, difference.recipe)),
+        "layout": list(map(str, difference.layout)),
         "samples": samples,
         "classes": classes,
-        "libraries": list(map(_change, difference.libraries)),
+        "libraries": list(map(str, difference.libraries)),
     }
     for heading, lines in parts.items():
         if lines:
             _say([heading, *(f"  {line}" for line in lines)])
     if not any(parts.values()):
         _say(["no differences"])
-
-
-def _change(change: Change) -> str:
-    if change.before is None:
-        return f"{change.what}: added {_value(change.after)}"
-    if change.after is None:
-        return f"{change.what}: removed {_value(change.before)}"
-    return f"{change.what}: {_value(change.before)} → {_value(change.after)}"
-
-
-def _value(value: Any) -> str:
-    return str(tuple(value)) if isinstance(value, list) else str(value)
 
 
 def _samples(words: str, some: KeyChange) -> Iterable[str]:

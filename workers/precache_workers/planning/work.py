@@ -28,6 +28,10 @@ from precache_workers.planning.target_version import (
 LARGEST_SHARD_BYTES = 512 << 20
 """Most raw bytes of a shard of one field; above, rows are laid into shards anew."""
 
+OUTGROWN = 4
+"""Times as many rows, and as many shards as are needed, from which shards of a base version are too
+small to be kept: what is not reused then is at most a quarter of the rows."""
+
 Shapes = Mapping[str, RowShape]
 
 
@@ -108,7 +112,7 @@ def find_work(
     if target is None:
         shapes, needed = _known(spec, base) or _measured(spec, base, measure)
         shapes = {**shapes, **(base.shapes() if base else {})}
-        target = TargetVersion.of(store, spec, _per_shard(request, listed, shapes), shapes)
+        target = TargetVersion.of(store, spec, _per_shard(request, listed, base, shapes), shapes)
         target = next_free(store, target, removed=request.recompute)
         while request.recompute and is_committed(target):
             target = next_free(store, target.anew(store), removed=True)
@@ -165,10 +169,24 @@ def _measured(
     return measured.shapes, int(measured.stored_per_row * rows * share) + reused
 
 
-def _per_shard(request: Request, listed: ListedSource, shapes: Shapes) -> int:
-    """Choose the rows of a shard: as many as before, unless shards would be too large."""
-    nbytes = [row.nbytes for row in shapes.values()]
-    inherited = listed.placed.rows_per_shard
-    if inherited and inherited * max(nbytes) <= LARGEST_SHARD_BYTES:
-        return inherited
-    return rows_per_shard(len(listed.spec.table), nbytes, request.shard_samples)
+def _per_shard(
+    request: Request, listed: ListedSource, base: BaseVersion | None, shapes: Shapes
+) -> int:
+    """Choose the rows of a shard: those of the base version, unless they no longer fit."""
+    nbytes, rows = [row.nbytes for row in shapes.values()], len(listed.spec.table)
+    fresh = rows_per_shard(rows, nbytes, request.shard_samples)
+    kept = listed.placed.rows_per_shard
+    if base is None or kept is None:
+        return fresh
+    if request.shard_samples is None:
+        kept = base.rows_per_shard
+    outgrown = OUTGROWN * kept <= fresh and OUTGROWN * len(base.same) <= rows
+    return fresh if outgrown or kept * max(nbytes) > LARGEST_SHARD_BYTES else kept
+
+
+def compact_shards(request: Request, listed: ListedSource, target: TargetVersion) -> int | None:
+    """Return the shards that `--compact` would give; None where it would not give far fewer."""
+    nbytes, rows = [row.nbytes for row in target.shapes.values()], target.table.samples
+    shards = -(-rows // rows_per_shard(rows, nbytes, request.shard_samples))
+    helps = listed.placed.compactable and OUTGROWN * shards <= target.shards
+    return shards if helps else None
