@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from precache.errors import UsageError
+from precache.maintenance.location import require_apart
 from precache.recipe.recipe import Recipe
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
@@ -81,7 +82,8 @@ def build(
     store
         Folder of the store, as path or URL; created if missing.
     recipe
-        A `Recipe`, or the path of a TOML file; by default images are stored as they are.
+        A `Recipe`, or the path of a TOML file; by default images are decoded, and not resized
+        or cropped.
     address
         ``local`` (worker processes on this machine), ``serial`` (this process), ``auto``
         or ``ray://host:port`` (a running cluster).
@@ -297,6 +299,7 @@ def submit(
     checked = read_options(BuildOptions, {"progress": True, **options, "address": "auto"})
     recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
     require_permission(recipe, checked.run_functions)
+    require_apart(store, source, checked.storage_options)
     package = pack(os.fspath(source), os.fspath(store), recipe, checked, code)
     return submit_package(package, address)
 

@@ -96,8 +96,7 @@ def downsample(preview: Preview, side: int) -> Preview:
     step = -(-max(preview.pixels.shape[:2]) // side)
     if step == 1:
         return preview
-    note = f"one pixel of {step} x {step} is shown"
-    note = f"{preview.note}; {note}" if preview.note else note
+    note = f"{preview.note}; shown reduced" if preview.note else "shown reduced"
     return Preview(preview.pixels[::step, ::step], note)
 
 

@@ -47,11 +47,22 @@ class RecipeChange:
 
 @dataclass(frozen=True)
 class Change:
-    """A value that differs; None on the side that has none."""
+    """A value that differs; None on the side that has none. `str` of it describes it."""
 
     what: str
     before: Any
     after: Any
+
+    def __str__(self) -> str:
+        if self.before is None:
+            return f"{self.what}: added {_value(self.after)}"
+        if self.after is None:
+            return f"{self.what}: removed {_value(self.before)}"
+        return f"{self.what}: {_value(self.before)} → {_value(self.after)}"
+
+
+def _value(value: Any) -> str:
+    return str(tuple(value)) if isinstance(value, list) else str(value)
 
 
 @dataclass(frozen=True)
@@ -235,9 +246,7 @@ def _raw_samples(version: Version) -> list[RawSample]:
 
 def compare(one: Attributes, other: Attributes, before: Samples, after: Samples) -> Difference:
     """Compare two versions by their attributes and samples."""
-    recipes = [Recipe.from_dict(attributes.pipeline) for attributes in (one, other)]
-    parts = recipe_changes(*map(_spelled_out, recipes))
-    recipe = [_in_words(part, recipes[0], recipes[1]) for part in parts]
+    recipe = compare_recipes(*(Recipe.from_dict(a.pipeline) for a in (one, other)))
     if not recipe and one.fingerprint != other.fingerprint:
         # The same recipe, with other decoders or other code of its functions.
         recipe.append(Change("fingerprint", one.fingerprint, other.fingerprint))
@@ -280,6 +289,12 @@ def _values(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Change
 
 
 # --- recipes ------------------------------------------------------------------------------------
+
+
+def compare_recipes(one: Recipe, other: Recipe) -> list[Change]:
+    """List the changes from one recipe to another, ops as calls and numbered from 1."""
+    parts = recipe_changes(_spelled_out(one), _spelled_out(other))
+    return [_in_words(part, one, other) for part in parts]
 
 
 def recipe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[RecipeChange, ...]:
@@ -350,7 +365,7 @@ def _spelled_out(recipe: Recipe) -> dict[str, Any]:
 
 
 def _in_words(change: RecipeChange, one: Recipe, other: Recipe) -> Change:
-    """Describe a change for people, ops as calls and numbered from 1."""
+    """Describe a part of a recipe that differs."""
     sides = (one, change.before), (other, change.after)
     match change.path:
         case ():

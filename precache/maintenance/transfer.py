@@ -30,11 +30,10 @@ from precache.errors import (
     PrecacheError,
     StorageError,
     StoreError,
-    UsageError,
 )
+from precache.maintenance.location import open_for_writing
 from precache.maintenance.scan import COPIES, TRASH, pull_claim, scan_folder
 from precache.maintenance.verify import Tick, check_metadata
-from precache.messages import shown
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder, is_missing
 from precache.storage.local import LocalFolder
@@ -169,6 +168,8 @@ def pull(
 
     Raises
     ------
+    UsageError
+        `to` holds something else than a store, or lies inside of the store that is copied.
     DamageError
         An object of the source is damaged.
     StoreError
@@ -176,9 +177,7 @@ def pull(
     StorageError
         An object cannot be read or written.
     """
-    if split_uri(to, storage_options)[1] is not None:
-        raise UsageError(f"{shown(to)} names a version; give the store alone")
-    store = open_folder(to, storage_options)
+    store = open_for_writing(to, split_uri(uri, storage_options)[0], storage_options)
     last = ""
     while True:
         version = open_version(uri, None, storage_options)

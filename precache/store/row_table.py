@@ -75,6 +75,11 @@ class RowTable:
     def __len__(self) -> int:
         return len(self.keys)
 
+    @property
+    def samples(self) -> int:
+        """Number of rows whose samples are in the source."""
+        return len(self) - len(self.removed)
+
     def present_keys(self) -> Iterator[str]:
         """Yield the keys of the samples that are in the source."""
         return (key for row, key in enumerate(self.keys) if row not in self.removed)

@@ -9,15 +9,18 @@ from urllib.parse import quote
 
 import numpy as np
 
-from precache.html.png import array_summary, as_picture, encode_png
+from precache.html.png import Preview, array_summary, as_picture, downsample, encode_png
 from precache.recipe.ops import Function
 from precache.recipe.recipe import Field
 from precache.units import size
 from precache.viewer.search import Catalogue
 from precache.viewer.source_trace import OpResult, SourceTracer, Trace, media_type, parameters
 
-EMBEDDED_RAW_BYTES = 2 << 20
+EMBEDDED_RAW_BYTES = 64 << 10
 """Largest raw file that is embedded in a static page."""
+
+EMBEDDED_SIDE = 128
+"""Longer side in pixels of other pictures in a static page; larger ones are reduced."""
 
 Address = Callable[[str, Callable[[], bytes], str], str]
 """Returns the ``src`` of a picture from its URL, its bytes and their media type."""
@@ -181,15 +184,26 @@ def _stored_picture(
     preview = as_picture(array)
     if preview is None:
         return None
-    url = f"stored/{row}/{quote(name)}.png"
     height, width, _ = preview.pixels.shape
-    return Picture(
+    return _picture(
         f"stored {_array_title(name)}",
-        address(url, lambda: encode_png(preview.pixels), "image/png"),
+        f"stored/{row}/{quote(name)}.png",
         f"Stored {_array_title(name)} of {key}",
         _join(f"{width} x {height}, {array.dtype.name}", preview.note, comparison),
-        (width, height),
+        preview,
+        address,
     )
+
+
+def _picture(
+    title: str, url: str, alt: str, note: str, preview: Preview, address: Address
+) -> Picture:
+    """Make a picture of an array; in a static page a reduced one."""
+    if address is embedded:
+        preview = downsample(preview, EMBEDDED_SIDE)
+    height, width, _ = preview.pixels.shape
+    source = address(url, lambda: encode_png(preview.pixels), "image/png")
+    return Picture(title, source, alt, note, (width, height))
 
 
 def _raw_picture(row: int, key: str, data: bytes, address: Address) -> Picture:
@@ -209,14 +223,7 @@ def _step_picture(
     if preview is None:
         return Picture(step.op, note=step.note)
     url = f"step/{row}/{quote(name)}/{number}.png"
-    height, width, _ = preview.pixels.shape
-    return Picture(
-        step.op,
-        address(url, lambda: encode_png(preview.pixels), "image/png"),
-        f"{name} of {key} after {step.op}",
-        step.note,
-        (width, height),
-    )
+    return _picture(step.op, url, f"{name} of {key} after {step.op}", step.note, preview, address)
 
 
 def _compare(computed: np.ndarray, stored: np.ndarray) -> str:

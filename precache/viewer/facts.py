@@ -6,10 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from precache.recipe.recipe import Field
+from precache.recipe.recipe import Field, op_texts
 from precache.units import size
 from precache.viewer.search import Catalogue
-from precache.viewer.source_trace import parameters
 
 CHANNELS = {"RGB": ("red", "green", "blue"), "RGBA": ("red", "green", "blue", "alpha")}
 
@@ -89,6 +88,6 @@ def _build(catalogue: Catalogue) -> list[tuple[str, str]]:
         ]
     for name, field in version.fields.items():
         stored = f"{field.dtype} {field.shape}, codec {field.codec}, {size(field.stored_nbytes)}"
-        ops = [f"{op.op}({parameters(op)})" for op in version.recipe.fields[name].ops]
-        facts += [(f"{name}, stored", stored), (f"{name}, ops", " → ".join(ops) or "none")]
+        ops = " → ".join(op_texts(version.recipe.fields[name])) or "none"
+        facts += [(f"{name}, stored", stored), (f"{name}, ops", ops)]
     return [*facts, ("recipe", json.dumps(version.recipe.to_dict(), ensure_ascii=False))]

@@ -9,7 +9,7 @@ from precache.errors import PrecacheError, UsageError
 from precache.html.pages import TABLE_ROWS, bar, link, render
 from precache.html.png import as_picture, encode_png
 from precache.storage.open import StorageOptions
-from precache.viewer.cards import Cards
+from precache.viewer.cards import EMBEDDED_SIDE, Cards
 from precache.viewer.facts import VersionFacts, version_facts
 from precache.viewer.search import Catalogue, Query, RowPage
 from precache.viewer.source_trace import SourceTracer, Trace, media_type
@@ -84,7 +84,7 @@ class Pages:
             holes=self._hole_table(static),
             links=_page_links(query, matches),
             summary=_summarize(matches, self._catalogue.version.rows),
-            note=self._note(),
+            note=self._note(static),
             error=error,
             traced=self._tracer is not None,
         )
@@ -111,15 +111,21 @@ class Pages:
             for row in version.hole_rows[:TABLE_ROWS].tolist()
         ]
 
-    def _note(self) -> str:
+    def _note(self, static: bool) -> str:
         if self._tracer is None:
-            return (
+            note = (
                 "Only what is stored is shown. With --source, raw files and the result of each op "
                 "are shown beside it."
             )
-        if self._tracer.ops_problem:
-            return f"Raw files are shown beside what is stored; {self._tracer.ops_problem}."
-        return "Results of ops are computed from the raw files as they are now."
+        elif self._tracer.ops_problem:
+            note = f"Raw files are shown beside what is stored; {self._tracer.ops_problem}."
+        else:
+            note = "Results of ops are computed from the raw files as they are now."
+        reduced = (
+            f" Pictures are reduced to at most {EMBEDDED_SIDE} pixels a side; without --out, "
+            "precache view shows them in full."
+        )
+        return note + reduced * static
 
     def sample(self, row: int) -> str:
         """Return the HTML of the page about one row."""

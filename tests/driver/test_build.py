@@ -746,7 +746,7 @@ def test_stores_that_are_none(tmp_path: Path, source: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"x"
     write(tmp_path / "group/zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
     assert_refused(UsageError, "is a Zarr group, not a store", source, tmp_path / "group")
-    assert_refused(UsageError, "names a version; build into the", source, tmp_path / "s@3f2a")
+    assert_refused(UsageError, "names a version; give the store alone", source, tmp_path / "s@3f2a")
     with pytest.raises(UsageError, match="nowhere:// is not supported"):
         precache.build(source, "nowhere://bucket/store", address="serial")
     result = build(source, tmp_path / "store")

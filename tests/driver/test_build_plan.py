@@ -135,26 +135,31 @@ OTHER = {"ops": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}, MEAN], "cod
 @pytest.mark.parametrize(
     ("before", "after", "how", "where"),
     [
-        (recipe_of(), recipe_of(codec="raw"), {"image": "resumed"}, ["image.codec.name"]),
+        (recipe_of(), recipe_of(codec="raw"), {"image": "resumed"}, ["image codec name"]),
         (
             recipe_of(),
             recipe_of(150, "image", CROP, FLIP),
             {"image": "resumed"},
-            ["image.ops[3].center_crop", "image.ops[4].horizontal_flip"],
+            ["image op 4", "image op 5"],
         ),
         (
             recipe_of(mean=MEANS),
             recipe_of(mean=OTHER),
             {"image": "linked", "mean": "computed"},
-            ["mean.ops[1].resize.size"],
+            ["mean op 2 resize size"],
         ),
-        (recipe_of(), recipe_of(mean=MEANS), {"image": "linked", "mean": "computed"}, ["mean"]),
-        (recipe_of(), recipe_of(140), {"image": "computed"}, ["image.ops[1].resize.size"]),
+        (
+            recipe_of(),
+            recipe_of(mean=MEANS),
+            {"image": "linked", "mean": "computed"},
+            ["field mean"],
+        ),
+        (recipe_of(), recipe_of(140), {"image": "computed"}, ["image op 2 resize size"]),
         (
             recipe_of(20),
             recipe_of(20, mean=MEANS),
             {"image": "linked", "mean": "computed"},
-            ["mean"],
+            ["field mean"],
         ),
     ],
 )
@@ -169,7 +174,7 @@ def test_a_changed_recipe_is_counted(
     first = build(source, tmp_path / "store", before)
     planned, _ = kept(source, tmp_path / "store", after)
     # A plan of a store that has a version has differences.
-    assert [each.where for each in planned.differences.recipe] == where  # type: ignore[union-attr]
+    assert [change.what for change in planned.differences.recipe] == where  # type: ignore[union-attr]
     for name, kind in how.items():
         assert getattr(planned.fields[name], kind) >= 39, planned.fields
     assert planned.base == (None if how == {"image": "computed"} else first.version)
@@ -333,7 +338,7 @@ def test_the_command_says_it_in_words_and_in_json(source: Path, tmp_path: Path) 
     recipe = ("--resize", "48", "--crop", "40")
     found = cli("plan", source, store, *recipe)
     assert found.returncode == 0, found.stderr
-    for part in ("image.ops[1].resize.size: 40 → 48", "5 added: cat/new0.jpg", "CPU-s"):
+    for part in ("image op 2 resize size: 40 → 48", "5 added: cat/new0.jpg", "CPU-s"):
         assert part in found.stdout
     dry = cli("build", source, store, *recipe, "--dry-run", "--json", "--address", "serial")
     data = json.loads(dry.stdout)
@@ -375,3 +380,34 @@ def test_bad_requests_end_as_the_build_would(source: Path, tmp_path: Path) -> No
     assert missing.returncode == 2
     assert "cannot read the recipe" in missing.stderr
     assert not (tmp_path / "store").exists()
+
+
+def test_a_plan_counts_the_holes_that_stay(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    build(source, store, recipe_of())
+    assert plan(source, store, recipe_of()).rows_failed == 1
+    some_added(source)
+    assert plan(source, store, recipe_of()).rows_failed == 1
+    assert plan(source, store, recipe_of(), retry_failed=True).rows_failed == 0
+    precache.build(source, store, precache.Recipe.image(resize=40, crop=40), address="serial")
+    assert main(["plan", str(source), str(store), "--resize", "40", "--crop", "40"]) == 0
+    assert "1 failed before, and stay; --retry-failed tries again" in capsys.readouterr().out
+
+
+def test_a_plan_of_which_every_sample_fails_has_exit_status_1(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    command = ["plan", str(source), str(store), "--resize", "40", "--crop", "40"]
+    precache.build(source, store, precache.Recipe.image(resize=40, crop=40), address="serial")
+    write(source / "dog/0050.jpg", b"no photo")
+    assert main(command) == 0  # so few are accepted
+    for number in range(51, 60):
+        write(source / f"dog/{number:04d}.jpg", b"no photo")
+    capsys.readouterr()
+    assert main(command) == 1
+    assert "cannot be built: all 10 samples measured fail" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["fails"]

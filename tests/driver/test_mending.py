@@ -103,6 +103,20 @@ def test_every_small_object_is_found_and_mended(
     assert remains(store) == []
 
 
+def test_a_build_says_that_it_mended_and_what_it_did_not_read(
+    built: tuple[Path, Path, str], store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, _, version = built
+    spoil(store / version / "rows/c/0", "change")
+    build(source, store, progress=True)
+    said = capfd.readouterr().err
+    assert f"Version {version[:8]} is complete again: rows/c/0 mended" in said
+    assert "Nothing to do" not in said
+    build(source, store, progress=True)
+    said = capfd.readouterr().err
+    assert "is complete; its shards were not read (precache verify does that)" in said
+
+
 def test_all_documents_but_the_versions_own_may_be_lost_at_once(
     built: tuple[Path, Path, str], store: Path
 ) -> None:

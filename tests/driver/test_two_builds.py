@@ -31,14 +31,29 @@ OPTIONS: dict[str, Any] = {"shard_samples": 3}
 
 
 def mood(array: np.ndarray, folder: str = "") -> np.ndarray:
-    """The array as it is; the smallest fail unless LUCKY is set, and wait where HOLD is set."""
+    """The array as it is, counted by process; the smallest fail unless LUCKY is set.
+
+    The smallest wait where HOLD is set, if that is a store once a build of it has begun. In the
+    second build of the store RELEASE they let the first one go on, and wait for its end.
+    """
+    with Path(folder, f"{os.getpid()}.calls").open("a") as calls:
+        calls.write(".")
     if array.shape[0] == 40:
-        if "HOLD" in os.environ:
+        if "RELEASE" in os.environ and builds_of(store := Path(os.environ["RELEASE"])) == 2:
+            Path(folder, "go").touch()
+            poll(lambda: (store / "commits").exists() and not remains(store), "the other's end")
+        held = os.environ.get("HOLD")
+        if held and (held == "1" or builds_of(Path(held))):
             Path(folder, str(os.getpid())).touch()
             poll(Path(folder, "go").exists, "the test's leave to go on")
         if "LUCKY" not in os.environ:
             raise ValueError("no luck")
     return array
+
+
+def builds_of(store: Path) -> int:
+    """Number of builds that have begun and not ended."""
+    return len(list(store.glob("*/_build/leases/*.json")))
 
 
 def recipe_of(folder: Path) -> precache.Recipe:
@@ -126,3 +141,40 @@ def test_a_build_that_another_codec_began_is_finished(tmp_path: Path) -> None:
     assert remains(store) == []
     [version] = [path for path in store.iterdir() if path.name != "commits"]
     assert read_leases(open_folder(version)) == {}
+
+
+def test_the_second_of_two_equal_builds_takes_the_shards_that_the_first_has_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    variables = {"HOLD": str(store), "LUCKY": "1"}
+    first = start(build_here, source, store, recipe, OPTIONS, variables)
+    poll((tmp_path / str(first.pid)).exists, "the first build waits inside a shard")
+    done = len(list(store.rglob("receipts/*.json")))
+    monkeypatch.setenv("LUCKY", "1")
+    result = precache.build(source, store, recipe, address="serial", progress=True, **OPTIONS)
+    calls = Path(tmp_path, f"{os.getpid()}.calls").read_text()
+    measured = 12  # the probe takes all of so few
+    assert len(calls) <= measured + 12 - 3 * done
+    assert f"The same build is running already (process {first.pid}" in capfd.readouterr().err
+    (tmp_path / "go").touch()
+    assert end(first) == 0
+    assert precache.open(store).id == result.version
+    assert precache.verify(store).ok
+
+
+def test_a_build_ends_well_when_an_equal_one_finishes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    variables = {"HOLD": str(store), "LUCKY": "1"}
+    first = start(build_here, source, store, recipe, OPTIONS, variables)
+    poll((tmp_path / str(first.pid)).exists, "the first build waits inside a shard")
+    monkeypatch.setenv("LUCKY", "1")
+    monkeypatch.setenv("RELEASE", str(store))
+    result = precache.build(source, store, recipe, address="serial", progress=True, **OPTIONS)
+    assert end(first) == 0
+    assert (result.samples, result.failed) == (12, 0)
+    assert "is complete: the other build finished it" in capfd.readouterr().err
+    assert precache.verify(store).ok
+    assert remains(store) == []

@@ -76,5 +76,5 @@ def test_a_large_picture_is_thinned_and_says_so() -> None:
     assert shown is not None
     few = downsample(shown, 1024)
     assert few.pixels.shape == (700, 4, 3)
-    assert few.note == "one pixel of 3 x 3 is shown"
+    assert few.note == "shown reduced"
     assert downsample(few, 1024) is few

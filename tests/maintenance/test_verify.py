@@ -316,3 +316,14 @@ def test_a_group_that_other_software_wrote(tmp_path: Path) -> None:
     group.create_array("image", shape=(4, 3), dtype="uint8")[:] = 1
     with pytest.raises(StoreError, match="precache did not write"):
         precache.verify(tmp_path / "group")
+
+
+def test_shards_whose_checksums_are_damaged_are_said_to_be_unchecked(
+    tile_store: BuiltStore, copy_store: Copy
+) -> None:
+    store, table = copy_store(tile_store), "shards/image/c/0/0"
+    flip(Path(store.result.path, table), 20)
+    found = precache.verify(store.path)
+    assert [damage.shard for damage in found.damage] == [table]
+    assert found.objects == 0
+    assert [part for part in found.unchecked if part.startswith(f"the shards of image: {table}")]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.maintenance.diff import EXAMPLES, recipe_changes
+from precache.maintenance.diff import EXAMPLES, Change, compare_recipes
 from precache.recipe.recipe import Recipe
 from precache.store.row_table import RowTable
-from precache_workers.planning.diff import RecipePart, source_changes
+from precache_workers.planning.diff import source_changes
 
 DECODE: dict[str, Any] = {"op": "decode"}
 FLIP: dict[str, Any] = {"op": "horizontal_flip"}
@@ -26,13 +26,9 @@ def crop(size: int) -> dict[str, Any]:
     return {"op": "center_crop", "size": size}
 
 
-def recipe(*ops: dict[str, Any], seed: int = 0, codec: Any = "image") -> dict[str, Any]:
-    field = {"ops": list(ops), "codec": codec}
-    return Recipe.from_dict({"fields": {"image": field}, "seed": seed}).to_dict()
-
-
-def changes_of(before: dict[str, Any], after: dict[str, Any]) -> tuple[RecipePart, ...]:
-    return tuple(map(RecipePart.of, recipe_changes(before, after)))
+def recipe(*ops: dict[str, Any], seed: int = 0, codec: Any = "image", **more: Any) -> Recipe:
+    fields = {"image": {"ops": list(ops), "codec": codec}, **more}
+    return Recipe.from_dict({"fields": fields, "seed": seed})
 
 
 BEFORE = recipe(DECODE, resize(64), crop(56))
@@ -42,37 +38,30 @@ BEFORE = recipe(DECODE, resize(64), crop(56))
     ("after", "changes"),
     [
         (BEFORE, []),
-        (recipe(DECODE, resize(72), crop(56)), [("image.ops[1].resize.size", 64, 72)]),
+        (recipe(DECODE, resize(72), crop(56)), ["image op 2 resize size: 64 → 72"]),
         (
             recipe(DECODE, resize(64), FLIP, crop(48)),
             [
-                ("image.ops[2].horizontal_flip", None, {"p": 0.5}),
-                ("image.ops[3].center_crop.size", [56, 56], [48, 48]),
+                "image op 3: added horizontal_flip",
+                "image op 4 center_crop size: (56, 56) → (48, 48)",
             ],
         ),
-        (recipe(DECODE, crop(56)), [("image.ops[1].resize", RecipePart, None)]),
-        (recipe(DECODE, resize(64), crop(56), seed=3), [("seed", 0, 3)]),
+        (recipe(DECODE, crop(56)), ["image op 2: removed resize(size=64)"]),
+        (recipe(DECODE, resize(64), crop(56), seed=3), ["seed: 0 → 3"]),
         (
             recipe(DECODE, resize(64), crop(56), codec={"name": "zstd", "level": 3}),
-            [("image.codec.name", "image", "zstd"), ("image.codec.level", None, 3)],
+            ["image codec name: image → zstd", "image codec level: added 3"],
         ),
     ],
 )
-def test_recipes_are_compared_op_by_op(
-    after: dict[str, Any], changes: list[tuple[str, Any, Any]]
-) -> None:
-    found = changes_of(BEFORE, after)
-    assert [each.where for each in found] == [where for where, _, _ in changes]
-    for each, (_, old, new) in zip(found, changes, strict=True):
-        assert each.after == new
-        assert each.before == old or old is RecipePart
+def test_recipes_are_compared_op_by_op(after: Recipe, changes: list[str]) -> None:
+    assert list(map(str, compare_recipes(BEFORE, after))) == changes
 
 
 def test_fields_come_and_go_as_a_whole() -> None:
-    two = {**BEFORE, "fields": {**BEFORE["fields"], "mask": BEFORE["fields"]["image"]}}
-    field = BEFORE["fields"]["image"]
-    assert changes_of(BEFORE, two) == (RecipePart("mask", None, field),)
-    assert changes_of(two, BEFORE) == (RecipePart("mask", field, None),)
+    two = recipe(DECODE, resize(64), crop(56), mask={"ops": [DECODE]})
+    assert compare_recipes(BEFORE, two) == [Change("field mask", None, "decode")]
+    assert compare_recipes(two, BEFORE) == [Change("field mask", "decode", None)]
 
 
 Rows = dict[str, tuple[int, int]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 import precache
-from precache.errors import UsageError
+from precache.cli.main import main
+from precache.errors import BuildError, UsageError
 from tests.support.building import (
     LONG_AGO,
     ask,
@@ -206,3 +208,86 @@ def test_the_command_says_what_came_of_it(source: Path, tmp_path: Path) -> None:
 def test_taking_nothing_over_and_all_but_what_failed_cannot_both_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="drop one"):
         build(tmp_path, tmp_path / "s", precache.Recipe.image(), retry_failed=True, recompute=True)
+
+
+# --- rows of a shard ----------------------------------------------------------------------------
+
+
+LARGE = precache.Recipe.image(resize=150, crop=150)
+
+
+def files(folder: Path, some: range) -> Path:
+    """Photos of a large and growing set; the same for the same number."""
+    for number in some:
+        write(folder / f"cat/{number:04d}.jpg", encoded(cut(number)))
+    return folder
+
+
+def test_shards_of_a_trial_are_not_those_of_the_whole_set(tmp_path: Path) -> None:
+    source, store = files(tmp_path / "in", range(5)), tmp_path / "store"
+    trial = precache.build(source, store, LARGE, address="serial")
+    assert trial.shards == 5
+    files(source, range(5, 100))
+    whole = precache.build(source, store, LARGE, address="serial")
+    assert (whole.shards, whole.rows_reused) == (17, 0)
+    assert list(precache.open(store).keys)[:5] == list(precache.open(trial.path).keys)
+
+
+def test_shards_stay_where_rows_are_reused(tmp_path: Path) -> None:
+    source, store = files(tmp_path / "in", range(40)), tmp_path / "store"
+    first = precache.build(source, store, LARGE, address="serial")
+    assert first.shards == 20
+    files(source, range(40, 100))
+    grown = precache.build(source, store, LARGE, address="serial")
+    assert (grown.shards, grown.shards_reused) == (50, 20)
+
+
+def test_shards_are_chosen_anew_where_nothing_is_reused(tmp_path: Path) -> None:
+    source, store = files(tmp_path / "in", range(40)), tmp_path / "store"
+    precache.build(source, store, LARGE, address="serial", shard_samples=1)
+    other = precache.build(
+        source, store, precache.Recipe.image(resize=160, crop=160), address="serial"
+    )
+    assert other.shards == 20
+
+
+def test_a_plan_says_when_compact_would_help(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, store = files(tmp_path / "in", range(20)), tmp_path / "store"
+    precache.build(source, store, LARGE, address="serial")
+    for count in (60, 90):
+        files(source, range(count))
+        precache.build(source, store, LARGE, address="serial")
+    command = ["plan", str(source), str(store), "--resize=150", "--crop=150", "--no-timing"]
+    assert main(command) == 0
+    assert "90 shards; --compact would give 18" in capsys.readouterr().out
+    compact = precache.build(source, store, LARGE, address="serial", compact=True)
+    assert compact.shards == 18
+    assert precache.plan(source, store, LARGE, address="serial").shards_compact is None
+
+
+# --- samples that were removed ------------------------------------------------------------------
+
+
+def test_samples_that_were_removed_are_counted_nowhere(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, store = files(tmp_path / "in", range(30)), tmp_path / "store"
+    write(source / "cat/broken.jpg", b"none")
+    options: dict[str, Any] = {"address": "serial", "shard_samples": 8}
+    precache.build(source, store, LARGE, **options)
+    for number in range(10):
+        (source / f"cat/{number:04d}.jpg").unlink()
+    capfd.readouterr()
+    plan = precache.plan(source, store, LARGE, **options)
+    path = tmp_path / "report.json"
+    result = precache.build(source, store, LARGE, report=path, progress=True, **options)
+    report = json.loads(path.read_text())
+    assert (plan.samples, plan.removed, result.samples, result.removed) == (21, 10, 21, 10)
+    assert (report["images"], report["images_failed"], len(report["failures"])) == (21, 1, 1)
+    assert sum(line["images"] for line in report["timeline"]) == 21
+    assert "21 samples in 1 classes" in capfd.readouterr().err
+    broken = {**options, "max_failures": 0}
+    with pytest.raises(BuildError, match="1 of 21 samples failed"):
+        precache.build(source, store, LARGE, **broken)

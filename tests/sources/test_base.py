@@ -317,6 +317,24 @@ def test_a_file_is_no_source(tmp_path: Path) -> None:
         listed(tmp_path / "a.jpg")
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("labels.csv", "a CSV table"),
+        ("photos.parquet", "a Parquet table"),
+        ("photos.tar.gz", "a tar archive"),
+        ("PHOTOS.ZIP", "a zip archive"),
+    ],
+)
+def test_tables_and_archives_are_read_by_a_dataset(tmp_path: Path, name: str, kind: str) -> None:
+    write(tmp_path / name, b"x")
+    how = "torch map-style Dataset.* python:mydata:photos"
+    with pytest.raises(SourceError, match=f"{name} is {kind}, not a folder of images; .*{how}"):
+        listed(tmp_path / name)
+    with pytest.raises(SourceError, match=f"no image .1 other files.; {name} is {kind}: .*{how}"):
+        listed(tmp_path)
+
+
 def test_a_folder_without_images_tells_what_images_end_in(tmp_path: Path) -> None:
     write(tmp_path / "notes.txt", b"x")
     with pytest.raises(SourceError, match=r"no image \(1 other files\); images end in .*\.jpg"):

@@ -311,7 +311,7 @@ def test_labels_statistics_and_the_build_are_told(server: ViewServer, built: Bui
     for told in (
         version.id, version.attributes.created, version.attributes.fingerprint,
         f"{version.mean['image'][0]:.3f}", f"{version.std['image'][2]:.3f}", "red",
-        "decode() → center_crop(size=40x48)", "13", json.dumps("center_crop"),
+        "decode → center_crop(size=(40, 48))", "13", json.dumps("center_crop"),
     ):  # fmt: skip
         assert told in read.text
     links = [each["href"] for each in read.all("a") if "class=" in each["href"]]
@@ -515,6 +515,20 @@ def test_a_static_page_needs_nothing_else(built: BuiltStore, tmp_path: Path) -> 
     for source, row in zip(stored, pixels(built.path).values(), strict=True):
         assert np.array_equal(image(base64.b64decode(source[22:])), row.transpose(1, 2, 0))
     assert read.text.count("bit-identical") == 24
+
+
+def test_pictures_of_a_static_page_are_bounded(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 3, (300, 200))
+    store, out = tmp_path / "store", tmp_path / "page.html"
+    precache.build(tmp_path / "in", store, precache.Recipe.image(), address="serial")
+    precache.view(store, tmp_path / "in").write(out)
+    text = out.read_text("utf-8")
+    assert "Pictures are reduced to at most 128 pixels a side" in text
+    shown = [each for each in Read(text).all("img") if not each["alt"].startswith("Raw")]
+    assert len(shown) == 6
+    for each in shown:
+        pixels = image(base64.b64decode(each["src"].partition(",")[2]))
+        assert max(pixels.shape) == 100 == int(each["width"])  # every third
 
 
 def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path) -> None:

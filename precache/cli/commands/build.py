@@ -33,8 +33,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         from precache.cli.commands.plan import show_plan
 
-        show_plan(options, timing=True)
-        return 0
+        return show_plan(options, timing=True)
     recipe = read_recipe(options)
     import_from_here(options.source, bool(recipe.functions))
     result = precache.build(options.source, options.store, recipe, **read_keywords(options))

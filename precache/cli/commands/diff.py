@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
 import precache
 from precache.cli.arguments import add_json, add_storage_options
 from precache.cli.output import show
-from precache.maintenance.diff import Change, Difference, KeyChange
+from precache.maintenance.diff import Difference, KeyChange
 from precache.runtime.terminal import say
 
 _KINDS = {
@@ -64,11 +63,11 @@ def _print(difference: Difference) -> None:
         if names
     ]
     parts = {
-        "recipe": list(map(_change, difference.recipe)),
-        "layout": list(map(_change, difference.layout)),
+        "recipe": list(map(str, difference.recipe)),
+        "layout": list(map(str, difference.layout)),
         "samples": samples,
         "classes": classes,
-        "libraries": list(map(_change, difference.libraries)),
+        "libraries": list(map(str, difference.libraries)),
     }
     for heading, lines in parts.items():
         if lines:
@@ -76,18 +75,6 @@ def _print(difference: Difference) -> None:
                 say(line.rstrip())
     if not any(parts.values()):
         say("no differences")
-
-
-def _change(change: Change) -> str:
-    if change.before is None:
-        return f"{change.what}: added {_value(change.after)}"
-    if change.after is None:
-        return f"{change.what}: removed {_value(change.before)}"
-    return f"{change.what}: {_value(change.before)} → {_value(change.after)}"
-
-
-def _value(value: Any) -> str:
-    return str(tuple(value)) if isinstance(value, list) else str(value)
 
 
 def _samples(words: str, some: KeyChange) -> Iterable[str]:

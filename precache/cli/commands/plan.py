@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import precache
 from precache.cli.arguments import import_from_here
@@ -47,17 +46,17 @@ def run(options: argparse.Namespace) -> int:
     example:
       precache plan photos/ photos.store --resize 256 --crop 224
     """
-    show_plan(options, not options.no_timing)
-    return 0
+    return show_plan(options, not options.no_timing)
 
 
-def show_plan(options: argparse.Namespace, timing: bool) -> None:
-    """Plan the build of these options, and print the plan."""
+def show_plan(options: argparse.Namespace, timing: bool) -> int:
+    """Plan the build of these options, and print the plan; returns the exit status."""
     recipe, keywords = read_recipe(options), read_keywords(options)
     import_from_here(options.source, bool(recipe.functions))
     plan = precache.plan(options.source, options.store, recipe, timing=timing, **keywords)
     data = {**dataclasses.asdict(plan), "shards_to_make": plan.shards_to_make}
     show(options.json, data, lambda: _print(plan))
+    return int(plan.fails)
 
 
 def _print(plan: BuildPlan) -> None:
@@ -67,6 +66,8 @@ def _print(plan: BuildPlan) -> None:
 
 def _headline(plan: BuildPlan) -> str:
     version = f"version {plan.version[:8]}"
+    if plan.estimate is not None and plan.fails:
+        return f"{version} cannot be built: all {plan.estimate.samples} samples measured fail"
     match plan.state:
         case "nothing" if plan.version == plan.current:
             return f"Nothing to do: {version} is complete"
@@ -91,6 +92,10 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     left_out = left_out_text(plan.left_out)
     yield "samples", f"{plan.samples:,}{removed}{ignored}{left_out}"
     yield "row", row_types_text(plan.row_types)
+    if plan.rows_failed:
+        yield "holes", f"{plan.rows_failed:,} failed before, and stay; --retry-failed tries again"
+    if plan.shards_compact is not None:
+        yield "compact", f"{plan.shards:,} shards; --compact would give {plan.shards_compact:,}"
     if plan.shards == plan.shards_skipped:
         return
     base = "nothing" if plan.base is None else f"version {plan.base[:8]}"
@@ -113,10 +118,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
 
 
 def _differences(differences: Differences, keeps_rows: bool) -> Iterator[tuple[str, str]]:
-    lines = [
-        f"{change.where}: {_value(change.before)} → {_value(change.after)}"
-        for change in differences.recipe
-    ]
+    lines = list(map(str, differences.recipe))
     lines += [f"the code of {function} was edited" for function in differences.functions]
     lines += [
         f"{op.op}: {' and '.join(op.libraries)} computes other pixels, first of the probe "
@@ -166,12 +168,6 @@ def _source(differences: Differences) -> Iterator[str]:
         yield "names or numbers of classes changed"
 
 
-def _value(value: Any) -> str:
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _by_rows(fields: Mapping[str, FieldRows]) -> Iterator[tuple[str, FieldRows]]:
     """Yield fields, with variants grouped whose rows are computed alike."""
     for name, arrays in variants_of(fields).items():
@@ -213,8 +209,7 @@ def _estimate(estimate: Estimate) -> Iterator[tuple[str, str]]:
     time = f"about {_duration(estimate.seconds)} on {cores}, {cpu}"
     basis = f"{estimate.samples} samples" if estimate.samples else "existing rows"
     yield "time", f"{time}; measured on {basis}"
-    for key, reason in estimate.failed:
-        yield "would fail", f"{key}: {reason}"
+    yield from _under("would fail", [f"{key}: {reason}" for key, reason in estimate.failed])
 
 
 def _ops(costs: FieldCosts) -> Iterator[str]:

@@ -105,6 +105,9 @@ def print_refreshes(as_json: bool, store: str, source: str | None, **keywords: A
 def _print(result: BuildResult, fields: Mapping[str, FieldInfo]) -> None:
     """Print a child version, and the variants of its fields that have several."""
     for name, field in fields.items():
-        new = field.first_variant + field.variants - 1
-        say(f"variant {new} of {name} is new; there are variants {variants_text(field)}")
+        new, dropped = field.first_variant + field.variants - 1, field.first_variant - 1
+        say(
+            f"variant {new} of {name} is new; there are variants {variants_text(field)}: "
+            f"{field.variants - 1} as they were, and variant {dropped} is dropped"
+        )
     print_build(result)

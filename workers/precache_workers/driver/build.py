@@ -55,7 +55,6 @@ from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.committed import flaws_of, is_committed, is_whole
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import BuildResult, Request, check_request
-from precache_workers.planning.rows import default_max_failures
 from precache_workers.planning.target_version import (
     SCRATCH,
     TargetVersion,
@@ -151,6 +150,8 @@ class _Build:
         self.barred: dict[str, str] = dict(listed.barred) if listed else {}
         self.timings: dict[str, float] = {}
         self.retried: set[int] = set()
+        self.mended: list[str] = []
+        self.shared = False
 
     def run(self) -> BuildResult:
         self.listed = listed = self._list()
@@ -181,16 +182,24 @@ class _Build:
         """Restore the small objects of a committed version that are damaged or missing."""
         flaws = flaws_of(target)
         if flaws:
-            self.progress.say(f"Mending {', '.join(flaw.name for flaw in flaws)}")
+            self.mended = [flaw.name for flaw in flaws]
+            self.progress.phase(f"Mending {', '.join(self.mended)}")
             mend_small(self.store, target, flaws, self._job(), run)
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
         failed = open_own(target.folder).holes.values()
-        self._check_failures([hole for hole in failed if hole[1] != REMOVED], len(target.table))
+        self._check_failures([hole for hole in failed if hole[1] != REMOVED], target)
         self._make_current(target)
         remove_abandoned_scratch(target.folder)
         remove_ended_leases(self.store)
-        self.progress.finish(f"Nothing to do: version {target.version[:8]} is complete")
+        version = f"version {target.version[:8]} is complete"
+        if self.mended:
+            line = f"V{version[1:]} again: {', '.join(self.mended)} mended"
+        elif self.shared:
+            line = f"V{version[1:]}: the other build finished it"
+        else:
+            line = f"Nothing to do: {version}; its shards were not read (precache verify does that)"
+        self.progress.finish(line)
         return committed_result(target, self.listed.ignored)
 
     def _make_current(self, target: TargetVersion) -> None:
@@ -211,8 +220,7 @@ class _Build:
         ignored = f"; {listed.ignored} not images by suffix" if listed.ignored else ""
         ignored += left_out_text(listed.left_out)
         place = shown(self.request.source)
-        samples = len(table) - len(table.removed)
-        self.progress.say(f"{samples:,} samples{classes} in {place}{ignored}")
+        self.progress.say(f"{table.samples:,} samples{classes} in {place}{ignored}")
         if self.request.labels is None:  # else its own warning names them
             listed.warn_of_missing_labels()
         for line in listed.unfollowed():
@@ -281,7 +289,8 @@ class _Build:
                 if not is_whole(target):
                     raise
         self.monitor.end()
-        return self._nothing_to_do(target)  # another build was first
+        self.shared = True
+        return self._nothing_to_do(target)
 
     def _start(self, lease: BuildLease, work: Work) -> Work | None:
         """Begin the version; returns the remaining work, or None if it was committed meanwhile.
@@ -299,7 +308,12 @@ class _Build:
         left = remaining(work)
         if others := lease.others():
             holders = ", ".join(str(lease.holder) for lease in others.values())
-            self.progress.say(f"Another build makes the same version ({holders}): both go on")
+            self.progress.say(
+                f"The same build is running already ({holders}): this one starts at its last "
+                "shard, and both end when all shards are done"
+            )
+            self.shared = True
+            left = replace(left, todo=left.todo[::-1])
         else:
             _remove_shards(target, left.todo)
         return left
@@ -310,8 +324,8 @@ class _Build:
         if self.retried:
             self.progress.say(_retry_line(work, self.retried))
         receipts = dict(work.receipts)
-        done = sum(len(target.rows_of(shard)) for shard in receipts)
-        self.progress.begin(done, len(target.table))
+        done = sum(target.samples_of(shard) for shard in receipts)
+        self.progress.begin(done, target.table.samples)
         if receipts:
             self.progress.say(f"{len(receipts)} of {target.shards} shards are there already")
         self._run_shards(run, target, lease, work.todo, receipts, base=base)
@@ -369,7 +383,7 @@ class _Build:
                 f"Version {target.version[:8]} was encoded by another release of a library than "
                 "the one here, which may make other bytes: rows are compared instead"
             )
-        self.progress.begin(0, sum(len(target.rows_of(shard)) for shard in todo))
+        self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
         with BuildLease(target.folder, SCRATCH) as lease:
             receipts: dict[int, Receipt] = {}
             try:
@@ -384,7 +398,10 @@ class _Build:
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
         self._make_current(target)
         remove_abandoned_scratch(target.folder)
-        self.progress.finish(f"Version {target.version[:8]} is complete again")
+        mended = "".join(f", {name} mended" for name in self.mended)
+        self.progress.finish(
+            f"Version {target.version[:8]} is complete again: {len(todo)} shards built{mended}"
+        )
         total = self.monitor.totals.total
         return replace(
             committed_result(target, self.listed.ignored),
@@ -415,7 +432,7 @@ class _Build:
 
         self.monitor.begin(target, todo, receipts, followed=lost is None)
         failed = _failed(target, receipts.values())
-        self._check_failures(failed, len(target.table))
+        self._check_failures(failed, target)
         if self.joined:
             require_shared(self.request.placement, target.folder, lease.name)
         task_of = functools.partial(self._task, self._job(), target, lost, base, lease.name)
@@ -435,8 +452,8 @@ class _Build:
                     receipts[task.shard] = outcome
                     self.monitor.add(outcome)
                     failed += _failed(target, [outcome])
-                    self._check_failures(failed, len(target.table))
-                    self.progress.advance(len(target.rows_of(task.shard)), len(failed))
+                    self._check_failures(failed, target)
+                    self.progress.advance(target.samples_of(task.shard), len(failed))
             if not errors:
                 return
             todo = sorted(errors)
@@ -480,20 +497,21 @@ class _Build:
             removed=frozenset(row - rows.start for row in target.table.removed.intersection(rows)),
             lease=lease,
             store=self.store,
+            again=self.shared,
             barred={key: self.barred[key] for key in self.barred.keys() & target.table.keys[part]},
             may_fail=frozenset(row - rows.start for row in self.retried.intersection(rows)),
         )
 
-    def _check_failures(self, failed: Sequence[tuple[str, str]], samples: int) -> None:
-        """Raise `BuildError` if more samples failed than allowed."""
-        skip, limit = self.request.on_error == "skip", self.request.max_failures
-        allowed = (default_max_failures(samples) if limit is None else limit) * skip
+    def _check_failures(self, failed: Sequence[tuple[str, str]], target: TargetVersion) -> None:
+        """Raise `BuildError` if more samples of a version failed than allowed."""
+        samples = target.table.samples
+        allowed = self.request.allowed_failures(samples)
         if len(failed) <= allowed:
             return
         shown = "; ".join(f"{key}: {reason}" for key, reason in failed[:5])
         way_out = (
             f"the limit is {allowed}: mend them, or raise --max-failures"
-            if skip
+            if self.request.on_error == "skip"
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")

@@ -28,6 +28,7 @@ from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE
 from precache_workers.cluster.executor import Run, executor, is_joined
 from precache_workers.cluster.nodes import node_cpus
+from precache_workers.driver.commit import failures
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.ops.identity import behaviours
@@ -42,6 +43,8 @@ from precache_workers.planning.target_version import VersionSpec
 from precache_workers.planning.work import (
     MeasuredRows,
     Work,
+    compact_shards,
+    failed_rows,
     find_work,
     remaining,
     requested_target,
@@ -87,8 +90,8 @@ class BuildPlan:
         As a build's result has it.
     shards, shards_skipped, shards_reused
         Shards of the version; those that are done; those whose objects will be the base's.
-    rows_retried
-        Samples that failed before, and are tried again.
+    rows_retried, rows_failed
+        Samples that failed before: those that are tried again, and those that stay holes.
     rows_reused, rows_computed, rows_compared
         Rows reused without their samples, holes among them; rows whose samples are fetched; those
         of the latter that are reused after all if their content is what it was.
@@ -106,6 +109,11 @@ class BuildPlan:
         Linked objects take no space; in a bucket the service copies them.
     row_types
         By field, dtype and shape of a row, such as ``uint8 (3, 224, 224)``.
+    fails
+        All samples that were measured failed, and if all that are to be computed do, the build
+        stops.
+    shards_compact
+        Shards that ``--compact`` would give; None where it would not give far fewer.
     """
 
     version: str
@@ -133,6 +141,9 @@ class BuildPlan:
     estimate: Estimate | None
     ops: tuple[FieldCosts, ...] = ()
     hard_links: bool = True
+    rows_failed: int = 0
+    fails: bool = False
+    shards_compact: int | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
     row_types: Mapping[str, str] = field(default_factory=dict)
 
@@ -334,7 +345,7 @@ def _plan(
         keeps_rows=listed.placed.rows_per_shard is not None,
         base=None if base is None else base.version.id,
         base_reason=_base_reason(request, store, listed, work, base) if shards else "",
-        samples=len(table) - len(table.removed),
+        samples=table.samples,
         ignored=listed.ignored,
         removed=len(table.removed),
         shards=target.shards,
@@ -351,9 +362,29 @@ def _plan(
         bytes_written=_written(work, shards, cost),
         estimate=cost,
         hard_links=store.local("") is not None,
+        rows_failed=_failed(work, shards),
+        fails=_fails(request, work, shards, cost),
+        shards_compact=compact_shards(request, listed, target),
         left_out=listed.left_out,
         row_types=target.row_types,
     )
+
+
+def _failed(work: Work, shards: Sequence[ShardPlan]) -> int:
+    """Count the samples that failed before and stay holes."""
+    if work.committed:
+        return len(failed_rows(work.target))
+    return len(failures(work.receipts.values())) + sum(shard.stay_failed for shard in shards)
+
+
+def _fails(
+    request: Request, work: Work, shards: Sequence[ShardPlan], cost: Estimate | None
+) -> bool:
+    """Return whether all samples that were measured failed, and the build would stop at so many."""
+    if cost is None or not 0 < cost.samples == len(cost.failed):
+        return False
+    failed = _failed(work, shards) + sum(len(shard.fetched) for shard in shards)
+    return failed > request.allowed_failures(work.target.table.samples)
 
 
 def _state(work: Work) -> State:

@@ -24,8 +24,8 @@ EVERY = 1.0
 
 _COUNTERS = {
     "shards": ("shards", "Shards made"),
-    "images": ("images", "Rows of the shards made, holes included"),
-    "failed_images": ("failed", "Holes among them"),
+    "images": ("images", "Samples of the shards made, failed ones included"),
+    "failed_images": ("failed", "Failed samples among them"),
     "fetched_bytes": ("fetched", "Bytes of raw samples"),
     "stored_bytes": ("stored", "Bytes put"),
     "cpu_seconds": ("cpu_seconds", "CPU time of tasks"),

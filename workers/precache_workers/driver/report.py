@@ -14,9 +14,9 @@ import numpy as np
 from precache.errors import StorageError, UsageError
 from precache.messages import printable, shown, without_secrets
 from precache.store.receipts import Receipt
-from precache_workers.driver.commit import holes
+from precache_workers.driver.commit import failures
 from precache_workers.driver.run_monitor import RunMonitor
-from precache_workers.driver.totals import NodeTotals, by_number
+from precache_workers.driver.totals import NodeTotals, Totals, by_number
 from precache_workers.planning.request import BuildResult
 from precache_workers.shards.timing import STAGES
 
@@ -98,7 +98,7 @@ def summary(
         "address": shown(request.address),
         "began": monitor.began,
         "seconds": time.time() - monitor.began,
-        "rows": len(target.table) if target is not None else result.samples if result else 0,
+        "rows": len(target.table) if target else result.samples + result.removed if result else 0,
         "shards": {
             "of_version": target.shards if target is not None else result.shards if result else 0,
             "to_make": monitor.totals.planned,
@@ -127,16 +127,17 @@ def _reason(error: BaseException) -> str:
 
 
 def _line(receipt: Receipt, began: float) -> dict[str, Any]:
+    total = Totals.of(receipt)
     return {
         "shard": receipt.shard,
         "node": receipt.host,
         "began": round(receipt.began - began, 6),
         "seconds": {name: round(value, 6) for name, value in receipt.seconds.items()},
         "cpu_seconds": round(receipt.cpu_seconds, 6),
-        "images": len(receipt.content),
-        "failed": len(receipt.holes),
-        "fetched": receipt.fetched,
-        "stored": receipt.stored,
+        "images": total.images,
+        "failed": total.failed,
+        "fetched": total.fetched,
+        "stored": total.stored,
         "reused": receipt.reused,
     }
 
@@ -160,7 +161,8 @@ def _throughput(receipts: Sequence[Receipt], began: float) -> dict[str, list[flo
     """Mean rates in equal spans of time; a shard's images count evenly over its own time."""
     starts = np.array([r.began - began for r in receipts])
     walls = np.array([r.wall_seconds for r in receipts])
-    weights = np.array([[len(r.content), r.fetched, r.stored] for r in receipts]).reshape(-1, 3)
+    totals = map(Totals.of, receipts)
+    weights = np.array([[t.images, t.fetched, t.stored] for t in totals]).reshape(-1, 3)
     edges = span_edges(starts, walls)
     rates = done_until(edges, starts, walls, weights)
     middles = (edges[1:] + edges[:-1]) / 2
@@ -207,7 +209,7 @@ def _failures(monitor: RunMonitor, result: BuildResult | None) -> list[dict[str,
         pairs = list(result.holes)
     elif monitor.target is not None:
         keys = monitor.target.table.keys
-        pairs = [(keys[row], why) for row, why in holes(monitor.receipts.values()).items()]
+        pairs = [(keys[row], why) for row, why in failures(monitor.receipts.values()).items()]
     else:
         pairs = []
     return [{"key": key, "reason": why} for key, why in pairs]

@@ -35,7 +35,7 @@ def build_result(
     return BuildResult(
         version=target.version,
         path=str(target.folder),
-        samples=len(target.table) - len(target.table.removed),
+        samples=target.table.samples,
         failed=len(failed),
         removed=len(target.table.removed),
         shards=target.shards,
@@ -64,7 +64,7 @@ def committed_result(target: TargetVersion, ignored: int) -> BuildResult:
     return BuildResult(
         version=target.version,
         path=version.path,
-        samples=version.rows - len(target.table.removed),
+        samples=target.table.samples,
         failed=len(failed),
         removed=len(target.table.removed),
         shards=target.shards,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from precache.store.receipts import Receipt
+from precache.store.row_table import REMOVED
 
 WINDOW = 30.0
 """Seconds that rates are averaged over; at least this, and `SHARDS` times the time of a shard."""
@@ -33,7 +34,7 @@ class Totals:
     Attributes
     ----------
     images, failed
-        Rows of the shards, holes included; holes.
+        Samples of the shards, failed ones included; failed ones.
     fetched, raw, stored
         Bytes of samples, of rows before compression, and of objects.
     reused, rows_reused
@@ -58,10 +59,11 @@ class Totals:
     @classmethod
     def of(cls, receipt: Receipt) -> Totals:
         """The figures of one receipt."""
+        removed = sum(why == REMOVED for why in receipt.holes.values())
         return cls(
             shards=1,
-            images=len(receipt.content),
-            failed=len(receipt.holes),
+            images=len(receipt.content) - removed,
+            failed=len(receipt.holes) - removed,
             fetched=receipt.fetched,
             raw=sum(stored.raw_nbytes for stored in receipt.objects.values()),
             stored=receipt.stored,

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import Any
 
 from precache.errors import RecipeError
 from precache.maintenance.diff import (
+    Change,
     KeyChange,
-    RecipeChange,
     changed_keys,
+    compare_recipes,
     listed_samples,
-    recipe_changes,
 )
 from precache.recipe.ops import Function
 from precache.recipe.recipe import Recipe
@@ -31,24 +30,6 @@ from precache_workers.ops.identity import (
     with_code,
 )
 from precache_workers.planning.target_version import VersionSpec
-
-
-@dataclass(frozen=True)
-class RecipePart:
-    """A part of the recipe, such as ``image.ops[1].resize.size``, as JSON has it before and after.
-
-    None on the side that has no such part.
-    """
-
-    where: str
-    before: Any
-    after: Any
-
-    @classmethod
-    def of(cls, change: RecipeChange) -> RecipePart:
-        """Write the place of a change as one text."""
-        names = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in change.path]
-        return cls(f"{change.field}{''.join(names)}".lstrip("."), change.before, change.after)
 
 
 @dataclass(frozen=True)
@@ -132,7 +113,7 @@ class Differences:
         Libraries of other versions than recorded.
     """
 
-    recipe: tuple[RecipePart, ...] = ()
+    recipe: tuple[Change, ...] = ()
     source: SourceChanges | None = None
     functions: tuple[str, ...] = ()
     libraries: tuple[LibraryChange, ...] = ()
@@ -166,12 +147,20 @@ def compare_with_committed(
     if not attributes.behaviours:  # of an older release
         deciding |= by_libraries({})(recipe).keys()
     return Differences(
-        tuple(map(RecipePart.of, recipe_changes(attributes.pipeline, spec.declared.to_dict()))),
+        _recipe_changes(attributes, spec.declared),
         None if rows is None else source_changes(rows, spec.table),
         edited_functions(attributes, recipe),
         tuple(replace(library, decides=library.name in deciding) for library in other_versions),
         ops,
     )
+
+
+def _recipe_changes(attributes: Attributes, recipe: Recipe) -> tuple[Change, ...]:
+    try:
+        before = Recipe.from_dict(attributes.pipeline)
+    except RecipeError:
+        return (Change("recipe", "one that this release cannot read", "readable"),)
+    return tuple(compare_recipes(before, recipe))
 
 
 def source_changes(before: RowTable, after: RowTable) -> SourceChanges:

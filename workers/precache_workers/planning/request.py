@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from precache.errors import UsageError
-from precache.messages import shown
+from precache.maintenance.location import open_for_writing
 from precache.recipe.recipe import Recipe
-from precache.storage.open import open_folder
 from precache.storage.retries import RETRY_SECONDS, SILENT_SECONDS
-from precache.store.commit_log import ROOT
-from precache.store.open import split_uri
 from precache_workers.planning.options import BuildOptions
+from precache_workers.planning.rows import default_max_failures
 from precache_workers.sources.user_code import require_permission
 
 
@@ -31,6 +29,11 @@ class Request(BuildOptions):
     store: str = Field(repr=False)
     recipe: Recipe
     import_path: tuple[str, ...] = ()
+
+    def allowed_failures(self, samples: int) -> int:
+        """Return how many of so many samples may fail before a build stops."""
+        limit = default_max_failures(samples) if self.max_failures is None else self.max_failures
+        return limit if self.on_error == "skip" else 0
 
 
 @dataclass(frozen=True)
@@ -113,11 +116,4 @@ def check_request(request: Request) -> None:
             f"sample_timeout is {request.sample_timeout:g}; give more than {least:g} seconds, for "
             "which requests to a service may be made again"
         )
-    named = shown(request.store)
-    if split_uri(request.store, request.storage_options)[1] is not None:
-        raise UsageError(f"{named} names a version; build into the store itself")
-    store = open_folder(request.store, request.storage_options)
-    if store.get(ROOT) is not None:
-        raise UsageError(f"{named} is a Zarr group, not a store; choose another folder")
-    if store.kind() == "file":
-        raise UsageError(f"{named} is a file; choose a folder for the store")
+    open_for_writing(request.store, request.source, request.storage_options)

@@ -36,11 +36,14 @@ class Placed:
         Of the version whose rows are kept; None where rows are laid down anew.
     changed
         Changes since that version, in words.
+    compactable
+        Whether rows would be placed otherwise if they were laid down anew.
     """
 
     table: RowTable
     rows_per_shard: int | None = None
     changed: str = ""
+    compactable: bool = False
 
 
 def place_rows(
@@ -88,7 +91,8 @@ def place_rows(
     if placed.digest == attributes.rows_digest:
         parent = placed
     changed = f"Since version {folder.name[:8]}: {changes(parent, placed)}"
-    return Placed(placed, attributes.rows_per_shard, changed)
+    compactable = placed.digest != fresh.digest
+    return Placed(placed, attributes.rows_per_shard, changed, compactable)
 
 
 def _touched(before: RowTable, now: RowTable) -> list[int]:

@@ -65,8 +65,8 @@ class ShardPlan:
         Fetched rows that are reused all the same where the content is what it was.
     rows_reused
         Rows that are reused without their samples, holes among them.
-    retried
-        Holes that are tried again.
+    retried, stay_failed
+        Holes that are tried again; samples that failed before and are not.
     read_nbytes, linked_nbytes
         Bytes of the base version's objects that are read, and that are linked unread.
     """
@@ -80,6 +80,7 @@ class ShardPlan:
     compared: int
     rows_reused: int
     retried: int
+    stay_failed: int
     read_nbytes: int
     linked_nbytes: int
     fields: Mapping[str, FieldRows]
@@ -128,6 +129,7 @@ def _plan_shard(target: TargetVersion, shard: int, part: BaseShard | None) -> Sh
         compared=len(other) if base.content_decides else 0,
         rows_reused=len(rows) - len(fetched) - len(removed),
         retried=len(base.holes.keys() - removed) if base.retries else 0,
+        stay_failed=len(base.holes.keys() - removed - set(fetched)),
         read_nbytes=base.nbytes_of(base.fields) - linked_nbytes,
         linked_nbytes=linked_nbytes,
         fields={

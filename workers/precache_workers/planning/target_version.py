@@ -107,6 +107,11 @@ class TargetVersion:
         start = shard * self.rows_per_shard
         return range(start, min(start + self.rows_per_shard, len(self.table)))
 
+    def samples_of(self, shard: int) -> int:
+        """Rows of a shard without those whose samples were removed."""
+        rows = self.rows_of(shard)
+        return len(rows) - len(self.table.removed.intersection(rows))
+
     def object_name(self, field: str, shard: int) -> str:
         """Name of a shard's object below the version's folder."""
         return f"{field}/c/{shard}" + "/0" * len(self.shapes[field].shape)

@@ -36,6 +36,9 @@ LARGEST_SHARD_BYTES = 512 << 20
 
 CHANNELS = (1, 3, 4)
 """Numbers of channels of an image: grey, RGB, RGBA."""
+OUTGROWN = 4
+"""Times as many rows, and as many shards as are needed, from which shards of a base version are too
+small to be kept: what is not reused then is at most a quarter of the rows."""
 
 Shapes = Mapping[str, RowShape]
 
@@ -118,7 +121,7 @@ def find_work(
         shapes, needed = _known(spec, base) or _measured(spec, base, measure)
         shapes = {**shapes, **(base.shapes() if base else {})}
         _warn_of_transposed(spec.declared, shapes)
-        target = TargetVersion.of(store, spec, _per_shard(request, listed, shapes), shapes)
+        target = TargetVersion.of(store, spec, _per_shard(request, listed, base, shapes), shapes)
         target = next_free(store, target, removed=request.recompute)
         while request.recompute and is_committed(target):
             target = next_free(store, target.anew(store), removed=True)
@@ -198,10 +201,24 @@ def _warn_of_transposed(recipe: Recipe, shapes: Shapes) -> None:
             )
 
 
-def _per_shard(request: Request, listed: ListedSource, shapes: Shapes) -> int:
-    """Choose the rows of a shard: as many as before, unless shards would be too large."""
-    nbytes = [row.nbytes for row in shapes.values()]
-    inherited = listed.placed.rows_per_shard
-    if inherited and inherited * max(nbytes) <= LARGEST_SHARD_BYTES:
-        return inherited
-    return rows_per_shard(len(listed.spec.table), nbytes, request.shard_samples)
+def _per_shard(
+    request: Request, listed: ListedSource, base: BaseVersion | None, shapes: Shapes
+) -> int:
+    """Choose the rows of a shard: those of the base version, unless they no longer fit."""
+    nbytes, rows = [row.nbytes for row in shapes.values()], len(listed.spec.table)
+    fresh = rows_per_shard(rows, nbytes, request.shard_samples)
+    kept = listed.placed.rows_per_shard
+    if base is None or kept is None:
+        return fresh
+    if request.shard_samples is None:
+        kept = base.rows_per_shard
+    outgrown = OUTGROWN * kept <= fresh and OUTGROWN * len(base.same) <= rows
+    return fresh if outgrown or kept * max(nbytes) > LARGEST_SHARD_BYTES else kept
+
+
+def compact_shards(request: Request, listed: ListedSource, target: TargetVersion) -> int | None:
+    """Return the shards that `--compact` would give; None where it would not give far fewer."""
+    nbytes, rows = [row.nbytes for row in target.shapes.values()], target.table.samples
+    shards = -(-rows // rows_per_shard(rows, nbytes, request.shard_samples))
+    helps = listed.placed.compactable and OUTGROWN * shards <= target.shards
+    return shards if helps else None

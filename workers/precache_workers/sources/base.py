@@ -37,6 +37,22 @@ IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 )
 MOST_SAMPLE_BYTES = 512 << 20
+
+CONTAINERS = {
+    ".csv": "a CSV table", ".tsv": "a table", ".parquet": "a Parquet table",
+    ".arrow": "an Arrow table", ".tar": "a tar archive", ".tgz": "a tar archive",
+    ".tar.gz": "a tar archive", ".zip": "a zip archive", ".h5": "an HDF5 file",
+    ".hdf5": "an HDF5 file", ".npz": "a NumPy archive", ".npy": "a NumPy array",
+    ".tfrecord": "a TFRecord file", ".lmdb": "an LMDB database", ".mdb": "an LMDB database",
+    ".beton": "an FFCV dataset", ".mds": "an MDS shard", ".jsonl": "JSON lines",
+}  # fmt: skip
+"""Suffixes of files that hold many samples, which no source here reads."""
+
+BY_DATASET = (
+    "read it by a torch map-style Dataset: write a function that returns one, such as "
+    "`def photos(): return MyDataset(...)` in mydata.py, and give python:mydata:photos as the "
+    "source"
+)
 TICK = 1000
 """Files between two reports of their number."""
 
@@ -124,10 +140,10 @@ class FolderSource:
     def list(self, tick: Tick, seconds: float = math.inf) -> Listing:
         until = time.monotonic() + seconds
         if (kind := self.folder.kind()) != "folder":
-            what = "is not a folder" if kind else "does not exist"
-            raise SourceError(f"the source {self.folder} {what}; give a folder of images")
+            raise SourceError(f"the source {self.folder} {_no_folder(self.folder.name, kind)}")
         files = _Files()
         ignored, complete, left_out = 0, True, Counter[str]()
+        container = ""
 
         def leave_out(name: str, reason: str) -> None:
             nonlocal ignored
@@ -146,11 +162,12 @@ class FolderSource:
                     tick(len(files.keys))
             else:
                 ignored += 1
+                container = container or (file.name if _container(file.name) else "")
         if not files.keys:
-            raise SourceError(
-                f"the source {self.folder} has no image ({ignored} other files); "
-                f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(left_out)}"
-            )
+            images = f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(left_out)}"
+            how = f"{container} is {_container(container)}: {BY_DATASET}" if container else images
+            what = f"the source {self.folder} has no image ({ignored} other files)"
+            raise SourceError(f"{what}; {how}")
         tick(len(files.keys))
         _require_utf8(files.keys)
         return Listing(files.table(), ignored, complete, dict(left_out))
@@ -239,6 +256,19 @@ class _Files:
 def _is_image(name: str) -> bool:
     stem, _, suffix = name.rpartition(".")
     return stem[-1:] not in ("", "/") and f".{suffix.lower()}" in IMAGE_SUFFIXES
+
+
+def _container(name: str) -> str:
+    """Name the kind of a file that holds many samples; empty for any other file."""
+    kinds = (kind for suffix, kind in CONTAINERS.items() if name.lower().endswith(suffix))
+    return next(kinds, "")
+
+
+def _no_folder(name: str, kind: str | None) -> str:
+    """Describe a source that is no folder."""
+    if kind and (container := _container(name)):
+        return f"is {container}, not a folder of images; {BY_DATASET}"
+    return f"{'is not a folder' if kind else 'does not exist'}; give a folder of images"
 
 
 def _require_utf8(names: Sequence[str]) -> None:

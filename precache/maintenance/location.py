@@ -1,0 +1,118 @@
+"""Check the place where a store is to be written: it must hold a store, or nothing."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from pathlib import Path
+
+from precache.errors import UsageError
+from precache.maintenance.scan import COPIES, TRASH
+from precache.messages import shown
+from precache.storage.backends import EXTRAS, WEB
+from precache.storage.base import Folder
+from precache.storage.open import StorageOptions, open_folder
+from precache.storage.remote import RemoteFolder
+from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
+from precache.store.lease import LEASES_FOLDER
+from precache.store.open import split_uri
+from precache.store.shard_log import FOLLOWED_FOLDER
+
+LISTED = 1000
+"""Objects of a bucket that are listed: one page. If the first are not a store's, none is."""
+
+_OWN_FOLDERS = {COPIES, TRASH, LEASES_FOLDER, FOLLOWED_FOLDER}
+_NAMED = 3
+"""Foreign files that an error names."""
+
+
+def require_apart(
+    store: str | os.PathLike[str], source: str | os.PathLike[str], options: StorageOptions = None
+) -> None:
+    """Raise `UsageError` if a store cannot be written there; neither place is looked at.
+
+    Parameters
+    ----------
+    source
+        Place of the samples, or of the store that is copied; empty if it is unknown.
+    """
+    named = shown(store)
+    if os.fspath(store).partition("://")[0].lower() in WEB:
+        raise UsageError(
+            f"{named} is on a web server, which is read only; write the store to a local folder, "
+            "s3://, gs:// or az://"
+        )
+    if not source or os.fspath(source).startswith("python:"):
+        return
+    own, other = (_parts(open_folder(uri, options)) for uri in (store, source))
+    if own != other and own[: len(other)] == other:
+        raise UsageError(
+            f"the store {named} lies inside of the source {shown(source)}; choose a folder outside "
+            "of it"
+        )
+    if own != other and other[: len(own)] == own:
+        raise UsageError(
+            f"the source {shown(source)} lies inside of the store {named}; choose a folder for the "
+            "store that holds nothing else"
+        )
+
+
+def open_for_writing(
+    store: str | os.PathLike[str],
+    source: str | os.PathLike[str] = "",
+    options: StorageOptions = None,
+) -> Folder:
+    """Open the folder of a store, to write to it; nothing is written yet.
+
+    Parameters
+    ----------
+    source
+        As in `require_apart`.
+
+    Raises
+    ------
+    UsageError
+        The folder holds something else than a store, or the source, or lies inside of that.
+    """
+    require_apart(store, source, options)
+    named = shown(store)
+    if split_uri(store, options)[1] is not None:
+        raise UsageError(f"{named} names a version; give the store alone")
+    folder = open_folder(store, options)
+    if folder.get(ROOT) is not None:
+        raise UsageError(f"{named} is a Zarr group, not a store; choose another folder")
+    if folder.kind() == "file":
+        raise UsageError(f"{named} is a file; choose a folder for the store")
+    if read_commits(folder, newest=True):
+        return folder
+    names = _names(folder)
+    if names and not any(_is_own(folder, name) for name in names):
+        more = ", …" if len(names) > _NAMED else ""
+        raise UsageError(
+            f"{named} is not a store, and holds other files ({', '.join(names[:_NAMED])}{more}); "
+            "choose a new or an empty folder"
+        )
+    return folder
+
+
+def _parts(folder: Folder) -> tuple[str, ...]:
+    """Return the parts of a folder's place, those of a local one without links."""
+    if isinstance(folder, RemoteFolder):
+        return EXTRAS.get(folder.protocol, folder.protocol), *folder.root.strip("/").split("/")
+    return "file", *Path(os.path.realpath(str(folder))).parts
+
+
+def _names(folder: Folder) -> list[str]:
+    """Names in a folder, of a bucket those of its first objects; hidden ones do not count."""
+    if folder.local("") is not None:
+        names = set(folder.names())
+    else:
+        names = {file.name.partition("/")[0] for file in islice(folder.walk(), LISTED)}
+    return sorted(name for name in names - {"lost+found"} if not name.startswith("."))
+
+
+def _is_own(folder: Folder, name: str) -> bool:
+    """Return whether only a store has a folder of this name, as of a build that was cut off."""
+    if not VERSION.fullmatch(name):
+        return name in _OWN_FOLDERS
+    return folder.exists(f"{name}/{BUILD}") or folder.exists(f"{name}/{ROOT}")
