@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("coverage", reason="measures branches by coverage.py")
 
-LIMITS = {"_parts", "_segments", "_cut_png"}
-"""Functions of `segments` with a branch that refuses files of thousands of parts."""
+LIMITS = {"_parts", "_segments", "_cut_png", "_channels_last"}
+"""Functions of `segments` with a branch that refuses files of thousands of parts, and one with a
+branch for tensors, which moves no value: no probe loads torch."""
 
 COMPUTE = """
 from precache.recipe.recipe import Recipe

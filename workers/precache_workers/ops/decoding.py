@@ -103,9 +103,7 @@ def decode(
         return _decode_pillow(bytes(data), op) if fast is None else fast
     if isinstance(data, Image.Image):
         return _to_array(data, op.mode)
-    if is_tensor(data) and data.ndim == 3:
-        data = data.permute(1, 2, 0).numpy()
-    array = np.asarray(data)
+    array = np.asarray(_channels_last(data))
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise SampleError(
             f"decode was given {array.dtype} {array.shape}; it takes bytes, a Pillow image, "
@@ -115,10 +113,12 @@ def decode(
     return _to_array(image, op.mode)
 
 
-def is_tensor(data: Any) -> bool:
-    """Return True for a torch tensor; there is none before torch is loaded."""
+def _channels_last(data: Any) -> Any:
+    """View a (C, H, W) tensor as (H, W, C); there is no tensor before torch is loaded."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(data, torch.Tensor)
+    if torch is not None and isinstance(data, torch.Tensor) and data.ndim == 3:
+        return data.permute(1, 2, 0)
+    return data
 
 
 def _decode_jpeg(

@@ -24,7 +24,7 @@ from precache.recipe.ops import (
 )
 from precache.recipe.recipe import Field
 from precache.recipe.variants import field_of
-from precache_workers.ops.decoding import Scratch, decode, is_tensor
+from precache_workers.ops.decoding import Scratch, decode
 from precache_workers.ops.functions import (
     center_crop,
     crop_corner,
@@ -268,5 +268,4 @@ def _failure(what: str, error: BaseException) -> str:
 
 
 def _call(function: Callable[..., Any], array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
-    result = function(array, **params)
-    return result.numpy() if is_tensor(result) else np.asarray(result)
+    return np.asarray(function(array, **params))
