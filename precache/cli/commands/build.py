@@ -11,7 +11,6 @@ from precache.cli.output import build_json, print_build, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a build, and ``--dry-run``."""
     add_build_arguments(parser).add_argument(
         "--dry-run",
         action="store_true",
@@ -19,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Decode and resize every sample of SOURCE once, into tensors that training memory-maps.
 
     If it is killed or fails, run the same command again to continue; if nothing has changed, it
@@ -34,9 +33,8 @@ def run(options: argparse.Namespace) -> int:
         from precache.cli.commands.plan import show_plan
 
         show_plan(options, timing=True)
-        return 0
+        return
     recipe = read_recipe(options)
     import_from_here(options.source, bool(recipe.functions))
     result = precache.build(options.source, options.store, recipe, **read_keywords(options))
     show(options.json, build_json(result), lambda: print_build(result))
-    return 0

@@ -32,13 +32,12 @@ _HEAD = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a build, and ``--no-timing``."""
     add_build_arguments(parser).add_argument(
         "--no-timing", action="store_true", help="compute no rows to estimate time and size"
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Report what precache build, with the same arguments, would do; nothing is written.
 
     Lists the differences from the current version, the rows that are reused and of which version,
@@ -48,7 +47,6 @@ def run(options: argparse.Namespace) -> int:
       precache plan photos/ photos.store --resize 256 --crop 224
     """
     show_plan(options, not options.no_timing)
-    return 0
 
 
 def show_plan(options: argparse.Namespace, timing: bool) -> None:
