@@ -28,6 +28,12 @@ def add_json(to: Any) -> None:
     to.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
+def add_common(to: Any) -> None:
+    """Add ``--json`` and the storage options."""
+    add_json(to)
+    add_storage_options(to)
+
+
 def add_storage_options(to: Any) -> None:
     """Add the flags that fill `storage_options`."""
     to.add_argument(

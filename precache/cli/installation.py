@@ -13,19 +13,8 @@ from precache.codecs import kernels
 from precache.runtime.usage import cores
 
 _LIBRARIES = (
-    "torch",
-    "numpy",
-    "zarr",
-    "numcodecs",
-    "pydantic",
-    "fsspec",
-    "obstore",
-    "gcsfs",
-    "ray",
-    "simplejpeg",
-    "pillow",
-    "pyarrow",
-    "backports.zstd",
+    "torch numpy zarr numcodecs pydantic fsspec obstore gcsfs ray simplejpeg pillow pyarrow "
+    "backports.zstd"
 )
 
 
@@ -55,7 +44,7 @@ class Installation:
     def here(cls) -> Installation:
         """Describe this process's installation."""
         versions = {}
-        for name in _LIBRARIES:
+        for name in _LIBRARIES.split():
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions[name] = importlib.metadata.version(name)
         return cls(

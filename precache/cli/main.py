@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     guard_output()
     try:
-        status: int = options.run(options)
+        status: int = options.run(options) or 0
     except PrecacheError as error:
         say_error(error)
         return error.exit_status

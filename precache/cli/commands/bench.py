@@ -7,20 +7,17 @@ import dataclasses
 
 from rich.table import Table
 
-import precache
-from precache.cli.arguments import add_json, add_storage_options, add_store
+from precache.cli.arguments import add_common, add_store
 from precache.cli.output import bench_progress, show
 from precache.codecs.kernels import NO_COMPILED_CODE
-from precache.diagnosis.bench import BenchResult, ReadCost
+from precache.diagnosis.bench import BenchResult, ReadCost, bench
 from precache.runtime.terminal import Terminal, say
 from precache.units import size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the store, the loader's settings and how to print."""
     add_store(parser)
-    add_json(parser)
-    add_storage_options(parser)
+    add_common(parser)
     parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
     parser.add_argument(
         "--epochs", type=int, default=3, metavar="N", help="epochs after the first; default 3"
@@ -39,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Read shuffled epochs of a store on the CPU, and compare them with copying plain memory."""
     with bench_progress(shown=not options.json) as tick:
-        result = precache.bench(
+        result = bench(
             options.store,
             options.batch_size,
             options.epochs,
@@ -54,7 +51,6 @@ def run(options: argparse.Namespace) -> int:
             storage_options=dict(options.storage_options),
         )
     show(options.json, dataclasses.asdict(result), lambda: _print(result))
-    return 0
 
 
 def _print(result: BenchResult) -> None:

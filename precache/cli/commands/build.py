@@ -11,7 +11,6 @@ from precache.cli.output import build_json, print_build, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a build, and ``--dry-run``."""
     add_build_arguments(parser).add_argument(
         "--dry-run",
         action="store_true",

@@ -11,16 +11,14 @@ from precache.cli.output import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the job, the job server and how to print."""
     parser.add_argument("job", metavar="JOB")
     add_json(parser)
     add_job_address(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Stop a job of precache submit. Its complete shards are kept; submit it again to continue."""
     from precache.cli.commands.status import print_status
 
     status = precache.cancel(options.job, address=options.address)
     show(options.json, dataclasses.asdict(status), lambda: print_status(status))
-    return 0

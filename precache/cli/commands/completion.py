@@ -11,11 +11,10 @@ from precache.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the shell."""
     parser.add_argument("shell", choices=("bash",))
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Print a script with which bash completes commands, flags and paths by Tab.
 
     example:
@@ -36,4 +35,3 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.write(shtab.complete(parser, options.shell))
     # Where the script has nothing to offer, names of files are completed.
     sys.stdout.write("\ncomplete -o bashdefault -o default -F _shtab_precache precache\n")
-    return 0

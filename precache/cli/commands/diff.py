@@ -6,10 +6,9 @@ import argparse
 import dataclasses
 from collections.abc import Iterable
 
-import precache
-from precache.cli.arguments import add_json, add_storage_options
+from precache.cli.arguments import add_common
 from precache.cli.output import show
-from precache.maintenance.diff import Difference, KeyChange
+from precache.maintenance.diff import Difference, KeyChange, diff
 from precache.runtime.terminal import say
 
 _KINDS = {
@@ -25,25 +24,22 @@ _KINDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add both versions and how to print."""
     for name in ("before", "after"):
         parser.add_argument(
             name, metavar=name.upper(), help="STORE@3f2a, or a store for its current version"
         )
-    add_json(parser)
-    add_storage_options(parser)
+    add_common(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Compare recipes op by op, samples by key, classes and libraries. The versions may be in
     different stores.
 
     example:
       precache diff photos.store@3f2a photos.store
     """
-    difference = precache.diff(options.before, options.after, dict(options.storage_options))
+    difference = diff(options.before, options.after, dict(options.storage_options))
     show(options.json, dataclasses.asdict(difference), lambda: _print(difference))
-    return 0
 
 
 def _print(difference: Difference) -> None:

@@ -15,7 +15,6 @@ from precache_workers.doctor.text import print_doctor_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the source, the recipe and what is measured."""
     add_source(parser)
     add_recipe_options(parser)
     measuring = parser.add_argument_group("measuring")
@@ -51,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(measuring)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Measure random samples of SOURCE, stage by stage, and predict what caching would gain.
 
     Reports the cores that feed a device without a cache and with one, the time and size of a build,
@@ -86,7 +85,6 @@ def run(options: argparse.Namespace) -> int:
         report.html(options.html)
     if options.png is not None:
         report.png(options.png)
-    return 0
 
 
 def _plain(value: Any) -> Any:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING
 
-import precache
-from precache.cli.arguments import add_json, add_storage_options
+from precache.cli.arguments import add_common
 from precache.cli.output import show
+from precache.maintenance.gc import GcResult, gc
 from precache.runtime.terminal import say
 from precache.units import size
 
-if TYPE_CHECKING:
-    from precache.maintenance.gc import GcResult
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the store, what stays and how to print."""
     parser.add_argument("store", metavar="STORE")
     parser.add_argument(
         "--keep",
@@ -37,11 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only print what would be removed, by this machine's clock",
     )
-    add_json(parser)
-    add_storage_options(parser)
+    add_common(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Remove versions that are not current, not among the newest, and were replaced longer ago than
     --older-than; and unfinished builds and copies that have not changed for as long. Ages are
     measured with the store's own times, and only folders that identify themselves as versions are
@@ -50,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     example:
       precache gc photos.store --keep 2 --older-than 7d --dry-run
     """
-    done = precache.gc(
+    done = gc(
         options.store,
         options.keep,
         options.older_than,
@@ -59,7 +53,6 @@ def run(options: argparse.Namespace) -> int:
     )
     data = {**dataclasses.asdict(done), "freed_nbytes": done.freed_nbytes}
     show(options.json, data, lambda: _print(done))
-    return 0
 
 
 def _print(done: GcResult) -> None:

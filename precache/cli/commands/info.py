@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 import precache
-from precache.cli.arguments import add_json, add_storage_options, add_store
+from precache.cli.arguments import add_common, add_store
 from precache.cli.output import SHOWN, first_ones, show, statistics
 from precache.maintenance.info import VersionInfo
 from precache.recipe.recipe import op_texts
@@ -18,13 +18,11 @@ from precache.units import size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the store and how to print."""
     add_store(parser, nargs="?")
-    add_json(parser)
-    add_storage_options(parser)
+    add_common(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Summarise a version: fields, rows, holes, classes, statistics and recipe.
 
     Without STORE, describe this installation, for a bug report: versions, compiled code, platform
@@ -35,10 +33,9 @@ def run(options: argparse.Namespace) -> int:
 
         here = Installation.here()
         show(options.json, dataclasses.asdict(here), lambda: say_rows(here.rows()))
-        return 0
+        return
     info = precache.info(options.store, dict(options.storage_options))
     show(options.json, _json(info), lambda: _print(info))
-    return 0
 
 
 def _json(info: VersionInfo) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from precache_workers.planning.options import BuildOptions, RunOptions, read_opt
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the submitted document."""
     parser.add_argument("document", metavar="JSON")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Build or refresh as a document says that was submitted, and print JSON."""
     document = json.loads(options.document)
     keywords = document["options"]
@@ -28,10 +27,9 @@ def run(options: argparse.Namespace) -> int:
         read_options(RunOptions, keywords)
         keywords |= {"times": document["times"], "every": document["every"]}
         print_refreshes(True, store, source, **keywords)
-        return 0
+        return
     read_options(BuildOptions, keywords)  # an option that only another release has is named
     recipe = Recipe.from_dict(document["recipe"])
     import_from_here(source, bool(recipe.functions))
     result = precache.build(source, store, recipe, **keywords)
     show(True, build_json(result), lambda: print_build(result))
-    return 0

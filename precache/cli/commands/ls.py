@@ -7,11 +7,10 @@ import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 
-import precache
-from precache.cli.arguments import add_json, add_storage_options
+from precache.cli.arguments import add_common
 from precache.cli.output import show
 from precache.maintenance.gc import ago
-from precache.maintenance.versions import StoreListing, Unfinished
+from precache.maintenance.versions import StoreListing, Unfinished, versions
 from precache.runtime.terminal import say
 from precache.units import size
 
@@ -21,19 +20,16 @@ _NUMBERS = range(3, 7)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the store and how to print."""
     parser.add_argument("store", metavar="STORE")
-    add_json(parser)
-    add_storage_options(parser)
+    add_common(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """List versions with age, rows, size and recipe, and unfinished builds and copies. The total
     counts bytes that versions share by hard links once.
     """
-    listing = precache.versions(options.store, dict(options.storage_options))
+    listing = versions(options.store, dict(options.storage_options))
     show(options.json, dataclasses.asdict(listing), lambda: _print(listing))
-    return 0
 
 
 def _print(listing: StoreListing) -> None:

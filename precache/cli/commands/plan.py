@@ -31,7 +31,6 @@ _HEAD = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a build, and ``--no-timing``."""
     add_build_arguments(parser).add_argument(
         "--no-timing", action="store_true", help="compute no rows to estimate time and size"
     )

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING
 
-import precache
-from precache.cli.arguments import add_json, add_storage_options, add_store
+from precache.cli.arguments import add_common, add_store
 from precache.cli.output import byte_progress, show
+from precache.maintenance.transfer import Transferred, pull, push
 from precache.runtime.terminal import say
+from precache.store.open import open_version
 from precache.units import size
-
-if TYPE_CHECKING:
-    from precache.maintenance.transfer import Transferred
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add both stores and how to print."""
     add_store(parser)
     parser.add_argument("--to", required=True, metavar="STORE", help="created if missing")
-    add_json(parser)
-    add_storage_options(parser)
+    add_common(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Copy a whole version to another store, with pull to a local folder and with push to any path
     or URL, and make it current there.
 
@@ -37,12 +32,11 @@ def run(options: argparse.Namespace) -> int:
       precache push photos.store --to gs://bucket/photos.store
     """
     storage_options = dict(options.storage_options)
-    copy = precache.pull if options.command == "pull" else precache.push
-    version = precache.open(options.store, None, storage_options)
+    copy = pull if options.command == "pull" else push
+    version = open_version(options.store, None, storage_options)
     with byte_progress("Copying", version, shown=not options.json) as tick:
         result = copy(options.store, options.to, tick, storage_options)
     show(options.json, dataclasses.asdict(result), lambda: _print(result))
-    return 0
 
 
 def _print(result: Transferred) -> None:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the store, how often, how the builds run, and the job."""
     parser.add_argument("store", metavar="STORE", help="folder of the store (path or URL)")
     parser.add_argument(
         "--source",

@@ -34,7 +34,6 @@ first one that is ready. So with much variance a DataLoader may wait longer than
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model's parameters and how to show the result."""
     parser.epilog = _EPILOG
     load = parser.add_mutually_exclusive_group(required=True)
     load.add_argument(
@@ -88,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Simulate loaders that feed a training loop: how long it waits, and what would help.
 
     N loader processes start together, and each makes one batch at a time. A finished batch goes
@@ -122,7 +121,6 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(result.to_dict()) + "\n")
     else:
         _print(result)
-    return 0
 
 
 def _print(result: Simulation) -> None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import precache
-from precache.cli.arguments import add_job_address, add_json, add_storage_options
+from precache.cli.arguments import add_common, add_job_address
 from precache.cli.output import show
 from precache.runtime.terminal import say_rows
 from precache.store.build_status import StoreStatus
@@ -19,21 +19,18 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the job or store, the job server and how to print."""
     parser.add_argument("what", metavar="JOB|STORE")
-    add_storage_options(parser)
-    add_json(parser)
+    add_common(parser)
     add_job_address(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Show a job of precache submit: its state, last line of progress and reason of a failure.
     Or show a store, without asking a cluster: its current version and the builds that have begun.
     """
     keywords = {"address": options.address, "storage_options": dict(options.storage_options)}
     status = precache.status(options.what, **keywords)
     show(options.json, dataclasses.asdict(status), lambda: print_status(status))
-    return 0
 
 
 def print_status(status: JobStatus | StoreStatus) -> None:

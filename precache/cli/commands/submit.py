@@ -11,7 +11,6 @@ from precache.cli.output import show_job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a build and of a job."""
     add_code(add_build_arguments(parser, address=SERVER))
 
 

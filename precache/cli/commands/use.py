@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING
 
-import precache
-from precache.cli.arguments import add_json, add_storage_options
+from precache.cli.arguments import add_common
 from precache.cli.output import show
+from precache.maintenance.versions import UseResult, use
 from precache.runtime.terminal import say
-
-if TYPE_CHECKING:
-    from precache.maintenance.versions import UseResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the version and how to print."""
     parser.add_argument("version", metavar="STORE@VERSION")
-    add_json(parser)
-    add_storage_options(parser)
+    add_common(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Make a committed version current, if it is complete. Processes that have a version open
     keep it.
     """
-    used = precache.use(options.version, dict(options.storage_options))
+    used = use(options.version, dict(options.storage_options))
     show(options.json, dataclasses.asdict(used), lambda: _print(used))
-    return 0
 
 
 def _print(result: UseResult) -> None:

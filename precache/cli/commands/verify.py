@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from precache.cli.arguments import add_json, add_storage_options, add_store
+from precache.cli.arguments import add_common, add_store
 from precache.cli.output import byte_progress, first_ones, show
 from precache.maintenance.verify import Verified, verify_version
 from precache.runtime.terminal import say
@@ -15,10 +15,8 @@ from precache.units import size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the store and how to print."""
     add_store(parser)
-    add_json(parser)
-    add_storage_options(parser)
+    add_common(parser)
 
 
 def run(options: argparse.Namespace) -> int:

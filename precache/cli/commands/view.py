@@ -11,7 +11,6 @@ from precache.cli.build_options import add_option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the store, the rows that are shown, and where."""
     add_store(parser)
     what = parser.add_argument_group("what is shown")
     what.add_argument(
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--open", action="store_true", help="open the address in a browser")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Show the samples, classes, statistics, holes and build of a store in a browser.
 
     Prints an address of this machine and serves pages there until Ctrl-C. Search rows by key and
@@ -61,4 +60,3 @@ def run(options: argparse.Namespace) -> int:
     else:
         view.write(options.out)
         sys.stderr.write(f"wrote {options.out}\n")
-    return 0
