@@ -132,7 +132,8 @@ class StallReport:
         return {**dataclasses.asdict(self), "worst_rank": worst}
 
     def __str__(self) -> str:
-        name, first = printable(self.name), self.step - self.steps + 1
+        first = self.step - self.steps + 1
+        steps = f"steps {first} to {self.step}" if self.steps > 1 else f"step {self.step}"
         share = f"{self.stall_ratio:.1%} of the time"
         if self.transform_ratio:
             loading = self.stall_ratio - self.transform_ratio
@@ -140,7 +141,7 @@ class StallReport:
         means = f"{ms(self.data.mean)} of {ms(self.iteration.mean)} ms per step"
         median, p95, most = map(ms, (self.data.median, self.data.p95, self.data.max))
         parts = [
-            f"{name}, steps {first} to {self.step}: waited for data {share}",
+            f"{printable(self.name)}, {steps}: waited for data {share}",
             f"{means} (waits: median {median}, p95 {p95}, max {most} ms)",
             *self._slow_text(),
             *self._rank_text(),

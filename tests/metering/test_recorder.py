@@ -49,7 +49,7 @@ def test_ranks_without_a_store_report_each_for_itself(monkeypatch: pytest.Monkey
     list(precache.meter(range(3), to=[reports.append], threshold=1))
     [report] = reports
     assert (report.rank, report.world_size, [r.rank for r in report.ranks]) == (1, 4, [1])
-    assert str(report).startswith("rank 1: data, step 3: ")
+    assert str(report).startswith("rank 1: data, steps 1 to 3: ")
     assert "worst" not in str(report)
 
 

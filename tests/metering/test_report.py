@@ -37,6 +37,7 @@ LINE = (
 
 def test_the_line() -> None:
     assert str(REPORT) == LINE
+    assert str(dataclasses.replace(REPORT, steps=1)).startswith("train, step 300: waited for data")
 
 
 def test_the_line_tells_what_else_is_known() -> None:
