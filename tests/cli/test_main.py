@@ -307,7 +307,7 @@ def test_quiet_is_quiet(run: Run, source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a long name " * 12, "set[v2]", "[red]", "x[/b]"])
 def test_paths_are_printed_whole(run: Run, tmp_path: Path, name: str) -> None:
     """Not folded at some width, nor read as markup."""
-    source = write_jpegs(tmp_path / name, 3)
+    source = write_jpegs(tmp_path / name / "in", 3)
     store = tmp_path / name / "store"
     ran = run("build", source, store, *SMALL)
     assert ran.status == 0
