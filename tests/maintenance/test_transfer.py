@@ -346,7 +346,7 @@ def test_several_at_once_agree(built: BuiltStore, own: BuiltStore, tmp_path: Pat
 @pytest.mark.parametrize("kind", ["a link", "a file", "files of others"])
 def test_what_others_have_in_its_place_stays(kind: str, built: BuiltStore, tmp_path: Path) -> None:
     place = tmp_path / "to" / built.result.version
-    (tmp_path / "to").mkdir()
+    shutil.copytree(built.path / "commits", tmp_path / "to/commits")
     if kind == "a link":
         (tmp_path / "elsewhere").mkdir()
         place.symlink_to(tmp_path / "elsewhere")

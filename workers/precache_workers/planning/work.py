@@ -204,15 +204,17 @@ def _warn_of_transposed(recipe: Recipe, shapes: Shapes) -> None:
 def _per_shard(
     request: Request, listed: ListedSource, base: BaseVersion | None, shapes: Shapes
 ) -> int:
-    """Choose the rows of a shard: those of the base version, unless they no longer fit."""
+    """Choose the rows of a shard: those of an earlier version, unless they no longer fit."""
     nbytes, rows = [row.nbytes for row in shapes.values()], len(listed.spec.table)
     fresh = rows_per_shard(rows, nbytes, request.shard_samples)
     kept = listed.placed.rows_per_shard
-    if base is None or kept is None:
+    if kept is None or (base is None and not request.recompute):
         return fresh
-    if request.shard_samples is None:
+    if base is not None and request.shard_samples is None:
         kept = base.rows_per_shard
-    outgrown = OUTGROWN * kept <= fresh and OUTGROWN * len(base.same) <= rows
+    reused = 0 if base is None else len(base.same)
+    shards, needed = (-(-rows // count) for count in (kept, fresh))
+    outgrown = shards >= OUTGROWN * needed and rows >= OUTGROWN * reused
     return fresh if outgrown or kept * max(nbytes) > LARGEST_SHARD_BYTES else kept
 
 
