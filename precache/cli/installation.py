@@ -1,4 +1,4 @@
-"""What a bug report and a benchmark name of the machine and its libraries."""
+"""The machine and its libraries, as bug reports and benchmarks name them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from precache_workers.runtime.watchdog import explain
 
 START = (
     "import sys; sys.path[:] = sys.argv[3:]; "
-    "from precache_workers.cluster.worker import serve; serve(*map(int, sys.argv[1:3]))"
+    "from precache_workers.cluster.worker import run_worker; run_worker(*map(int, sys.argv[1:3]))"
 )
 
 ENVIRONMENT = {

@@ -70,7 +70,7 @@ def _lookout() -> Lookout:
     return Lookout()
 
 
-def serve(descriptor: int, parent: int) -> None:
+def run_worker(descriptor: int, parent: int) -> None:
     """Run the tasks that come over a socket, as a worker process of this machine.
 
     Parameters
