@@ -208,14 +208,16 @@ def _per_shard(
     nbytes, rows = [row.nbytes for row in shapes.values()], len(listed.spec.table)
     fresh = rows_per_shard(rows, nbytes, request.shard_samples)
     kept = listed.placed.rows_per_shard
-    if kept is None or (base is None and not request.recompute):
+    if kept is None:
         return fresh
     if base is not None and request.shard_samples is None:
         kept = base.rows_per_shard
-    reused = 0 if base is None else len(base.same)
+    # A version that is only computed again keeps its shards.
+    reused = rows if request.recompute else 0 if base is None else len(base.same)
     shards, needed = (-(-rows // count) for count in (kept, fresh))
     outgrown = shards >= OUTGROWN * needed and rows >= OUTGROWN * reused
-    return fresh if outgrown or kept * max(nbytes) > LARGEST_SHARD_BYTES else kept
+    too_large = kept * max(nbytes) > LARGEST_SHARD_BYTES
+    return fresh if not reused or outgrown or too_large else kept
 
 
 def compact_shards(request: Request, listed: ListedSource, target: TargetVersion) -> int | None:
