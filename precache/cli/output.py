@@ -75,8 +75,6 @@ def print_build(result: BuildResult) -> None:
         say(f"hole: {key}: {reason}")
     if len(result.holes) > SHOWN:
         say(f"… and {len(result.holes) - SHOWN} more holes")
-    if result.holes:
-        say("to try failed samples again, as after a limit was raised, give --retry-failed")
 
 
 def statistics(mean: Mapping[str, list[float]], std: Mapping[str, list[float]]) -> Rows:

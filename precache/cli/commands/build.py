@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 import precache
 from precache.cli.arguments import import_from_here
 from precache.cli.build_options import add_build_arguments, read_keywords, read_recipe
 from precache.cli.output import build_json, print_build, show
+from precache.runtime.terminal import say
+
+if TYPE_CHECKING:
+    from precache_workers.planning.request import BuildResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,5 +41,11 @@ def run(options: argparse.Namespace) -> int:
     recipe = read_recipe(options)
     import_from_here(options.source, bool(recipe.functions))
     result = precache.build(options.source, options.store, recipe, **read_keywords(options))
-    show(options.json, build_json(result), lambda: print_build(result))
+    show(options.json, build_json(result), lambda: _print(result))
     return 0
+
+
+def _print(result: BuildResult) -> None:
+    print_build(result)
+    if result.holes:
+        say("to try failed samples again, as after a limit was raised, give --retry-failed")
