@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any, Self
 import psutil
 import pytest
 
-from precache.errors import BuildError, CrashError, FetchError
+from precache.errors import BuildError, CrashError, FetchError, UsageError
 from precache_workers.cluster.dispatch import Done, Lost
 from precache_workers.cluster.executor import executor
 from precache_workers.cluster.process_engine import ProcessEngine
@@ -45,6 +46,12 @@ def do(deed: Deed) -> Any:
             return deed.data, deed.job
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "fork and die":
+            if os.fork():
+                os.kill(os.getpid(), signal.SIGKILL)
+            signal.pause()
+        case "start another":
+            return subprocess.Popen(["sleep", "1000"]).pid
         case "leave":
             sys.exit(3)
         case "refuse":
@@ -117,7 +124,7 @@ def test_a_process_that_cannot_begin_says_why(
     monkeypatch.syspath_prepend(tmp_path)
     end = answer(engine, Deed("pid"))
     assert isinstance(end, Lost)
-    assert end.why.endswith("(ImportError: of no use)")
+    assert end.why == "its process ended with status 1: ImportError: of no use"
 
 
 def test_cancelled_tasks_end_and_others_begin(engine: ProcessEngine) -> None:
@@ -133,10 +140,56 @@ def test_cancelled_tasks_end_and_others_begin(engine: ProcessEngine) -> None:
 def test_nothing_stays_of_an_engine_that_is_closed() -> None:
     with contextlib.closing(ProcessEngine(2)) as engine:
         copies = [engine.submit(do, [Deed("wait")]) for _ in range(2)]
-        reports = Path(engine._reports.name)
+        reports = Path(engine._folder.name)
         workers = psutil.Process().children(recursive=True)
         assert len(copies) == 2
         assert reports.is_dir()
     assert not reports.exists()
     for worker in workers:
         poll(lambda worker=worker: gone(worker), f"{worker} has ended")
+
+
+def test_a_process_that_dies_is_noticed_beside_a_child_that_holds_its_connection(
+    engine: ProcessEngine,
+) -> None:
+    end = answer(engine, Deed("fork and die"))
+    assert isinstance(end, Lost)
+    assert end.why == "its process was killed (SIGKILL)"
+
+
+def test_what_a_task_started_ends_with_its_process() -> None:
+    with contextlib.closing(ProcessEngine(1)) as engine:
+        [child] = answer(engine, Deed("start another")).values
+        assert not gone(psutil.Process(child))
+    poll(lambda: not psutil.pid_exists(child), "the child has ended")
+
+
+def test_a_process_that_does_not_begin_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even with a job of megabytes."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib, time\n"
+        f"first = pathlib.Path({str(tmp_path / 'first')!r})\n"
+        "try:\n"
+        "    first.touch(exist_ok=False)\n"
+        "except FileExistsError:\n"
+        "    pass\n"
+        "else:\n"
+        "    time.sleep(1000)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with contextlib.closing(ProcessEngine(2)) as engine:
+        engine.submit(do, [Deed("pid", job=b"j" * (8 << 20))])
+        poll((tmp_path / "first").exists, "the first process has begun")
+        end = answer(engine, Deed("pid", job=b"k" * (8 << 20)))
+        assert isinstance(end, Done)
+
+
+def test_an_interpreter_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with (
+        pytest.raises(UsageError, match=r"sys.executable is '/nonexistent/python'; build with"),
+        contextlib.closing(ProcessEngine(1)) as engine,
+    ):
+        engine.submit(do, [Deed("pid")])

@@ -103,8 +103,8 @@ def test_a_sample_that_takes_the_machines_memory_is_a_hole(
     memory = psutil.virtual_memory()
     if memory.available < 6 << 30:
         pytest.skip("too little memory is free")
-    share = (memory.available - (3 << 30)) / memory.total
-    monkeypatch.setattr("precache_workers.cluster.process_engine.LEAST_FREE", share)
+    least = memory.available - (3 << 30)
+    monkeypatch.setattr("precache_workers.cluster.process_engine.LEAST_FREE", least)
     recipe = precache.Recipe.from_dict(tomllib.loads(HOARDING))
     result = precache.build(str(photos), str(photos.with_name("store")), recipe, shard_samples=20)
     assert sorted(key for key, _ in result.holes) == sorted(MARKED)

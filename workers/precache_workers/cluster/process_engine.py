@@ -6,11 +6,13 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import pickle
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -19,14 +21,14 @@ from typing import Any
 
 import psutil
 
-from precache.errors import HangError
-from precache_workers.cluster.dispatch import Done, Hung, Lost
+from precache.errors import HangError, UsageError
+from precache_workers.cluster.dispatch import Done, Hung, Lost, Patience
 from precache_workers.cluster.worker import take_report
 from precache_workers.runtime.watchdog import explain
 
 START = (
-    "import sys; sys.path[:] = sys.argv[3:]; "
-    "from precache_workers.cluster.worker import run_worker; run_worker(*map(int, sys.argv[1:3]))"
+    "import sys; sys.path[:] = sys.argv[4:]; "
+    "from precache_workers.cluster.worker import run_worker; run_worker(*sys.argv[1:4])"
 )
 
 ENVIRONMENT = {
@@ -40,11 +42,20 @@ ENVIRONMENT = {
 MEMORY_SECONDS = 0.25
 """Time between two checks of the available memory."""
 
-LEAST_FREE = 0.05
-"""Share of the machine's memory; with less available, the largest worker is ended."""
+LEAST_FREE = 512 << 20
+"""Bytes of memory; with less available, the largest worker is ended."""
 
 MOST_MEMORY = 1 << 30
 """Bytes that a worker always keeps."""
+
+LATE_SECONDS = Patience().first_late
+"""Age of a task from which it takes no place from its next copy."""
+
+ENDING_SECONDS = 1.0
+"""Time for a process to end that has closed its connection, and for its last words."""
+
+LAST_WORDS = 4096
+"""Bytes of a worker's standard error that are kept."""
 
 
 class _Worker:
@@ -52,59 +63,97 @@ class _Worker:
 
     It is a process of its own interpreter, not a fork of this one, whose threads would not be
     there, and does not import this one's main module.
+
+    Parameters
+    ----------
+    folder
+        Of reports; removed by the worker if this process is gone.
+
+    Raises
+    ------
+    UsageError
+        The interpreter cannot be started.
     """
 
-    def __init__(self) -> None:
-        self.connection, theirs = multiprocessing.Pipe()
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+    def __init__(self, folder: str) -> None:
+        self.began = time.monotonic()
         self.out_of_memory = False
-        self._job: Any = None
+        self._said = b""
+        self.connection, theirs = multiprocessing.Pipe()
         # The current folder may be a store, or full of samples, with files named like modules.
         path = [str(Path(entry).absolute()) for entry in sys.path if entry]
-        numbers = str(theirs.fileno()), str(os.getpid())
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", START, *numbers, *path],
-                env=ENVIRONMENT | os.environ,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self.errors,
-                process_group=0,  # Ctrl-C is not for it
-            )
+            arguments = [str(theirs.fileno()), str(os.getpid()), folder, *path]
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable or "", "-P", "-c", START, *arguments],
+                    env=ENVIRONMENT | os.environ,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    process_group=0,  # Ctrl-C is not for it
+                )
+            except OSError as error:
+                self.connection.close()
+                raise UsageError(
+                    f"cannot start another Python ({error}): sys.executable is "
+                    f"{sys.executable!r}; build with the address serial instead"
+                ) from None
+        # A child of the worker may hold the connection open when the worker is gone.
+        self.ended = os.pidfd_open(self._process.pid)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
-    def begin(self, function: Callable[[Any], Any], items: Sequence[Any], report: str) -> None:
-        """Send a task."""
-        job = items[0].job
+    def _listen(self) -> None:
+        """Keep the end of what the process writes on standard error."""
+        assert self._process.stderr is not None
+        with self._process.stderr as pipe:
+            while said := os.read(pipe.fileno(), 1 << 16):
+                self._said = (self._said + said)[-LAST_WORDS:]
+
+    def begin(
+        self, function: Callable[[Any], Any], job: str, items: Sequence[Any], report: str
+    ) -> None:
+        """Send a task; `job` is a file with the pickled job."""
+        self.began = time.monotonic()
         bare = [replace(item, job=None) for item in items]
         with contextlib.suppress(OSError):  # it has ended, as is found where its answer is awaited
-            self.connection.send((function, None if job is self._job else job, bare, report))
-        self._job = job
+            self.connection.send((function, job, bare, report))
 
     def memory(self) -> int:
         """Return the bytes of memory that the process holds."""
         try:
-            return int(psutil.Process(self.process.pid).memory_info().rss)
+            return int(psutil.Process(self._process.pid).memory_info().rss)
         except psutil.NoSuchProcess:
             return 0
 
+    def kill(self) -> None:
+        """Kill the process, and whatever it has started in its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def end(self) -> None:
         """End the process, whatever it does."""
-        self.process.kill()
-        self.process.wait()
+        self.kill()
+        self._process.wait()
+        os.close(self.ended)
         self.connection.close()
-        self.errors.close()
 
     def why_ended(self) -> str:
         """Return why the process ended by itself."""
-        status = self.process.wait()
+        wait([self.ended], ENDING_SECONDS)
+        self.kill()
+        status = self._process.wait()
+        self._listener.join(ENDING_SECONDS)
         if self.out_of_memory:
             return "it ran out of memory"
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").split("\n")
+        how = f"ended with status {status}"
+        if status < 0:
+            how = f"was killed ({signal.Signals(-status).name})"
+        lines = self._said.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
-        because = f" ({last.strip()[:200]})" if last and status == 1 else ""
-        return f"its process ended by itself, or was killed{because}"
+        return f"its process {how}{f': {last.strip()[:200]}' if last else ''}"
 
 
 class ProcessEngine:
@@ -118,41 +167,46 @@ class ProcessEngine:
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
-        self._reports = tempfile.TemporaryDirectory(prefix="precache-", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(prefix="precache-", ignore_cleanup_errors=True)
         self._numbers = itertools.count()
-        self._waiting: deque[tuple[int, Callable[[Any], Any], Sequence[Any]]] = deque()
+        self._waiting: dict[int, tuple[Callable[[Any], Any], Sequence[Any]]] = {}
         self._idle: list[_Worker] = []
         self._busy: dict[int, _Worker] = {}
+        self._jobs: list[tuple[Any, str]] = []
 
     def slots(self) -> int:
         return self._processes
 
     def submit(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Hashable:
         copy = next(self._numbers)
-        self._waiting.append((copy, function, items))
+        self._waiting[copy] = function, items
         self._begin()
         return copy
 
     def wait(self, seconds: float) -> list[tuple[Hashable, Done | Hung | Lost]]:
-        connections = [worker.connection for worker in self._busy.values()]
+        self._begin()
+        signs = [
+            sign for worker in self._busy.values() for sign in (worker.connection, worker.ended)
+        ]
         until = time.monotonic() + seconds
-        while not (ready := wait(connections, min(seconds, MEMORY_SECONDS))):
+        while not (ready := wait(signs, min(seconds, MEMORY_SECONDS))):
             if time.monotonic() >= until:
                 return []
             self._relieve_memory()
-        copies = [copy for copy, worker in self._busy.items() if worker.connection in ready]
+        copies = [
+            copy
+            for copy, worker in self._busy.items()
+            if worker.connection in ready or worker.ended in ready
+        ]
         ended = [(copy, self._end(copy, self._busy.pop(copy))) for copy in copies]
         self._begin()
         return list(ended)
 
-    def cancel(self, copy: Hashable) -> None:
-        for task in self._waiting:
-            if task[0] == copy:
-                self._waiting.remove(task)
-                return
-        for busy in self._busy.keys() & {copy}:
-            self._busy.pop(busy).end()
-        self._begin()
+    def cancel(self, copy: Any) -> None:
+        self._waiting.pop(copy, None)
+        worker = self._busy.pop(copy, None)
+        if worker is not None:
+            worker.end()
 
     def close(self) -> None:
         """End all processes."""
@@ -161,31 +215,48 @@ class ProcessEngine:
             worker.end()
         self._idle.clear()
         self._busy.clear()
-        self._reports.cleanup()
+        self._folder.cleanup()
 
     def _begin(self) -> None:
         """Give waiting tasks to idle workers, and to new ones up to the limit."""
-        while self._waiting and len(self._busy) < self._processes:
-            copy, function, items = self._waiting.popleft()
-            worker = self._busy[copy] = self._idle.pop() if self._idle else _Worker()
-            worker.begin(function, items, self._report(copy))
+        since = time.monotonic() - LATE_SECONDS
+        free = self._processes - sum(worker.began > since for worker in self._busy.values())
+        for copy in list(itertools.islice(self._waiting, max(0, free))):
+            function, items = self._waiting.pop(copy)
+            worker = self._idle.pop() if self._idle else _Worker(self._folder.name)
+            self._busy[copy] = worker
+            worker.begin(function, self._job(items[0].job), items, self._report(copy))
+
+    def _job(self, job: Any) -> str:
+        """Return the file of a pickled job: a worker that is slow to start must block nobody."""
+        for known, path in self._jobs:
+            if known is job:
+                return path
+        path = str(Path(self._folder.name) / f"job-{len(self._jobs)}")
+        Path(path).write_bytes(pickle.dumps(job))
+        self._jobs.append((job, path))
+        return path
 
     def _relieve_memory(self) -> None:
-        """End the largest worker if memory runs out: the kernel would do so after minutes."""
+        """End the largest worker if workers use up the memory: the kernel takes minutes to."""
         memory = psutil.virtual_memory()
-        if memory.available >= LEAST_FREE * memory.total:
+        if memory.available >= LEAST_FREE:
             return
-        worker = max(self._busy.values(), key=_Worker.memory)
-        if worker.memory() > MOST_MEMORY:
-            worker.process.kill()
-            worker.out_of_memory = True
+        held = {worker: worker.memory() for worker in self._busy.values()}
+        largest = max(held, key=held.__getitem__, default=None)
+        used = memory.total - memory.available
+        if largest and held[largest] > MOST_MEMORY and 2 * sum(held.values()) > used:
+            largest.out_of_memory = True
+            largest.kill()
 
     def _report(self, copy: int) -> str:
-        return str(Path(self._reports.name) / str(copy))
+        return str(Path(self._folder.name) / str(copy))
 
     def _end(self, copy: int, worker: _Worker) -> Done | Hung | Lost:
         """Return how a task ended."""
         try:
+            if not worker.connection.poll():
+                raise EOFError
             values, seconds = worker.connection.recv()
         except (EOFError, OSError):
             why = worker.why_ended()

@@ -6,6 +6,9 @@ import contextlib
 import functools
 import json
 import os
+import pickle
+import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -70,31 +73,34 @@ def _lookout() -> Lookout:
     return Lookout()
 
 
-def run_worker(descriptor: int, parent: int) -> None:
+def run_worker(descriptor: str, parent: str, folder: str) -> None:
     """Run the tasks that come over a socket, as a worker process of this machine.
 
     Parameters
     ----------
     parent
-        Process that started this one, which ends with it.
+        Process that started this one, which ends with it, and then removes `folder`.
     """
-    os.set_inheritable(descriptor, False)
+    os.set_inheritable(int(descriptor), False)
     with contextlib.suppress(OSError):  # the kernel ends workers first where memory runs out
         Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(int(parent), folder), daemon=True).start()
     job: Any = None
-    with Connection(descriptor) as connection, contextlib.suppress(EOFError):
+    loaded = ""
+    with Connection(int(descriptor)) as connection, contextlib.suppress(EOFError):
         while True:
-            function, new_job, items, report = connection.recv()
-            job = job if new_job is None else new_job
+            function, path, items, report = connection.recv()
             try:
+                if path != loaded:
+                    job, loaded = pickle.loads(Path(path).read_bytes()), path
                 answer = run_items(function, job, items, report)
             except Exception as error:
                 answer = [BuildError(f"a task failed: {error!r}")], 0.0
             connection.send(answer)
 
 
-def _end_with(parent: int) -> None:
+def _end_with(parent: int, folder: str) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_SECONDS)
-    os._exit(1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
