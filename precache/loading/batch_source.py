@@ -312,12 +312,14 @@ class BatchSource:
                     "leave them out with rows=precache.open(…).labels >= 0, or have the loss "
                     "ignore them, as by ignore_index=-1"
                 )
+            first = int(missing[0])
+            example = f"row {first}" if self.version.foreign else self.version.keys[first]
             log.warning(
                 "%s of %s rows of %s have no label (-1), such as %s: %s",
                 f"{len(missing):,}",
                 f"{len(rows):,}",
                 self.version.path,
-                printable(self.version.keys[int(missing[0])]),
+                printable(example),
                 way_out,
             )
 

@@ -71,7 +71,7 @@ def test_for_people(photos: Path, tmp_path: Path) -> None:
         (["--samples", "0"], "samples is 0"),
         (["--rate", "0"], "rate is 0"),
         (["--recipe", "x.toml", "--crop", "3"], "drop one"),
-        (["--resize", "big"], "neither a number nor HxW"),
+        (["--resize", "big"], "neither a number of pixels from 1 up nor HxW"),
     ],
 )
 def test_bad_usage(photos: Path, arguments: list[str], text: str) -> None:
@@ -86,7 +86,7 @@ def test_answers_come_first() -> None:
     assert first == [
         "without a cache  2,000 samples/s need 6.2 cores; 4 cores would load 1,290/s",
         "with a cache     2,000 samples/s need 0.24 cores, 25.8 times less work per epoch",
-        "time to build    1 s on 4 cores; CPU time 4 s (± 56%, from the spread of the samples)",
+        "time to build    3 s on 4 cores (2 s to list and start); CPU time 4 s (± 56%)",
         "store size       80 MB with codec image; 150 MB uncompressed",
         "store rows       the result of resize",
         "broken files     none of 4",

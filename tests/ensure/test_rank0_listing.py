@@ -106,7 +106,7 @@ def test_a_version_that_is_followed_is_shared_out(found: list[dict[str, Any]]) -
     ("name", "error"),
     [
         ("nowhere", "SourceError: {}the source "),
-        ("broken", "BuildError: {}1 of 13 samples failed (cat/none.jpg: "),
+        ("broken", "BuildError: {}1 of 9 samples failed (cat/none.jpg: "),
     ],
 )
 def test_what_rank_0_fails_with_all_fail_with(

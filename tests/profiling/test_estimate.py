@@ -36,6 +36,7 @@ def shard(fetched: int, rows: FieldRows, linked: bool = False, reused: bool = Fa
         compared=0,
         rows_reused=0,
         retried=0,
+        stay_failed=0,
         read_nbytes=100,
         linked_nbytes=0,
         fields={"image": rows},

@@ -265,9 +265,10 @@ def test_a_serial_build_ends_with_an_error_that_names_the_sample(
     Locked.released.set()
 
 
-def test_a_plan_ends_at_a_sample_that_hangs_and_the_doctor_lists_it(photos: Path) -> None:
+def test_a_serial_plan_ends_at_a_sample_that_hangs_and_the_doctor_lists_it(photos: Path) -> None:
+    options = {"address": "serial", "sample_timeout": 0.3}
     with pytest.raises(HangError, match=f"^{MARKED[0]}: {DECODING} 0.3 s"):
-        precache.plan(photos, photos.with_name("store"), SLOW, sample_timeout=0.3)
+        precache.plan(photos, photos.with_name("store"), SLOW, **options)
     failures = dict(examine(DoctorRequest(str(photos), SLOW, samples=40, seconds=3.0)).failures)
     late = {key for key, why in failures.items() if why.startswith(f"{DECODING} 3 s")}
     assert late

@@ -73,11 +73,11 @@ def answers(report: DoctorReport) -> Iterator[tuple[str, str]]:
 def _build(report: DoctorReport) -> str:
     build = report.build
     known = 0 < build.error < math.inf
-    spread = f" (± {build.error:.0%}, from the spread of the samples)" if known else ""
+    spread = f" (± {build.error:.0%})" if known else ""
     fetch = ", limited by reading the source" if build.limited_by == "fetch" else ""
     wall = f"{duration(build.seconds)} on {count_cores(report.cores)}"
-    before = f"{duration(build.before_seconds)} of it to list and start"
-    return f"{wall}{fetch}, {before}; CPU time {duration(build.cpu_seconds)}{spread}"
+    before = f" ({duration(build.before_seconds)} to list and start)"
+    return f"{wall}{before}{fetch}; CPU time {duration(build.cpu_seconds)}{spread}"
 
 
 def _savings(cores_before: float, own: CodecFigures) -> str:
