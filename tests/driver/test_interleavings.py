@@ -342,7 +342,14 @@ SECOND = {
 }
 
 
-@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
+@pytest.mark.parametrize(
+    "second",
+    [
+        SECOND["the same"],
+        *(pytest.param(rows, marks=pytest.mark.heavy) for rows in list(SECOND.values())[1:]),
+    ],
+    ids=SECOND,
+)
 def test_a_builder_is_stopped_at_each_of_its_calls_while_another_builds(second: Rows) -> None:
     source = rows(4)
     actors = {"first": partial(build, source), "second": partial(build, second)}

@@ -549,6 +549,7 @@ def test_the_result_and_the_progress_are_found_in_a_log() -> None:
         assert _result(line) is None
 
 
+@pytest.mark.heavy
 def test_the_reason_is_what_precache_said_last() -> None:
     assert _reason(["precache: one", "precache: two", "later"], "message") == "two"
     assert _reason(["Traceback", "ValueError: x", ""], "message") == "ValueError: x"

@@ -143,7 +143,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(what: str, photos: Path, store: Path, *more: str, libraries: Path | None = None) -> Any:
     """What a command says as JSON, with libraries in place of those installed."""
     path = f"{libraries}{os.pathsep}{PYTHONPATH}" if libraries else PYTHONPATH
-    flags = "--resize", "40", "--crop", "32", "--json", *more
+    flags = "--resize", "40", "--crop", "32", "--json", *SERIAL, *more
     ran = cli(what, photos, store, *flags, env=environment(PYTHONPATH=path))
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)

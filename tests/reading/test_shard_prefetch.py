@@ -787,6 +787,7 @@ with precache.Loader(
 """
 
 
+@pytest.mark.heavy
 def test_two_loaders_share_a_small_cache_and_one_is_killed_and_begins_again(
     url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
 ) -> None:

@@ -711,7 +711,7 @@ def test_photos_behind_a_web_server(tmp_path: Path) -> None:
     with web_server(tmp_path) as url:
         result = precache.build(f"{url}/photos", tmp_path / "store", RECIPE, **build)
         assert (result.samples, result.classes) == (6, ("cat", "dog"))
-        with pytest.raises(StorageError, match="http:// is for reading; give a store on a local"):
+        with pytest.raises(UsageError, match="is on a web server, which is read only; write the"):
             precache.build(tmp_path / "photos", f"{url}/store", RECIPE, **build)
         precache.pull(f"{url}/store", tmp_path / "pulled")
     assert precache.verify(tmp_path / "pulled").ok

@@ -135,7 +135,7 @@ def fetch_ahead(
 
 def recipes_of(job: Job) -> dict[str, FieldRecipe]:
     """Load the ops of every field, with all libraries that they need."""
-    if any(step is None or "torch" in step.libraries for _, _, step in named_ops(job.recipe)):
+    if loads_torch(job.recipe):
         import torch  # noqa: F401 - here, so that it does not count as the work of its first user
 
     for path in job.import_path:
@@ -149,6 +149,11 @@ def recipes_of(job: Job) -> dict[str, FieldRecipe]:
         name: FieldRecipe(name, declared, seed, job.code, common.get(field_of(name)))
         for name, declared in fields.items()
     }
+
+
+def loads_torch(recipe: Recipe) -> bool:
+    """Return True if an op is computed by torch, or may be, as a function."""
+    return any(step is None or "torch" in step.libraries for _, _, step in named_ops(recipe))
 
 
 @contextlib.contextmanager
