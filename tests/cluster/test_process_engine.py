@@ -68,8 +68,11 @@ def do(deed: Deed) -> Any:
 
 def started() -> list[psutil.Process]:
     """Return the workers of this process."""
-    children = psutil.Process().children()
-    return [child for child in children if any("run_worker" in part for part in child.cmdline())]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # another test's, that has just ended
+            found += [child] * any("run_worker" in part for part in child.cmdline())
+    return found
 
 
 @pytest.fixture

@@ -59,4 +59,7 @@ class Held:
         (self.folder / "held" / "go").touch()
 
     def claims(self) -> list[Path]:
-        return list(self.store.glob("_claims/*"))
+        try:
+            return list(self.store.glob("_claims/*"))
+        except FileNotFoundError:  # the folder was removed meanwhile
+            return []
