@@ -33,7 +33,7 @@ from tests.support.building import (
     write,
     write_jpegs,
 )
-from tests.support.holding import Held
+from tests.support.holding import Held, claims_of
 from tests.support.servers import S3Server
 
 # --- the order ----------------------------------------------------------------------------------
@@ -423,7 +423,7 @@ def test_labels_that_come_with_samples_are_looked_at_before_they_are_mixed(
     ):
         for _ in loader:
             pass
-    poll(lambda: not list(tmp_path.glob("store/_claims/*")), "the end of the build")
+    poll(lambda: not claims_of(tmp_path / "store"), "the end of the build")
     with pytest.raises(UsageError, match="has the label 39, and MixUp takes 0 to 38"):
         precache.Loader(store, batch_size=4, transform=MixUp(39))
 
@@ -458,7 +458,7 @@ def test_small_fields_and_labels_that_come_with_samples_grow_too(
                     seen.append(int(label))
             assert sorted(seen) == list(range(40))
         assert not loader.follows
-    poll(lambda: not list(tmp_path.glob("store/_claims/*")), "the end of the build")
+    poll(lambda: not claims_of(tmp_path / "store"), "the end of the build")
     build_here(Path("python:tests.loading.test_arrival_order:squares"), tmp_path / "plain", recipe)
     alike = [contents(tmp_path / name / version.id) for name in ("store", "plain")]
     assert alike[0] == alike[1]  # the version tells nothing of who followed, and in which order

@@ -59,7 +59,12 @@ class Held:
         (self.folder / "held" / "go").touch()
 
     def claims(self) -> list[Path]:
-        try:
-            return list(self.store.glob("_claims/*"))
-        except FileNotFoundError:  # the folder was removed meanwhile
-            return []
+        return claims_of(self.store)
+
+
+def claims_of(store: Path) -> list[Path]:
+    """Return the files of the leases of a store."""
+    try:
+        return list(store.glob("_claims/*"))
+    except FileNotFoundError:  # the folder was removed meanwhile
+        return []
