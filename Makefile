@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
-PROCESSES ?= 3
+PROCESSES ?= 2
 EXTRAS := workers,report,cluster,gcs,s3,azure,meter,completion,test
 
 .DEFAULT_GOAL := help
