@@ -10,13 +10,9 @@ from typing import Any
 
 from precache.errors import BuildError
 
-QUIET = {
+JOINED = {
     # Ray prints the end of a worker on standard output, also where it is not to print logs.
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|killed due to memory pressure",
-}
-
-JOINED = {
-    **QUIET,
     # Without these, tasks on a node whose link was cut stay pending though Ray declared it dead.
     "RAY_grpc_client_keepalive_time_ms": "5000",
     "RAY_grpc_client_keepalive_timeout_ms": "3000",
