@@ -202,3 +202,10 @@ def test_an_interpreter_that_cannot_be_started_is_named(monkeypatch: pytest.Monk
         contextlib.closing(ProcessEngine(1)) as engine,
     ):
         engine.submit(do, [Deed("pid")])
+
+
+def test_a_task_that_is_late_leaves_its_place_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precache_workers.cluster.process_engine.LATE_SECONDS", 0.5)
+    with contextlib.closing(ProcessEngine(1)) as engine:
+        engine.submit(do, [Deed("wait")])
+        assert isinstance(answer(engine, Deed("pid")), Done)
