@@ -17,6 +17,11 @@ def ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.1f}"
 
 
+def in_ms(seconds: float) -> str:
+    """Format seconds as milliseconds with three digits, and the unit."""
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
+
+
 def duration(seconds: float) -> str:
     """Format seconds with two digits, in a suitable unit: 0.25 s, 4.2 min, 3.1 h, 2.4 days."""
     for unit, length, most in (("s", 1, 90), ("min", 60, 5400), ("h", 3600, 172800)):
