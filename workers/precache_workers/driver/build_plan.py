@@ -31,12 +31,11 @@ from precache_workers.cluster.nodes import node_cpus
 from precache_workers.driver.commit import failures
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.ops.behaviour import cleared_on_mismatch
-from precache_workers.ops.identity import behaviours
 from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.diff import Differences, compare_with_committed
 from precache_workers.planning.field_match import match_fields
-from precache_workers.planning.listing import ListedSource, list_rows
+from precache_workers.planning.listing import ListedSource, list_rows, requested_source
 from precache_workers.planning.request import Request, check_request
 from precache_workers.planning.shard_plan import FieldRows, ShardPlan, plan_shards
 from precache_workers.planning.target_version import VersionSpec
@@ -50,7 +49,7 @@ from precache_workers.planning.work import (
     requested_target,
 )
 from precache_workers.profiling.estimate import Estimate, UnitTimes, estimate
-from precache_workers.sources.base import Source, open_source
+from precache_workers.sources.base import Source
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
     from precache_workers.profiling.op_costs import FieldCosts
@@ -170,12 +169,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
     """
     check_request(request)
     store = open_folder(request.store, request.storage_options)
-    source = open_source(
-        request.source,
-        request.storage_options,
-        follow_links=request.follow_links,
-        most_bytes=request.max_sample_bytes,
-    )
+    source = requested_source(request)
     with BuildProgress(shown) as progress, contextlib.ExitStack() as stack, cleared_on_mismatch():
         listed = list_rows(request, store, source, progress.listed)
         if request.labels is None:  # else its own warning names them
@@ -231,16 +225,7 @@ class _Profiler:
     def _job(self) -> Job:
         from precache_workers.shards.samples import Job
 
-        request, listed = self._request, self._listed
-        return Job(
-            self._source,
-            listed.spec.recipe,
-            request.import_path,
-            listed.digests,
-            behaviours(listed.spec.recipe),
-            listed.fetches_labels,
-            sample_seconds=request.sample_timeout,
-        )
+        return Job.of(self._request, self._source, self._listed)
 
     def measure(self, spec: VersionSpec) -> MeasuredRows:
         """Return row shapes and stored bytes, from a few samples."""

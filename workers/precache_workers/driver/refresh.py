@@ -27,7 +27,7 @@ from precache_workers.cluster.executor import is_joined
 from precache_workers.driver.build import run_build
 from precache_workers.driver.suspects import KILLS
 from precache_workers.ops.identity import decides
-from precache_workers.planning.listing import ListedSource
+from precache_workers.planning.listing import ListedSource, requested_source
 from precache_workers.planning.recorded_code import with_recorded_code
 from precache_workers.planning.request import BuildResult, Request, check_request
 from precache_workers.planning.row_placement import Placed
@@ -130,7 +130,7 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     store = open_folder(request.store, request.storage_options)
     recipe, code = with_recorded_code(store, request.recipe)
     fingerprint = recipe.fingerprint(decides(recipe))
-    source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
+    source = requested_source(request)
     return ListedSource(
         VersionSpec(recipe, fingerprint, table, attributes.rows_digest),
         Placed(table, attributes.rows_per_shard),

@@ -33,11 +33,10 @@ from precache_workers.driver.build import run_build
 from precache_workers.ensure.background import Background, begin_build, new_log
 from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.committed import is_whole
-from precache_workers.planning.listing import ListedSource, list_rows
+from precache_workers.planning.listing import ListedSource, list_rows, requested_source
 from precache_workers.planning.recorded_code import note_code
 from precache_workers.planning.request import Request, check_request
 from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_target
-from precache_workers.sources import base as sources
 
 if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
@@ -108,11 +107,8 @@ class WantedVersion:
         if channel is not None and channel.is_rank0:
             channel.begin()
         with self.failing_for_all():
-            request = self.request
-            source = sources.open_source(
-                request.source, request.storage_options, follow_links=request.follow_links
-            )
-            self.listed = list_rows(request, self.store, source, lambda count: None)
+            source = requested_source(self.request)
+            self.listed = list_rows(self.request, self.store, source, lambda count: None)
         spec = self.listed.spec
         if channel is not None and channel.is_rank0:
             channel.send(

@@ -102,6 +102,16 @@ class ListedSource:
         ]
 
 
+def requested_source(request: Request) -> sources.Source:
+    """Open the source that a request names; nothing is listed yet."""
+    return sources.open_source(
+        request.source,
+        request.storage_options,
+        follow_links=request.follow_links,
+        most_bytes=request.max_sample_bytes,
+    )
+
+
 def list_rows(
     request: Request, store: Folder, source: sources.Source, tick: sources.Tick
 ) -> ListedSource:
