@@ -25,7 +25,7 @@ from precache.loading.gpu import resident
 from precache.loading.options import LoaderOptions
 from precache.loading.selection import Selection
 from precache.loading.slots import Batch, as_array
-from precache.loading.stream import BatchStream, ResidentStream, Rows
+from precache.loading.stream import BatchStream, Rows
 from precache.loading.version_follower import VersionFollower
 from precache.messages import printable
 from precache.reading.disk_cache import DiskCache
@@ -263,21 +263,21 @@ class BatchSource:
             keys = list(self.version.keys)
             sequence = np.array(sorted(rows.tolist(), key=lambda row: keys[row]), np.int64)
         return Order(
-            valid,
-            options.batch_size,
-            shuffle,
-            options.seed,
-            options.drop_last,
-            sequence,
-            weights,
-            options.rank,
-            ranks,
+            valid=valid,
+            batch_size=options.batch_size,
+            shuffle=shuffle,
+            seed=options.seed,
+            drop_last=options.drop_last,
+            sequence=sequence,
+            weights=weights,
+            rank=options.rank,
+            world_size=ranks,
         )
 
-    def _make_stream(self) -> BatchStream | ResidentStream:
+    def _make_stream(self) -> BatchStream | resident.ResidentStream:
         options, reader = self._options, self.reader
         if options.resident == "device" and options.device.type != "cpu":
-            return ResidentStream(resident.load(reader, options.device), options.device)
+            return resident.ResidentStream(resident.load(reader, options.device), options.device)
         if options.resident is not None:
             for turn, fields in enumerate(resident.load(reader, torch.device("cpu"))):
                 arrays = {name: as_array(values) for name, values in fields.items()}

@@ -56,6 +56,7 @@ from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch
 from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, read_commits
 from precache.store.lease import NamedLease, decision_lease, remove_ended_leases
 from precache.store.shard_log import followed_log_name
+from precache.units import ago
 
 UNTOUCHED_SECONDS = 900.0
 """Age of the last change of a build or a copy below which `gc` never touches it.
@@ -302,14 +303,6 @@ def _removals(removed: Mapping[str, str], folders: Sequence[StoredVersion]) -> l
                 freed += item.size
         removals.append(Removal(folder.version, why, folder.nbytes, freed, name))
     return removals
-
-
-def ago(seconds: float) -> str:
-    """Format an age in the largest unit of which it has at least two."""
-    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * unit:
-            return f"{int(seconds // unit)} {name} ago"
-    return "just now" if seconds < 2 else f"{int(seconds)} seconds ago"
 
 
 # --- removal ------------------------------------------------------------------------------------

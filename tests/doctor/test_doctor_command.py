@@ -13,7 +13,7 @@ import precache
 from precache.cli.main import main
 from precache.units import number
 from precache_workers.doctor.report import DoctorReport
-from precache_workers.doctor.text import count_cores, duration, print_doctor_report
+from precache_workers.doctor.text import count_cores, print_doctor_report
 from precache_workers.profiling.measurements import CodecTimes, Host
 from tests.doctor.test_report import ask, cut, measured, times
 from tests.support.building import cli, environment, write, write_jpegs
@@ -151,9 +151,6 @@ def test_a_codec_that_costs_more_than_the_files() -> None:
 
 
 def test_numbers_are_short() -> None:
-    assert [duration(s) for s in (0.0123, 4.2, 600, 9000, 500_000)] == [
-        "0.012 s", "4.2 s", "10 min", "2.5 h", "5.8 days",
-    ]  # fmt: skip
     assert [count_cores(n) for n in (1, 0.156, 12.4, 1000)] == [
         "1 core", "0.16 cores", "12 cores", "1,000 cores",
     ]  # fmt: skip

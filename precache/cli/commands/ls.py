@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from precache.cli.arguments import add_common
 from precache.cli.output import show
-from precache.maintenance.gc import ago
 from precache.maintenance.versions import StoreListing, Unfinished, versions
 from precache.runtime.terminal import say
-from precache.units import size
+from precache.units import ago, size
 
 _HEAD = ("", "version", "committed", "rows", "holes", "size", "shared", "recipe")
 _NUMBERS = range(3, 7)

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import precache
@@ -16,7 +15,7 @@ from precache.cli.output import row_types_text, show
 from precache.recipe.variants import variants_of
 from precache.runtime.terminal import say, say_rows
 from precache.storage.base import left_out_text
-from precache.units import size
+from precache.units import duration, size
 
 if TYPE_CHECKING:
     from precache.maintenance.diff import KeyChange
@@ -205,7 +204,7 @@ def _estimate(estimate: Estimate) -> Iterator[tuple[str, str]]:
     cores = f"{estimate.cpus} core{'s' * (estimate.cpus > 1)}"
     cpu, hours = f"{estimate.cpu_seconds:.2g} CPU-s", estimate.cpu_seconds / 3600
     cpu = cpu if hours < 0.01 else f"{hours:.2g} CPU-hours"
-    time = f"about {_duration(estimate.seconds)} on {cores}, {cpu}"
+    time = f"about {duration(estimate.seconds)} on {cores}, {cpu}"
     basis = f"{estimate.samples} samples" if estimate.samples else "existing rows"
     yield "time", f"{time}; measured on {basis}"
     yield from _under("would fail", [f"{key}: {reason}" for key, reason in estimate.failed])
@@ -236,7 +235,3 @@ def _choice(choice: Choice) -> str:
         f"{size(choice.nbytes)} a sample stored, {choice.build_cpu_ms:.2g} CPU-ms once and "
         f"{choice.epoch_cpu_ms:.2g} in every epoch"
     )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 10 else str(timedelta(seconds=round(seconds)))

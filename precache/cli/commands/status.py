@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import precache
@@ -13,6 +12,7 @@ from precache.cli.arguments import add_common, add_job_address
 from precache.cli.output import show
 from precache.runtime.terminal import say_rows
 from precache.store.build_status import StoreStatus
+from precache.units import duration
 
 if TYPE_CHECKING:
     from precache_workers.jobs.submission import JobStatus
@@ -46,7 +46,7 @@ def _print_job(status: JobStatus) -> None:
     rows = [("job", status.job), ("store", status.store), ("state", status.state.lower())]
     if status.started is not None:
         rows.append(("since", _time(status.started)))
-        rows.append(("took" if status.ended else "for", _duration(ended - status.started)))
+        rows.append(("took" if status.ended else "for", duration(ended - status.started)))
     if status.state in ("PENDING", "RUNNING"):
         rows.append(("progress", status.progress))
     if status.state == "FAILED":
@@ -64,7 +64,7 @@ def _print_store(status: StoreStatus) -> None:
     for build in status.building:
         shards = "?" if build.shards is None else f"{build.shards:,}"
         of_rows = "" if build.rows is None else f", {build.rows:,} rows in all"
-        idle = "" if build.idle_seconds is None else f"; idle for {_duration(build.idle_seconds)}"
+        idle = "" if build.idle_seconds is None else f"; idle for {duration(build.idle_seconds)}"
         rows.append(
             (f"building {build.version[:8]}", f"{build.done:,} of {shards} shards{of_rows}{idle}")
         )
@@ -73,7 +73,3 @@ def _print_store(status: StoreStatus) -> None:
 
 def _time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
-def _duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
