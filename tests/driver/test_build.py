@@ -593,6 +593,12 @@ def test_a_source_of_broken_files_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "store/commits").exists()
 
 
+def test_a_recipe_without_decode_says_how_to_begin(tmp_path: Path, source: Path) -> None:
+    recipe = precache.Recipe(fields={"image": precache.Field(ops=[])})
+    with pytest.raises(RecipeError, match="begin them with decode"):
+        precache.build(source, tmp_path / "store", recipe, address="serial")
+
+
 DATASET = """
     import numpy as np
     from pathlib import Path
