@@ -19,7 +19,11 @@
 #if defined(__x86_64__) && defined(__SSE2__) && defined(__GNUC__)
 #include <nmmintrin.h>
 #define HAS_CRC32C __builtin_cpu_supports("sse4.2")
+#if defined(__clang__)
+#define USES_CRC32C __attribute__((target("crc32")))
+#else
 #define USES_CRC32C __attribute__((target("sse4.2")))
+#endif
 #define CRC_OF_WORD(crc, word) ((crc) = _mm_crc32_u64(crc, word))
 #define CRC_OF_BYTE(crc, byte) ((crc) = _mm_crc32_u8(crc, byte))
 #elif defined(__aarch64__) && defined(__GNUC__) && (defined(__linux__) || defined(__APPLE__))
