@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from precache.errors import UsageError
 
@@ -19,6 +20,16 @@ def require_linux(function: str) -> None:
             f"{function}() runs on Linux alone, and this system is {sys.platform!r}; build the "
             "store on Linux, then open it here, from a bucket or after precache pull"
         )
+
+
+def library_places(name: str, number: int) -> tuple[str, ...]:
+    """Return the places to look for a shared library in, such as libzstd's of ABI 1.
+
+    First is the Python environment's own folder, where conda installs it, then those of the dynamic
+    linker, then Homebrew's.
+    """
+    file = f"lib{name}.{number}.dylib" if sys.platform == "darwin" else f"lib{name}.so.{number}"
+    return str(Path(sys.prefix, "lib", file)), file, f"/opt/homebrew/lib/{file}"
 
 
 def usable_cores() -> int:
