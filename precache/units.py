@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 
 def size(nbytes: float) -> str:
     """Format bytes in decimal units, with three digits."""
@@ -38,3 +40,8 @@ def ago(seconds: float) -> str:
 def number(value: float) -> str:
     """A number with about three digits: 1,234, 12.3, 0.05."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else f"{value:.1g}"
+
+
+def local_time(seconds: float) -> str:
+    """Format a Unix time as date and time of this machine's zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

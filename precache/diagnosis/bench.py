@@ -13,8 +13,10 @@ import numpy as np
 
 from precache.codecs import kernels
 from precache.loading.loader import Loader
+from precache.messages import as_text, columns
 from precache.runtime.integers import whole
 from precache.store.open import open_version
+from precache.units import size
 
 LIMIT_BYTES = 1 << 30
 """Most memory that the copy limit is measured on."""
@@ -56,6 +58,25 @@ class BenchResult:
     copy_limit: ReadCost
     cpu_ratio: float
     compiled: bool
+
+    def __str__(self) -> str:
+        costs = {
+            "first epoch": self.first_epoch,
+            "warm epochs": self.warm,
+            "copy limit": self.copy_limit,
+        }
+        rows = [
+            (name, f"{cost.samples_per_s:,.0f}", f"{cost.cpu_ms_per_1000:.1f}")
+            for name, cost in costs.items()
+        ]
+        what = f"{self.samples:,} samples of {size(self.row_nbytes)} decoded, codec {self.codec}"
+        ratio = f"{self.cpu_ratio:.2f}"
+        lines = [
+            f"{what}, batches of {self.batch_size}",
+            *columns([("", "samples/s", "CPU-ms per 1,000"), *rows], range(1, 3)),
+            f"a warm epoch takes {ratio} times the CPU time of copying as many plain bytes",
+        ]
+        return as_text(lines if self.compiled else [*lines, kernels.NO_COMPILED_CODE])
 
 
 def bench(

@@ -156,7 +156,9 @@ class _Part:
 
 
 class BatchStream:
-    """Decodes rows into slots on a few threads, and hands them out as tensors on the device.
+    """Decodes rows into slots on a few threads, and hands them out as tensors.
+
+    They are on the device if that is a CUDA device, else in the host's memory.
 
     If a batch is large enough, all threads decode the same batch, each a part of it: the first
     batch comes sooner, and fewer are in preparation.

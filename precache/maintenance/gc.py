@@ -48,6 +48,7 @@ from precache.maintenance.scan import (
     store_clock,
 )
 from precache.maintenance.versions import current_periods
+from precache.messages import as_text
 from precache.runtime.integers import whole
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
@@ -56,7 +57,7 @@ from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch
 from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, read_commits
 from precache.store.lease import QUIET_SECONDS, NamedLease, decision_lease, remove_ended_leases
 from precache.store.shard_log import followed_log_name
-from precache.units import ago
+from precache.units import ago, size
 
 _MOVED = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
 """Names below ``_gc`` on a local disk; in a bucket they are version ids."""
@@ -82,6 +83,12 @@ class Removal:
     nbytes: int
     freed_nbytes: int
     place: str
+
+    def __str__(self) -> str:
+        nbytes = size(self.nbytes)
+        if self.freed_nbytes != self.nbytes:
+            nbytes += f", of which {size(self.nbytes - self.freed_nbytes)} stay in use"
+        return f"{self.version[:12]}: {self.why}; {nbytes}"
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,19 @@ class GcResult:
     @property
     def freed_nbytes(self) -> int:
         return sum(removal.freed_nbytes for removal in self.removed)
+
+    def __str__(self) -> str:
+        removed, kept, freed = "removed", "kept", "freed"
+        if self.dry_run:
+            removed, kept, freed = "would remove", "would keep", "would free"
+        return as_text(
+            [
+                *(f"{removed} {removal}" for removal in self.removed),
+                *(f"{kept} {version.version[:12]}: {version.why}" for version in self.kept),
+                *(f"{removed} temporary files of {swept[:12]}" for swept in self.swept),
+                f"{freed} {size(self.freed_nbytes)}" if self.removed else "nothing to remove",
+            ]
+        )
 
 
 def gc(

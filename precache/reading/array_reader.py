@@ -85,8 +85,7 @@ class ArrayReader:
 
     def require_memory(self, nbytes: int) -> None:
         """Raise `StoreError` if less than `nbytes` of memory is available."""
-        free = available_bytes()
-        if free is not None and nbytes > free:
+        if nbytes > available_bytes():
             raise self._no_memory(nbytes)
 
     def _no_memory(self, nbytes: int) -> StoreError:

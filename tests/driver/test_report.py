@@ -223,6 +223,7 @@ def test_an_interrupted_build_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
         ("build", "ends in .html or .json"),
         ("none/build.html", "there is no folder to write it to"),
         ("folder.json", "there is no folder to write it to"),
+        ("store/build.json", "inside of the store"),
     ],
 )
 def test_reports_that_cannot_be_written_are_refused_first(
@@ -238,9 +239,9 @@ def test_reports_that_cannot_be_written_are_refused_first(
 
 def test_a_page_needs_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    check_reports(["build.json"])
+    check_reports(["build.json"], "store")
     with pytest.raises(UsageError, match=r"needs matplotlib: pip install 'precache\[report\]'"):
-        check_reports(["build.html"])
+        check_reports(["build.html"], "store")
 
 
 def test_a_report_that_fails_in_the_end_hides_no_error_and_loses_no_build(tmp_path: Path) -> None:

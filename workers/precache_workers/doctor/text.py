@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from precache.runtime.terminal import Terminal, say_rows
+from precache.messages import aligned, as_text
+from precache.runtime.terminal import Terminal, say_text
 from precache.units import duration, number, size
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def print_doctor_report(report: DoctorReport, console: Console | None = None) ->
     """Print the whole report."""
     out = console or Terminal(soft_wrap=True)
     out.print(title(report), style="bold")
-    say_rows(answers(report), out=out)
+    say_text(as_text(aligned(answers(report))), out)
     for heading, table in tables(report):
         out.print()
         out.print(heading, style="bold")
