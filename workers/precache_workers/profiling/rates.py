@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -27,7 +27,6 @@ from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.base_rows import BaseRows, open_base
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.samples import (
-    BASE_MEMORY,
     Job,
     SampleTask,
     fetch_ahead,
@@ -62,7 +61,6 @@ class RatesTask(SampleTask):
     sizes: Sequence[int] = ()
     base: BaseShard | None = None
     places: Sequence[int] = ()
-    memory: int = field(default=BASE_MEMORY, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,6 @@ class StartTask(SampleTask):
     """A task that makes a worker load what tasks of its job need."""
 
     job: Job
-    memory: int = field(default=BASE_MEMORY, kw_only=True)
 
 
 def start_worker(task: StartTask) -> None:

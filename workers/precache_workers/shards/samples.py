@@ -90,6 +90,11 @@ class SampleTask:
     barred: Mapping[str, str] = field(default_factory=dict)
     alone: frozenset[str] = frozenset()
 
+    @property
+    def memory(self) -> int:
+        """Bytes that its process may need."""
+        return BASE_MEMORY
+
     def retried(self) -> Self:
         return self
 
