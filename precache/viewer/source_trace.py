@@ -121,7 +121,8 @@ class SourceTracer:
         storage_options: StorageOptions = None,
         functions: bool = False,
     ) -> None:
-        from precache_workers.sources.base import FolderSource, open_source
+        from precache_workers.sources.folder import FolderSource
+        from precache_workers.sources.kinds import open_source
 
         self._source = open_source(source, storage_options)
         self._folder = isinstance(self._source, FolderSource)
