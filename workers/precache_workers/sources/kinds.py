@@ -28,6 +28,7 @@ from precache_workers.sources.container_names import Containers
 from precache_workers.sources.containers import ContainerSource, Format
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.parquet_tables import ParquetFormat
 from precache_workers.sources.tar_archives import TarFormat
 from precache_workers.sources.user_code import load_object
 
@@ -90,6 +91,9 @@ KINDS: dict[str, SourceKind] = {
     "folder": SourceKind(_open_folder),
     "python": SourceKind(_open_dataset, schemes=("python",)),
     "tar": SourceKind(lambda spec: open_containers(spec, TarFormat()), (".tar",)),
+    "parquet": SourceKind(
+        lambda spec: open_containers(spec, ParquetFormat(spec.columns)), (".parquet",)
+    ),
 }
 
 
