@@ -18,7 +18,7 @@ from precache.cli import main as command_line
 from tests.conftest import write_photos
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 BLOCK = re.compile(r"(<!-- not run: .* -->\n)?```(python|sh|toml)\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
@@ -66,7 +66,7 @@ def run_command(arguments: list[str]) -> None:
     assert command_line.main(arguments) == 0
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_code_blocks_of_the_documentation_run(
     document: Path, example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +95,7 @@ def test_the_code_blocks_of_the_documentation_run(
                 exec(shorter, names | {"loader": loader})
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_links_of_the_documentation_lead_somewhere(document: Path) -> None:
     for path, anchor in LINK.findall(document.read_text("utf-8")):
         target = document.parent / path if path else document
