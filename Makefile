@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+STAMP := $(VENV)/.installed-$(notdir $(PYTHON))
 FRAMEWORKS := $(VENV)/.frameworks
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PROCESSES ?= 2
@@ -9,12 +9,12 @@ EXTRAS := workers,report,cluster,gcs,s3,azure,meter,completion,test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all lint format bench wheel clean
+.PHONY: help venv demo test test-all lint format bench docs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: $(STAMP)  ## make .venv, with everything that the targets below need
+venv: $(STAMP)  ## make .venv, with everything that the targets below need (PYTHON=python3.13: for that Python)
 
 demo: $(STAMP)  ## build a store from real photos, and train from it and from the photos
 	@$(BIN)/python -m tests.demo
@@ -41,6 +41,11 @@ bench: $(STAMP)  ## measure reading and building
 	@$(BIN)/python -m tests.bench.reading
 	@$(BIN)/python -m tests.bench.building
 
+docs: $(STAMP)  ## make build/site, the documentation as a site
+	@$(PIP_INSTALL) --editable '.[$(EXTRAS),docs]' --constraint constraints.txt
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
+	@echo "To read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
+
 # Publish the wheels of cibuildwheel instead, for all interpreters and older systems: pyproject.toml has its settings.
 wheel: $(STAMP)  ## make dist/: an sdist, and a manylinux wheel for this interpreter, both checked
 	@$(PIP_INSTALL) --editable '.[$(EXTRAS),release]' --constraint constraints.txt
@@ -62,7 +67,8 @@ $(STAMP): pyproject.toml constraints.txt precache/codecs/_rows.c
 	       "Name another: make venv PYTHON=python3.12" >&2; exit 1; }
 	@echo "Installing into $(VENV) (minutes, the first time) ..."
 # Debian ships venv without ensurepip: there the system's pip installs one into the new environment.
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
+	@{ test "$$($(BIN)/python -V 2>&1)" = "$$($(PYTHON) -V)" && \
+	    $(BIN)/python -m pip --version >/dev/null 2>&1; } || \
 	  $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
 	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	    $(PYTHON) -m pip --python $(BIN)/python install -qq pip; }
@@ -73,5 +79,5 @@ $(STAMP): pyproject.toml constraints.txt precache/codecs/_rows.c
 	@touch $@
 
 $(FRAMEWORKS): $(STAMP)
-	@$(PIP_INSTALL) --editable '.[$(EXTRAS),frameworks]' --constraint constraints.txt
+	@$(PIP_INSTALL) --editable '.[$(EXTRAS),frameworks,docs]' --constraint constraints.txt
 	@touch $@

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 
 
 def size(nbytes: float) -> str:
@@ -20,22 +19,27 @@ def ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.1f}"
 
 
-def number(value: float) -> str:
-    """A number with about three digits: 1,234, 12.3, 0.05."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else f"{value:.1g}"
+def in_ms(seconds: float) -> str:
+    """Format seconds as milliseconds with three digits, and the unit."""
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds with two digits, in a suitable unit: 0.25 s, 4.2 min, 3.1 h, 2.4 days."""
+    for unit, length, most in (("s", 1, 90), ("min", 60, 5400), ("h", 3600, 172800)):
+        if seconds < most:
+            return f"{seconds / length:.2g} {unit}"
+    return f"{seconds / 86400:.2g} days"
 
 
 def ago(seconds: float) -> str:
-    """Format an age in the largest unit of which it has at least two."""
-    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * unit:
-            return f"{int(seconds // unit)} {name} ago"
-    return "just now" if seconds < 2 else f"{int(seconds)} seconds ago"
+    """Format an age."""
+    return "just now" if seconds < 2 else f"{duration(seconds)} ago"
 
 
-def clock_duration(seconds: float) -> str:
-    """Format a duration as hours, minutes and seconds: 0:02:05."""
-    return str(timedelta(seconds=round(seconds)))
+def number(value: float) -> str:
+    """A number with about three digits: 1,234, 12.3, 0.05."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else f"{value:.1g}"
 
 
 def local_time(seconds: float) -> str:

@@ -118,16 +118,16 @@ def bench(
             warm.append(_measure(lambda: _read(loader)))
     warm_cost, copy_cost = _median(warm), _median(limit)
     return BenchResult(
-        version.id,
-        rows,
-        batch_size,
-        row_nbytes,
-        "+".join(sorted({field.codec for field in fields.values()})),
-        first,
-        warm_cost,
-        copy_cost,
-        warm_cost.cpu_ms_per_1000 / copy_cost.cpu_ms_per_1000,
-        kernels.compiled().functions is not None,
+        version=version.id,
+        samples=rows,
+        batch_size=batch_size,
+        row_nbytes=row_nbytes,
+        codec="+".join(sorted({field.codec for field in fields.values()})),
+        first_epoch=first,
+        warm=warm_cost,
+        copy_limit=copy_cost,
+        cpu_ratio=warm_cost.cpu_ms_per_1000 / copy_cost.cpu_ms_per_1000,
+        compiled=kernels.compiled().functions is not None,
     )
 
 

@@ -290,19 +290,19 @@ def compare(one: Attributes, other: Attributes, before: Samples, after: Samples)
         recipe.append(Change("fingerprint", one.fingerprint, other.fingerprint))
     common = set(one.classes) & set(other.classes)
     return Difference(
-        one.version,
-        other.version,
-        tuple(recipe),
-        tuple(_values(_layout(one), _layout(other))),
-        compare_samples(before, after),
-        tuple(name for name in other.classes if name not in common),
-        tuple(name for name in one.classes if name not in common),
-        tuple(
+        before=one.version,
+        after=other.version,
+        recipe=tuple(recipe),
+        layout=tuple(_values(_layout(one), _layout(other))),
+        samples=compare_samples(before, after),
+        classes_added=tuple(name for name in other.classes if name not in common),
+        classes_removed=tuple(name for name in one.classes if name not in common),
+        classes_renumbered=tuple(
             name
             for number, name in enumerate(one.classes)
             if name in common and other.classes.index(name) != number
         ),
-        tuple(_values(one.libraries, other.libraries)),
+        libraries=tuple(_values(one.libraries, other.libraries)),
     )
 
 

@@ -15,7 +15,7 @@ from precache.storage.rename import is_link
 from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
 from precache.store.documents import Identity
 from precache.store.lease import live_leases, read_leases
-from precache.units import clock_duration, local_time
+from precache.units import duration, local_time
 
 DESCRIPTION = f"{BUILD}/build.json"
 """Object of a version that was begun and not committed."""
@@ -60,7 +60,7 @@ class StoreStatus:
             shards = "?" if build.shards is None else f"{build.shards:,}"
             of_rows = "" if build.rows is None else f", {build.rows:,} rows in all"
             seconds = build.idle_seconds
-            idle = "" if seconds is None else f"; idle for {clock_duration(seconds)}"
+            idle = "" if seconds is None else f"; idle for {duration(seconds)}"
             done = f"{build.done:,} of {shards} shards{of_rows}{idle}"
             rows.append((f"building {build.version[:8]}", done))
         return as_text(aligned(rows))

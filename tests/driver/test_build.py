@@ -295,7 +295,7 @@ def test_a_function_that_seems_to_return_channels_first_is_warned_of(
     source = write_jpegs(tmp_path / "in", 2)
     op = function(f"{__name__}:returned", params={"shape": list(shape)})
     recipe = fields(x={"ops": [{"op": "decode"}, op], "codec": "raw"})
-    plan = precache.plan(source, tmp_path / "store", recipe, timing=False)
+    plan = precache.plan(source, tmp_path / "store", recipe, timing=False, address="serial")
     result = build(source, tmp_path / "store", recipe)
     stored = (shape[2], shape[0], shape[1]) if len(shape) == 3 else shape
     assert plan.row_types == result.row_types == {"x": f"uint8 {stored}"}

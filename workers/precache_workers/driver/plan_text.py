@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from precache.messages import aligned, as_text, row_types_text
 from precache.recipe.variants import variants_of
 from precache.storage.base import left_out_text
-from precache.units import clock_duration, size
+from precache.units import duration, size
 
 if TYPE_CHECKING:
     from precache.maintenance.diff import KeyChange
@@ -168,7 +168,7 @@ def _estimate(estimate: Estimate) -> Iterator[tuple[str, str]]:
     cores = f"{estimate.cpus} core{'s' * (estimate.cpus > 1)}"
     cpu, hours = f"{estimate.cpu_seconds:.2g} CPU-s", estimate.cpu_seconds / 3600
     cpu = cpu if hours < 0.01 else f"{hours:.2g} CPU-hours"
-    time = f"about {_duration(estimate.seconds)} on {cores}, {cpu}"
+    time = f"about {duration(estimate.seconds)} on {cores}, {cpu}"
     basis = f"{estimate.samples} samples" if estimate.samples else "existing rows"
     yield "time", f"{time}; measured on {basis}"
     yield from _under("would fail", [f"{key}: {reason}" for key, reason in estimate.failed])
@@ -199,7 +199,3 @@ def _choice(choice: Choice) -> str:
         f"{size(choice.nbytes)} a sample stored, {choice.build_cpu_ms:.2g} CPU-ms once and "
         f"{choice.epoch_cpu_ms:.2g} in every epoch"
     )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 10 else clock_duration(seconds)

@@ -15,7 +15,7 @@ from typing import Any
 
 from precache.errors import BuildError, UsageError
 from precache.messages import aligned, as_text, shown
-from precache.units import clock_duration, local_time
+from precache.units import duration, local_time
 from precache_workers.jobs.job_package import JobPackage
 from precache_workers.jobs.job_server import connect, translate_errors
 from precache_workers.planning.request import BuildResult
@@ -67,7 +67,7 @@ class JobStatus:
         rows = [("job", self.job), ("store", self.store), ("state", self.state.lower())]
         if self.started is not None:
             rows.append(("since", local_time(self.started)))
-            rows.append(("took" if self.ended else "for", clock_duration(ended - self.started)))
+            rows.append(("took" if self.ended else "for", duration(ended - self.started)))
         if self.state in ("PENDING", "RUNNING"):
             rows.append(("progress", self.progress))
         if self.state == "FAILED":
