@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+STAMP := $(VENV)/.installed-$(notdir $(PYTHON))
 FRAMEWORKS := $(VENV)/.frameworks
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PROCESSES ?= 2
@@ -14,7 +14,7 @@ EXTRAS := workers,report,cluster,gcs,s3,azure,meter,completion,test
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: $(STAMP)  ## make .venv, with everything that the targets below need
+venv: $(STAMP)  ## make .venv, with everything that the targets below need (PYTHON=python3.13: for that Python)
 
 demo: $(STAMP)  ## build a store from real photos, and train from it and from the photos
 	@$(BIN)/python -m tests.demo
@@ -67,7 +67,8 @@ $(STAMP): pyproject.toml constraints.txt precache/codecs/_rows.c
 	       "Name another: make venv PYTHON=python3.12" >&2; exit 1; }
 	@echo "Installing into $(VENV) (minutes, the first time) ..."
 # Debian ships venv without ensurepip: there the system's pip installs one into the new environment.
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
+	@{ test "$$($(BIN)/python -V 2>&1)" = "$$($(PYTHON) -V)" && \
+	    $(BIN)/python -m pip --version >/dev/null 2>&1; } || \
 	  $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
 	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	    $(PYTHON) -m pip --python $(BIN)/python install -qq pip; }

@@ -3,15 +3,18 @@
 File names, class names, error texts and the answers of servers are foreign text. A terminal obeys
 the control characters in them, a newline forges a line, and an override of the writing direction
 hides the end of a name. All foreign text therefore goes through `printable` before it is shown:
-in errors when they are raised (`precache.errors`), in lines and tables when they are printed
-(`precache.runtime.terminal`).
+in errors when they are raised (`precache.errors`), in the text of results (`as_text`), in lines and
+tables when they are printed (`precache.runtime.terminal`).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+SHOWN = 10
+"""Number of holes, keys and classes that are listed; the rest is only counted."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0, DEL and C1, line and paragraph separators, overrides of direction, undecodable bytes."""
@@ -91,3 +94,57 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     near = difflib.get_close_matches(name, known, 1, cutoff=0.7)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+# --- the text of results ------------------------------------------------------------------------
+
+
+def as_text(lines: Iterable[str]) -> str:
+    """Join lines into the text of a result, which its command prints, too."""
+    return "\n".join(printable(line).rstrip() for line in lines)
+
+
+def aligned(rows: Iterable[tuple[str, str]], width: int = 0) -> Iterator[str]:
+    """Yield a line for each name and value, with values below each other.
+
+    Parameters
+    ----------
+    width
+        Minimum width of the names.
+    """
+    rows = list(rows)
+    width = max([width, *(len(name) + 2 for name, _ in rows)])
+    return (name.ljust(width) + value for name, value in rows)
+
+
+def columns(rows: Sequence[Sequence[str]], numbers: range) -> Iterator[str]:
+    """Yield the lines of a table; the columns of `numbers` are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        yield "  ".join(
+            text.rjust(width) if number in numbers else text.ljust(width)
+            for number, (text, width) in enumerate(cells)
+        )
+
+
+def first_ones(items: Sequence[str], separator: str = ", ") -> str:
+    """List the first `SHOWN` of the items, and count the rest."""
+    rest = f" … and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return separator.join(items[:SHOWN]) + rest
+
+
+def statistics(
+    mean: Mapping[str, list[float]], std: Mapping[str, list[float]]
+) -> list[tuple[str, str]]:
+    """Return names and values of the statistics of each field."""
+
+    def numbers(values: Sequence[float]) -> str:
+        return first_ones([f"{value:.2f}" for value in values], " ")
+
+    return [(f"{n} mean, std", f"{numbers(mean[n])}, {numbers(std[n])}") for n in mean]
+
+
+def row_types_text(row_types: Mapping[str, str]) -> str:
+    """Format the dtype and shape of a row, by field."""
+    return ", ".join(f"{name} {row}" for name, row in row_types.items())

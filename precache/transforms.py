@@ -113,7 +113,7 @@ def _constant(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
 
     Copied from the host, because creating it on CUDA would wait for all work of the device.
     """
-    return torch.tensor(values, dtype=torch.float32).to(like.device, non_blocking=True)
+    return torch.tensor(values, dtype=torch.float32).to(like.device, non_blocking=like.is_cuda)
 
 
 class Compose:
@@ -384,7 +384,7 @@ class ToDType(ImageTransform):
 def _beta(alpha: float, count: int, draw: Draw, device: torch.device) -> torch.Tensor:
     """Draw (count,) float32 from Beta(alpha, alpha)."""
     shares = draw.numpy().beta(alpha, alpha, count).astype(np.float32)
-    return torch.from_numpy(shares).to(device, non_blocking=True)
+    return torch.from_numpy(shares).to(device, non_blocking=device.type == "cuda")
 
 
 class Mixing(Transform):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 
 def size(nbytes: float) -> str:
     """Format bytes in decimal units, with three digits."""
@@ -17,6 +19,29 @@ def ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.1f}"
 
 
+def in_ms(seconds: float) -> str:
+    """Format seconds as milliseconds with three digits, and the unit."""
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds with two digits, in a suitable unit: 0.25 s, 4.2 min, 3.1 h, 2.4 days."""
+    for unit, length, most in (("s", 1, 90), ("min", 60, 5400), ("h", 3600, 172800)):
+        if seconds < most:
+            return f"{seconds / length:.2g} {unit}"
+    return f"{seconds / 86400:.2g} days"
+
+
+def ago(seconds: float) -> str:
+    """Format an age."""
+    return "just now" if seconds < 2 else f"{duration(seconds)} ago"
+
+
 def number(value: float) -> str:
     """A number with about three digits: 1,234, 12.3, 0.05."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else f"{value:.1g}"
+
+
+def local_time(seconds: float) -> str:
+    """Format a Unix time as date and time of this machine's zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -13,6 +13,7 @@ from precache.errors import UsageError
 from precache.maintenance.location import require_apart
 from precache.recipe.recipe import Recipe
 from precache.runtime.integers import whole
+from precache.runtime.operating_system import require_linux
 from precache.storage.open import StorageOptions
 from precache_workers.planning.options import BuildOptions, read_options
 
@@ -27,10 +28,11 @@ Result = TypeVar("Result")
 
 
 def takes_recipe(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Refuse ``pipeline=`` with a `TypeError` that names ``recipe=``."""
+    """Refuse other systems than Linux, and ``pipeline=`` with a `TypeError`: it is ``recipe=``."""
 
     @functools.wraps(function)
     def checked(*values: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+        require_linux(function.__name__)
         if "pipeline" in keywords:
             raise TypeError(f"{function.__name__}() takes a recipe as recipe=, not as pipeline=")
         return function(*values, **keywords)

@@ -13,6 +13,7 @@ from precache.building.api import new_request, require_known
 from precache.errors import PrecacheError
 from precache.maintenance.gc import parse_age
 from precache.runtime.integers import whole
+from precache.runtime.operating_system import require_linux
 from precache.store.open import open_version
 from precache_workers.planning.options import RunOptions, read_options
 
@@ -72,6 +73,7 @@ def refreshes(
     **options: Any,
 ) -> Iterator[BuildResult]:
     """Yield the results of `refresh` one by one: by default one, with `every` without end."""
+    require_linux("refresh")
     require_known("refresh", options, RunOptions.model_fields)
     times, seconds = _schedule(times, every)
     request = new_request(source or "", store, None, **options)
@@ -123,6 +125,7 @@ def submit_refresh(
     BuildError
         The cluster cannot be reached.
     """
+    require_linux("submit_refresh")
     require_known("submit_refresh", options, RunOptions.model_fields)
     checked = read_options(RunOptions, {"progress": True, **options, "address": "auto"})
     times, seconds = _schedule(times, every)

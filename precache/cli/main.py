@@ -39,7 +39,7 @@ COMMANDS = {
         "bench": "measure the cost of reading a store",
         "simulate": "simulate how long a training loop waits for its loaders",
     },
-    "shell": {"completion": "print a script for completion by Tab in bash"},
+    "shell": {"completion": "print a script for completion by Tab in a shell"},
     "copying": {
         "pull": "copy a version to a local folder",
         "push": "copy a version to another store, path or URL",

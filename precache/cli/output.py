@@ -6,36 +6,26 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from precache.messages import printable
-from precache.runtime.terminal import Rows, Terminal, say, say_rows
-from precache.units import size
+from precache.runtime.terminal import Terminal, say, say_text
 
 if TYPE_CHECKING:
     from precache.store.version import Version
     from precache_workers.jobs.submission import ClusterJob
     from precache_workers.planning.request import BuildResult
 
-SHOWN = 10
-"""Number of holes, keys and classes that are listed; the rest is only counted."""
 
-
-def first_ones(items: Sequence[str], separator: str = ", ") -> str:
-    """List the first `SHOWN` of the items, and count the rest."""
-    rest = f" … and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return separator.join(items[:SHOWN]) + rest
-
-
-def show(as_json: bool, data: Mapping[str, Any], print_text: Callable[[], None]) -> None:
-    """Print a result as one line of JSON or as text."""
+def show(as_json: bool, data: Mapping[str, Any], result: object) -> None:
+    """Print the data of a result as one line of JSON, or its text."""
     if as_json:
         sys.stdout.write(json.dumps(data) + "\n")
     else:
-        print_text()
+        say_text(str(result))
 
 
 def build_json(result: BuildResult) -> dict[str, Any]:
@@ -43,58 +33,15 @@ def build_json(result: BuildResult) -> dict[str, Any]:
     return {**dataclasses.asdict(result), "ratio": result.ratio}
 
 
-def row_types_text(row_types: Mapping[str, str]) -> str:
-    """Format the dtype and shape of a row, by field."""
-    return ", ".join(f"{name} {row}" for name, row in row_types.items())
-
-
-def print_build(result: BuildResult) -> None:
-    """Print the summary of a build."""
-    skipped = result.shards_skipped
-    computed = result.shards - skipped - result.shards_reused
-    mended = f", {result.mended} mended" if result.mended else ""
-    reused = f"{result.shards_reused} reused, " if result.shards_reused else ""
-    bytes_ = f"{size(result.raw_bytes)} raw, {size(result.stored_bytes)} stored"
-    stages = ", ".join(f"{name} {value:.2f}" for name, value in result.timings.items())
-    rows = [
-        ("version", result.version),
-        ("path", result.path),
-        ("samples", f"{result.samples:,}, {result.failed} failed{mended}"),
-        ("row", row_types_text(result.row_types)),
-        (
-            "shards",
-            f"{result.shards}: {computed} made, {reused}{skipped} there before",
-        ),
-        ("size", f"{bytes_}: ratio {result.ratio:.2f}"),
-        ("time", f"{result.seconds:.1f} s, {result.cpu_seconds:.1f} CPU-s in tasks"),
-        ("by stage, s", stages),
-        *statistics(result.mean, result.std),
-    ]
-    say_rows(rows)
-    for key, reason in result.holes[:SHOWN]:
-        say(f"hole: {key}: {reason}")
-    if len(result.holes) > SHOWN:
-        say(f"… and {len(result.holes) - SHOWN} more holes")
-
-
-def statistics(mean: Mapping[str, list[float]], std: Mapping[str, list[float]]) -> Rows:
-    """Return names and values of the statistics of each field."""
-
-    def numbers(values: Sequence[float]) -> str:
-        return first_ones([f"{value:.2f}" for value in values], " ")
-
-    return [(f"{n} mean, std", f"{numbers(mean[n])}, {numbers(std[n])}") for n in mean]
-
-
 def show_job(job: ClusterJob, no_wait: bool, as_json: bool) -> int:
     """Print a job's id, or follow the job and print its results; returns the exit status."""
     if no_wait:
-        show(as_json, _job_json(job), lambda: say(job.id))
+        show(as_json, _job_json(job), job.id)
         return 0
 
     def print_result(result: BuildResult) -> None:
         data = {**_job_json(job), "result": build_json(result)}
-        show(as_json, data, lambda: print_build(result))
+        show(as_json, data, result)
         sys.stdout.flush()
 
     was = "is under way already" if job.attached else "is submitted"

@@ -14,11 +14,36 @@
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
+
+/* The instructions for CRC32C, and whether this machine has them. */
 #if defined(__x86_64__) && defined(__SSE2__) && defined(__GNUC__)
 #include <nmmintrin.h>
 #define HAS_CRC32C __builtin_cpu_supports("sse4.2")
+#if defined(__clang__)
+#define USES_CRC32C __attribute__((target("crc32")))
+#else
+#define USES_CRC32C __attribute__((target("sse4.2")))
+#endif
+#define CRC_OF_WORD(crc, word) ((crc) = _mm_crc32_u64(crc, word))
+#define CRC_OF_BYTE(crc, byte) ((crc) = _mm_crc32_u8(crc, byte))
+#elif defined(__aarch64__) && defined(__GNUC__) && (defined(__linux__) || defined(__APPLE__))
+#if defined(__linux__)
+#include <sys/auxv.h>
+#define HAS_CRC32C ((getauxval(AT_HWCAP) & HWCAP_CRC32) != 0)
+#else
+#define HAS_CRC32C 1
+#endif
+#define USES_CRC32C
+/* As assembly: which header and option a compiler wants for the intrinsics depends on its age. */
+#define ARM_CRC(instruction, crc, operand) \
+    __asm__(".arch_extension crc\n\t" instruction : "+r"(crc) : "r"(operand))
+#define CRC_OF_WORD(crc, word) ARM_CRC("crc32cx %w0, %w0, %x1", crc, word)
+#define CRC_OF_BYTE(crc, byte) ARM_CRC("crc32cb %w0, %w0, %w1", crc, byte)
 #else
 #define HAS_CRC32C 0
+#define USES_CRC32C
+#define CRC_OF_WORD(crc, word) ((void)(crc), (void)(word))
+#define CRC_OF_BYTE(crc, byte) ((void)(crc), (void)(byte))
 #endif
 
 #define LINE 64
@@ -143,6 +168,9 @@ static void end_streaming(void) { _mm_sfence(); }
 
 #else
 
+/* Arm's processors detect long writes, and send them past the caches by themselves. */
+static inline void stream_line(uint8_t *out, const uint8_t *in) { memcpy(out, in, LINE); }
+
 static void stream(uint8_t *out, const uint8_t *in, size_t size) { memcpy(out, in, size); }
 
 static void stream_rows(uint8_t *out, const uint8_t *const in[PLACES], size_t size)
@@ -167,12 +195,10 @@ static void put(uint8_t *out, const uint8_t *in, size_t size, int past_caches)
 
 #define CRC_SIZE 4
 
-#if defined(__x86_64__) && defined(__SSE2__) && defined(__GNUC__)
-
 /* The CRCs of PLACES pieces of `size` bytes, which are copied unless `out` is NULL. The instruction
    takes three cycles, and another can begin in each: four places keep it busy. */
-__attribute__((target("sse4.2"))) static inline void
-extend_places(uint64_t crcs[PLACES], const uint8_t *in, size_t size, uint8_t *out, int past_caches)
+USES_CRC32C static inline void extend_places(uint64_t crcs[PLACES], const uint8_t *in, size_t size,
+                                             uint8_t *out, int past_caches)
 {
     for (size_t line = 0; line < size; line += LINE) {
         for (int place = 0; place < PLACES; place++) {
@@ -186,34 +212,17 @@ extend_places(uint64_t crcs[PLACES], const uint8_t *in, size_t size, uint8_t *ou
             for (int place = 0; place < PLACES; place++) {
                 uint64_t value;
                 memcpy(&value, in + place * size + word, sizeof value);
-                crcs[place] = _mm_crc32_u64(crcs[place], value);
+                CRC_OF_WORD(crcs[place], value);
             }
     }
 }
 
-__attribute__((target("sse4.2"))) static uint32_t extend(uint32_t crc, const uint8_t *in,
-                                                         size_t size)
+USES_CRC32C static uint32_t extend(uint32_t crc, const uint8_t *in, size_t size)
 {
     for (; size; size--)
-        crc = _mm_crc32_u8(crc, *in++);
+        CRC_OF_BYTE(crc, *in++);
     return crc;
 }
-
-#else
-
-static void extend_places(uint64_t crcs[PLACES], const uint8_t *in, size_t size, uint8_t *out,
-                          int past_caches)
-{
-    (void)crcs, (void)in, (void)size, (void)out, (void)past_caches;
-}
-
-static uint32_t extend(uint32_t crc, const uint8_t *in, size_t size)
-{
-    (void)in, (void)size;
-    return crc;
-}
-
-#endif
 
 /* Multiply two polynomials modulo that of CRC32C; the highest bit is the constant term. */
 static uint32_t multiply(uint32_t a, uint32_t b)

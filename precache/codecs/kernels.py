@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 
 import google_crc32c
 import numpy as np
+
+from precache.runtime.operating_system import library_places
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +26,9 @@ NO_COMPILED_CODE = (
     "(pip install --force-reinstall --no-deps --no-cache-dir)"
 )
 
-LIBZSTD = "libzstd.so.1"
-
 NO_LIBZSTD = (
-    f"precache's compiled code finds no {LIBZSTD}, without which decoding takes up to twice the "
-    "CPU time: install zstd's library (apt install libzstd1, dnf install libzstd, "
+    "precache's compiled code finds no libzstd, without which decoding takes up to twice the CPU "
+    "time: install zstd's library (apt install libzstd1, dnf install libzstd, brew install zstd, "
     "conda install zstd)"
 )
 
@@ -59,16 +57,12 @@ class Compiled:
 
 @functools.cache
 def compiled() -> Compiled:
-    """Import the compiled functions and load libzstd for them, once per process.
-
-    libzstd is taken from the Python environment's own ``lib`` (conda installs it there), else from
-    where the dynamic linker finds it.
-    """
+    """Import the compiled functions and load libzstd for them, once per process."""
     try:
         functions = importlib.import_module("precache.codecs._rows")
     except ImportError:
         return Compiled()
-    has_zstd = any(map(functions.load_zstd, (Path(sys.prefix, "lib", LIBZSTD), LIBZSTD)))
+    has_zstd = any(map(functions.load_zstd, library_places("zstd", 1)))
     return Compiled(functions, has_zstd, functions.has_crc32c())
 
 

@@ -13,8 +13,10 @@ import numpy as np
 
 from precache.codecs import kernels
 from precache.loading.loader import Loader
+from precache.messages import as_text, columns
 from precache.runtime.integers import whole
 from precache.store.open import open_version
+from precache.units import size
 
 LIMIT_BYTES = 1 << 30
 """Most memory that the copy limit is measured on."""
@@ -57,6 +59,25 @@ class BenchResult:
     cpu_ratio: float
     compiled: bool
 
+    def __str__(self) -> str:
+        costs = {
+            "first epoch": self.first_epoch,
+            "warm epochs": self.warm,
+            "copy limit": self.copy_limit,
+        }
+        rows = [
+            (name, f"{cost.samples_per_s:,.0f}", f"{cost.cpu_ms_per_1000:.1f}")
+            for name, cost in costs.items()
+        ]
+        what = f"{self.samples:,} samples of {size(self.row_nbytes)} decoded, codec {self.codec}"
+        ratio = f"{self.cpu_ratio:.2f}"
+        lines = [
+            f"{what}, batches of {self.batch_size}",
+            *columns([("", "samples/s", "CPU-ms per 1,000"), *rows], range(1, 3)),
+            f"a warm epoch takes {ratio} times the CPU time of copying as many plain bytes",
+        ]
+        return as_text(lines if self.compiled else [*lines, kernels.NO_COMPILED_CODE])
+
 
 def bench(
     uri: str | os.PathLike[str],
@@ -97,16 +118,16 @@ def bench(
             warm.append(_measure(lambda: _read(loader)))
     warm_cost, copy_cost = _median(warm), _median(limit)
     return BenchResult(
-        version.id,
-        rows,
-        batch_size,
-        row_nbytes,
-        "+".join(sorted({field.codec for field in fields.values()})),
-        first,
-        warm_cost,
-        copy_cost,
-        warm_cost.cpu_ms_per_1000 / copy_cost.cpu_ms_per_1000,
-        kernels.compiled().functions is not None,
+        version=version.id,
+        samples=rows,
+        batch_size=batch_size,
+        row_nbytes=row_nbytes,
+        codec="+".join(sorted({field.codec for field in fields.values()})),
+        first_epoch=first,
+        warm=warm_cost,
+        copy_limit=copy_cost,
+        cpu_ratio=warm_cost.cpu_ms_per_1000 / copy_cost.cpu_ms_per_1000,
+        compiled=kernels.compiled().functions is not None,
     )
 
 

@@ -14,12 +14,11 @@ import torch
 
 from precache.diagnosis.measurements import Measurements, TimedRun
 from precache.diagnosis.probes import Limits, measure
-from precache.diagnosis.remedies import Remedy
-from precache.diagnosis.verdict import Figure, Verdict, judge
+from precache.diagnosis.verdict import Judgement, judge
 from precache.errors import UsageError
 from precache.runtime.integers import whole
 from precache.runtime.terminal import Terminal
-from precache.units import number
+from precache.units import in_ms, number
 
 CONFIDENCE_TEXT = {"high": "sure", "medium": "fairly sure", "low": "a guess"}
 HELPFUL_GAIN = 1.05
@@ -30,7 +29,7 @@ SAME_SHARE = 0.02
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Judgement):
     """The bottleneck of a training loop; ``str()`` gives the text for people.
 
     Attributes
@@ -55,13 +54,6 @@ class Diagnosis:
         Everything that was measured.
     """
 
-    verdict: Verdict
-    reason: str
-    evidence: tuple[Figure, ...]
-    remedies: tuple[Remedy, ...]
-    flags: tuple[str, ...]
-    batches_per_s: float
-    without_waiting: float
     measurements: Measurements
 
     @classmethod
@@ -104,9 +96,10 @@ class Diagnosis:
 
     def png(self, path: str | os.PathLike[str], after: Diagnosis | None = None) -> None:
         """Write the charts as a PNG, with the same arguments and errors as `html`."""
-        from precache.diagnosis.page import draw_diagnosis
+        from precache.diagnosis.page import png_charts
+        from precache.html.charts import draw_png
 
-        draw_diagnosis(self, path, after)
+        draw_png(headline(self), png_charts(self, after), os.fspath(path))
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -273,9 +266,3 @@ def _describe(run: TimedRun) -> str:
     if run.usage.read_bytes:
         text += f"; {run.usage.read_bytes / run.usage.wall / 1e6:,.3g} MB/s from the disk"
     return text + ")"
-
-
-def in_ms(seconds: float) -> str:
-    """Format seconds as milliseconds."""
-    ms = seconds * 1e3
-    return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.3g} ms"

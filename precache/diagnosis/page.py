@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,19 +12,18 @@ from precache.diagnosis.diagnose import (
     HELPFUL_GAIN,
     Diagnosis,
     headline,
-    in_ms,
     lost_share,
     timed_runs,
     waiting_notes,
 )
 from precache.diagnosis.measurements import Measurements
 from precache.diagnosis.replay import recorded, replay
-from precache.html.charts import Chart, Panel, bars, distributions, draw_png
+from precache.html.charts import Chart, Panel, bars, distributions
 from precache.html.pages import render
 from precache.simulation.model import Simulation
 from precache.simulation.page import statistics, timeline
 from precache.simulation.player import player_values
-from precache.units import number
+from precache.units import in_ms, number
 
 RECORDED = "Replayed as recorded: the loop itself loads, and its steps wait meanwhile."
 SIMULATED = (
@@ -77,22 +75,11 @@ def render_diagnosis(diagnosis: Diagnosis, after: Diagnosis | None = None) -> st
     )
 
 
-def draw_diagnosis(
-    diagnosis: Diagnosis, path: str | os.PathLike[str], after: Diagnosis | None = None
-) -> None:
-    """Draw the charts and the timeline into a PNG, 1,600 pixels wide.
-
-    Raises
-    ------
-    UsageError
-        If matplotlib is not installed.
-    StorageError
-        If the file cannot be written.
-    """
-    simulation = replay(diagnosis.measurements)
+def png_charts(diagnosis: Diagnosis, after: Diagnosis | None = None) -> list[Chart]:
+    """List the charts of a PNG, with the timeline that the page replays."""
     charts = _charts(diagnosis, after)
-    charts.insert(2, _timeline(diagnosis, simulation))
-    draw_png(headline(diagnosis), charts, os.fspath(path))
+    charts.insert(2, _timeline(diagnosis, replay(diagnosis.measurements)))
+    return charts
 
 
 def loops(diagnosis: Diagnosis, after: Diagnosis | None) -> list[Loop]:

@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from precache.loading.dataset import CachedDataset
 from precache.loading.loader import Loader
+from precache.runtime.operating_system import drop_cached
 from precache.store.version import Version
 
 PATH_ATTRIBUTES = ("samples", "imgs", "files", "paths", "filenames", "image_paths", "images")
@@ -98,31 +99,32 @@ def _path(item: Any) -> Path | None:
     return path if path.is_file() else None
 
 
-def evict(paths: Sequence[Path], seconds: float) -> bool:
-    """Ask the kernel to drop files from the page cache; returns False if time ran out.
+def evict(paths: Sequence[Path], seconds: float) -> str:
+    """Ask the kernel to drop files from the page cache; returns why not, or an empty text.
 
     Files that a process has mapped, or that live in memory, such as a tmpfs, stay.
     """
     until = time.perf_counter() + seconds
     for path in paths:
         if time.perf_counter() > until:
-            return False
+            return f"{len(paths):,} files are too many to drop from memory in time"
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError:
             continue
         try:
-            os.fdatasync(descriptor)  # dirty pages are not dropped
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.fsync(descriptor)  # dirty pages are not dropped
+            if not drop_cached(descriptor):
+                return "this system cannot drop files from memory"
         finally:
             os.close(descriptor)
-    return True
+    return ""
 
 
 def sequential_rate(path: Path, seconds: float = 0.5) -> float | None:
     """Drop a file and measure reading it in bytes/s; None if it is too small."""
     size = _size(path)
-    if size is None or size < READ_BYTES or not evict([path], seconds):
+    if size is None or size < READ_BYTES or evict([path], seconds):
         return None
     buffer, done, started = bytearray(READ_BYTES), 0, time.perf_counter()
     with path.open("rb", buffering=0) as file:

@@ -177,8 +177,8 @@ class _Probes:
         if not self._paths:
             return None, "the loader's files are not known; give files="
         self._tick("the loader alone, from the disk")
-        if not evict(self._paths, self._limits.seconds):
-            return None, f"{len(self._paths):,} files are too many to drop from memory in time"
+        if why := evict(self._paths, self._limits.seconds):
+            return None, why
         # At most one epoch: the next one would read the page cache.
         epoch = (_length(self._loader) or self._limits.steps) - self._ahead
         one_epoch = replace(self._limits, steps=max(1, min(self._limits.steps, epoch)))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from precache.diagnosis.measurements import Measurements
+from precache.units import in_ms
 
 Confidence = Literal["high", "medium", "low"]
 LEVELS: tuple[Confidence, ...] = ("low", "medium", "high")
@@ -233,7 +234,7 @@ def _workers(measured: Measurements, times: LoopTimes) -> Iterator[Remedy]:
     load = max(work / count, times.load_cpu / times.cores)
     extra = late_wait(measured, count * measured.setup.prefetch, max(times.floor, load))
     after = dataclasses.replace(times, load=load, overlap=1.0).together(extra)
-    why = f"one worker needs {_ms(work)} per batch, {count} need {_ms(load)}, beside the step"
+    why = f"one worker needs {in_ms(work)} per batch, {count} need {in_ms(load)}, beside the step"
     confidence: Confidence = "high" if cpu else "medium"
     if cpu and count == times.cores:
         confidence, why = "medium", why + ", which needs a core as well"
@@ -273,7 +274,7 @@ def _prefetch(measured: Measurements, times: LoopTimes) -> Iterator[Remedy]:
     factor = min(factor, 64)
     extra = late_wait(measured, have * factor, pace)
     after = dataclasses.replace(times, overlap=1.0).together(extra)
-    slowest = _ms(measured.by_worker.max)
+    slowest = in_ms(measured.by_worker.max)
     why = f"{have * factor} prefetched batches cover the slowest one, {slowest}"
     yield _remedy("prefetch", f"prefetch_factor={factor}", times, after, "medium", why)
 
@@ -285,7 +286,7 @@ def _precache(measured: Measurements, times: LoopTimes) -> Iterator[Remedy]:
     load = cpu / min(CACHED_THREADS, times.cores)
     after = dataclasses.replace(times, load=load, load_cpu=cpu, overlap=1.0).together()
     what = "build a store with precache build, read it with precache.Loader"
-    why = f"reading {measured.setup.batch_nbytes / 1e6:.3g} MB of cached tensors costs {_ms(cpu)}"
+    why = f"reading {measured.setup.batch_nbytes / 1e6:.3g} MB of cached tensors costs {in_ms(cpu)}"
     confidence: Confidence = "high" if measured.setup.workers is not None else "medium"
     if load > 0.5 * times.floor:
         confidence, why = "low", why + ", depending on the codec"
@@ -310,8 +311,8 @@ def _pinned(measured: Measurements, times: LoopTimes) -> Iterator[Remedy]:
     saved = min(times.copy, max(0.0, copies.as_given - copies.from_pinned))
     after = dataclasses.replace(times, copy=times.copy - saved).together()
     what = "pin_memory=True, and .to(device, non_blocking=True)"
-    pinned = _ms(copies.from_pinned)
-    why = f"a copy takes {_ms(copies.as_given)}, from page-locked memory {pinned}"
+    pinned = in_ms(copies.from_pinned)
+    why = f"a copy takes {in_ms(copies.as_given)}, from page-locked memory {pinned}"
     yield _remedy("pinned memory", what, times, after, "medium", why)
 
 
@@ -338,7 +339,3 @@ def _faster_disk(measured: Measurements, times: LoopTimes) -> Iterator[Remedy]:
     after = dataclasses.replace(times, load=load).together()
     what = "a faster disk or network, or a local copy"
     yield _remedy("faster disk", what, times, after, level, why)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"

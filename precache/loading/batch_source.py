@@ -24,8 +24,8 @@ from precache.loading.arrival_order import ArrivalOrder
 from precache.loading.gpu import resident
 from precache.loading.options import LoaderOptions
 from precache.loading.selection import Selection
-from precache.loading.slots import Batch, as_array
-from precache.loading.stream import BatchStream, ResidentStream, Rows
+from precache.loading.slots import Batch, as_array, as_tensor
+from precache.loading.stream import BatchStream, Rows
 from precache.loading.version_follower import VersionFollower
 from precache.messages import printable
 from precache.reading.disk_cache import DiskCache
@@ -101,6 +101,9 @@ class BatchSource:
                 f"gather='device' maps shards of a local disk, and {self.version.path} is remote; "
                 "fetch it with precache pull first, or leave gather out"
             )
+        self._copied = options.device.type not in ("cpu", "cuda")
+        if self._copied:
+            self._require_dtypes()
         shuffle = _choose_shuffle(options, self.reader)
         self._selection = Selection.of(self.reader, options.rows, options.weights)
         self._mixing = label_mixing(options.transform)
@@ -115,7 +118,7 @@ class BatchSource:
         self._earlier = WorkTime()
         # Other callables may expect batches one after another, on the thread of the loop.
         self._transforms_early = (
-            options.device.type == "cpu"
+            options.device.type != "cuda"
             and isinstance(self.stream, BatchStream)
             and is_drawn(options.transform)
         )
@@ -136,7 +139,7 @@ class BatchSource:
     @property
     def work_time(self) -> WorkTime:
         """Time in which batches were made on the CPU, including those of replaced sources."""
-        if self._options.device.type != "cpu":
+        if self._options.device.type == "cuda":
             return WorkTime()
         threads, transforms = self.stream.thread_time.wall, self._transform_time.wall
         own = (threads, transforms, 0.0) if self._transforms_early else (threads, 0.0, transforms)
@@ -207,11 +210,12 @@ class BatchSource:
         for rows in self._runs(epoch, start):
             batches: Generator[Any, None, None] = self.stream.batches(rows, epoch, *early)
             with contextlib.closing(batches):
-                for batch in batches:
+                for decoded in batches:
                     if self._closed.is_set():
                         return
+                    batch = self._copy(decoded) if self._copied else decoded
                     finished: FinishedBatch = batch if early else next(finish)(batch)
-                    del batch  # what the caller drops is gone
+                    del decoded, batch  # what the caller drops is gone
                     yield finished
 
     def take_repeated(self) -> int:
@@ -228,13 +232,35 @@ class BatchSource:
         if transform is not None:
             numbers, again = batch["row"], self.order.again(number)
             if again is not None:
-                repeated = torch.from_numpy(again).to(self._options.device, non_blocking=True)
+                repeated = torch.from_numpy(again).to(numbers.device, non_blocking=numbers.is_cuda)
                 numbers = torch.where(repeated < 0, repeated, numbers)
             draw = Draw((self.order.seed, epoch), number, numbers)
             with self._transform_time.counted():
                 batch = run(transform, batch, draw)
         output = batch if self.output is None else tuple(batch[name] for name in self.output)
         return rows, nbytes, [output]
+
+    def _copy(self, values: Any) -> Any:
+        """Copy the tensors of a batch, finished or not, to a device that is no CUDA device."""
+        if torch.is_tensor(values):
+            return values.to(self._options.device)
+        if isinstance(values, dict):
+            return {name: self._copy(value) for name, value in values.items()}
+        if isinstance(values, list | tuple):
+            return type(values)(map(self._copy, values))
+        return values
+
+    def _require_dtypes(self) -> None:
+        """Raise `UsageError` for a field whose dtype the device does not have."""
+        for name, (_, dtype) in self.reader.shapes.items():
+            like = as_tensor(np.empty(0, dtype))
+            try:
+                like.to(self._options.device)
+            except Exception as error:  # of a type that depends on the backend
+                raise UsageError(
+                    f"field {name!r} is {dtype}, and device {str(self._options.device)!r} does "
+                    f"not take it: {error}; name the other fields in fields="
+                ) from None
 
     def close(self) -> None:
         """Release the memory of slots, and this source's part of the disk cache."""
@@ -263,21 +289,21 @@ class BatchSource:
             keys = list(self.version.keys)
             sequence = np.array(sorted(rows.tolist(), key=lambda row: keys[row]), np.int64)
         return Order(
-            valid,
-            options.batch_size,
-            shuffle,
-            options.seed,
-            options.drop_last,
-            sequence,
-            weights,
-            options.rank,
-            ranks,
+            valid=valid,
+            batch_size=options.batch_size,
+            shuffle=shuffle,
+            seed=options.seed,
+            drop_last=options.drop_last,
+            sequence=sequence,
+            weights=weights,
+            rank=options.rank,
+            world_size=ranks,
         )
 
-    def _make_stream(self) -> BatchStream | ResidentStream:
+    def _make_stream(self) -> BatchStream | resident.ResidentStream:
         options, reader = self._options, self.reader
         if options.resident == "device" and options.device.type != "cpu":
-            return ResidentStream(resident.load(reader, options.device), options.device)
+            return resident.ResidentStream(resident.load(reader, options.device), options.device)
         if options.resident is not None:
             for turn, fields in enumerate(resident.load(reader, torch.device("cpu"))):
                 arrays = {name: as_array(values) for name, values in fields.items()}

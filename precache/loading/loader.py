@@ -47,15 +47,17 @@ class Loader:
         meanwhile; ``True`` means ``"block"`` with a cache of a remote store, else ``"full"``;
         ``False`` keeps `order`.
     device
-        Where batches go; by default this rank's CUDA device if there is one, else the CPU.
+        Where batches go; by default this rank's CUDA device if there is one, else the CPU. To any
+        other device of torch, such as ``mps``, they are copied synchronously when they are
+        requested.
     fields
         Names of the fields to read, by default all; or name -> path of an array in a group that
         other software wrote.
     transform
         One of `precache.transforms`, seeded by (seed, epoch, row), or by the position in the order
         where a row may come again in an epoch, as with `weights`; or any callable that takes each
-        batch on the device as a dict, and returns what the loop gets. On the CPU
-        `precache.transforms` run on the decoding threads, ahead of the loop.
+        batch on the device as a dict, and returns what the loop gets. Unless that is a CUDA
+        device, `precache.transforms` run on the decoding threads of the CPU, ahead of the loop.
     output
         ``dict``: field -> tensor, with `row` (int64). ``tuple``: (image, label), after the
         transform.

@@ -124,6 +124,11 @@ class LoaderOptions:
             )
         if by_device and (self.resident or self.access != "map"):
             raise UsageError("gather='device' maps shards; leave out resident and access")
+        if self.resident == "device" and self.device.type not in ("cpu", "cuda"):
+            raise UsageError(
+                f"resident='device' needs a CUDA device, and device is {str(self.device)!r}; give "
+                "resident='host'"
+            )
         if self.cache_limit is not None and self.cache_dir is None:
             raise UsageError(
                 f"cache_limit is {self.cache_limit!r} and there is no cache_dir; give both"
@@ -152,7 +157,7 @@ def require_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
 
 
 def find_device(device: str | torch.device | None) -> torch.device:
-    """Return the device that batches go to, with its index.
+    """Return the device that batches go to; a CUDA device with its index.
 
     Parameters
     ----------
@@ -175,11 +180,16 @@ def find_device(device: str | torch.device | None) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {device!r} is not supported; choose cpu or cuda")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device {device!r} was asked for, and torch sees no CUDA device")
-    if chosen.type == "cpu":
+    if chosen.type != "cuda":
+        if chosen.type == "meta":
+            raise UsageError("device 'meta' keeps no values; choose another one")
+        try:
+            torch.empty(0, device=chosen)
+        except Exception as error:  # of a type that depends on the backend
+            reason = str(error).partition(". ")[0]
+            raise UsageError(f"device {device!r} cannot be used here: {reason}") from None
         return chosen
     # With its index: the current device may be another one later, or on another thread.
     unnumbered = chosen.index is None

@@ -65,7 +65,7 @@ def row_nbytes(shape: tuple[int, ...], dtype: str) -> int:
 def require_memory(rows: int, nbytes: int) -> None:
     """Raise `UsageError` if a batch does not fit into the available memory."""
     free = available_bytes()
-    if free is not None and nbytes > free:
+    if nbytes > free:
         raise UsageError(
             f"a batch of {rows} rows takes {nbytes} bytes, and {free} are free; give a smaller "
             "batch_size"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from precache.codecs import nvcomp
 from precache.errors import DamageError
-from precache.loading.gpu.gathering import RowOffsets
+from precache.loading.gpu.device_slots import DeviceSlots, FilledSlot, FrameFailures, framed_fields
 from precache.loading.gpu.registered import register_shards
 from precache.loading.slots import (
     STEPS_AHEAD,
@@ -28,12 +26,9 @@ from precache.loading.slots import (
     SlotLayout,
     SlotPool,
     as_tensor,
-    indexable,
     require_memory,
     row_nbytes,
-    undo_image_tensor,
 )
-from precache.reading.array_reader import ArrayReader
 from precache.reading.readahead import ReadAhead
 from precache.reading.shard_prefetch import ShardFeed
 from precache.reading.version_reader import VersionReader
@@ -42,8 +37,6 @@ from precache.runtime.ordered_map import computing, prefetch
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.usage import cores
 from precache.store.version import SMALL_ROW_NBYTES
-
-log = logging.getLogger(__name__)
 
 Rows = Generator[np.ndarray, None, None]
 
@@ -128,14 +121,8 @@ class _Batch:
         Parts that are not decoded yet.
     out
         Field -> (n, ...) array that is decoded into: in the slot, or in memory of its own.
-    frames
-        Field -> offset of its zstd frames in the slot, for fields that the device decompresses.
-    gathered
-        Field -> array, for fields whose rows the device gathers.
-    longest
-        Field -> bytes of its longest frame, for fields whose frames the device gathers.
-    nbytes
-        Bytes of the slot that are in use.
+    filled
+        Contents of the slot, if the batch goes to a device.
     sent
         The batch on its way to the device, if it goes to one.
     """
@@ -145,11 +132,8 @@ class _Batch:
     parts_left: int
     lock: threading.Lock = field(default_factory=threading.Lock)
     slot: np.ndarray | None = None
-    out: Mapping[str, np.ndarray] = field(default_factory=dict)
-    frames: Mapping[str, int] = field(default_factory=dict)
-    gathered: Mapping[str, str] = field(default_factory=dict)
-    longest: Mapping[str, int] = field(default_factory=dict)
-    nbytes: int = 0
+    out: dict[str, np.ndarray] = field(default_factory=dict)
+    filled: FilledSlot = field(default_factory=FilledSlot)
     sent: Sent | None = None
     finished: Any = None
 
@@ -172,7 +156,9 @@ class _Part:
 
 
 class BatchStream:
-    """Decodes rows into slots on a few threads, and hands them out as tensors on the device.
+    """Decodes rows into slots on a few threads, and hands them out as tensors.
+
+    They are on the device if that is a CUDA device, else in the host's memory.
 
     If a batch is large enough, all threads decode the same batch, each a part of it: the first
     batch comes sooner, and fewer are in preparation.
@@ -202,34 +188,35 @@ class BatchStream:
         in_rounds: bool = True,
     ) -> None:
         self._columns = columns
-        self._framed = _framed(columns, device) if decompress == "device" else {}
-        self._registered = None
+        cuda = device if device.type == "cuda" else None
+        framed = framed_fields(columns, device) if decompress == "device" else {}
+        registered = None
         if gather == "device":
-            self._registered = register_shards(columns, device, frames=bool(self._framed))
-        layouts = self._registered.layouts if self._registered else {}
-        self._gathered = {name for name, array in columns.arrays.items() if array in layouts}
-        self._sent = {n: r for n, r in self._framed.items() if n not in self._gathered}
+            registered = register_shards(columns, device, frames=bool(framed))
         sizes = {name: row_nbytes(*column) for name, column in columns.shapes.items()}
         # Small fields get their own memory: a list of all labels must not keep all images alive.
         self._small = {name for name, nbytes in sizes.items() if nbytes <= SMALL_ROW_NBYTES}
+        slots = DeviceSlots(columns, batch_size, framed, registered, self._small) if cuda else None
+        self._gathered = slots.gathered if slots else set[str]()
         self._schedule = Schedule.plan(
             batch_size,
             batch_size * sum(sizes.values()),
             num_threads,
             prefetch_batches,
-            copying=all(n in self._framed or r.copying for n, r in columns.readers.items()),
+            copying=all(n in framed or r.copying for n, r in columns.readers.items()),
             # Remote rows are requested, and the device reads rows, for a whole batch at a time.
-            divisible=columns.mapped and not self._framed and not self._gathered,
+            divisible=columns.mapped and not framed and not self._gathered,
             in_rounds=in_rounds,
         )
-        cuda = device if device.type == "cuda" else None
-        self._layout = self._lay_out(batch_size, keep_small=cuda is not None)
-        frames_nbytes = batch_size * sum(reader.frame_bound for reader in self._sent.values())
-        slot_nbytes = self._layout.nbytes + frames_nbytes
-        require_memory(batch_size, slot_nbytes)
-        slots = self._schedule.batches + (1 + STEPS_AHEAD if cuda else SLOTS_IN_USE)
-        self._pool = SlotPool(slot_nbytes, slots, pinned_for=cuda)
-        self._copier = DeviceCopier(self._pool, cuda) if cuda else None
+        shapes = {n: column for n, column in columns.shapes.items() if n not in self._small}
+        self._layout = slots.layout if slots else SlotLayout.of(shapes, batch_size)
+        nbytes = slots.nbytes if slots else self._layout.nbytes
+        require_memory(batch_size, nbytes)
+        count = self._schedule.batches + (1 + STEPS_AHEAD if cuda else SLOTS_IN_USE)
+        self._pool = SlotPool(nbytes, count, pinned_for=cuda)
+        self._device: tuple[DeviceSlots, DeviceCopier] | None = None
+        if slots and cuda:
+            self._device = slots, DeviceCopier(self._pool, cuda)
         self.thread_time = ThreadTime()
         self._read_ahead = self._make_read_ahead(columns)
         self._ready: deque[None] = deque()
@@ -259,7 +246,7 @@ class BatchStream:
         columns = self._columns.at_epoch(epoch)
         # A deque's own methods need no lock between the threads that fill and the one that takes.
         self._ready = ready = deque[None]()
-        failures = _FrameFailures({name: columns.readers[name] for name in self._framed})
+        failures = FrameFailures(columns.readers)
         with contextlib.ExitStack() as ends:
             ends.callback(self._pool.settle)
             ends.enter_context(contextlib.closing(rows))
@@ -303,16 +290,8 @@ class BatchStream:
     def close(self) -> None:
         """Release the memory of slots that nobody holds, and of shards that the device reads."""
         self._pool.close()
-        if self._registered:
-            self._registered.close()
-
-    def _lay_out(self, batch_size: int, *, keep_small: bool) -> SlotLayout:
-        """Lay out a slot: fields that are decoded into it, lengths of frames, offsets of rows."""
-        outside = self._framed.keys() | self._gathered | (set() if keep_small else self._small)
-        shapes = {n: column for n, column in self._columns.shapes.items() if n not in outside}
-        lengths = {_lengths(name): ((), "int64") for name in self._framed}
-        offsets = {_offsets(name): ((), "int64") for name in self._gathered}
-        return SlotLayout.of({**shapes, **lengths, **offsets}, batch_size)
+        if self._device:
+            self._device[0].close()
 
     def _make_read_ahead(self, columns: VersionReader) -> ReadAhead:
         readers = [reader for n, reader in columns.readers.items() if n not in self._gathered]
@@ -334,7 +313,7 @@ class BatchStream:
         columns: VersionReader,
         ready: deque[None],
         feed: ShardFeed | None,
-        failures: _FrameFailures,
+        failures: FrameFailures,
         item: tuple[_Part, AbstractContextManager[None]],
     ) -> _Batch | None:
         """Decode a part of a batch; after the last one to be decoded, finish or send the batch.
@@ -345,12 +324,15 @@ class BatchStream:
         batch = part.batch
         with self.thread_time.counted():
             with available:
-                self._fill_renewing(columns, feed, part)
+                self._fill(columns, feed, part)
             with batch.lock:
                 batch.parts_left -= 1
                 complete = not batch.parts_left
-            if complete and self._copier:
-                batch.sent = self._send(self._copier, batch, failures)
+            if complete and self._device:
+                slots, copier = self._device
+                slot, batch.slot, batch.out = self._slot(batch), None, {}  # free once it is copied
+                unpack = functools.partial(slots.unpack, batch.rows, batch.filled, failures)
+                batch.sent = copier.send(slot, batch.filled.nbytes, unpack)
             elif complete and batch.finish:
                 with computing():
                     batch.finished = batch.finish(self._tensors(batch))
@@ -359,207 +341,42 @@ class BatchStream:
             ready.append(None)
         return batch if part.last else None
 
-    def _fill_renewing(self, columns: VersionReader, feed: ShardFeed | None, part: _Part) -> None:
-        """Decode a part of a batch; fetch damaged shards of a disk cache again."""
-        try:
-            self._fill(columns, part)
-        except DamageError:
-            if feed is None:
-                raise
-            feed.renew(part.rows)
-            self._fill(columns, part)
-
-    def _fill(self, columns: VersionReader, part: _Part) -> None:
-        """Decode a part of a batch into its slot."""
+    def _fill(self, columns: VersionReader, feed: ShardFeed | None, part: _Part) -> None:
+        """Decode a part of a batch into its slot; fetch damaged shards of a disk cache again."""
         batch, rows = part.batch, part.rows
         slot = self._slot(batch)
         out = {name: values[part.start : part.stop] for name, values in batch.out.items()}
-        columns.read(rows, out, undo=self._copier is None)
-        if not self._sent and not self._gathered:
-            return
-        frames = {}
-        for name in self._sent:
-            frames[name] = batch.nbytes
-            lengths = out[_lengths(name)]
-            lengths[:] = columns.readers[name].read_frames(rows, slot[batch.nbytes :])
-            batch.nbytes += int(lengths.sum())
-        batch.frames = frames
-        batch.gathered, batch.longest = self._locate(columns, rows, out)
+        while True:
+            try:
+                if self._device:
+                    batch.filled = self._device[0].fill(columns, rows, out, slot)
+                else:
+                    columns.read(rows, out)
+                return
+            except DamageError:
+                if feed is None:
+                    raise
+            feed.renew(rows)
+            feed = None
 
     def _slot(self, batch: _Batch) -> np.ndarray:
         """Return the slot of a batch; acquire one for its first part."""
         with batch.lock:
             if batch.slot is None:
-                slot = self._pool.acquire()
-                small = {} if self._copier else self._small_arrays(len(batch.rows))
-                batch.out = {**self._layout.arrays(slot, len(batch.rows)), **small}
-                batch.slot, batch.nbytes = slot, self._layout.nbytes
+                batch.slot, rows = self._pool.acquire(), len(batch.rows)
+                batch.out = self._layout.arrays(batch.slot, rows)
+                if not self._device:
+                    for name in self._small:
+                        shape, dtype = self._columns.shapes[name]
+                        batch.out[name] = np.empty((rows, *shape), dtype)
         return batch.slot
-
-    def _small_arrays(self, rows: int) -> dict[str, np.ndarray]:
-        """Fresh memory for the small fields."""
-        shapes = self._columns.shapes.items()
-        return {n: np.empty((rows, *shape), d) for n, (shape, d) in shapes if n in self._small}
-
-    def _send(self, copier: DeviceCopier, batch: _Batch, failures: _FrameFailures) -> Sent:
-        slot, batch.slot, batch.out = self._slot(batch), None, {}  # free as soon as it is copied
-        return copier.send(slot, batch.nbytes, functools.partial(self._unpack, batch, failures))
-
-    def _locate(
-        self, columns: VersionReader, rows: np.ndarray, out: Mapping[str, np.ndarray]
-    ) -> tuple[dict[str, str], dict[str, int]]:
-        """Check rows that the device gathers, and write their offsets into the slot.
-
-        Returns
-        -------
-        tuple of dict
-            Field -> array, and field -> bytes of its longest frame.
-        """
-        gathered = {name: columns.arrays[name] for name in self._gathered}
-        longest = {}
-        for name, array in gathered.items():
-            assert self._registered is not None  # else nothing is gathered
-            columns.readers[name].check(rows)
-            layout = self._registered.layouts[array]
-            if isinstance(layout, RowOffsets):
-                out[_offsets(name)][:] = layout.of(rows)
-            else:
-                out[_offsets(name)][:] = layout.starts[rows]
-                lengths = out[_lengths(name)][:] = layout.lengths[rows]
-                longest[name] = int(lengths.max())
-        return gathered, longest
 
     def _deliver(self, batch: _Batch) -> Any:
         """Return the tensors of a batch on the device, or the result of its `finish`."""
-        if batch.sent:
-            assert self._copier is not None  # which sent it
-            return self._copier.hand_out(batch.sent)
+        if batch.sent and self._device:
+            return self._device[1].hand_out(batch.sent)
         return batch.finished if batch.finish else self._tensors(batch)
 
     def _tensors(self, batch: _Batch) -> Batch:
         # NumPy's views: torch's own would each release the interpreter lock, and wait for it.
         return {name: as_tensor(batch.out[name]) for name in self._columns.shapes}
-
-    def _unpack(self, batch: _Batch, failures: _FrameFailures, memory: torch.Tensor) -> Batch:
-        """Turn a slot's bytes on the device into tensors; runs on the copier's stream."""
-        tensors = self._layout.tensors(memory, len(batch.rows))
-        for name, reader in self._framed.items():
-            lengths = tensors.pop(_lengths(name))
-            if name in batch.frames:
-                frames, offsets = memory, lengths.cumsum(0) - lengths + batch.frames[name]
-            else:
-                assert self._registered is not None  # else frames are in the slot
-                starts, longest = tensors.pop(_offsets(name)), batch.longest[name]
-                frames, offsets = self._registered.gather_frames(starts, longest)
-            values, failed = nvcomp.decompress(frames, offsets, lengths, reader.array.row_nbytes)
-            failures.add(name, batch.rows, failed)
-            tensors[name] = self._shaped(name, values)
-        for name in batch.gathered.keys() - self._framed.keys():
-            assert self._registered is not None  # else nothing is gathered
-            values = self._registered.gather(batch.gathered[name], tensors.pop(_offsets(name)))
-            tensors[name] = self._shaped(name, values)
-        for name, reader in self._columns.readers.items():
-            if reader.filtered:
-                tensors[name] = undo_image_tensor(tensors[name])
-        return {
-            name: tensors[name].clone() if name in self._small else tensors[name]
-            for name in self._columns.shapes
-        }
-
-    def _shaped(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        """View (n, bytes of a row) uint8 as (n, ...) of a field's dtype."""
-        shape, dtype = self._columns.shapes[name]
-        like = as_tensor(np.empty(0, dtype)).dtype
-        return values.view(like).view(len(values), *shape)
-
-
-def _offsets(name: str) -> str:
-    """Name of the column with the offsets of a field's rows in registered memory."""
-    return f"{name}/offsets"
-
-
-def _lengths(name: str) -> str:
-    """Name of the column with the lengths of a field's frames."""
-    return f"{name}/lengths"
-
-
-def _framed(columns: VersionReader, device: torch.device) -> dict[str, ArrayReader]:
-    """Return the fields whose frames the device decompresses; log why if there is none."""
-    framed = {name: reader for name, reader in columns.readers.items() if reader.framed}
-    if device.type != "cuda":
-        why = f"batches go to the {device.type}"
-    elif not framed:
-        why = "no field has a zstd frame for each row"
-    elif not nvcomp.available():
-        why = "nvCOMP is not installed: pip install 'precache[nvcomp]'"
-    else:
-        return framed
-    log.warning("decompressing on the host after all: %s", why)
-    return {}
-
-
-class _FrameFailures:
-    """Results of decompression on the device, checked once the device has computed them.
-
-    The host must not wait for the device at every batch, so a frame that failed is reported one
-    or two batches late.
-    """
-
-    def __init__(self, readers: Mapping[str, ArrayReader]) -> None:
-        self._readers = readers
-        self._open: deque[tuple[torch.cuda.Event, torch.Tensor, str, np.ndarray, torch.Tensor]]
-        self._open = deque()
-
-    def add(self, name: str, rows: np.ndarray, failed: torch.Tensor) -> None:
-        """Keep `failed`, (n,) bool on the device; call this on the stream that computes it."""
-        some = torch.empty((), dtype=torch.bool, pin_memory=True)
-        some.copy_(failed.any(), non_blocking=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
-        copied.record(torch.cuda.current_stream(failed.device))
-        self._open.append((copied, some, name, rows, failed))
-
-    def settle(self, *, wait: bool = False) -> None:
-        """Raise `DamageError` for the first frame known to have failed."""
-        while self._open:
-            copied, some, name, rows, failed = self._open[0]
-            if wait:
-                copied.synchronize()
-            elif not copied.query():  # type: ignore[no-untyped-call]  # torch's own
-                return
-            self._open.popleft()
-            if some:
-                row = int(rows[failed.cpu().numpy()][0])
-                raise self._readers[name].damage(row, "nvCOMP cannot decompress it")
-
-
-class ResidentStream:
-    """Gathers batches from fields that are in device memory whole.
-
-    Parameters
-    ----------
-    fields
-        Tensors of all rows, once for each epoch until the variants repeat.
-    """
-
-    ready = 0
-    together = 1
-
-    def __init__(self, fields: Sequence[Batch], device: torch.device) -> None:
-        self._fields = fields
-        self._device = device
-        self.thread_time = ThreadTime()
-
-    def close(self) -> None:
-        """Do nothing: the fields are freed with the loader."""
-
-    def batches(self, rows: Rows, epoch: int = 0) -> Generator[Batch, None, None]:
-        """Yield a batch for each array of row numbers, of the variants that an epoch reads."""
-        fields = self._fields[epoch % len(self._fields)]
-        with contextlib.closing(rows):
-            for numbers in rows:
-                # Else the host would wait for all that the device has to do.
-                index = torch.from_numpy(numbers).to(self._device, non_blocking=True)
-                yield {
-                    name: indexable(values).index_select(0, index).view(values.dtype)
-                    for name, values in fields.items()
-                }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from precache.errors import StoreError, UsageError
+from precache.messages import as_text
 from precache.recipe.recipe import Recipe, op_texts
 from precache.recipe.variants import variants_of
 from precache.storage.open import StorageOptions
@@ -22,6 +23,17 @@ EXAMPLES = 5
 
 
 # --- results ------------------------------------------------------------------------------------
+
+_KINDS = {
+    "added": "added",
+    "removed": "removed",
+    "changed": "with changed bytes",
+    "touched": "with the same bytes and a new time",
+    "relabelled": "with another class",
+    "failed": "that became holes",
+    "mended": "that are no longer holes",
+    "moved": "in other rows",
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,12 @@ class KeyChange:
     @classmethod
     def of(cls, keys: Sequence[str]) -> KeyChange:
         return cls(len(keys), tuple(keys[:EXAMPLES]))
+
+    def text(self, words: str) -> str:
+        """Describe the samples: their number, what `words` say of them, and the first keys."""
+        rest = self.count - len(self.examples)
+        more = f" … and {rest:,} more" if rest else ""
+        return f"{self.count:,} {words}: {', '.join(self.examples)}{more}"
 
 
 @dataclass(frozen=True)
@@ -130,6 +148,26 @@ class Difference:
     classes_removed: tuple[str, ...]
     classes_renumbered: tuple[str, ...]
     libraries: tuple[Change, ...]
+
+    def __str__(self) -> str:
+        classes = {
+            "added": self.classes_added,
+            "removed": self.classes_removed,
+            "renumbered": self.classes_renumbered,
+        }
+        samples = {words: getattr(self.samples, kind) for kind, words in _KINDS.items()}
+        parts = {
+            "recipe": [str(change) for change in self.recipe],
+            "layout": [str(change) for change in self.layout],
+            "samples": [change.text(words) for words, change in samples.items() if change.count],
+            "classes": [f"{words}: {', '.join(n)}" for words, n in classes.items() if n],
+            "libraries": [str(change) for change in self.libraries],
+        }
+        lines = [f"changes from {self.before[:12]} to {self.after[:12]}"]
+        for heading, part in parts.items():
+            if part:
+                lines += [heading, *(f"  {line}" for line in part)]
+        return as_text(lines if any(parts.values()) else [*lines, "no differences"])
 
 
 # --- what is compared ---------------------------------------------------------------------------
@@ -252,19 +290,19 @@ def compare(one: Attributes, other: Attributes, before: Samples, after: Samples)
         recipe.append(Change("fingerprint", one.fingerprint, other.fingerprint))
     common = set(one.classes) & set(other.classes)
     return Difference(
-        one.version,
-        other.version,
-        tuple(recipe),
-        tuple(_values(_layout(one), _layout(other))),
-        compare_samples(before, after),
-        tuple(name for name in other.classes if name not in common),
-        tuple(name for name in one.classes if name not in common),
-        tuple(
+        before=one.version,
+        after=other.version,
+        recipe=tuple(recipe),
+        layout=tuple(_values(_layout(one), _layout(other))),
+        samples=compare_samples(before, after),
+        classes_added=tuple(name for name in other.classes if name not in common),
+        classes_removed=tuple(name for name in one.classes if name not in common),
+        classes_renumbered=tuple(
             name
             for number, name in enumerate(one.classes)
             if name in common and other.classes.index(name) != number
         ),
-        tuple(_values(one.libraries, other.libraries)),
+        libraries=tuple(_values(one.libraries, other.libraries)),
     )
 
 

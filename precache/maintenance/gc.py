@@ -48,6 +48,7 @@ from precache.maintenance.scan import (
     store_clock,
 )
 from precache.maintenance.versions import current_periods
+from precache.messages import as_text
 from precache.runtime.integers import whole
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
@@ -56,6 +57,7 @@ from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch
 from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, read_commits
 from precache.store.lease import NamedLease, decision_lease, remove_ended_leases
 from precache.store.shard_log import followed_log_name
+from precache.units import ago, size
 
 UNTOUCHED_SECONDS = 900.0
 """Age of the last change of a build or a copy below which `gc` never touches it.
@@ -88,6 +90,12 @@ class Removal:
     freed_nbytes: int
     place: str
 
+    def __str__(self) -> str:
+        nbytes = size(self.nbytes)
+        if self.freed_nbytes != self.nbytes:
+            nbytes += f", of which {size(self.nbytes - self.freed_nbytes)} stay in use"
+        return f"{self.version[:12]}: {self.why}; {nbytes}"
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -116,6 +124,19 @@ class GcResult:
     @property
     def freed_nbytes(self) -> int:
         return sum(removal.freed_nbytes for removal in self.removed)
+
+    def __str__(self) -> str:
+        removed, kept, freed = "removed", "kept", "freed"
+        if self.dry_run:
+            removed, kept, freed = "would remove", "would keep", "would free"
+        return as_text(
+            [
+                *(f"{removed} {removal}" for removal in self.removed),
+                *(f"{kept} {version.version[:12]}: {version.why}" for version in self.kept),
+                *(f"{removed} temporary files of {swept[:12]}" for swept in self.swept),
+                f"{freed} {size(self.freed_nbytes)}" if self.removed else "nothing to remove",
+            ]
+        )
 
 
 def gc(
@@ -302,14 +323,6 @@ def _removals(removed: Mapping[str, str], folders: Sequence[StoredVersion]) -> l
                 freed += item.size
         removals.append(Removal(folder.version, why, folder.nbytes, freed, name))
     return removals
-
-
-def ago(seconds: float) -> str:
-    """Format an age in the largest unit of which it has at least two."""
-    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * unit:
-            return f"{int(seconds // unit)} {name} ago"
-    return "just now" if seconds < 2 else f"{int(seconds)} seconds ago"
 
 
 # --- removal ------------------------------------------------------------------------------------

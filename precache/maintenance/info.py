@@ -6,10 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from precache.recipe.recipe import Recipe
+from precache.messages import SHOWN, aligned, as_text, first_ones, statistics
+from precache.recipe.recipe import Recipe, op_texts
+from precache.recipe.variants import variants_text
 from precache.storage.open import StorageOptions
 from precache.store.open import open_version
 from precache.store.version import FieldInfo
+from precache.units import size
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,31 @@ class VersionInfo:
     std: Mapping[str, list[float]]
     recipe: Recipe
     libraries: Mapping[str, str]
+
+    def __str__(self) -> str:
+        rows = [
+            ("version", self.version),
+            ("path", self.path),
+            ("created", self.created),
+            ("rows", f"{self.rows:,}, {len(self.holes)} of them holes"),
+            *((name, _field_text(field)) for name, field in self.fields.items()),
+            *statistics(self.mean, self.std),
+        ]
+        if self.classes:
+            rows.append((f"{len(self.classes)} classes", first_ones(self.classes)))
+        for name, recipe in self.recipe.fields.items():
+            rows.append((f"{name} recipe", " → ".join(op_texts(recipe))))
+        holes = (f"hole: {key}: {reason}" for key, reason in self.holes[:SHOWN])
+        return as_text([*aligned(rows), *holes])
+
+
+def _field_text(field: FieldInfo) -> str:
+    ratio = field.raw_nbytes / max(1, field.stored_nbytes)
+    several = f"variants {variants_text(field)} of " if field.variants > 1 else ""
+    return (
+        f"{several}{field.dtype} {field.shape}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
+        f"{size(field.stored_nbytes)} stored: ratio {ratio:.2f}"
+    )
 
 
 def info(store: str | os.PathLike[str], storage_options: StorageOptions = None) -> VersionInfo:

@@ -34,6 +34,7 @@ from precache.errors import (
 from precache.maintenance.location import open_for_writing
 from precache.maintenance.scan import COPIES, TRASH, pull_claim, scan_folder
 from precache.maintenance.verify import Tick, check_metadata
+from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder, is_missing
 from precache.storage.local import LocalFolder
@@ -54,6 +55,7 @@ from precache.store.lease import NamedLease, decision_lease
 from precache.store.object_names import ObjectNames
 from precache.store.open import open_own, open_version, split_uri
 from precache.store.version import Version
+from precache.units import size
 
 THREADS = 4
 """Objects that are copied at the same time; each is in memory as a whole."""
@@ -71,6 +73,13 @@ class Transferred:
     objects: int
     nbytes: int
     skipped: int
+
+    def __str__(self) -> str:
+        skipped = f"; {self.skipped} existed" if self.skipped else ""
+        return (
+            f"version {self.version[:8]} is at {printable(self.path)}: {self.objects} objects, "
+            f"{size(self.nbytes)} copied{skipped}"
+        )
 
 
 @dataclass(frozen=True)

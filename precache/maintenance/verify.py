@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
+from precache.messages import as_text, first_ones
 from precache.reading.array_reader import ArrayReader
 from precache.storage.base import is_missing
 from precache.storage.local_files import map_file
@@ -26,6 +27,7 @@ from precache.store.consistency import Flaw, has_labels_with_samples, inspect
 from precache.store.open import open_unchecked
 from precache.store.row_table import RowTable, read_contents, read_reasons
 from precache.store.version import ROW_TABLE, Version, gone_error
+from precache.units import size
 
 PROGRESS_BYTES = 8 << 20
 """Bytes that are checked between two reports of progress."""
@@ -54,6 +56,10 @@ class Damage:
     reason: str
     keys: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        keys = f"; keys {first_ones(self.keys)}" if self.keys else ""
+        return f"{self.shard}: {self.reason}{keys}"
+
 
 @dataclass(frozen=True)
 class Verified:
@@ -79,6 +85,22 @@ class Verified:
     def ok(self) -> bool:
         """True if nothing is damaged."""
         return not self.damage
+
+    def __str__(self) -> str:
+        lines = [
+            *(f"damaged: {damage}" for damage in self.damage),
+            *(f"not checked: {part}" for part in self.unchecked),
+        ]
+        version = f"version {self.version[:8]}"
+        checked = f"{self.objects} shards, {self.rows:,} rows, {size(self.nbytes)} read"
+        if self.ok:
+            return as_text([*lines, f"{version} is whole: {checked}"])
+        way = "delete the damaged files and run the same precache build command again"
+        lines.append(f"{version} is damaged in {len(self.damage)} objects ({checked})")
+        lines.append(f"{way} to rebuild them")
+        if any(damage.shard == ROOT for damage in self.damage):
+            lines.append(f"without its {ROOT} the whole version is built again")
+        return as_text(lines)
 
 
 def verify(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
 from precache.maintenance.scan import StoredVersion, real_nbytes, scan_store
-from precache.messages import shown
+from precache.messages import as_text, columns, shown
 from precache.recipe.recipe import Recipe, op_texts
 from precache.recipe.variants import variants_text
 from precache.storage.base import Folder
@@ -21,8 +21,13 @@ from precache.store.consistency import inspect
 from precache.store.documents import Attributes
 from precache.store.open import open_version, split_uri
 from precache.store.version import Version, read_attributes
+from precache.units import ago, size
 
 # --- results ------------------------------------------------------------------------------------
+
+_HEAD = ("", "version", "committed", "rows", "holes", "size", "shared", "recipe")
+_NUMBERS = range(3, 7)
+"""Columns that are right-aligned."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,19 @@ class VersionSummary:
     recipe: str
     problem: str
 
+    def cells(self) -> tuple[str, ...]:
+        """Return what stands below `_HEAD` in the table of versions."""
+        return (
+            "*" if self.current else "",
+            self.version[:12],
+            ago(time.time() - self.committed),
+            "" if self.rows is None else f"{self.rows:,}",
+            "" if self.holes is None else f"{self.holes:,}",
+            size(self.nbytes),
+            size(self.shared_nbytes) if self.shared_nbytes else "",
+            self.recipe or self.problem,
+        )
+
 
 @dataclass(frozen=True)
 class Unfinished:
@@ -74,6 +92,16 @@ class Unfinished:
     idle_seconds: float
     build: BuildStatus | None
 
+    def __str__(self) -> str:
+        kind, done = "copy or removal", ""
+        if self.build is not None:
+            shards = "?" if self.build.shards is None else f"{self.build.shards:,}"
+            kind, done = "build", f"{self.build.done:,} of {shards} shards, "
+        return (
+            f"unfinished {kind} of {self.version[:12]}: {done}{size(self.nbytes)}; last change "
+            f"{ago(self.idle_seconds)}"
+        )
+
 
 @dataclass(frozen=True)
 class StoreListing:
@@ -92,6 +120,16 @@ class StoreListing:
     unfinished: tuple[Unfinished, ...]
     nbytes: int
 
+    def __str__(self) -> str:
+        rows = [version.cells() for version in self.versions]
+        return as_text(
+            [
+                f"{self.store}: {size(self.nbytes)}; * marks the current version",
+                *(columns([_HEAD, *rows], _NUMBERS) if rows else ()),
+                *map(str, self.unfinished),
+            ]
+        )
+
 
 @dataclass(frozen=True)
 class UseResult:
@@ -100,6 +138,12 @@ class UseResult:
     version: str
     number: int
     previous: str | None
+
+    def __str__(self) -> str:
+        if self.previous == self.version:
+            return f"version {self.version[:12]} is already current"
+        previous = "" if self.previous is None else f"; it replaces {self.previous[:12]}"
+        return f"version {self.version[:12]} is now current{previous}"
 
 
 # --- listing ------------------------------------------------------------------------------------

@@ -85,8 +85,7 @@ class ArrayReader:
 
     def require_memory(self, nbytes: int) -> None:
         """Raise `StoreError` if less than `nbytes` of memory is available."""
-        free = available_bytes()
-        if free is not None and nbytes > free:
+        if nbytes > available_bytes():
             raise self._no_memory(nbytes)
 
     def _no_memory(self, nbytes: int) -> StoreError:
@@ -134,26 +133,23 @@ class ArrayReader:
         StoreError
             There is no memory for a chunk of the array.
         """
-        try:
-            self._read(rows, out, undo)
-        except MemoryError:
-            raise self._no_memory(CHUNKS_AT_ONCE * self.array.chunk_nbytes) from None
-
-    def _read(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
         if len(rows) == 0:
             return
         undo = self.array.decoder.filtered and (undo or not self.filtered)
         rows = np.ascontiguousarray(rows, np.int64)
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
-        if not self.array.whole_rows:
-            self._read_chunked(rows, out)
-        elif self._small and self._fits:
-            self._read_shared(rows, out, undo)
-        elif not (self.plain and self._read_plain(rows, numbers, inside, out)):
-            if self.array.chunk_shape[0] == 1:
-                self._read_single(rows, numbers, self._chunks(inside), out, undo)
-            else:
+        try:
+            if not self.array.whole_rows:
+                self._read_chunked(rows, out)
+            elif self._small and self._fits:
                 self._read_shared(rows, out, undo)
+            elif not (self.plain and self._read_plain(rows, numbers, inside, out)):
+                if self.array.chunk_shape[0] == 1:
+                    self._read_single(rows, numbers, self._chunks(inside), out, undo)
+                else:
+                    self._read_shared(rows, out, undo)
+        except MemoryError:
+            raise self._no_memory(CHUNKS_AT_ONCE * self.array.chunk_nbytes) from None
 
     def _read_plain(
         self, rows: np.ndarray, numbers: np.ndarray, inside: np.ndarray, out: np.ndarray
@@ -517,10 +513,3 @@ class ArrayReader:
         """Number of each stored object along axis 0, and its name below the version's folder."""
         for number in range(self.array.objects):
             yield number, self._objects.name(number)
-
-
-def open_readers(
-    version: Version, names: Sequence[str], verify: str = "first"
-) -> dict[str, ArrayReader]:
-    """Open a reader for each of the named arrays."""
-    return {name: ArrayReader(version, name, verify) for name in names}

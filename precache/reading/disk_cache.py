@@ -44,6 +44,7 @@ import xxhash
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
 from precache.errors import StorageError, UsageError
+from precache.runtime.operating_system import allocate
 from precache.storage.file_lock import LockedFile, remove_if_free
 from precache.storage.private_folder import ForeignFile, OwnFolder
 
@@ -416,7 +417,7 @@ class CacheLease:
             self._start = len(data)
             self._free = list(range(objects))
             # Reserved now, so that a full disk shows here and not later.
-            os.posix_fallocate(self._file.fileno(), 0, len(data) + objects * len(_FREE))
+            allocate(self._file.fileno(), len(data) + objects * len(_FREE))
             os.pwrite(self._file.fileno(), data + objects * _FREE, 0)
         except BaseException:
             self.close()
@@ -496,7 +497,7 @@ class CacheLease:
                         return False
                     self._cache.reserve(part, size)
                     fetch(part.fileno())
-                    os.fdatasync(part.fileno())
+                    os.fsync(part.fileno())
                     self._cache.finish(name)
                     return True
                 finally:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from precache.reading.array_reader import ArrayReader
+from precache.runtime.operating_system import read_ahead
 from precache.runtime.ordered_map import Threads
 from precache.runtime.step_clock import ThreadTime
 
@@ -88,7 +89,6 @@ def _will_need(path: str, extents: np.ndarray) -> None:
     except OSError:
         return  # reading the row raises the error
     try:
-        for offset, length in extents.tolist():
-            os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+        read_ahead(descriptor, extents.tolist())
     finally:
         os.close(descriptor)

@@ -29,6 +29,7 @@ from precache.reading.disk_cache import OVERHEAD, CacheLease, DiskCache, lease_n
 from precache.reading.shard_files import MappedObjects
 from precache.recipe.variants import variants_of
 from precache.runtime.io_pool import Fetchers, fail
+from precache.runtime.operating_system import read_ahead
 from precache.runtime.step_clock import FetchedObjects
 from precache.storage.local_files import map_file
 from precache.storage.private_folder import ForeignFile
@@ -50,6 +51,9 @@ FETCH_TRIES = 3
 
 CHECK_BLOCK = 256 << 10
 """Bytes read at a time only to compute their checksum: they stay in the CPU caches."""
+
+READ_AHEAD_NBYTES = 2 << 20
+"""Bytes of one request to read ahead."""
 
 STALL_SECONDS = 60.0
 """Seconds without progress after which the log names the shard that a batch waits for."""
@@ -420,7 +424,9 @@ class ShardFeed:
         self._progress = time.monotonic()
 
     def _is_sound(self, objects: _CachedObjects, number: int, descriptor: int) -> bool:
-        _read_ahead(descriptor, objects.nbytes(number))
+        # All of its rows are needed soon.
+        starts = range(0, objects.nbytes(number), READ_AHEAD_NBYTES)
+        read_ahead(descriptor, ((start, READ_AHEAD_NBYTES) for start in starts))
         sound = objects.is_sound(number, descriptor)
         if not sound:
             log.warning("%s is damaged; it is fetched again", objects.path(number, ()))
@@ -513,12 +519,6 @@ def _xxh3(descriptor: int) -> int:
         digest.update(memoryview(block)[:length])
         start += length
     return digest.intdigest()
-
-
-def _read_ahead(descriptor: int, size: int) -> None:
-    """Start reading a whole object into the page cache: all of its rows are needed soon."""
-    for start in range(0, size, 2 << 20):
-        os.posix_fadvise(descriptor, start, 2 << 20, os.POSIX_FADV_WILLNEED)
 
 
 def _write(target: int, data: bytes, start: int) -> None:

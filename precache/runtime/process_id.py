@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import socket
+import uuid
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -16,8 +18,9 @@ class Process(BaseModel):
     ----------
     node
         The boot of its machine and its namespace of process ids; a pid is unique within both.
+        Without ``/proc``, the machine alone.
     started
-        Clock ticks from boot to its start, since pids are used again.
+        Clock ticks from boot to its start, since pids are used again; 0 without ``/proc``.
     host
         Name of its machine, for messages.
     """
@@ -49,8 +52,11 @@ def has_ended(process: Process) -> bool:
 
 @functools.cache
 def _node() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return f"{socket.gethostname()} {uuid.getnode():x}"
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
@@ -58,5 +64,16 @@ def _stat(pid: int) -> tuple[str, int] | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return None
+        return None if Path("/proc/self").exists() else _signalled(pid)
     return fields[0], int(fields[19])
+
+
+def _signalled(pid: int) -> tuple[str, int] | None:
+    """Do as `_stat` without /proc: an ended process counts as running while its pid is in use."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:  # it is another user's
+        pass
+    return "R", 0

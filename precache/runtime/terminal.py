@@ -11,7 +11,6 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +19,8 @@ from rich.text import Text
 
 from precache.messages import indented, printable, without_secrets
 
-Rows = list[tuple[str, str]]
+_NAME = r"^\S.{0,30}?(?= {2})"
+"""Name before a value of `precache.messages.aligned`."""
 
 
 class Terminal(Console):
@@ -37,19 +37,12 @@ def say(line: str, *, style: str = "", stderr: bool = False) -> None:
     Terminal(stderr=stderr).print(line, style=style, soft_wrap=True)
 
 
-def say_rows(rows: Iterable[tuple[str, str]], width: int = 0, out: Console | None = None) -> None:
-    """Print names and values, one pair per line.
-
-    Parameters
-    ----------
-    width
-        Minimum width of the names.
-    """
-    rows = list(rows)
-    width = max([width, *(len(name) + 2 for name, _ in rows)])
-    for name, value in rows:
-        line = Text.assemble((printable(name).ljust(width), "bold"), printable(value))
-        (out or Terminal()).print(line, soft_wrap=True)
+def say_text(text: str, out: Console | None = None) -> None:
+    """Print the text of a result, `precache.messages.as_text`, with names of values in bold."""
+    for line in text.split("\n"):
+        shown = Text(printable(line))
+        shown.highlight_regex(_NAME, "bold")
+        (out or Terminal()).print(shown, soft_wrap=True)
 
 
 def say_error(error: BaseException) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from precache.runtime.operating_system import usable_cores
+
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 TICK = os.sysconf("SC_CLK_TCK")
@@ -74,10 +76,10 @@ def read_usage() -> Usage:
 def cores() -> int:
     """Return the number of cores that this process may use.
 
-    The limits are its affinity and the CPU quotas of its control groups, rounded up (cgroups(7),
-    versions 1 and 2).
+    The limits are its affinity, if the system has one, and the CPU quotas of its control groups,
+    rounded up (cgroups(7), versions 1 and 2).
     """
-    limit = float(len(os.sched_getaffinity(0)))
+    limit = float(usable_cores())
     with contextlib.suppress(OSError):
         for line in (PROC / "self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
@@ -100,15 +102,15 @@ def _quota(group: Path) -> float:
     return math.inf
 
 
-def available_bytes() -> int | None:
-    """Return the kernel's estimate of the available memory; None if it is not reported."""
+def available_bytes() -> int:
+    """Return the kernel's estimate of the available memory; all memory if it has none."""
     try:
         for line in (PROC / "meminfo").read_text("ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _tree() -> Stat:

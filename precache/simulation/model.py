@@ -280,9 +280,11 @@ class Simulation:
 
     def png(self, path: str | Path) -> None:
         """Write its charts as a PNG; needs matplotlib: ``pip install "precache[report]"``."""
-        from precache.simulation.page import draw_simulation
+        from precache.html.charts import draw_png
+        from precache.simulation.page import png_charts
+        from precache.simulation.text import scenario_title
 
-        draw_simulation(self, path)
+        draw_png(scenario_title(self), png_charts(self), path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything for JSON, times in ms; null for what came after the end."""

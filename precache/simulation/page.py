@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from precache.html.charts import Chart, Palette, Panel, bars, distributions, draw_png
+from precache.html.charts import Chart, Palette, Panel, bars, distributions
 from precache.html.pages import bar, render
 from precache.simulation import text
 from precache.simulation.model import MOST_LOADERS, Nanoseconds, Simulation, simulate_scenario
@@ -61,29 +60,20 @@ def render_simulation(simulation: Simulation) -> str:
     )
 
 
-def draw_simulation(simulation: Simulation, path: str | Path) -> None:
-    """Draw loaders, queue, waits and stall into a PNG, 1,600 pixels wide.
-
-    Raises
-    ------
-    UsageError
-        If matplotlib is not installed.
-    StorageError
-        If the file cannot be written.
-    """
+def png_charts(simulation: Simulation) -> list[Chart]:
+    """List the charts of a PNG: loaders, queue, waits and stall."""
     names, predicted, simulated = zip(*_stalls_with_more(simulation), strict=True)
     panels = [
         Panel("from the means", predicted, [f"{share:.1%}" for share in predicted], top=1),
         Panel("simulated, after start-up", simulated, [f"{s:.1%}" for s in simulated], top=1),
     ]
     spans = spans_ms(simulation)
-    charts = [
+    return [
         timeline(simulation),
         _waits_chart(simulation),
         *([_spans_chart(spans)] if spans else []),
         bars("stall", "Stall with more loaders", names, panels, ["blue"] * len(names)),
     ]
-    draw_png(text.scenario_title(simulation), charts, path)
 
 
 def _stalls_with_more(simulation: Simulation) -> Iterator[tuple[str, float, float]]:

@@ -207,8 +207,10 @@ class OwnFolder:
             os.unlink(name, dir_fd=self._descriptor)
         except FileNotFoundError:
             pass
-        except IsADirectoryError:
-            raise ForeignFile(self.path / name, "is a folder", self.status(name)) from None
+        except (IsADirectoryError, PermissionError):  # the latter on macOS, for a folder
+            if not stat.S_ISDIR((status := self.status(name)).st_mode):
+                raise
+            raise ForeignFile(self.path / name, "is a folder", status) from None
 
     def move(self, name: str, to: OwnFolder) -> None:
         """Move a file to another folder, in the place of what has its name there."""

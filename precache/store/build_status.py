@@ -8,12 +8,14 @@ import time
 from dataclasses import dataclass
 
 from precache.errors import StorageError, StoreError
+from precache.messages import aligned, as_text
 from precache.storage.base import FileInfo, Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.rename import is_link
 from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
 from precache.store.documents import Identity
 from precache.store.lease import live_leases, read_leases
+from precache.units import duration, local_time
 
 DESCRIPTION = f"{BUILD}/build.json"
 """Object of a version that was begun and not committed."""
@@ -48,6 +50,20 @@ class StoreStatus:
     version: str | None
     committed: float | None
     building: tuple[BuildStatus, ...]
+
+    def __str__(self) -> str:
+        current = "none yet"
+        if self.version is not None and self.committed is not None:
+            current = f"{self.version}, committed {local_time(self.committed)}"
+        rows = [("store", self.store), ("current version", current)]
+        for build in self.building:
+            shards = "?" if build.shards is None else f"{build.shards:,}"
+            of_rows = "" if build.rows is None else f", {build.rows:,} rows in all"
+            seconds = build.idle_seconds
+            idle = "" if seconds is None else f"; idle for {duration(seconds)}"
+            done = f"{build.done:,} of {shards} shards{of_rows}{idle}"
+            rows.append((f"building {build.version[:8]}", done))
+        return as_text(aligned(rows))
 
 
 def read_status(

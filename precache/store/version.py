@@ -504,7 +504,13 @@ def read_attributes(data: bytes, where: str) -> Attributes:
     StoreError
         precache did not write the group, its format is newer, or it is damaged.
     """
-    attributes = zarr_metadata.parse_json(data, where).get("attributes")
+    try:
+        attributes = zarr_metadata.parse_json(data, where).get("attributes")
+    except StoreError as error:
+        raise StoreError(
+            f"{error}; the version cannot be read without it, nor its shards checked: run the same "
+            "precache build command again to rebuild the version"
+        ) from None
     own = attributes.get("precache") if isinstance(attributes, dict) else None
     if not isinstance(own, dict):
         raise StoreError(

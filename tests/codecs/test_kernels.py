@@ -24,6 +24,7 @@ from precache.codecs import kernels
 from precache.codecs.chunk import Decoder
 from precache.codecs.image import filter_image, undo_image
 from precache.errors import DamageError
+from precache.runtime.operating_system import library_places
 from tests.conftest import BuiltStore
 
 ROOT = Path(precache.__file__).parents[1]
@@ -425,7 +426,7 @@ def test_only_a_library_with_zstd_is_loaded(tmp_path: Path) -> None:
     assert functions is not None
     for path in (tmp_path / "none.so", tmp_path / "bad \udcff.so", functions.__file__):
         assert not functions.load_zstd(str(path))
-    assert functions.load_zstd(kernels.LIBZSTD)
+    assert functions.load_zstd(library_places("zstd", 1)[1])
 
 
 def _zstd_libraries(prefix: Path) -> tuple[list[str], list[str]]:
@@ -458,7 +459,7 @@ def test_zstd_is_that_of_the_system_loaded_on_first_use(tmp_path: Path) -> None:
 def test_zstd_of_the_python_environment_comes_first(tmp_path: Path) -> None:
     """conda installs it there, where the dynamic linker does not look."""
     [system] = _zstd_libraries(tmp_path)[1]
-    own = tmp_path / "lib" / kernels.LIBZSTD
+    own = tmp_path / "lib" / library_places("zstd", 1)[1]
     own.parent.mkdir()
     shutil.copy(system, own)
     assert _zstd_libraries(tmp_path) == ([], [str(own)])

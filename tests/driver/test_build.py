@@ -295,7 +295,7 @@ def test_a_function_that_seems_to_return_channels_first_is_warned_of(
     source = write_jpegs(tmp_path / "in", 2)
     op = function(f"{__name__}:returned", params={"shape": list(shape)})
     recipe = fields(x={"ops": [{"op": "decode"}, op], "codec": "raw"})
-    plan = precache.plan(source, tmp_path / "store", recipe, timing=False)
+    plan = precache.plan(source, tmp_path / "store", recipe, timing=False, address="serial")
     result = build(source, tmp_path / "store", recipe)
     stored = (shape[2], shape[0], shape[1]) if len(shape) == 3 else shape
     assert plan.row_types == result.row_types == {"x": f"uint8 {stored}"}
@@ -591,6 +591,12 @@ def test_a_source_of_broken_files_alone(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"in: none of the first .*not an image"):
         build(tmp_path / "in", tmp_path / "store")
     assert not (tmp_path / "store/commits").exists()
+
+
+def test_a_recipe_without_decode_says_how_to_begin(tmp_path: Path, source: Path) -> None:
+    recipe = precache.Recipe(fields={"image": precache.Field(ops=[])})
+    with pytest.raises(RecipeError, match="begin them with decode"):
+        precache.build(source, tmp_path / "store", recipe, address="serial")
 
 
 DATASET = """

@@ -331,22 +331,24 @@ def test_nothing_to_do_is_said_without_torch_or_ray(
     assert "Nothing to do" in again.stdout
 
 
-def test_the_command_says_it_in_words_and_in_json(source: Path, tmp_path: Path) -> None:
+def test_the_command_says_it_in_words_and_in_json(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = tmp_path / "store"
     precache.build(source, store, precache.Recipe.image(resize=40, crop=40), address="serial")
     some_added(source)
-    recipe = ("--resize", "48", "--crop", "40")
-    found = cli("plan", source, store, *recipe)
-    assert found.returncode == 0, found.stderr
+    line = [str(source), str(store), "--resize", "48", "--crop", "40", "--address", "serial"]
+    assert main(["plan", *line]) == 0
+    said = capsys.readouterr().out
     for part in ("image op 2 resize size: 40 → 48", "5 added: cat/new0.jpg", "CPU-s"):
-        assert part in found.stdout
-    dry = cli("build", source, store, *recipe, "--dry-run", "--json", "--address", "serial")
-    data = json.loads(dry.stdout)
+        assert part in said
+    assert main(["build", *line, "--dry-run", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
     assert data["rows_computed"] == 45
     assert [op["better"] for op in data["ops"][0]["ops"]] == ["cache"] * 3
     assert data["estimate"]["cpus"] == 1
-    quick = cli("plan", source, store, *recipe, "--no-timing", "--json")
-    assert json.loads(quick.stdout) == {
+    assert main(["plan", *line, "--no-timing", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
         **data,
         "estimate": None,
         "bytes_written": None,
@@ -401,6 +403,7 @@ def test_a_plan_of_which_every_sample_fails_has_exit_status_1(
 ) -> None:
     store = tmp_path / "store"
     command = ["plan", str(source), str(store), "--resize", "40", "--crop", "40"]
+    command += ["--address", "serial"]
     precache.build(source, store, precache.Recipe.image(resize=40, crop=40), address="serial")
     write(source / "dog/0050.jpg", b"no photo")
     assert main(command) == 0  # so few are accepted

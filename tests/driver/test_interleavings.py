@@ -342,7 +342,7 @@ SECOND = {
 }
 
 
-@pytest.mark.parametrize(
+EACH_SECOND = pytest.mark.parametrize(
     "second",
     [
         SECOND["the same"],
@@ -350,6 +350,9 @@ SECOND = {
     ],
     ids=SECOND,
 )
+
+
+@EACH_SECOND
 def test_a_builder_is_stopped_at_each_of_its_calls_while_another_builds(second: Rows) -> None:
     source = rows(4)
     actors = {"first": partial(build, source), "second": partial(build, second)}
@@ -359,7 +362,7 @@ def test_a_builder_is_stopped_at_each_of_its_calls_while_another_builds(second: 
             check(memory, Turns(memory, preempted([point], first)).run(actors), source)
 
 
-@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
+@EACH_SECOND
 def test_a_builder_is_killed_at_each_of_its_calls_and_another_goes_on(second: Rows) -> None:
     source = rows(4)
     actors = {"first": partial(build, source), "second": partial(build, second)}

@@ -20,7 +20,7 @@ from precache.messages import shown
 from precache.store.receipts import Receipt, ShardObject
 from precache_workers.driver import build as building
 from precache_workers.driver.report import BINS, check_reports, summary
-from precache_workers.driver.report_page import MAX_SHARD_BARS, TIMELINE_NODES, format_elapsed, page
+from precache_workers.driver.report_page import MAX_SHARD_BARS, TIMELINE_NODES, page
 from precache_workers.driver.totals import BuildTotals
 from tests.support.browser import AXE, CHROMIUM, chromium
 from tests.support.building import cli, write, write_jpegs
@@ -223,6 +223,7 @@ def test_an_interrupted_build_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
         ("build", "ends in .html or .json"),
         ("none/build.html", "there is no folder to write it to"),
         ("folder.json", "there is no folder to write it to"),
+        ("store/build.json", "inside of the store"),
     ],
 )
 def test_reports_that_cannot_be_written_are_refused_first(
@@ -238,9 +239,9 @@ def test_reports_that_cannot_be_written_are_refused_first(
 
 def test_a_page_needs_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    check_reports(["build.json"])
+    check_reports(["build.json"], "store")
     with pytest.raises(UsageError, match=r"needs matplotlib: pip install 'precache\[report\]'"):
-        check_reports(["build.html"])
+        check_reports(["build.html"], "store")
 
 
 def test_a_report_that_fails_in_the_end_hides_no_error_and_loses_no_build(tmp_path: Path) -> None:
@@ -342,17 +343,6 @@ def test_a_page_of_very_many_nodes_says_what_it_leaves_out() -> None:
     read = assert_alone(page(figures(1000, 500)))
     assert f"The first {TIMELINE_NODES} nodes of 500" in read.text
     assert "and 300 more" in read.text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"), (0.0123, "0.0123 s"), (8.3, "8.3 s"), (59.94, "59.9 s"), (59.96, "1 min 0 s"),
-        (250, "4 min 10 s"), (3600, "1 h 0 min"), (11100, "3 h 5 min"),
-    ],
-)  # fmt: skip
-def test_durations(seconds: float, text: str) -> None:
-    assert format_elapsed(seconds) == text
 
 
 # --- in a browser -------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def test_rows_gathered_by_the_device_give_the_same_batches(
         assert loader._source.stream._gathered == {"image"}  # else the driver refused
         for each in expected:
             _assert_same(_epoch(loader), each)
-        registered = loader._source.stream._registered
+        registered = loader._source.stream._device[0]._registered
     assert not registered._end.alive  # so that nothing is page-locked any more
     with pytest.raises(UsageError, match="is closed"):
         iter(loader)

@@ -151,7 +151,6 @@ def test_a_pickle_is_small_and_opens_the_same_version(
     np.testing.assert_array_equal(again[3]["image"], dataset[3]["image"])
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize(("context", "workers"), [(None, 0), ("fork", 2), ("spawn", 1)])
 def test_a_dataloader_reads_it_in_any_kind_of_worker(
     context: str | None, workers: int, tile_stores: dict[str, BuiltStore]

@@ -15,11 +15,11 @@ import precache
 from precache.codecs import nvcomp
 from precache.codecs.image import filter_image
 from precache.errors import DamageError, UsageError
-from precache.loading import stream
+from precache.loading.gpu.device_slots import DeviceSlots, FrameFailures
 from precache.loading.slots import undo_image_tensor
-from precache.loading.stream import BatchStream
 from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
+from tests.support.device import unpacked
 
 CPU = torch.device("cpu")
 
@@ -69,18 +69,10 @@ def test_a_slot_of_frames_unpacks_to_the_batch(
 ) -> None:
     store = stores[codec]
     columns = VersionReader(str(store.path))
-    monkeypatch.setattr(stream, "_framed", lambda columns, device: dict(columns.readers))
     monkeypatch.setattr(nvcomp, "decompress", stand_in_for_nvcomp)
-    monkeypatch.setattr(stream._FrameFailures, "add", lambda *arguments: None)
-    monkeypatch.setattr(stream, "SMALL_ROW_NBYTES", 0)  # for a device, slots hold all fields
-    batches = BatchStream(columns, 4, CPU, decompress="device")
+    monkeypatch.setattr(FrameFailures, "add", lambda *arguments: None)
     rows = np.array([7, 1, 19])
-    [part] = batches._split([rows])
-    batches._fill(columns, part)
-    filled = part.batch
-    assert filled.slot is not None
-    memory = torch.from_numpy(filled.slot[: filled.nbytes])
-    found = batches._unpack(filled, stream._FrameFailures({}), memory)
+    found = unpacked(DeviceSlots(columns, 4, columns.readers, None, ()), columns, rows)
     assert list(found) == ["image", "label", "row"]
     assert found["row"].tolist() == rows.tolist()
     assert found["label"].tolist() == columns.small["label"][rows].tolist()

@@ -79,7 +79,7 @@ def _assert_ends(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["ranges", "cache"])
-@pytest.mark.parametrize("loading", [{}, {"num_threads": 1}])
+@pytest.mark.parametrize("loading", [{}, pytest.param({"num_threads": 1}, marks=pytest.mark.heavy)])
 def test_an_exit_does_not_wait_for_a_server_that_hangs(
     stores: dict[str, BuiltStore],
     s3: S3Server,

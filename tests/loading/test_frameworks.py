@@ -178,8 +178,8 @@ def test_accelerate_leaves_a_loader_alone_and_saves_its_state(
 
 
 @_needs("torchdata")
-# torchdata 0.11 and torch 2.13; forks are what DataLoader does.
-@pytest.mark.filterwarnings("ignore:.*set_vital.*", "ignore:.*fork.*:DeprecationWarning")
+# torchdata 0.11 and torch 2.13.
+@pytest.mark.filterwarnings("ignore:.*set_vital.*")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_dataloader_resumes_in_the_middle(
     workers: int, tile_stores: dict[str, BuiltStore]

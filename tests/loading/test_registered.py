@@ -17,14 +17,14 @@ import torch
 import precache
 from precache.codecs import nvcomp
 from precache.errors import DamageError, UsageError
-from precache.loading import stream
 from precache.loading.gpu import registered as room
+from precache.loading.gpu.device_slots import DeviceSlots, FrameFailures
 from precache.loading.gpu.gathering import RowOffsets, gather
 from precache.loading.gpu.registered import DEVICEMAP, READ_ONLY, MappedFiles
-from precache.loading.stream import BatchStream
 from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
 from tests.loading.test_decompress import stand_in_for_nvcomp
+from tests.support.device import unpacked
 
 CPU = torch.device("cpu")
 SHARED, COPIED = DEVICEMAP | READ_ONLY, DEVICEMAP
@@ -252,36 +252,20 @@ def ignoring_damage(
     return torch.zeros((len(lengths), row_nbytes), dtype=torch.uint8), none
 
 
-def _batch(
-    batches: BatchStream, columns: VersionReader, rows: np.ndarray
-) -> dict[str, torch.Tensor]:
-    """What the device makes of a slot, on the host."""
-    [part] = batches._split([rows])
-    batches._fill(columns, part)
-    filled = part.batch
-    assert filled.slot is not None
-    memory = torch.from_numpy(filled.slot[: filled.nbytes])
-    return batches._unpack(filled, stream._FrameFailures({}), memory)
-
-
 @pytest.fixture
 def gathering(
     as_device: Callable[[Recorder], Callable[[Any], Any]], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[VersionReader], BatchStream]:
-    """A stream whose rows are gathered from registered shards."""
+) -> Callable[[VersionReader], DeviceSlots]:
+    """Slots whose rows are gathered from registered shards."""
     register = as_device(Recorder())
-    monkeypatch.setattr(
-        stream, "register_shards", lambda columns, device, **options: register(columns, **options)
-    )
-    monkeypatch.setattr(
-        stream,
-        "_framed",
-        lambda columns, device: {n: r for n, r in columns.readers.items() if r.framed},
-    )
     monkeypatch.setattr(nvcomp, "decompress", stand_in_for_nvcomp)
-    monkeypatch.setattr(stream._FrameFailures, "add", lambda *arguments: None)
-    monkeypatch.setattr(stream, "SMALL_ROW_NBYTES", 0)  # for a device, slots hold all fields
-    return lambda columns: BatchStream(columns, 8, CPU, decompress="device", gather="device")
+    monkeypatch.setattr(FrameFailures, "add", lambda *arguments: None)
+
+    def slots(columns: VersionReader) -> DeviceSlots:
+        framed = {name: reader for name, reader in columns.readers.items() if reader.framed}
+        return DeviceSlots(columns, 8, framed, register(columns, frames=bool(framed)), ())
+
+    return slots
 
 
 @pytest.mark.parametrize(
@@ -292,27 +276,27 @@ def test_batches_are_those_of_the_host(
     kind: str,
     codec: str,
     request: pytest.FixtureRequest,
-    gathering: Callable[[VersionReader], BatchStream],
+    gathering: Callable[[VersionReader], DeviceSlots],
 ) -> None:
     store = request.getfixturevalue(kind)[codec]
     columns = VersionReader(str(store.path))
-    batches = gathering(columns)
-    assert batches._pool.nbytes < 1000  # no pixel, and no frame, goes through a slot
+    slots = gathering(columns)
+    assert slots.nbytes < 1000  # no pixel, and no frame, goes through a slot
     rows = columns.valid(np.array([20, 0, 7, 8, 15, 16, 20]))
-    found = _batch(batches, columns, rows)
+    found = unpacked(slots, columns, rows)
     assert list(found) == ["image", "label", "row"]
     np.testing.assert_array_equal(found["image"], store.rows()[rows])
     assert found["label"].tolist() == columns.small["label"][rows].tolist()
     assert found["row"].tolist() == rows.tolist()
-    batches.close()
+    slots.close()
     with pytest.raises(UsageError, match="this loader is closed"):
-        _batch(batches, columns, rows)
+        unpacked(slots, columns, rows)
 
 
 def test_each_epoch_gathers_from_its_variant(
     photos: Path,
     make_store: Callable[..., BuiltStore],
-    gathering: Callable[[VersionReader], BatchStream],
+    gathering: Callable[[VersionReader], DeviceSlots],
 ) -> None:
     field = {
         "ops": [{"op": "decode"}, {"op": "random_resized_crop", "size": 90}],
@@ -321,13 +305,13 @@ def test_each_epoch_gathers_from_its_variant(
     }
     store = make_store(photos, precache.Recipe.from_dict({"fields": {"image": field}}))
     columns, rows = VersionReader(str(store.path)), np.array([3, 1])
-    batches = gathering(columns)
+    slots = gathering(columns)
     for epoch in range(3):
         turn = columns.at_epoch(epoch)
         expected = np.empty((2, 3, 90, 90), np.uint8)
         turn.readers["image"].read(rows, expected)
-        np.testing.assert_array_equal(_batch(batches, turn, rows)["image"], expected)
-    batches.close()
+        np.testing.assert_array_equal(unpacked(slots, turn, rows)["image"], expected)
+    slots.close()
 
 
 @pytest.mark.parametrize(
@@ -338,13 +322,13 @@ def test_rows_are_checked_on_the_host_the_first_time(
     reason: str,
     stores: dict[str, BuiltStore],
     copy_store: Callable[[BuiltStore], BuiltStore],
-    gathering: Callable[[VersionReader], BatchStream],
+    gathering: Callable[[VersionReader], DeviceSlots],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = copy_store(stores[codec])
     columns, row = VersionReader(str(store.path)), np.array([2])
-    batches = gathering(columns)
-    _batch(batches, columns, row)
+    slots = gathering(columns)
+    unpacked(slots, columns, row)
     monkeypatch.setattr(nvcomp, "decompress", ignoring_damage)
     start = int(columns.readers["image"]._objects.get(0, (0, 0, 0), 2).index[2, 0])
     with store.shard_path(0).open("r+b") as file:
@@ -352,10 +336,10 @@ def test_rows_are_checked_on_the_host_the_first_time(
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1]))
-    assert len(_batch(batches, columns, row)["image"]) == 1
+    assert len(unpacked(slots, columns, row)["image"]) == 1
     again = VersionReader(str(store.path))
     with pytest.raises(DamageError, match=rf"is damaged at row 2 \(.*{reason}"):
-        _batch(gathering(again), again, row)
+        unpacked(gathering(again), again, row)
 
 
 def test_too_much_is_refused_before_anything_is_mapped(

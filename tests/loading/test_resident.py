@@ -13,8 +13,8 @@ import torch
 import precache
 from precache.errors import UsageError
 from precache.loading.gpu import resident
+from precache.loading.gpu.resident import ResidentStream
 from precache.loading.slots import as_array
-from precache.loading.stream import ResidentStream
 from precache.reading.version_reader import VersionReader
 from precache.recipe.ops import DTYPES
 from precache.sampling.order import Order

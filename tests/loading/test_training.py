@@ -16,15 +16,17 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import precache
+from imagenet import augment, train_step
 from precache.transforms import Draw, run
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.sources.base import Sample
+from resnet import resnet
 from tests.conftest import BuiltStore
-from tests.examples.resnet import resnet
-from tests.examples.train_resnet import losses, recipe
-from tests.support.building import environment, gone, poll, running, write, write_jpegs
+from tests.support.building import REPOSITORY, environment, gone, poll, running, write, write_jpegs
 
 SEED = 3
+CROP = 32
+IMAGENET = REPOSITORY / "docs/examples/imagenet.py"
 PHOTOS = Path(os.environ.get("PHOTOS", Path(__file__).parents[3] / "shared/photos"))
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -48,7 +50,7 @@ class Photos(Dataset[tuple[torch.Tensor, int, int]]):
 def _from_cache(store: BuiltStore, batch_size: int) -> Callable[[int], Batches]:
     loader = precache.Loader(
         store.path, batch_size, seed=SEED, device="cpu", output="tuple",
-        transform=recipe(store.open()),
+        transform=augment(store.open(), CROP),
     )  # fmt: skip
 
     def batches(epoch: int) -> Batches:
@@ -59,7 +61,7 @@ def _from_cache(store: BuiltStore, batch_size: int) -> Callable[[int], Batches]:
 
 
 def _from_photos(store: BuiltStore, batch_size: int) -> Callable[[int], Batches]:
-    transform, photos = recipe(store.open()), Photos(store)
+    transform, photos = augment(store.open(), CROP), Photos(store)
     order = precache.Loader(store.path, batch_size, seed=SEED, device="cpu", fields=["label"])
 
     def batches(epoch: int) -> Batches:
@@ -77,8 +79,11 @@ def _curve(batches: Callable[[int], Batches], classes: int, epochs: int = 2) -> 
     torch.manual_seed(0)
     net = resnet(18, classes, width=8)
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    curves = (losses(net, optimizer, batches(epoch)) for epoch in range(epochs))
-    return [loss.item() for curve in curves for loss in curve]
+    return [
+        train_step(net, optimizer, image, label).item()
+        for epoch in range(epochs)
+        for image, label in batches(epoch)
+    ]
 
 
 def _assert_same_curve(store: BuiltStore, batch_size: int) -> None:
@@ -114,14 +119,14 @@ GLOBAL_BATCH = 8
 
 
 def _command(store: BuiltStore, folder: Path, processes: int, *more: object) -> list[str]:
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     options = {
-        "--depth": 18, "--width": 8, "--batch-size": GLOBAL_BATCH, "--every": 1, "--lr": 0.01,
-        "--checkpoint": folder / "run.pt", "--losses": folder / "losses.jsonl",
+        "--depth": 18, "--width": 8, "--crop": 32, "--batch-size": GLOBAL_BATCH, "--every": 1,
+        "--lr": 0.01, "--checkpoint": folder / "run.pt", "--log": folder / "losses.jsonl",
     }  # fmt: skip
     return [
-        sys.executable, "-m", *(launcher if processes > 1 else []), "tests.examples.train_resnet",
-        str(store.path), *(str(part) for pair in options.items() for part in pair),
+        sys.executable, *(launcher if processes > 1 else []), str(IMAGENET), str(store.path),
+        *(str(part) for pair in options.items() for part in pair),
         *map(str, more),
     ]  # fmt: skip
 
@@ -159,7 +164,7 @@ def test_a_training_that_is_killed_goes_on_with_another_number_of_processes(
     with running(command, environment(OMP_NUM_THREADS="1")) as process:
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
-    steps_done = [epoch * length + batch for epoch, batch, _ in _logged(tmp_path)]
+    steps_done = [epoch * length + batch - 1 for epoch, batch, _ in _logged(tmp_path)]
     assert set(steps_done) >= set(range(6 * length))
     # Each start goes on at the last checkpoint, so it repeats at most the step logged after it.
     assert all(step - before in (0, 1) for before, step in itertools.pairwise(steps_done))

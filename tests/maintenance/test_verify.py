@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import precache
 from precache.errors import DamageError, StoreError
+from precache.store.commit_log import ROOT
 from tests.conftest import BuiltStore
 from tests.support.building import build_here, contents, environment, remains, write_jpegs
 
@@ -327,3 +328,14 @@ def test_shards_whose_checksums_are_damaged_are_said_to_be_unchecked(
     assert [damage.shard for damage in found.damage] == [table]
     assert found.objects == 0
     assert [part for part in found.unchecked if part.startswith(f"the shards of image: {table}")]
+
+
+def test_a_version_without_a_readable_document_names_the_way_out(
+    store: BuiltStore, copy_store: Copy
+) -> None:
+    copy = copy_store(store)
+    (copy.version_folder / ROOT).write_text("no JSON")
+    with pytest.raises(precache.StoreError, match="nor its shards checked: run the same precache"):
+        precache.verify(copy.path)
+    precache.build(copy.source, copy.path, copy.recipe, address="serial", shard_samples=8)
+    assert precache.verify(copy.path).ok

@@ -19,7 +19,6 @@ from tests.support.building import (
     ask,
     build_as_anyone,
     build_here,
-    cli,
     contents,
     cut,
     encoded,
@@ -190,19 +189,24 @@ def test_a_file_that_could_not_be_read_is_fetched_again(source: Path, tmp_path: 
     assert_as_if_built_anew(second, source, recipe)
 
 
-def test_the_command_says_what_came_of_it(source: Path, tmp_path: Path) -> None:
+def test_the_command_says_what_came_of_it(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(source / "dog/broken.jpg", b"no photo")
-    line = ["build", source, tmp_path / "store", "--resize", "40", "--crop", "40"]
+    line = ["build", str(source), str(tmp_path / "store"), "--resize", "40", "--crop", "40"]
     line += ["--address", "serial"]
-    assert cli(*line).returncode == 0
-    said = cli(*line, "--retry-failed").stderr
+    assert main(line) == 0
+    capsys.readouterr()
+    assert main([*line, "--retry-failed"]) == 0
+    said = capsys.readouterr().err
     assert "1 samples that failed before are tried again" in said
     assert "Nothing was mended" in said
-    planned = cli(*line, "--dry-run", "--retry-failed").stdout
-    assert "tried again" in planned
+    assert main([*line, "--dry-run", "--retry-failed"]) == 0
+    assert "tried again" in capsys.readouterr().out
     write(source / "dog/broken.jpg", encoded(cut(5)))
     os.utime(source / "dog/broken.jpg", (LONG_AGO, LONG_AGO))
-    assert "0 failed, 1 mended" in cli(*line, "--retry-failed").stdout
+    assert main([*line, "--retry-failed"]) == 0
+    assert "0 failed, 1 mended" in capsys.readouterr().out
 
 
 def test_taking_nothing_over_and_all_but_what_failed_cannot_both_be(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from precache import errors
 from precache.errors import UsageError
 from precache.messages import indented, printable, shown, without_secrets
 from precache.storage.open import open_folder
+from precache.units import ago, duration
 
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -137,3 +138,15 @@ def test_a_folder_far_away_is_shown_without_secrets_however_it_is_written() -> N
     folder = open_folder("https://user:pass-word@host/photos?sig=pass-word", {"key": "pass-word"})
     for text in (str(folder), repr(folder), folder.path("a.jpg"), repr(folder.folder("x"))):
         assert "pass-word" not in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"), (0.0123, "0.012 s"), (4.2, "4.2 s"), (89.4, "89 s"), (90, "1.5 min"),
+        (600, "10 min"), (9000, "2.5 h"), (500_000, "5.8 days"),
+    ],
+)  # fmt: skip
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+    assert ago(seconds) == ("just now" if seconds < 2 else f"{text} ago")

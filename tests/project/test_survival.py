@@ -335,7 +335,6 @@ def _workers(dataset: precache.CachedDataset) -> DataLoader[dict[str, torch.Tens
     return DataLoader(dataset, 4, num_workers=2, multiprocessing_context="fork", timeout=60)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_damage_that_a_forked_worker_finds_is_named_by_shard_and_key(own: BuiltStore) -> None:
     path = _change_row(own, 26)
     dataset = precache.CachedDataset(own.path)
@@ -519,7 +518,6 @@ def test_an_iterator_that_had_not_begun_is_read_by_the_parent_and_by_a_forked_ch
     assert ask(_fork_before_the_first_batch, sharded["image"].path) == [True, True]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("touched", [False, True], ids=["unread", "read before"])
 def test_forked_workers_read_while_a_loader_does(touched: bool, store: BuiltStore) -> None:
     """As a validation in the middle of a training epoch."""

@@ -198,7 +198,7 @@ REFUSED: dict[str, Callable[[Path, Path], object]] = {
     "build elsewhere": lambda store, source: precache.build(
         source, store.parent / "new", recipe_of(store), **SERIAL
     ),
-    "plan": lambda store, source: precache.plan(source, store, recipe_of(store)),
+    "plan": lambda store, source: precache.plan(source, store, recipe_of(store), **SERIAL),
     "ensure": lambda store, source: precache.ensure(source, store, recipe_of(store), **SERIAL),
     "ensure apart": lambda store, source: precache.ensure(
         source, store, recipe_of(store), wait=False, **SERIAL
@@ -243,7 +243,7 @@ HARMLESS: dict[str, Callable[[Path, Path], object]] = {
     "versions": lambda store, source: precache.versions(store),
     "diff": lambda store, source: precache.diff(store, source.parent / "honest"),
     "build another recipe": lambda store, source: precache.build(source, store, RECIPE, **SERIAL),
-    "plan another recipe": lambda store, source: precache.plan(source, store, RECIPE),
+    "plan another recipe": lambda store, source: precache.plan(source, store, RECIPE, **SERIAL),
     "ensure another recipe": lambda store, source: precache.ensure(source, store, RECIPE, **SERIAL),
     "classes": lambda store, source: precache.build(
         source, source.parent / "new", RECIPE, classes=store, **SERIAL

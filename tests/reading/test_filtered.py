@@ -21,12 +21,13 @@ import precache
 from precache.codecs import kernels
 from precache.codecs.zarr_plugin import ImageFilter
 from precache.errors import StoreError
-from precache.loading import stream
+from precache.loading.gpu.device_slots import DeviceSlots
 from precache.reading import version_reader
 from precache.reading.array_reader import ArrayReader
 from precache.reading.remote_shards import RangedObjects
 from precache.reading.shard_files import MappedObjects
 from precache.store.open import open_version
+from tests.support.device import unpacked
 
 COMPRESSORS: dict[str, Any] = {
     "none": None,
@@ -94,17 +95,9 @@ def interpreted(compiled: bool) -> Iterator[None]:
 def on_a_device(folder: str, rows: np.ndarray) -> np.ndarray:
     """What a device makes of a slot that it is sent, on the one that is always there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "SMALL_ROW_NBYTES", 0)  # for a device, slots hold all fields
         patch.setattr(version_reader, "SMALL_ROW_NBYTES", 0)
-        batches = stream.BatchStream(
-            version_reader.VersionReader(folder, {"x": "x"}), len(rows), CPU, num_threads=1
-        )
-        patch.setattr(batches, "_copier", "whatever sends slots")
-        [part] = batches._split([rows])
-        batches._fill(batches._columns, part)
-        assert part.batch.slot is not None
-        memory = torch.from_numpy(part.batch.slot[: part.batch.nbytes])
-        return batches._unpack(part.batch, stream._FrameFailures({}), memory)["x"].numpy()
+        columns = version_reader.VersionReader(folder, {"x": "x"})
+        return unpacked(DeviceSlots(columns, len(rows), {}, None, ()), columns, rows)["x"].numpy()
 
 
 @given(any_images(), st.booleans(), st.data())

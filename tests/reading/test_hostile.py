@@ -259,7 +259,7 @@ def test_a_chunk_that_memory_would_hold_were_it_not_limited(
 
 
 def test_a_batch_that_no_memory_holds(tmp_path: Path) -> None:
-    rows = available_bytes() // (1 << 30) + 1  # type: ignore[operator]  # on Linux
+    rows = available_bytes() // (1 << 30) + 1
     array = {"shape": (rows, 1 << 30), "chunks": (1, 1 << 30), "dtype": "uint8"}
     zarr.create_array(tmp_path, name="x", **array)
     with pytest.raises(UsageError, match=rf"a batch of {rows} rows takes \d+ bytes, and \d+ are"):

@@ -23,7 +23,8 @@ from rich.text import Text
 import precache
 from precache.cli import main as command_line
 from precache.cli.output import show_job
-from precache.runtime.terminal import Terminal, say_rows
+from precache.messages import as_text
+from precache.runtime.terminal import Terminal, say_text
 from tests.support.building import command, cut, encoded, environment, shard_files, write
 
 TITLE = "\x1b]0;pwned\x07"
@@ -214,7 +215,7 @@ def test_a_string_is_a_line_wherever_it_is_printed(text: str) -> None:
     for shown in (
         lambda out: out.print(text),
         lambda out: out.print(text, style="bold", soft_wrap=True),
-        lambda out: say_rows([("", text)], out=out),
+        lambda out: say_text(as_text([text]), out),
     ):
         screen = Screen()
         shown(screen.console)
@@ -287,9 +288,7 @@ def test_the_log_of_a_job_is_shown_and_not_obeyed(capfd: pytest.CaptureFixture[s
     assert_harmless(out + err)
     assert_harmless(str(caught.value))
     assert r"line\u2028hole: forged.jpg: no image\rhole" in err
-    from precache.cli.commands.status import print_status
-
-    print_status(job.status())
+    say_text(str(job.status()))
     out, err = capfd.readouterr()
     assert_harmless(out + err)
     assert r"store\x1b]0;pwned\x07" in out

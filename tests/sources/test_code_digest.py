@@ -839,7 +839,7 @@ def test_an_edit_two_modules_away_makes_a_version_with_new_pixels(
     assert precache.plan(photos, store, RECIPE).state == "nothing"
     assert build_here(photos, store, RECIPE).version == first.version
     write(MORE)
-    planned = precache.plan(photos, store, RECIPE, timing=False)
+    planned = precache.plan(photos, store, RECIPE, timing=False, address="serial")
     assert planned.differences is not None
     assert planned.differences.functions == ("own:shift",)
     second = build_here(photos, store, RECIPE)

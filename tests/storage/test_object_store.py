@@ -225,7 +225,6 @@ def test_the_region_of_a_bucket_is_found_by_whoever_may_only_read_its_objects() 
 # --- forks --------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_reads_and_lists(s3: S3Server) -> None:
     """The threads of obstore are its parent's."""
     folder = open_folder("s3://bucket/x", s3.options())

@@ -105,7 +105,7 @@ def test_the_command(tmp_path: Path) -> None:
     ran = cli("status", tmp_path / "store")
     assert ran.returncode == 0, ran.stderr
     assert "current version    none yet" in ran.stdout
-    assert "1 of 5 shards, 10 rows in all; idle for 0:00:0" in ran.stdout
+    assert "1 of 5 shards, 10 rows in all; idle for " in ran.stdout
     told = json.loads(cli("status", tmp_path / "store", "--json").stdout)
     assert told["building"][0]["done"] == 1
     nothing = cli("status", tmp_path / "in")

@@ -71,7 +71,7 @@ def test_a_recipe_without_fields_or_ops(value: Any, store: Path) -> None:
     for use in (precache.open, read_all, command("info", "{store}")):
         with contextlib.suppress(PrecacheError):
             use(store)
-    plan = precache.plan(store.parent / "in", store, RECIPE, timing=False)
+    plan = precache.plan(store.parent / "in", store, RECIPE, timing=False, address="serial")
     assert plan.version == path.parent.name
 
 
@@ -261,7 +261,7 @@ USES: list[Callable[[Path], object]] = [
     precache.verify,
     precache.versions,
     lambda store: precache.gc(store, keep=2, older_than=0),
-    lambda store: precache.plan(store.parent / "in", store, RECIPE, timing=False),
+    lambda store: precache.plan(store.parent / "in", store, RECIPE, timing=False, address="serial"),
     command("info", "{store}"),
     command("ls", "{store}"),
     command("status", "{store}"),

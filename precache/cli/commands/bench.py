@@ -5,14 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from rich.table import Table
-
 from precache.cli.arguments import add_common, add_store
 from precache.cli.output import bench_progress, show
-from precache.codecs.kernels import NO_COMPILED_CODE
-from precache.diagnosis.bench import BenchResult, ReadCost, bench
-from precache.runtime.terminal import Terminal, say
-from precache.units import size
+from precache.diagnosis.bench import bench
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,27 +45,4 @@ def run(options: argparse.Namespace) -> None:
             cache_shared=options.cache_shared,
             storage_options=dict(options.storage_options),
         )
-    show(options.json, dataclasses.asdict(result), lambda: _print(result))
-
-
-def _print(result: BenchResult) -> None:
-    """Print the cost of reading beside the copy limit."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for header, justify in (("", "left"), ("samples/s", "right"), ("CPU-ms per 1,000", "right")):
-        table.add_column(header, justify=justify)  # type: ignore[arg-type]  # a literal's type
-    rows: dict[str, ReadCost] = {
-        "first epoch": result.first_epoch,
-        "warm epochs": result.warm,
-        "copy limit": result.copy_limit,
-    }
-    for name, cost in rows.items():
-        table.add_row(name, f"{cost.samples_per_s:,.0f}", f"{cost.cpu_ms_per_1000:.1f}")
-    say(
-        f"{result.samples:,} samples of {size(result.row_nbytes)} decoded, codec {result.codec}, "
-        f"batches of {result.batch_size}"
-    )
-    Terminal().print(table, soft_wrap=True)
-    ratio = f"{result.cpu_ratio:.2f}"
-    say(f"a warm epoch takes {ratio} times the CPU time of copying as many plain bytes")
-    if not result.compiled:
-        say(NO_COMPILED_CODE)
+    show(options.json, dataclasses.asdict(result), result)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 import precache
 from precache.cli.arguments import import_from_here
 from precache.cli.build_options import add_build_arguments, read_keywords, read_recipe
-from precache.cli.output import build_json, print_build, show
-from precache.runtime.terminal import say
-
-if TYPE_CHECKING:
-    from precache_workers.planning.request import BuildResult
+from precache.cli.output import build_json, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,11 +36,8 @@ def run(options: argparse.Namespace) -> int:
     recipe = read_recipe(options)
     import_from_here(options.source, bool(recipe.functions))
     result = precache.build(options.source, options.store, recipe, **read_keywords(options))
-    show(options.json, build_json(result), lambda: _print(result))
-    return 0
-
-
-def _print(result: BuildResult) -> None:
-    print_build(result)
+    text = str(result)
     if result.holes:
-        say("to try failed samples again, as after a limit was raised, give --retry-failed")
+        text += "\nto try failed samples again, as after a limit was raised, give --retry-failed"
+    show(options.json, build_json(result), text)
+    return 0

@@ -18,7 +18,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Stop a job of precache submit. Its complete shards are kept; submit it again to continue."""
-    from precache.cli.commands.status import print_status
-
     status = precache.cancel(options.job, address=options.address)
-    show(options.json, dataclasses.asdict(status), lambda: print_status(status))
+    show(options.json, dataclasses.asdict(status), status)

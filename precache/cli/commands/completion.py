@@ -11,14 +11,16 @@ from precache.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash",))
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print a script with which bash completes commands, flags and paths by Tab.
+    """Print a script with which a shell completes commands, flags and paths by Tab.
 
-    example:
+    examples:
       precache completion bash > ~/.local/share/bash-completion/completions/precache
+      precache completion zsh > ~/.zfunc/_precache    # ~/.zfunc is in fpath, before compinit
+      precache completion fish > ~/.config/fish/completions/precache.fish
     """
     try:
         import shtab
@@ -31,7 +33,11 @@ def run(options: argparse.Namespace) -> None:
     for group in COMMANDS.values():
         for name, text in group.items():
             command = importlib.import_module(f"precache.cli.commands.{name}")
-            command.add_arguments(commands.add_parser(name, help=text))
+            subparser = commands.add_parser(name, help=text)
+            command.add_arguments(subparser)
+            for action in subparser._actions:
+                if options.shell != "bash" and action.nargs != 0 and not action.choices:
+                    action.complete = shtab.FILE  # type: ignore[attr-defined]
     sys.stdout.write(shtab.complete(parser, options.shell))
-    # Where the script has nothing to offer, names of files are completed.
-    sys.stdout.write("\ncomplete -o bashdefault -o default -F _shtab_precache precache\n")
+    if options.shell == "bash":  # which completes names of files better by itself
+        sys.stdout.write("\ncomplete -o bashdefault -o default -F _shtab_precache precache\n")

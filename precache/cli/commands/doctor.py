@@ -79,8 +79,10 @@ def run(options: argparse.Namespace) -> None:
             storage_options=dict(options.storage_options),
             tick=tick,
         )
-    data = dataclasses.asdict(report)
-    show(options.json, _plain(data), lambda: print_doctor_report(report))
+    if options.json:
+        show(True, _plain(dataclasses.asdict(report)), report)
+    else:
+        print_doctor_report(report)
     if options.html is not None:
         report.html(options.html)
     if options.png is not None:

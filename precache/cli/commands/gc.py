@@ -7,9 +7,7 @@ import dataclasses
 
 from precache.cli.arguments import add_common
 from precache.cli.output import show
-from precache.maintenance.gc import GcResult, gc
-from precache.runtime.terminal import say
-from precache.units import size
+from precache.maintenance.gc import gc
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,20 +50,4 @@ def run(options: argparse.Namespace) -> None:
         dict(options.storage_options),
     )
     data = {**dataclasses.asdict(done), "freed_nbytes": done.freed_nbytes}
-    show(options.json, data, lambda: _print(done))
-
-
-def _print(done: GcResult) -> None:
-    removed, kept, freed = "removed", "kept", "freed"
-    if done.dry_run:
-        removed, kept, freed = "would remove", "would keep", "would free"
-    for removal in done.removed:
-        nbytes = size(removal.nbytes)
-        if removal.freed_nbytes != removal.nbytes:
-            nbytes += f", of which {size(removal.nbytes - removal.freed_nbytes)} stay in use"
-        say(f"{removed} {removal.version[:12]}: {removal.why}; {nbytes}")
-    for version in done.kept:
-        say(f"{kept} {version.version[:12]}: {version.why}")
-    for swept in done.swept:
-        say(f"{removed} temporary files of {swept[:12]}")
-    say(f"{freed} {size(done.freed_nbytes)}" if done.removed else "nothing to remove")
+    show(options.json, data, done)

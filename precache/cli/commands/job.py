@@ -7,7 +7,7 @@ import json
 
 import precache
 from precache.cli.arguments import import_from_here
-from precache.cli.output import build_json, print_build, show
+from precache.cli.output import build_json, show
 from precache.recipe.recipe import Recipe
 from precache_workers.planning.options import BuildOptions, RunOptions, read_options
 
@@ -32,4 +32,4 @@ def run(options: argparse.Namespace) -> None:
     recipe = Recipe.from_dict(document["recipe"])
     import_from_here(source, bool(recipe.functions))
     result = precache.build(source, store, recipe, **keywords)
-    show(True, build_json(result), lambda: print_build(result))
+    show(True, build_json(result), result)

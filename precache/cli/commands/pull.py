@@ -7,10 +7,8 @@ import dataclasses
 
 from precache.cli.arguments import add_common, add_store
 from precache.cli.output import byte_progress, show
-from precache.maintenance.transfer import Transferred, pull, push
-from precache.runtime.terminal import say
+from precache.maintenance.transfer import pull, push
 from precache.store.open import open_version
-from precache.units import size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,12 +34,4 @@ def run(options: argparse.Namespace) -> None:
     version = open_version(options.store, None, storage_options)
     with byte_progress("Copying", version, shown=not options.json) as tick:
         result = copy(options.store, options.to, tick, storage_options)
-    show(options.json, dataclasses.asdict(result), lambda: _print(result))
-
-
-def _print(result: Transferred) -> None:
-    skipped = f"; {result.skipped} existed" if result.skipped else ""
-    say(
-        f"version {result.version[:8]} is at {result.path}: {result.objects} objects, "
-        f"{size(result.nbytes)} copied{skipped}"
-    )
+    show(options.json, dataclasses.asdict(result), result)

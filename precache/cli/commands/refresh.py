@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +12,14 @@ import precache
 from precache.building.refresh import refreshes
 from precache.cli.arguments import SERVER, add_code, import_from_here
 from precache.cli.build_options import add_option, add_options, read_keywords
-from precache.cli.output import build_json, print_build, show, show_job
+from precache.cli.output import build_json, show, show_job
 from precache.errors import UsageError
 from precache.recipe.variants import variants_text
-from precache.runtime.terminal import say
 from precache.storage.environment import with_environment
 from precache_workers.planning.options import RunOptions
 
 if TYPE_CHECKING:
     from precache.store.version import FieldInfo
-    from precache_workers.planning.request import BuildResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,16 +94,15 @@ def print_refreshes(as_json: bool, store: str, source: str | None, **keywords: A
         version = precache.open(result.path, None, storage_options)
         fields = {n: field for n, field in version.fields.items() if field.variants > 1}
         data = {**build_json(result), "fields": {n: asdict(field) for n, field in fields.items()}}
-        show(as_json, data, functools.partial(_print, result, fields))
+        show(as_json, data, "\n".join([*_variants(fields), str(result)]))
         sys.stdout.flush()
 
 
-def _print(result: BuildResult, fields: Mapping[str, FieldInfo]) -> None:
-    """Print a child version, and the variants of its fields that have several."""
+def _variants(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+    """Describe the variants of a child version's fields that have several."""
     for name, field in fields.items():
         new, dropped = field.first_variant + field.variants - 1, field.first_variant - 1
-        say(
+        yield (
             f"variant {new} of {name} is new; there are variants {variants_text(field)}: "
             f"{field.variants - 1} as they were, and variant {dropped} is dropped"
         )
-    print_build(result)

@@ -7,8 +7,7 @@ import dataclasses
 
 from precache.cli.arguments import add_common
 from precache.cli.output import show
-from precache.maintenance.versions import UseResult, use
-from precache.runtime.terminal import say
+from precache.maintenance.versions import use
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,12 +20,4 @@ def run(options: argparse.Namespace) -> None:
     keep it.
     """
     used = use(options.version, dict(options.storage_options))
-    show(options.json, dataclasses.asdict(used), lambda: _print(used))
-
-
-def _print(result: UseResult) -> None:
-    if result.previous == result.version:
-        say(f"version {result.version[:12]} is already current")
-    else:
-        previous = "" if result.previous is None else f"; it replaces {result.previous[:12]}"
-        say(f"version {result.version[:12]} is now current{previous}")
+    show(options.json, dataclasses.asdict(used), used)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator, Sequence
+
 import torch
 
 from precache.errors import UsageError
 from precache.loading.slots import Batch, indexable, row_nbytes
-from precache.loading.stream import BatchStream
+from precache.loading.stream import BatchStream, Rows
 from precache.reading.version_reader import VersionReader
+from precache.runtime.step_clock import ThreadTime
 from precache.runtime.usage import available_bytes
 from precache.sampling.order import Order
 from precache.units import size
@@ -68,7 +72,37 @@ def _require_room(columns: VersionReader, device: torch.device) -> None:
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = available_bytes()
-    if free is None:
-        raise UsageError("resident needs /proc/meminfo to know whether the version fits")
-    return free
+    return available_bytes()
+
+
+class ResidentStream:
+    """Gathers batches from fields that are in device memory whole.
+
+    Parameters
+    ----------
+    fields
+        Tensors of all rows, once for each epoch until the variants repeat.
+    """
+
+    ready = 0
+    together = 1
+
+    def __init__(self, fields: Sequence[Batch], device: torch.device) -> None:
+        self._fields = fields
+        self._device = device
+        self.thread_time = ThreadTime()
+
+    def close(self) -> None:
+        """Do nothing: the fields are freed with the loader."""
+
+    def batches(self, rows: Rows, epoch: int = 0) -> Generator[Batch, None, None]:
+        """Yield a batch for each array of row numbers, of the variants that an epoch reads."""
+        fields = self._fields[epoch % len(self._fields)]
+        with contextlib.closing(rows):
+            for numbers in rows:
+                # Else the host would wait for all that the device has to do.
+                index = torch.from_numpy(numbers).to(self._device, non_blocking=True)
+                yield {
+                    name: indexable(values).index_select(0, index).view(values.dtype)
+                    for name, values in fields.items()
+                }

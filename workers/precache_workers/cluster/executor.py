@@ -12,7 +12,6 @@ from precache.errors import PrecacheError
 from precache.runtime.usage import cores
 from precache_workers.cluster.dispatch import Outcome, Patience, dispatch
 from precache_workers.cluster.placement import Placement
-from precache_workers.cluster.process_engine import ProcessEngine
 from precache_workers.cluster.ray_engine import RayEngine
 from precache_workers.cluster.ray_session import joined_ray
 from precache_workers.runtime.time_limit import lookout_kept
@@ -63,6 +62,8 @@ def executor(
             yield run_serial
         return
     if address == "local":
+        from precache_workers.cluster.process_engine import ProcessEngine  # which needs psutil
+
         with contextlib.closing(ProcessEngine(cpus or cores())) as engine:
             yield functools.partial(dispatch, engine)
         return

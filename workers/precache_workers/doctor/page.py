@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from precache.html.charts import Chart, Panel, bars, distributions, draw_png
+from precache.html.charts import Chart, Panel, bars, distributions
 from precache.html.pages import render
 from precache.simulation.model import MOST_LOADERS, Simulation, simulate
 from precache.simulation.page import timeline
@@ -55,19 +54,10 @@ def render_doctor_report(report: DoctorReport) -> str:
     )
 
 
-def draw_doctor_report(report: DoctorReport, path: str | Path) -> None:
-    """Draw all charts into a PNG, 1,600 pixels wide.
-
-    Raises
-    ------
-    UsageError
-        If matplotlib is not installed.
-    StorageError
-        If the file cannot be written.
-    """
+def png_charts(report: DoctorReport) -> list[Chart]:
+    """List the charts of a PNG, with the timeline that the page replays."""
     before = timeline(simulate_without_cache(report), "Timeline without a cache, simulated")
-    after = _timeline_after(simulate_with_cache(report))
-    draw_png(text.title(report), [*_charts(report), before, *after], path)
+    return [*_charts(report), before, *_timeline_after(simulate_with_cache(report))]
 
 
 # --- charts -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from precache.runtime.terminal import Terminal
 from precache_workers.profiling.measurements import (
     CodecTimes,
     Host,
@@ -208,6 +210,14 @@ class DoctorReport:
     host: Host
     seconds: float
 
+    def __str__(self) -> str:
+        """Return what ``precache doctor`` prints."""
+        from precache_workers.doctor.text import print_doctor_report
+
+        stream = io.StringIO()
+        print_doctor_report(self, Terminal(file=stream, width=100, soft_wrap=True))
+        return stream.getvalue().rstrip("\n")
+
     def html(self, path: str | Path) -> None:
         """Write a page: one file that needs no network; ``pip install "precache[report]"``.
 
@@ -227,9 +237,11 @@ class DoctorReport:
 
     def png(self, path: str | Path) -> None:
         """Write the charts as a PNG, with the same errors as `html`."""
-        from precache_workers.doctor.page import draw_doctor_report
+        from precache.html.charts import draw_png
+        from precache_workers.doctor.page import png_charts
+        from precache_workers.doctor.text import title
 
-        draw_doctor_report(self, path)
+        draw_png(title(self), png_charts(self), path)
 
 
 def doctor_report(
@@ -251,27 +263,27 @@ def doctor_report(
     """
     cuts = _cuts(measured, rate, cores)
     return DoctorReport(
-        measured.source,
-        measured.samples,
-        measured.complete,
-        measured.source_bytes,
-        measured.listing_seconds,
-        len(measured.keys) + len(measured.failures),
-        len(measured.failures),
-        measured.failures,
-        measured.misfits,
-        rate,
-        cores,
-        cuts[0].cores_at_rate,
-        best_cut(cuts),
-        _build(measured, cores),
-        _stages(measured),
-        _slowest(measured),
-        [_codec(measured, codec, rate) for codec in measured.codecs],
-        cuts,
-        measured.storage,
-        measured.host,
-        seconds,
+        source=measured.source,
+        samples=measured.samples,
+        complete=measured.complete,
+        source_bytes=measured.source_bytes,
+        listing_seconds=measured.listing_seconds,
+        sampled=len(measured.keys) + len(measured.failures),
+        failed=len(measured.failures),
+        failures=measured.failures,
+        misfits=measured.misfits,
+        rate=rate,
+        cores=cores,
+        cores_without_cache=cuts[0].cores_at_rate,
+        cut=best_cut(cuts),
+        build=_build(measured, cores),
+        stages=_stages(measured),
+        slowest=_slowest(measured),
+        codecs=[_codec(measured, codec, rate) for codec in measured.codecs],
+        cuts=cuts,
+        storage=measured.storage,
+        host=measured.host,
+        seconds=seconds,
     )
 
 
@@ -345,16 +357,16 @@ def _codec(measured: SourceMeasurements, codec: CodecTimes, rate: float) -> Code
     own = measured.codecs[0]
     build_cpu = measured.build_cpu + codec.encode_cpu - own.encode_cpu
     return CodecFigures(
-        codec.name,
-        codec.stored,
-        codec.stored * measured.samples,
-        codec.raw / max(codec.stored, 1e-9),
-        codec.encode_cpu * 1e3,
-        build_cpu * measured.samples,
-        codec.samples_per_s,
-        codec.cpu_ms_per_1000,
-        rate * codec.cpu_ms_per_1000 / 1e6,
-        rate * codec.stored,
+        codec=codec.name,
+        bytes_per_sample=codec.stored,
+        bytes_total=codec.stored * measured.samples,
+        ratio=codec.raw / max(codec.stored, 1e-9),
+        encode_cpu_ms=codec.encode_cpu * 1e3,
+        build_cpu_seconds=build_cpu * measured.samples,
+        samples_per_s=codec.samples_per_s,
+        cpu_ms_per_1000=codec.cpu_ms_per_1000,
+        cores_at_rate=rate * codec.cpu_ms_per_1000 / 1e6,
+        bytes_per_s_at_rate=rate * codec.stored,
     )
 
 
@@ -395,15 +407,17 @@ def _cuts(measured: SourceMeasurements, rate: float, cores: int) -> list[CutPoin
         cuts.append((step.name, storable, cut.frozen, stored, done, left))
     return [
         CutPoint(
-            after,
-            storable,
-            frozen,
-            stored,
-            stored * measured.samples,
-            done * 1e3,
-            left * 1e3,
-            rate * left,
-            min(cores / max(left, 1e-12), source_rate(measured, cores) if at == 0 else math.inf),
+            after=after,
+            storable=storable,
+            frozen=frozen,
+            bytes_per_sample=stored,
+            bytes_total=stored * measured.samples,
+            offline_cpu_ms=done * 1e3,
+            online_cpu_ms=left * 1e3,
+            cores_at_rate=rate * left,
+            samples_per_s=min(
+                cores / max(left, 1e-12), source_rate(measured, cores) if at == 0 else math.inf
+            ),
         )
         for at, (after, storable, frozen, stored, done, left) in enumerate(cuts)
     ]

@@ -12,6 +12,7 @@ import numpy as np
 
 from precache.errors import StorageError
 from precache.runtime.machine import MachineReader
+from precache.runtime.operating_system import drop_cached
 from precache_workers.profiling.measurements import Throughput
 from precache_workers.sources.base import FolderSource, Sample, Source
 
@@ -73,7 +74,7 @@ def _drop(source: FolderSource, keys: Sequence[str]) -> None:
     for key in keys:
         with contextlib.suppress(StorageError):
             if (descriptor := source.folder.open(key)) is not None:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                drop_cached(descriptor)
                 os.close(descriptor)
 
 

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from precache.runtime.terminal import Terminal, say_rows
-from precache.units import number, size
+from precache.messages import aligned, as_text
+from precache.runtime.terminal import Terminal, say_text
+from precache.units import duration, number, size
 
 if TYPE_CHECKING:
     from precache_workers.doctor.report import CodecFigures, CutPoint, DoctorReport
@@ -30,7 +31,7 @@ def print_doctor_report(report: DoctorReport, console: Console | None = None) ->
     """Print the whole report."""
     out = console or Terminal(soft_wrap=True)
     out.print(title(report), style="bold")
-    say_rows(answers(report), out=out)
+    say_text(as_text(aligned(answers(report))), out)
     for heading, table in tables(report):
         out.print()
         out.print(heading, style="bold")
@@ -254,11 +255,3 @@ def count_cores(count: float) -> str:
     """Format a number of cores with its noun."""
     text = f"{count:,.0f}" if count >= 100 or count == int(count) else f"{count:.2g}"
     return f"{text} core" if text == "1" else f"{text} cores"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds for people: 0.25 s, 4.2 min, 3.1 h, 2.4 days."""
-    for unit, length, most in (("s", 1, 90), ("min", 60, 5400), ("h", 3600, 172800)):
-        if seconds < most:
-            return f"{seconds / length:.2g} {unit}"
-    return f"{seconds / 86400:.2g} days"

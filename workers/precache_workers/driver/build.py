@@ -104,7 +104,7 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
     """
     started = time.perf_counter()
     check_request(request)
-    check_reports(request.report)
+    check_reports(request.report, request.store)
     with BuildProgress(shown) as progress, cleared_on_mismatch():
         monitor = RunMonitor(request, progress)
         build = _Build(request, progress, monitor, listed)

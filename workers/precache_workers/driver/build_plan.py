@@ -29,6 +29,7 @@ from precache.store.version import ROW_TABLE
 from precache_workers.cluster.executor import Run, executor, is_joined
 from precache_workers.cluster.nodes import node_cpus
 from precache_workers.driver.commit import failures
+from precache_workers.driver.plan_text import plan_text
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.ops.identity import behaviours
@@ -151,6 +152,9 @@ class BuildPlan:
     def shards_to_make(self) -> int:
         """Shards with rows that are computed, or copied from the base."""
         return self.shards - self.shards_skipped - self.shards_reused
+
+    def __str__(self) -> str:
+        return plan_text(self)
 
 
 def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:

@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from precache.errors import RecipeError, StoreError, UsageError
-from precache.maintenance.gc import ago
 from precache.messages import shown
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
@@ -23,6 +22,7 @@ from precache.store.lease import live_leases
 from precache.store.open import open_version
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import ROW_TABLE, Version
+from precache.units import ago
 from precache_workers.cluster.executor import is_joined
 from precache_workers.driver.build import run_build
 from precache_workers.driver.suspects import KILLS

@@ -27,9 +27,16 @@ SLOWEST = 20
 _LIBRARIES = ("matplotlib", "jinja2")
 
 
-def check_reports(paths: Sequence[str]) -> None:
-    """Raise `UsageError` for a report that could not be written at the end of the build."""
+def check_reports(paths: Sequence[str], store: str) -> None:
+    """Raise `UsageError` for a report that could not be written at the end of the build.
+
+    A folder with nothing but a report in it would not be taken for a store by the next build.
+    """
     for path in map(Path, paths):
+        if "://" not in store and path.resolve().is_relative_to(Path(store).resolve()):
+            raise UsageError(
+                f"report is {str(path)!r}, inside of the store {store}; give a place outside of it"
+            )
         if path.suffix not in (".html", ".json"):
             raise UsageError(f"report is {str(path)!r}; give a name that ends in .html or .json")
         if path.is_dir() or not path.absolute().parent.is_dir():

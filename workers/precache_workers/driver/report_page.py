@@ -14,7 +14,7 @@ from matplotlib.figure import FigureBase
 
 from precache.html.charts import Chart, Palette, plain
 from precache.html.pages import TABLE_ROWS, bar, render
-from precache.units import size
+from precache.units import duration, size
 from precache_workers.driver.report import done_until, span_edges
 
 MAX_SHARD_BARS = 400
@@ -37,7 +37,7 @@ def page(figures: Mapping[str, Any]) -> str:
         timeline_legend=_timeline_legend(figures),
         throughput=[
             (
-                format_elapsed(seconds),
+                duration(seconds),
                 f"{speed:,.0f}",
                 f"{fetched / 1e6:,.1f}",
                 f"{stored / 1e6:,.1f}",
@@ -56,14 +56,6 @@ def page(figures: Mapping[str, Any]) -> str:
     )
 
 
-def format_elapsed(seconds: float) -> str:
-    """Format seconds for people: 8.31 s, 4 min 10 s, 3 h 5 min."""
-    if seconds < 59.95:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
-
-
 # --- tables -------------------------------------------------------------------------------------
 
 
@@ -72,8 +64,8 @@ def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("images processed", f"{figures['images']:,}"),
         ("failed", f"{figures['images_failed']:,}"),
-        ("time", format_elapsed(figures["seconds"])),
-        ("CPU time of tasks", format_elapsed(figures["cpu_seconds"])),
+        ("time", duration(figures["seconds"])),
+        ("CPU time of tasks", duration(figures["cpu_seconds"])),
         ("images per CPU-s", f"{figures['images_per_cpu_second']:,.0f}"),
         ("fetched", size(nbytes["fetched"])),
         ("stored", size(nbytes["stored"])),
@@ -93,7 +85,7 @@ def _stages(stages: Mapping[str, float]) -> list[tuple[str, str, str, Markup]]:
     return [
         (
             stage,
-            format_elapsed(spent),
+            duration(spent),
             f"{spent / total:.0%}",
             bar(spent / total, STAGE_COLOURS[stage]),
         )
@@ -111,7 +103,7 @@ def _node(node: Mapping[str, Any]) -> tuple[str, ...]:
         f"{node['failed']:,}",
         size(node["fetched"]),
         size(node["stored"]),
-        format_elapsed(node["cpu_seconds"]),
+        duration(node["cpu_seconds"]),
         f"{node['wall_seconds'] / span:.1f}",
     )
 
@@ -177,9 +169,7 @@ def _curves(
         axes.grid(axis="y")
         axes.spines["left"].set_visible(False)
 
-    return Chart(
-        name, title, f"{title} over {format_elapsed(_end(figures))}: {shown}", (200, 200), draw
-    )
+    return Chart(name, title, f"{title} over {duration(_end(figures))}: {shown}", (200, 200), draw)
 
 
 def _has_shard_bars(figures: Mapping[str, Any]) -> bool:
@@ -220,7 +210,7 @@ def _timeline(figures: Mapping[str, Any]) -> Chart:
 
     height = 60 + row_height * len(by_node)
     alt = (
-        f"Shards by node over {format_elapsed(_end(figures))}: {len(figures['timeline'])} on "
+        f"Shards by node over {duration(_end(figures))}: {len(figures['timeline'])} on "
         f"{len(nodes)} nodes"
     )
     note = "Times are those of each node's own clock."

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import BuildError, UsageError
-from precache.messages import shown
+from precache.messages import aligned, as_text, shown
+from precache.units import duration, local_time
 from precache_workers.jobs.job_package import JobPackage
 from precache_workers.jobs.job_server import connect, translate_errors
 from precache_workers.planning.request import BuildResult
@@ -60,6 +61,21 @@ class JobStatus:
     progress: str
     reason: str
     exit_status: int | None
+
+    def __str__(self) -> str:
+        ended = self.ended or time.time()
+        rows = [("job", self.job), ("store", self.store), ("state", self.state.lower())]
+        if self.started is not None:
+            rows.append(("since", local_time(self.started)))
+            rows.append(("took" if self.ended else "for", duration(ended - self.started)))
+        if self.state in ("PENDING", "RUNNING"):
+            rows.append(("progress", self.progress))
+        if self.state == "FAILED":
+            rows.append(("reason", self.reason))
+        if self.state in ("FAILED", "STOPPED"):
+            kept = "what is done is kept; submit the same build again to continue it"
+            rows.append(("next", kept))
+        return as_text(aligned(rows))
 
 
 class ClusterJob:

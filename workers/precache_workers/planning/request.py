@@ -9,8 +9,10 @@ from pydantic import Field
 
 from precache.errors import UsageError
 from precache.maintenance.location import open_for_writing
+from precache.messages import SHOWN, aligned, as_text, row_types_text, statistics
 from precache.recipe.recipe import Recipe
 from precache.storage.retries import RETRY_SECONDS, SILENT_SECONDS
+from precache.units import size
 from precache_workers.planning.options import BuildOptions
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.sources.user_code import require_permission
@@ -102,6 +104,28 @@ class BuildResult:
     def ratio(self) -> float:
         """Raw over stored bytes."""
         return self.raw_bytes / max(1, self.stored_bytes)
+
+    def __str__(self) -> str:
+        skipped = self.shards_skipped
+        computed = self.shards - skipped - self.shards_reused
+        mended = f", {self.mended} mended" if self.mended else ""
+        reused = f"{self.shards_reused} reused, " if self.shards_reused else ""
+        nbytes = f"{size(self.raw_bytes)} raw, {size(self.stored_bytes)} stored"
+        rows = [
+            ("version", self.version),
+            ("path", self.path),
+            ("samples", f"{self.samples:,}, {self.failed} failed{mended}"),
+            ("row", row_types_text(self.row_types)),
+            ("shards", f"{self.shards}: {computed} made, {reused}{skipped} there before"),
+            ("size", f"{nbytes}: ratio {self.ratio:.2f}"),
+            ("time", f"{self.seconds:.1f} s, {self.cpu_seconds:.1f} CPU-s in tasks"),
+            ("by stage, s", ", ".join(f"{name} {s:.2f}" for name, s in self.timings.items())),
+            *statistics(self.mean, self.std),
+        ]
+        holes = [f"hole: {key}: {reason}" for key, reason in self.holes[:SHOWN]]
+        if len(self.holes) > SHOWN:
+            holes.append(f"… and {len(self.holes) - SHOWN} more holes")
+        return as_text([*aligned(rows), *holes])
 
 
 def check_request(request: Request) -> None:

@@ -143,14 +143,14 @@ def field_costs(name: str, declared: Field, times: StageTimes) -> FieldCosts:
     ]
     ops = zip(times.steps, costs, better, strict=True)
     return FieldCosts(
-        name,
-        len(times.samples),
-        tuple(OpCost(*op) for op in ops),
-        count,
-        split < len(costs),
-        whole,
-        left,
-        able and left is None,
+        name=name,
+        samples=len(times.samples),
+        ops=tuple(OpCost(*op) for op in ops),
+        variants=count,
+        random=split < len(costs),
+        declared=whole,
+        left=left,
+        shapes_differ=able and left is None,
     )
 
 

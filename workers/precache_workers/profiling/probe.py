@@ -91,6 +91,11 @@ def _probe(task: ProbeTask) -> MeasuredRows:
 def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:
     for name, row in rows.items():
         if row.dtype.name not in DTYPES:
+            if row.dtype.kind == "S":
+                raise RecipeError(
+                    f"the ops of {name} return the bytes of a file; begin them with decode, as "
+                    'ops = [{ op = "decode" }]'
+                )
             kind = "str" if row.dtype.kind == "U" else row.dtype.name
             raise RecipeError(
                 f"the ops of {name} make values of type {kind}; a store holds {', '.join(DTYPES)}"

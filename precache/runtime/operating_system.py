@@ -1,0 +1,60 @@
+"""System calls that Linux has and macOS lacks; there each does the nearest that it can.
+
+Stores are read on Linux and macOS, and built on Linux alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from precache.errors import UsageError
+
+
+def require_linux(function: str) -> None:
+    """Raise `UsageError` on any other system."""
+    if sys.platform != "linux":
+        raise UsageError(
+            f"{function}() runs on Linux alone, and this system is {sys.platform!r}; build the "
+            "store on Linux, then open it here, from a bucket or after precache pull"
+        )
+
+
+def library_places(name: str, number: int) -> tuple[str, ...]:
+    """Return the places to look for a shared library in, such as libzstd's of ABI 1.
+
+    First is the Python environment's own folder, where conda installs it, then those of the dynamic
+    linker, then Homebrew's.
+    """
+    file = f"lib{name}.{number}.dylib" if sys.platform == "darwin" else f"lib{name}.so.{number}"
+    return str(Path(sys.prefix, "lib", file)), file, f"/opt/homebrew/lib/{file}"
+
+
+def usable_cores() -> int:
+    """Return the number of cores of this process's affinity, else of the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def read_ahead(descriptor: int, extents: Iterable[tuple[int, int]]) -> None:
+    """Start reading (offset, length) ranges into the page cache, if the system takes advice."""
+    if hasattr(os, "posix_fadvise"):
+        for offset, length in extents:
+            os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
+
+def drop_cached(descriptor: int) -> bool:
+    """Drop the clean pages of a file from the page cache; returns False if the system cannot."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    return True
+
+
+def allocate(descriptor: int, nbytes: int) -> None:
+    """Allocate the first bytes of a file on its disk, so that a full disk shows now, if it can."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, nbytes)

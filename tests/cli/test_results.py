@@ -1,0 +1,71 @@
+"""`print` of a result shows what its command prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import precache
+from precache.cli.main import main
+from tests.conftest import BuiltStore
+
+
+@pytest.fixture(scope="module")
+def two_versions(tiles: Path, make_store: Callable[..., BuiltStore]) -> BuiltStore:
+    """A store of two versions, the later of another codec."""
+    store = make_store(tiles, precache.Recipe.image(codec="raw"), shard_samples=32)
+    recipe = precache.Recipe.image(codec="zstd")
+    precache.build(tiles, store.path, recipe, address="serial", shard_samples=32)
+    return BuiltStore(store.path, tiles, recipe, store.result)
+
+
+@pytest.fixture
+def results(two_versions: BuiltStore) -> dict[str, tuple[list[str], object]]:
+    """Command -> its arguments, and the result of its function in Python."""
+    path, source = str(two_versions.path), str(two_versions.source)
+    before, after = f"{path}@{two_versions.result.version}", path
+    current = f"{path}@{precache.open(path).id}"
+    plan = precache.plan(source, path, two_versions.recipe, timing=False, address="serial")
+    return {
+        "info": ([path], precache.info(path)),
+        "verify": ([path], precache.verify(path)),
+        "ls": ([path], precache.versions(path)),
+        "status": ([path], precache.status(path)),
+        "diff": ([before, after], precache.diff(before, after)),
+        "gc": ([path, "--dry-run"], precache.gc(path, dry_run=True)),
+        "plan": ([source, path, "--codec", "zstd", "--no-timing", "--address", "serial"], plan),
+        "use": ([current], precache.use(current)),
+    }
+
+
+@pytest.mark.parametrize("name", ["info", "verify", "ls", "status", "diff", "gc", "plan", "use"])
+def test_a_result_is_printed_as_by_its_command(
+    name: str,
+    results: dict[str, tuple[list[str], object]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments, result = results[name]
+    capsys.readouterr()
+    assert main([name, *arguments]) == 0
+    assert capsys.readouterr().out == f"{result}\n"
+    assert type(result).__name__ not in str(result)
+
+
+def test_the_results_of_a_build_and_a_benchmark_are_for_people(two_versions: BuiltStore) -> None:
+    built = str(two_versions.result).splitlines()
+    assert built[0] == f"version          {two_versions.result.version}"
+    assert "samples          75, 2 failed" in built
+    assert built[-1].startswith("hole: ")
+    measured = str(precache.bench(two_versions.path, batch_size=32, epochs=1)).splitlines()
+    assert measured[0] == "73 samples of 3.07 KB decoded, codec zstd, batches of 32"
+    assert measured[1].split() == ["samples/s", "CPU-ms", "per", "1,000"]
+    assert [line.split("  ")[0] for line in measured[2:5]] == [
+        "first epoch", "warm epochs", "copy limit",
+    ]  # fmt: skip
+
+
+def test_foreign_text_in_a_result_is_escaped(two_versions: BuiltStore) -> None:
+    result = precache.versions(two_versions.path)
+    assert "\x1b" not in str(type(result)("\x1b[2J", (), (), 0))

@@ -1,0 +1,71 @@
+"""Devices that are neither the CPU nor CUDA: batches are copied there synchronously."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import precache
+from precache.errors import UsageError
+from tests.conftest import BuiltStore
+
+READ = """
+import sys
+import numpy as np, torch, zarr
+from tests.support import other_device
+import precache
+from precache.errors import UsageError
+from precache.transforms import HorizontalFlip
+
+store = sys.argv[1]
+
+def whole(device, **options):
+    with precache.Loader(store, 5, device=device, **options) as loader:
+        assert loader.device.type == device
+        batches = [dict(enumerate(b)) if isinstance(b, tuple) else b for b in loader]
+    assert all(v.device.type == device for batch in batches for v in batch.values())
+    return {name: torch.cat([batch[name].cpu() for batch in batches]) for name in batches[0]}
+
+def on_device(batch):
+    assert {values.device.type for values in batch.values()} <= {"other", "cpu"}
+    return batch
+
+for options in (
+    {}, {"output": "tuple"}, {"transform": HorizontalFlip()}, {"transform": on_device},
+    {"resident": "host"}, {"decompress": "device"}, {"gather": "device"}, {"num_threads": 3},
+    {"transform": HorizontalFlip(), "weights": [1] * 23, "output": "tuple"},
+):
+    expected, there = whole("cpu", **options), whole("other", **options)
+    assert expected.keys() == there.keys()
+    assert all(torch.equal(expected[name], there[name]) for name in expected), options
+assert not any(other_device.asynchronous)
+
+group = zarr.create_group(sys.argv[2])
+group.create_array("x", data=np.ones((8, 2)), chunks=(4, 2))
+for uri, options in (store, {"resident": "device"}), (sys.argv[2], {"fields": {"x": "x"}}):
+    try:
+        precache.Loader(uri, 5, device="other", **options)
+    except UsageError as error:
+        print(error)
+"""
+
+
+def test_batches_arrive_with_the_same_values(
+    stores: dict[str, BuiltStore], run_python: Callable[..., Any], tmp_path: Path
+) -> None:
+    refusals = run_python(READ, stores["image"].path, tmp_path / "group").stdout
+    assert "resident='device' needs a CUDA device, and device is 'other'" in refusals
+    assert "field 'x' is float64, and device 'other' does not take it" in refusals
+
+
+@pytest.mark.parametrize("device", ["mps", "xla:1", "vulkan"])
+def test_a_device_that_is_not_there_is_refused(stores: dict[str, BuiltStore], device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except Exception:
+        with pytest.raises(UsageError, match=f"device '{device}' cannot be used here: "):
+            precache.Loader(stores["raw"].path, 4, device=device)

@@ -1,0 +1,18 @@
+"""What a device makes of a slot, on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from precache.loading.gpu.device_slots import DeviceSlots, FrameFailures
+from precache.loading.slots import Batch
+from precache.reading.version_reader import VersionReader
+
+
+def unpacked(slots: DeviceSlots, columns: VersionReader, rows: np.ndarray) -> Batch:
+    """Fill a slot with rows, and unpack it."""
+    slot = np.empty(slots.nbytes, np.uint8)
+    filled = slots.fill(columns, rows, slots.layout.arrays(slot, len(rows)), slot)
+    memory = torch.from_numpy(slot[: filled.nbytes])
+    return slots.unpack(rows, filled, FrameFailures({}), memory)

@@ -1,0 +1,201 @@
+"""The text of a build's plan."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from precache.messages import aligned, as_text, row_types_text
+from precache.recipe.variants import variants_of
+from precache.storage.base import left_out_text
+from precache.units import duration, size
+
+if TYPE_CHECKING:
+    from precache.maintenance.diff import KeyChange
+    from precache_workers.driver.build_plan import BuildPlan
+    from precache_workers.planning.diff import Differences
+    from precache_workers.planning.shard_plan import FieldRows
+    from precache_workers.profiling.estimate import Estimate
+    from precache_workers.profiling.op_costs import Choice, FieldCosts
+
+_HEAD = 12
+"""Width of the column of names."""
+
+
+def plan_text(plan: BuildPlan) -> str:
+    """Return what ``precache plan`` prints."""
+    return as_text([_headline(plan), *aligned(_lines(plan), _HEAD)])
+
+
+def _headline(plan: BuildPlan) -> str:
+    version = f"version {plan.version[:8]}"
+    if plan.estimate is not None and plan.fails:
+        return f"{version} cannot be built: all {plan.estimate.samples} samples measured fail"
+    match plan.state:
+        case "nothing" if plan.version == plan.current:
+            return f"Nothing to do: {version} is complete"
+        case "nothing":
+            return f"Nothing to compute: {version} is complete, and would be made current again"
+        case "repair":
+            return f"Objects of {version} are lost, and would be rebuilt"
+        case "continue":
+            return f"A build of {version} began, and would be continued"
+        case "build":
+            return f"A new {version} would be built"
+
+
+def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
+    """Yield names and values; a value without a name belongs to the name before it."""
+    yield "version", plan.version
+    yield "current", plan.current or "none yet"
+    if plan.differences is not None:
+        yield from _differences(plan.differences, plan.keeps_rows)
+    removed = f"; {plan.removed:,} removed, whose rows stay as holes" if plan.removed else ""
+    ignored = f"; {plan.ignored:,} files are no images by suffix" if plan.ignored else ""
+    left_out = left_out_text(plan.left_out)
+    yield "samples", f"{plan.samples:,}{removed}{ignored}{left_out}"
+    yield "row", row_types_text(plan.row_types)
+    if plan.rows_failed:
+        yield "holes", f"{plan.rows_failed:,} failed before, and stay; --retry-failed tries again"
+    if plan.shards_compact is not None:
+        yield "compact", f"{plan.shards:,} shards; --compact would give {plan.shards_compact:,}"
+    if plan.shards == plan.shards_skipped:
+        return
+    base = "nothing" if plan.base is None else f"version {plan.base[:8]}"
+    yield "reused", f"{base}: {plan.base_reason}"
+    for name, rows in _by_rows(plan.fields):
+        yield "", f"{name}: {_field_rows(rows)}"
+    counts = plan.shards_to_make, plan.shards_reused, plan.shards_skipped
+    parts = "{:,} to make, {:,} reused, {:,} there before".format(*counts)
+    yield "shards", f"{plan.shards:,}: {parts}"
+    fetched = f"{plan.rows_computed:,} samples to fetch"
+    if plan.rows_compared:
+        fetched += f" ({plan.rows_compared:,} of them reused if their content is what it was)"
+    yield "rows", f"{fetched}, {plan.rows_reused:,} reused"
+    if plan.rows_retried:
+        yield "tried again", f"{plan.rows_retried:,} samples that failed before"
+    yield "bytes", ", ".join(_bytes(plan))
+    if plan.estimate is not None:
+        yield from _estimate(plan.estimate)
+    yield from _under("ops", [line for costs in plan.ops for line in _ops(costs)])
+
+
+def _differences(differences: Differences, keeps_rows: bool) -> Iterator[tuple[str, str]]:
+    lines = list(map(str, differences.recipe))
+    lines += [f"the code of {function} was edited" for function in differences.functions]
+    lines += [
+        f"{op.op}: {' and '.join(op.libraries)} computes other pixels, first of the probe "
+        f"{op.probe}: {op.far}"
+        for op in differences.ops
+    ]
+    if not lines:
+        lines = ["the same"]
+    yield from _under("recipe", lines)
+    yield from _under("source", list(_source(differences)))
+    if not keeps_rows:
+        yield "rows", "placed anew, not at their positions"
+    yield from _under(
+        "libraries",
+        [
+            f"{library.name} {library.before} → {library.after}: "
+            + (
+                "the same pixels, so that nothing is computed again"
+                if not library.decides
+                else "other pixels, so that they are computed again"
+                if any(library.name in op.libraries for op in differences.ops)
+                else "its pixels were not recorded, so that all rows are computed again"
+            )
+            for library in differences.libraries
+        ],
+    )
+
+
+def _under(name: str, lines: list[str]) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(lines):
+        yield ("" if number else name), line
+
+
+def _source(differences: Differences) -> Iterator[str]:
+    source = differences.source
+    if source is None or not source.any:
+        yield "the same"
+        return
+    yield f"{source.same:,} the same"
+    for name in ("added", "changed", "removed", "relabelled"):
+        change: KeyChange = getattr(source, name)
+        if change.count:
+            yield change.text(name)
+    if source.classes_changed:
+        yield "names or numbers of classes changed"
+
+
+def _by_rows(fields: Mapping[str, FieldRows]) -> Iterator[tuple[str, FieldRows]]:
+    """Yield fields, with variants grouped whose rows are computed alike."""
+    for name, arrays in variants_of(fields).items():
+        for rows, alike in itertools.groupby(arrays, fields.__getitem__):
+            numbers = [array.removeprefix(f"{name}.") for array in alike]
+            several = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else numbers[0]
+            yield name if arrays == [name] else f"{name}, variants {several}", rows
+
+
+def _field_rows(rows: FieldRows) -> str:
+    words = {
+        "linked": "in whole shards",
+        "copied": "copied as they are stored",
+        "resumed": "resumed from its rows",
+        "computed": "computed from samples",
+    }
+    parts = [f"{getattr(rows, n):,} {word}" for n, word in words.items() if getattr(rows, n)]
+    return ", ".join(parts) or "no row"
+
+
+def _bytes(plan: BuildPlan) -> Iterator[str]:
+    kinds = {
+        "fetched": plan.bytes_fetched,
+        "read of earlier shards": plan.bytes_read,
+        "linked" if plan.hard_links else "copied by the service": plan.bytes_linked,
+        "written": plan.bytes_written,
+    }
+    for name, nbytes in kinds.items():
+        if nbytes is None:
+            yield f"{name}: unknown without timing"
+        elif nbytes or name in ("fetched", "written"):
+            yield f"{size(nbytes)} {name}"
+
+
+def _estimate(estimate: Estimate) -> Iterator[tuple[str, str]]:
+    cores = f"{estimate.cpus} core{'s' * (estimate.cpus > 1)}"
+    cpu, hours = f"{estimate.cpu_seconds:.2g} CPU-s", estimate.cpu_seconds / 3600
+    cpu = cpu if hours < 0.01 else f"{hours:.2g} CPU-hours"
+    time = f"about {duration(estimate.seconds)} on {cores}, {cpu}"
+    basis = f"{estimate.samples} samples" if estimate.samples else "existing rows"
+    yield "time", f"{time}; measured on {basis}"
+    yield from _under("would fail", [f"{key}: {reason}" for key, reason in estimate.failed])
+
+
+def _ops(costs: FieldCosts) -> Iterator[str]:
+    """Yield which ops of a field to cache, and the costs of its random ops in both ways."""
+    places = {"cache": "cached", "variants": "cached, as variants", "device": "on the device"}
+    for place, words in places.items():
+        ops = [f"{op.op} {op.cpu_ms:.2g}" for op in costs.ops if op.better == place]
+        if ops:
+            yield f"{costs.name}, better {words}: {', '.join(ops)} CPU-ms a sample"
+    if not costs.random and all(op.better == "cache" for op in costs.ops):
+        return
+    several = f"{costs.variants} variants" if costs.variants > 1 else "one draw for all epochs"
+    yield f"{costs.name}, {several if costs.random else 'all cached'}: {_choice(costs.declared)}"
+    if costs.left is not None:
+        yield f"{costs.name}, its last ops by precache.transforms: {_choice(costs.left)}"
+    if costs.shapes_differ:
+        yield (
+            f"{costs.name}: rows differ in shape before its last ops; an exact resize or a crop "
+            "would leave these to the device"
+        )
+
+
+def _choice(choice: Choice) -> str:
+    return (
+        f"{size(choice.nbytes)} a sample stored, {choice.build_cpu_ms:.2g} CPU-ms once and "
+        f"{choice.epoch_cpu_ms:.2g} in every epoch"
+    )
