@@ -30,6 +30,8 @@ def on_files(files: Files, *, config: Any) -> Files:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Rewrite relative links from paths in the repository to paths in the site."""
     site = page.file.src_uri
+    if site.startswith("coming-from/"):
+        page.meta["hide"] = ["toc"]  # room for code side by side
     here = posixpath.dirname(IN_REPOSITORY.get(site, f"docs/{site}"))
 
     def rewrite(link: re.Match[str]) -> str:
