@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import tarfile
@@ -74,8 +75,18 @@ def write_parquet(photos: Path, to: Path) -> str:
     return str(to / "train-*.parquet")
 
 
+def write_csv(photos: Path, to: Path) -> str:
+    """A table of the photographs, by their absolute paths."""
+    with (to / "list.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("path", "label"))
+        writer.writerows((path, path.parent.name) for path in photos_of(photos))
+    return str(to / "list.csv")
+
+
 WRITERS: dict[str, Callable[[Path, Path], str]] = {
     "tar": write_tars,
     "webdataset": write_webdataset,
     "parquet": write_parquet,
+    "csv": write_csv,
 }
