@@ -9,7 +9,7 @@ EXTRAS := workers,report,cluster,gcs,s3,azure,meter,completion,test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all lint format bench wheel clean
+.PHONY: help venv demo test test-all lint format bench docs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,11 @@ format: $(STAMP)  ## lay out the code, and mend what can be mended by itself
 bench: $(STAMP)  ## measure reading and building
 	@$(BIN)/python -m tests.bench.reading
 	@$(BIN)/python -m tests.bench.building
+
+docs: $(STAMP)  ## make build/site, the documentation as a site
+	@$(PIP_INSTALL) --editable '.[$(EXTRAS),docs]' --constraint constraints.txt
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
+	@echo "To read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
 # Publish the wheels of cibuildwheel instead, for all interpreters and older systems: pyproject.toml has its settings.
 wheel: $(STAMP)  ## make dist/: an sdist, and a manylinux wheel for this interpreter, both checked
@@ -74,5 +79,5 @@ $(STAMP): pyproject.toml constraints.txt precache/codecs/_rows.c
 	@touch $@
 
 $(FRAMEWORKS): $(STAMP)
-	@$(PIP_INSTALL) --editable '.[$(EXTRAS),frameworks]' --constraint constraints.txt
+	@$(PIP_INSTALL) --editable '.[$(EXTRAS),frameworks,docs]' --constraint constraints.txt
 	@touch $@

@@ -24,6 +24,7 @@ from rich.table import Column, Table
 from torch import Tensor, nn
 
 import precache
+from docs.examples.resnet import resnet
 from precache.cli.installation import Installation
 from precache.codecs import nvcomp
 from precache.loading.slots import undo_image_tensor
@@ -40,7 +41,6 @@ from tests.bench.common import (
     work_folder,
 )
 from tests.bench.direct import Direct, read_directly
-from tests.examples.resnet import resnet
 
 Step = Callable[[Tensor, Tensor], Any]
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import precache
 from precache.cli.main import main
 from precache.units import number
 from precache_workers.doctor.report import DoctorReport
-from precache_workers.doctor.text import count_cores, print_doctor_report
+from precache_workers.doctor.text import count_cores
 from precache_workers.profiling.measurements import CodecTimes, Host
 from tests.doctor.test_report import ask, cut, measured, times
 from tests.support.building import cli, environment, write, write_jpegs
@@ -24,13 +22,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write_jpegs(tmp_path_factory.mktemp("examined"), 12)
     write(root / "cat/broken.jpg", b"none")
     return root
-
-
-def told(found: DoctorReport) -> str:
-    stream = io.StringIO()
-    console = Console(file=stream, width=80, highlight=False, markup=False, soft_wrap=True)
-    print_doctor_report(found, console)
-    return stream.getvalue()
 
 
 def test_as_an_object(photos: Path) -> None:
@@ -87,7 +78,7 @@ def test_bad_usage(
 
 
 def test_answers_come_first() -> None:
-    text = told(ask(measured(), rate=2000))
+    text = str(ask(measured(), rate=2000))
     first = text.splitlines()[1:7]
     assert first == [
         "without a cache  2,000 samples/s need 6.2 cores; 4 cores would load 1,290/s",
@@ -102,7 +93,7 @@ def test_answers_come_first() -> None:
 
 def test_what_spoils_the_figures_is_said() -> None:
     busy = measured(host=Host(2, 16 << 30, 8 << 30, None, 11.0), complete=False, storage=[])
-    text = told(ask(busy))
+    text = str(ask(busy))
     assert "at least 1,000 samples" in text
     assert "Listing ran out of time" in text
     assert "load 11.0 on 2 cores" in text
@@ -110,32 +101,32 @@ def test_what_spoils_the_figures_is_said() -> None:
 
 
 def test_broken_files_are_named_and_counted() -> None:
-    text = told(ask(measured(failures=[(f"{n}.jpg", "no image") for n in range(8)])))
+    text = str(ask(measured(failures=[(f"{n}.jpg", "no image") for n in range(8)])))
     assert "8 of 12; about 667 of all" in text
     assert "broken: 4.jpg: no image\n… and 3 more" in text
 
 
 def test_rows_that_no_store_holds() -> None:
     nowhere = [cut(300_000, 0.6, alike=False), cut(90_000, 0.2, alike=False)]
-    text = told(ask(measured(cuts=nowhere, misfits=[("b", "its row is wide")] * 2)))
+    text = str(ask(measured(cuts=nowhere, misfits=[("b", "its row is wide")] * 2)))
     assert "add a resize and a crop" in text
     assert "other shape: b: its row is wide" in text
     assert text.count("shapes differ") == 2
 
 
 def test_random_ops_are_explained() -> None:
-    text = told(ask(measured(cuts=[cut(300_000, 0.6), cut(90_000, 0.2, frozen=True)])))
+    text = str(ask(measured(cuts=[cut(300_000, 0.6), cut(90_000, 0.2, frozen=True)])))
     assert "the result of decode; resize is random, and a store would keep one draw of it" in text
 
 
 def test_slow_samples_are_shown_where_there_are_any() -> None:
-    assert "Slowest samples" not in told(ask(measured()))
+    assert "Slowest samples" not in str(ask(measured()))
     slow = measured(ops=[times("decode", 1, 1, 1, 50), times("resize", 1, 1, 1, 1)])
-    assert "Slowest samples\nkey" in told(ask(slow))
+    assert "Slowest samples\nkey" in str(ask(slow))
 
 
 def test_a_slow_source_is_named_as_the_limit() -> None:
-    text = told(ask(measured(), cores=1000))
+    text = str(ask(measured(), cores=1000))
     assert "limited by reading the source" in text
     assert "1,000 cores would load 2,000/s, waiting for the source" in text
 
@@ -143,10 +134,10 @@ def test_a_slow_source_is_named_as_the_limit() -> None:
 def test_a_codec_that_costs_more_than_the_files() -> None:
     slow = CodecTimes("image", 80_000, 150_000, 0.4e-3, 15_000, 9000)
     raw = CodecTimes("raw", 150_020, 150_000, 0.1e-3, 90_000, 10)
-    text = told(ask(measured(codecs=[slow, raw], cuts=[cut(300_000, 6), cut(90_000, 2)])))
+    text = str(ask(measured(codecs=[slow, raw], cuts=[cut(300_000, 6), cut(90_000, 2)])))
     assert "need 9 cores, more work per epoch than without" in text
     assert "nothing with codec image; with raw a store would need 0.01 cores" in text
-    text = told(ask(measured(codecs=[slow], cuts=[cut(300_000, 6), cut(90_000, 2)])))
+    text = str(ask(measured(codecs=[slow], cuts=[cut(300_000, 6), cut(90_000, 2)])))
     assert "nothing: no store would be cheaper to read than the files" in text
 
 

@@ -1,13 +1,17 @@
 """The code blocks of README and the guides run as they stand, on a small folder of photos.
 
-Commands that need a bucket, a cluster or a browser, or that never end, are not run.
+Commands that need a bucket, a cluster or a browser, or that never end, are not run. Code of other
+libraries runs where they are installed, and is compiled elsewhere.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,9 +22,11 @@ from precache.cli import main as command_line
 from tests.conftest import write_photos
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-BLOCK = re.compile(r"(<!-- not run: .* -->\n)?```(python|sh|toml)\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(
+    r"(?:<!-- (not run|needs): (.*?) -->\n)?```(python|sh|toml)\n(.*?)```", re.DOTALL
+)
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
 
@@ -44,11 +50,11 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def blocks(document: Path) -> Iterator[tuple[str, str]]:
-    """(language, code) of each block that is to be run."""
-    for skipped, language, code in BLOCK.findall(document.read_text("utf-8")):
-        if not skipped:
-            yield language, code
+def blocks(document: Path, mark: str = "") -> Iterator[tuple[str, str, str]]:
+    """(note of the mark, language, code) of each block with this mark, or with none."""
+    for marked, note, language, code in BLOCK.findall(document.read_text("utf-8")):
+        if marked == mark:
+            yield note, language, code
 
 
 def commands(code: str) -> Iterator[list[str]]:
@@ -63,10 +69,12 @@ def run_command(arguments: list[str]) -> None:
     arguments = [text.replace("@3f2a", f"@{version[:4]}") for text in arguments]
     if arguments[0] in ("build", "refresh"):
         arguments += ["--address", "serial"]
+    elif arguments[0] == "doctor":
+        arguments += ["--samples", "32"]
     assert command_line.main(arguments) == 0
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_code_blocks_of_the_documentation_run(
     document: Path, example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +88,7 @@ def test_the_code_blocks_of_the_documentation_run(
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), 0.1),
     }
-    for language, code in blocks(document):
+    for _, language, code in blocks(document):
         module = re.match(r"# (\w+\.py)\n", code)
         if module:
             Path(module[1]).write_text(code)
@@ -95,7 +103,19 @@ def test_the_code_blocks_of_the_documentation_run(
                 exec(shorter, names | {"loader": loader})
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_code_of_other_libraries_runs_where_they_are_installed(example: Path) -> None:
+    """As scripts, since some of it starts processes that import it."""
+    for document in DOCUMENTS:
+        for needed, _, code in blocks(document, "needs"):
+            compile(code, document.name, "exec")
+            if all(map(find_spec, needed.split(", "))):
+                script = example / f"{document.stem}_peer.py"
+                shorter = code.replace("range(90)", "range(1)")
+                script.write_text(f"def step(*batch): assert len(batch[0])\n\n\n{shorter}")
+                subprocess.run((sys.executable, script), cwd=example, check=True)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_links_of_the_documentation_lead_somewhere(document: Path) -> None:
     for path, anchor in LINK.findall(document.read_text("utf-8")):
         target = document.parent / path if path else document

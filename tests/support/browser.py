@@ -92,9 +92,9 @@ class Tab:
         return done["result"].get("value")
 
     def open(
-        self, path: Path, width: int = 1000, *, dark: bool = False, still: bool = False
+        self, page: Path | str, width: int = 1000, *, dark: bool = False, still: bool = False
     ) -> None:
-        """Show a file at a width in CSS pixels, in a colour scheme, with or without motion."""
+        """Show a file or URL, at a width in CSS pixels, in a colour scheme, with motion or not."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=900, deviceScaleFactor=1, mobile=False,
@@ -105,7 +105,8 @@ class Tab:
         }
         features = [{"name": name, "value": value} for name, value in wanted.items()]
         self.call("Emulation.setEmulatedMedia", features=features)
-        loader = self.call("Page.navigate", url=path.as_uri())["loaderId"]
+        url = page if isinstance(page, str) else page.as_uri()
+        loader = self.call("Page.navigate", url=url)["loaderId"]
         while loader not in self._loaded:  # until then a script may still run in the page before
             answer = self._next()
             self._note(answer.get("method", ""), answer.get("params", {}))

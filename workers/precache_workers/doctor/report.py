@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from precache.runtime.terminal import Terminal
 from precache_workers.profiling.measurements import (
     CodecTimes,
     Host,
@@ -207,6 +209,14 @@ class DoctorReport:
     storage: Sequence[Throughput]
     host: Host
     seconds: float
+
+    def __str__(self) -> str:
+        """Return what ``precache doctor`` prints."""
+        from precache_workers.doctor.text import print_doctor_report
+
+        stream = io.StringIO()
+        print_doctor_report(self, Terminal(file=stream, width=100, soft_wrap=True))
+        return stream.getvalue().rstrip("\n")
 
     def html(self, path: str | Path) -> None:
         """Write a page: one file that needs no network; ``pip install "precache[report]"``.

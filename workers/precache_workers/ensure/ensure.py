@@ -33,9 +33,9 @@ from precache_workers.driver.build import run_build
 from precache_workers.ensure.background import Background, begin_build, new_log
 from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.committed import is_whole
-from precache_workers.planning.listing import ListedSource, list_rows, requested_source
+from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.recorded_code import note_code
-from precache_workers.planning.request import Request, check_request
+from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_target
 
 if TYPE_CHECKING:
@@ -107,8 +107,9 @@ class WantedVersion:
         if channel is not None and channel.is_rank0:
             channel.begin()
         with self.failing_for_all():
-            source = requested_source(self.request)
-            self.listed = list_rows(self.request, self.store, source, lambda count: None)
+            request = self.request
+            source = source_of(request)
+            self.listed = list_rows(request, self.store, source, lambda count: None)
         spec = self.listed.spec
         if channel is not None and channel.is_rank0:
             channel.send(

@@ -1,0 +1,72 @@
+"""``python -m tests.demo.pictures``: make the screenshots of docs/pictures.
+
+It builds a store of the demo's photographs, diagnoses a `DataLoader` over them, and has Debian's
+Chromium show the pages that `precache` writes.
+"""
+
+import base64
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+import precache
+from tests.demo.photos import PhotoSet, make_photos
+from tests.demo.training import CROP, RESIZE, JpegDataset, jpeg_batches
+from tests.support.browser import Tab, chromium
+
+PICTURES = Path(__file__).parents[2] / "docs/pictures"
+WIDTH, HEIGHT, SCALE = 900, 1000, 1.5
+
+
+def main() -> None:
+    """Make all pictures anew."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="precache-pictures-") as name:
+        folder = Path(name)
+        with contextlib.chdir(folder):  # pages show paths as they were given
+            _write_pages(make_photos(Path("photos"), 800))
+        with chromium(folder / "profile") as tab:
+            for page in sorted(folder.glob("*.html")):
+                _screenshot(tab, page, PICTURES / f"{page.stem}.webp")
+
+
+def _write_pages(photos: PhotoSet) -> None:
+    """Write the pages of a build, of its store, and of a loop over the same photographs."""
+    store = "photos.store"
+    recipe = precache.Recipe.image(resize=RESIZE, crop=CROP)
+    precache.build(photos.folder, store, recipe, report="report.html")
+    precache.view(store, photos.folder, find="coffee", rows=4).write("view.html")
+
+    keys = [key for key in photos.keys if key not in photos.broken]
+    batches = jpeg_batches(JpegDataset(photos.folder, keys, photos.classes), 64, 0, 0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 7, 4), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, 2),
+        torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 8),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        images, labels = batch
+        loss = torch.nn.functional.cross_entropy(model(images.float() / 255), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    precache.diagnose(batches(0), step).html("diagnosis.html")
+
+
+def _screenshot(tab: Tab, page: Path, picture: Path) -> None:
+    """Save the upper part of a page as seen in a light window."""
+    tab.open(page, WIDTH, still=True)
+    clip = {"x": 0, "y": 0, "width": WIDTH, "height": HEIGHT, "scale": SCALE}
+    data = tab.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+    with Image.open(io.BytesIO(base64.b64decode(data["data"]))) as image:
+        image.convert("RGB").save(picture, quality=80, method=6)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The documentation as a site: complete, built strictly, and shown by a browser."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import precache
+from tests.support.browser import CHROMIUM, chromium
+
+ROOT = Path(__file__).parents[2]
+CONFIGURATION = ROOT / "docs/site/mkdocs.yml"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if find_spec("mkdocstrings_handlers") is None or find_spec("material") is None:
+        pytest.skip("needs the extra `docs`")
+    folder = tmp_path_factory.mktemp("site")
+    command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder)
+    subprocess.run((*command, "--config-file", CONFIGURATION), check=True, cwd=ROOT)
+    return folder
+
+
+def test_the_page_of_the_api_has_all_public_names() -> None:
+    page = (ROOT / "docs/api.md").read_text("utf-8")
+    names = re.findall(r"^(?:::: |`)precache\.([A-Za-z_]+)", page, re.MULTILINE)
+    modules = {"transforms", "outputs", "lightning"}
+    assert set(names) - modules == set(precache.__all__)
+    assert len(names) == len(set(names))
+
+
+def test_the_plot_and_the_readme_have_the_figures_of_the_table() -> None:
+    pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
+    from tests.bench.peers.plot import PLOT, draw, table_rows
+
+    texts = re.compile(r">([^<>]+)</text>")
+    rows = table_rows(ROOT / "docs/performance.md")
+    assert texts.findall(PLOT.read_text("utf-8")) == texts.findall(draw(rows))
+    for row in table_rows(ROOT / "README.md"):
+        assert row.items() <= next(r for r in rows if r["loader"] == row["loader"]).items()
+
+
+@pytest.mark.heavy
+def test_the_site_is_built_strictly_and_needs_no_network(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        html = page.read_text("utf-8")
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]* src="?([^" >]+)', html)
+        loaded += re.findall(r'<link[^>]* rel="?(?:stylesheet|icon)[^>]* href="?([^" >]+)', html)
+        assert not [url for url in loaded if "//" in url], page
+
+
+@pytest.fixture
+def address(site: Path) -> Iterator[str]:
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+def test_each_page_fits_a_phone_and_a_desk(site: Path, address: str, tmp_path: Path) -> None:
+    pages = [path.relative_to(site).as_posix() for path in sorted(site.rglob("*.html"))]
+    looks = [(width, dark) for width in (400, 1400) for dark in (False, True)]
+    with chromium(tmp_path) as tab:
+        for page, (width, dark) in itertools.product(pages, looks):
+            tab.open(address + page, width, dark=dark)
+            scheme = "slate" if dark else "default"
+            tab.until(f"document.body.dataset.mdColorScheme == '{scheme}'")
+            tab.until("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+            assert tab.run("document.documentElement.scrollWidth") <= width, (page, width)
+            assert tab.errors == [], page
+        assert all(url.startswith((address, "data:")) for url in tab.requests)
