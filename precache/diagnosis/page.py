@@ -75,7 +75,7 @@ def render_diagnosis(diagnosis: Diagnosis, after: Diagnosis | None = None) -> st
     )
 
 
-def png_charts(diagnosis: Diagnosis, after: Diagnosis | None = None) -> list[Chart]:
+def png_charts(diagnosis: Diagnosis, after: Diagnosis | None) -> list[Chart]:
     """List the charts of a PNG, with the timeline that the page replays."""
     charts = _charts(diagnosis, after)
     charts.insert(2, _timeline(diagnosis, replay(diagnosis.measurements)))

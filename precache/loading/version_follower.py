@@ -26,7 +26,7 @@ class VersionFollower:
         The URI names one version, or no store.
     """
 
-    def __init__(self, uri: str, options: StorageOptions = None) -> None:
+    def __init__(self, uri: str, options: StorageOptions) -> None:
         self._store = uri
         self._folder = open_folder(uri, options)
         if split_uri(uri, options)[1] is not None or self._folder.exists(ROOT):

@@ -55,15 +55,9 @@ from precache.storage.open import StorageOptions, open_folder
 from precache.storage.rename import is_link, move, refuse_link, remove_if_empty
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch
 from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, read_commits
-from precache.store.lease import NamedLease, decision_lease, remove_ended_leases
+from precache.store.lease import QUIET_SECONDS, NamedLease, decision_lease, remove_ended_leases
 from precache.store.shard_log import followed_log_name
 from precache.units import ago, size
-
-UNTOUCHED_SECONDS = 900.0
-"""Age of the last change of a build or a copy below which `gc` never touches it.
-
-It is longer than `build_status.ALIVE_SECONDS`, after which a build counts as ended, because
-removal is final."""
 
 _MOVED = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
 """Names below ``_gc`` on a local disk; in a bucket they are version ids."""
@@ -282,7 +276,7 @@ def plan_gc(
         unused, reason = _time_out_of_use(folder, replaced, idle, now)
         if name == current:
             kept.append(Kept(name, "current"))
-        elif idle < UNTOUCHED_SECONDS:
+        elif idle < QUIET_SECONDS:
             kept.append(Kept(folder.version, f"in use by a process, last changed {ago(idle)}"))
         elif name in newest:
             kept.append(Kept(name, f"among the newest {keep}"))
@@ -291,7 +285,7 @@ def plan_gc(
         else:
             removed[name] = reason
         stays = name in committed and name not in removed
-        if stays and folder.scratch and idle >= UNTOUCHED_SECONDS:
+        if stays and folder.scratch and idle >= QUIET_SECONDS:
             swept.append(name)
     links = [Kept(f.name, "a link, which gc never touches") for f in folders if f.link]
     return GcPlan(removed, (*kept, *links), tuple(swept))
@@ -335,7 +329,7 @@ def _remove(store: Folder, name: str, clock: Callable[[], float]) -> str:
     if folder is None or folder.link:
         return "another process is removing it"
     committed = folder.complete and name in current_periods(log)
-    if folder.idle_seconds(clock(), committed) < UNTOUCHED_SECONDS:
+    if folder.idle_seconds(clock(), committed) < QUIET_SECONDS:
         return "in use by a process"
     if log and log[-1].version == name:
         return "current"

@@ -36,11 +36,15 @@ log = logging.getLogger(__name__)
 RENEWAL_SECONDS = 10.0
 """Between two heartbeats."""
 
-STALE_SECONDS = 60.0
-"""Time without a heartbeat, by the observer's own clock, after which a claim is void."""
+STALE_SECONDS = 6 * RENEWAL_SECONDS
+"""Time without a heartbeat after which its process has ended: several requests may fail before."""
 
-ALIVE_SECONDS = 100.0
-"""Age of its last heartbeat below which a build is alive; clocks of two machines are compared."""
+ALIVE_SECONDS = STALE_SECONDS + 40.0
+"""The same between clocks of two machines, which may differ."""
+
+QUIET_SECONDS = 900.0
+"""Time that a build or a copy may change nothing, as while it commits: `gc` leaves it alone so
+long, and those who follow it wait."""
 
 POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
 """Seconds between two looks at a store."""

@@ -14,7 +14,7 @@ from precache.storage.base import Folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT
 from precache.store.documents import Attributes, Identity
-from precache.store.lease import ALIVE_SECONDS, NamedLease, read_leases
+from precache.store.lease import ALIVE_SECONDS, QUIET_SECONDS, NamedLease, read_leases
 from precache.store.open import open_own
 from precache.store.shard_log import FinishedShard, followed_log_name, from_entry, read_entries
 from precache.store.version import Version
@@ -25,9 +25,6 @@ LOG_POLL_LOCAL, LOG_POLL_REMOTE = 0.1, 1.0
 
 LIVENESS_SECONDS = 5.0
 """Seconds between two checks that a build is alive."""
-
-COMMIT_SECONDS = 900.0
-"""Seconds without a sign of life that a build may take to commit."""
 
 
 class LiveVersion(Version):
@@ -187,7 +184,7 @@ class LiveVersion(Version):
             The build failed, or shows no sign of life.
         """
         while self.folder.size(ROOT) is None:
-            self._require_life(COMMIT_SECONDS)
+            self._require_life(QUIET_SECONDS)
             if stopped.wait(self._poll):
                 return None
         return open_own(self.folder)

@@ -27,7 +27,7 @@ import precache
 from precache.cli.main import main
 from precache.errors import BuildError, StorageError, StoreError, UsageError
 from precache.maintenance import gc as garbage
-from precache.maintenance.gc import UNTOUCHED_SECONDS, GcResult, parse_age, plan_gc
+from precache.maintenance.gc import GcResult, parse_age, plan_gc
 from precache.maintenance.scan import COPIES, TRASH, ListedObject, StoredVersion
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
@@ -35,7 +35,7 @@ from precache.storage.open import open_folder
 from precache.store import lease as claims
 from precache.store.build_status import DESCRIPTION, read_status
 from precache.store.commit_log import BUILD, ROOT, Commit, append_commit, append_entry, read_commits
-from precache.store.lease import BuildLease
+from precache.store.lease import QUIET_SECONDS, BuildLease
 from precache.store.shard_log import followed_log_name
 from precache_workers.planning.target_version import SCRATCH
 from tests.support.building import (
@@ -133,7 +133,7 @@ def test_the_current_the_newest_the_young_and_the_living_stay(
         assert not commits or name != commits[-1].version
         assert name not in by_age[len(by_age) - keep :]
         told = idle[int(name, 16)]
-        assert told is None or told >= UNTOUCHED_SECONDS
+        assert told is None or told >= QUIET_SECONDS
         if name in by_age:
             after = commits[last[name].number + 1].time
             assert NOW - after >= least

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,6 @@ def read_codec(
     rows: Sequence[Mapping[str, np.ndarray]],
     count: int,
     folder: Path,
-    tick: Callable[[str], None] = lambda step: None,
 ) -> Read:
     """Write `count` rows to a store and read epochs of it.
 
@@ -140,7 +139,7 @@ def read_codec(
     }
     stored = _write(Recipe(fields=fields), shapes, HeldRows(rows, count), folder)
     raw = sum(row.nbytes for row in shapes.values())
-    return Read(stored / count, raw, bench(folder, epochs=EPOCHS, tick=tick))
+    return Read(stored / count, raw, bench(folder, epochs=EPOCHS))
 
 
 def _write(recipe: Recipe, shapes: Mapping[str, RowShape], source: HeldRows, folder: Path) -> int:

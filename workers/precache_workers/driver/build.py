@@ -50,7 +50,6 @@ from precache_workers.driver.results import build_result, committed_result
 from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.shard_log_writer import keep_followed
 from precache_workers.ops.behaviour import cleared_on_mismatch
-from precache_workers.ops.identity import behaviours
 from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.committed import flaws_of, is_committed, is_whole
 from precache_workers.planning.listing import ListedSource, list_rows
@@ -249,12 +248,7 @@ class _Build:
     def _job(self) -> Job:
         from precache_workers.shards.samples import Job
 
-        request, listed = self.request, self.listed
-        path = request.import_path
-        recipe = listed.spec.recipe
-        labels, pinned = listed.fetches_labels, listed.pinned
-        same = listed.digests, behaviours(recipe)
-        return Job(self.source, recipe, path, *same, labels, pinned, request.sample_timeout)
+        return Job.of(self.request, self.source, self.listed)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()

@@ -32,7 +32,6 @@ from precache_workers.driver.commit import failures
 from precache_workers.driver.plan_text import plan_text
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.ops.behaviour import cleared_on_mismatch
-from precache_workers.ops.identity import behaviours
 from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.diff import Differences, compare_with_committed
@@ -231,16 +230,7 @@ class _Profiler:
     def _job(self) -> Job:
         from precache_workers.shards.samples import Job
 
-        request, listed = self._request, self._listed
-        return Job(
-            self._source,
-            listed.spec.recipe,
-            request.import_path,
-            listed.digests,
-            behaviours(listed.spec.recipe),
-            listed.fetches_labels,
-            sample_seconds=request.sample_timeout,
-        )
+        return Job.of(self._request, self._source, self._listed)
 
     def measure(self, spec: VersionSpec) -> MeasuredRows:
         """Return row shapes and stored bytes, from a few samples."""

@@ -21,6 +21,8 @@ MAX_SHARD_BARS = 400
 """Most shards that have a bar each; of more, the number in progress is drawn over time."""
 TIMELINE_NODES = 40
 """Nodes in the timeline."""
+TABLE_POINTS = 12
+"""Spans of the table of throughput."""
 STAGE_COLOURS = {"fetch": "blue", "ops": "orange", "encode": "green", "put": "purple"}
 
 
@@ -74,9 +76,9 @@ def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _thin(curve: Mapping[str, Sequence[float]], points: int = 12) -> list[tuple[float, ...]]:
+def _thin(curve: Mapping[str, Sequence[float]]) -> list[tuple[float, ...]]:
     """Average the curve over a few longer spans, for a table."""
-    columns = [np.array(values).reshape(points, -1).mean(axis=1) for values in curve.values()]
+    columns = [np.array(values).reshape(TABLE_POINTS, -1).mean(axis=1) for values in curve.values()]
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 

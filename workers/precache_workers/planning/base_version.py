@@ -127,7 +127,7 @@ Candidate = tuple[Folder, Attributes, Mapping[str, FieldMatch]]
 
 
 def find_base(
-    store: Folder, recipe: Recipe, table: RowTable, other_versions: bool = True
+    store: Folder, recipe: Recipe, table: RowTable, *, other_versions: bool
 ) -> BaseVersion | None:
     """Find the committed version whose reuse saves most work, the latest of several such.
 

@@ -305,12 +305,6 @@ def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTa
             f"the source has classes that {where} does not: {', '.join(unknown[:10])}; "
             "remove them or build without --classes"
         )
-    for name, other in zip(number_of, list(number_of)[1:], strict=False):
-        if number_of[name] == number_of[other]:
-            raise SourceError(
-                f"the source has {name!a} and {other!a}, which differ only in how their "
-                f"letters are composed, and {where} has one of them; rename one"
-            )
     labels = [-1 if name is None else number_of[name] for name in used]
     return _relabelled(table, labels, tuple(classes))
 

@@ -52,7 +52,7 @@ def place_rows(
     keep_order: bool,
     compact: bool,
     may_have: Callable[[int, Mapping[str, RowShape]], bool],
-    contents: Contents | None = None,
+    contents: Contents | None,
 ) -> Placed:
     """Place the samples of a listing in rows: those of the current version, where it has them.
 

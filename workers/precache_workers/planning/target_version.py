@@ -210,7 +210,7 @@ def is_recomputed(target: TargetVersion) -> bool:
     return begun is not None and begun.recompute
 
 
-def next_free(store: Folder, target: TargetVersion, *, removed: bool = False) -> TargetVersion:
+def next_free(store: Folder, target: TargetVersion, *, removed: bool) -> TargetVersion:
     """Return the version of the same rows with the next id that no `recompute` build works on.
 
     Parameters

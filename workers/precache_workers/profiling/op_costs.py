@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from precache.errors import SampleError
 from precache.recipe.ops import HorizontalFlip, Op, RandomResizedCrop, ToDType
 from precache.recipe.recipe import Field
 from precache_workers.profiling.stage_times import StageTimes, measure_stages
-from precache_workers.shards.samples import BASE_MEMORY, Job, SampleTask
+from precache_workers.shards.samples import Job, SampleTask
 
 SECONDS = 5.0
 """Time after which no further sample of a field is measured, once there are a few."""
@@ -92,7 +92,6 @@ class OpsTask(SampleTask):
     keys: Sequence[str]
     sizes: Sequence[int]
     locations: Sequence[str] = ()
-    memory: int = field(default=BASE_MEMORY, kw_only=True)
 
 
 def time_ops(task: OpsTask) -> tuple[FieldCosts, ...]:

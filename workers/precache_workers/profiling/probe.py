@@ -19,7 +19,7 @@ from precache_workers.planning.rows import sample_for_probe
 from precache_workers.planning.work import MeasuredRows
 from precache_workers.profiling.harness import SampleRun, run_samples
 from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.shards.samples import BASE_MEMORY, Job, SampleTask, fetch_ahead, recipes_of
+from precache_workers.shards.samples import Job, SampleTask, fetch_ahead, recipes_of
 from precache_workers.sources.base import Sample
 
 PROBE_SAMPLES = 24
@@ -33,7 +33,6 @@ class ProbeTask(SampleTask):
     keys: Sequence[str]
     sizes: Sequence[int]
     locations: Sequence[str] = ()
-    memory: int = BASE_MEMORY
 
 
 def probe_task(job: Job, table: RowTable) -> ProbeTask:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from precache.errors import SampleError
 from precache.recipe.variants import variants_of
 from precache.store.layout import RowShape
 from precache_workers.ops.field_recipe import FieldRecipe
@@ -28,13 +27,13 @@ from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.base_rows import BaseRows, open_base
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.samples import (
-    BASE_MEMORY,
     Job,
     SampleTask,
     fetch_ahead,
     one_thread,
     recipes_of,
 )
+from precache_workers.shards.shard_task import stage_row
 from precache_workers.sources.base import Fetched, Sample
 
 INDEX_ENTRY = 16
@@ -63,7 +62,6 @@ class RatesTask(SampleTask):
     base: BaseShard | None = None
     places: Sequence[int] = ()
     locations: Sequence[str] = ()
-    memory: int = field(default=BASE_MEMORY, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,6 @@ class StartTask(SampleTask):
     """A task that makes a worker load what tasks of its job need."""
 
     job: Job
-    memory: int = field(default=BASE_MEMORY, kw_only=True)
 
 
 def start_worker(task: StartTask) -> None:
@@ -91,15 +88,15 @@ def _measure(task: RatesTask) -> UnitTimes:
         computed, nbytes, failed = _compute(task, recipes, samples)
         opening, taken = _reuse(task, recipes)
     return UnitTimes(
-        fetch / count,
-        nbytes,
-        {name: cost for name, (cost, _) in computed.items()},
-        {name: cost for name, (cost, _) in taken.items()},
-        {name: stored for name, (_, stored) in computed.items()},
-        {name: stored for name, (_, stored) in taken.items()},
-        opening,
-        len(task.keys),
-        failed,
+        fetch=fetch / count,
+        nbytes=nbytes,
+        computed={name: cost for name, (cost, _) in computed.items()},
+        taken={name: cost for name, (cost, _) in taken.items()},
+        computed_nbytes={name: stored for name, (_, stored) in computed.items()},
+        taken_nbytes={name: stored for name, (_, stored) in taken.items()},
+        opened=opening,
+        samples=len(task.keys),
+        failed=failed,
     )
 
 
@@ -157,8 +154,8 @@ def _reuse(
     begun = variants_of(name for name, rows in opened.items() if not rows.field.match.finished)
     costs: dict[str, tuple[TimeCost, float]] = {}
     for arrays in [*finished, *begun.values()]:
-        writers = [_writer(task, recipes[array], opened[array]) for array in arrays]
-        for writer in writers:
+        writers = {array: _writer(task, recipes[array], opened[array]) for array in arrays}
+        for writer in writers.values():
             writer.start_writing()
         match = opened[arrays[0]].field.match
         step = opened[arrays[0]].chunk_rows if match.finished else 1
@@ -170,12 +167,27 @@ def _reuse(
 
 
 def _reuse_rows(
-    task: RatesTask, writers: Sequence[FieldWriter], step: int, action: Action
+    task: RatesTask, writers: Mapping[str, FieldWriter], step: int, action: Action
 ) -> list[float]:
-    """Reuse the rows; returns the stored bytes of a row of each writer."""
+    """Reuse the rows as a shard task does; returns the stored bytes of a row of each writer.
+
+    Other rows of the same chunks are left as holes.
+    """
+    actions = dict.fromkeys(writers, action)
+    copies_runs = all(writer.copies_runs for writer in writers.values())
     for run, reused in _runs(np.array(task.places), step):
-        _reuse_run(writers, run, action if reused else None)
-    return _stored(writers, len(task.places))
+        if reused and copies_runs:
+            for writer in writers.values():
+                writer.copy(run)
+            continue
+        for place in run:
+            hole = not reused or stage_row(actions, writers, place, str(place), None)
+            for writer in writers.values():
+                if hole:
+                    writer.leave_hole(place)
+                else:
+                    writer.keep(place)
+    return _stored(writers.values(), len(task.places))
 
 
 def _runs(places: np.ndarray, step: int) -> Iterator[tuple[range, bool]]:
@@ -185,25 +197,6 @@ def _runs(places: np.ndarray, step: int) -> Iterator[tuple[range, bool]]:
     breaks = np.flatnonzero((np.diff(rows) != 1) | (reused[1:] != reused[:-1])) + 1
     for part, among in zip(np.split(rows, breaks), np.split(reused, breaks), strict=True):
         yield range(int(part[0]), int(part[-1]) + 1), bool(among[0])
-
-
-def _reuse_run(writers: Sequence[FieldWriter], run: range, action: Action | None) -> None:
-    """Reuse a run of rows; without an action, leave holes for other rows of the same chunks."""
-    if action is not None and all(writer.copies_runs for writer in writers):
-        for writer in writers:
-            writer.copy(run)
-        return
-    for place in run:
-        key = str(place)
-        for writer in writers:
-            if action is None:
-                writer.leave_hole(place)
-                continue
-            try:
-                action.make_row(writer, place, key, None)
-                writer.keep(place)
-            except SampleError:  # a hole in the build, too
-                writer.leave_hole(place)
 
 
 def _writer(task: RatesTask, ops: FieldRecipe, base: BaseRows | None) -> FieldWriter:
@@ -216,7 +209,7 @@ def _writer(task: RatesTask, ops: FieldRecipe, base: BaseRows | None) -> FieldWr
     return FieldWriter(ops.name, declared, shape, rows, ops=ops, base=base, reused=task.places)
 
 
-def _stored(writers: Sequence[FieldWriter], rows: int) -> list[float]:
+def _stored(writers: Iterable[FieldWriter], rows: int) -> list[float]:
     """Finish shards; returns the stored bytes per row of each."""
     finished = [writer.finish().parts for writer in writers]
     return [

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from precache.errors import HangError, SampleError
 from precache.recipe.recipe import Recipe
@@ -17,10 +17,14 @@ from precache.runtime.ordered_map import prefetch
 from precache.store.row_table import unit_of
 from precache_workers.ops.behaviour import Outputs
 from precache_workers.ops.field_recipe import Common, FieldRecipe
-from precache_workers.ops.identity import named_ops, require_same_outputs
+from precache_workers.ops.identity import behaviours, named_ops, require_same_outputs
 from precache_workers.planning.rows import GROUP_BYTES, UNKNOWN_BYTES
 from precache_workers.runtime.time_limit import FETCHING, SAMPLE_SECONDS, notes
 from precache_workers.sources.base import Fetched, Source
+
+if TYPE_CHECKING:  # the driver alone needs them
+    from precache_workers.planning.listing import ListedSource
+    from precache_workers.planning.request import Request
 
 FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
@@ -61,6 +65,21 @@ class Job:
     pinned: bool = False
     sample_seconds: float = SAMPLE_SECONDS
 
+    @classmethod
+    def of(cls, request: Request, source: Source, listed: ListedSource) -> Job:
+        """Return the settings of the build that a request describes."""
+        recipe = listed.spec.recipe
+        return cls(
+            source,
+            recipe,
+            request.import_path,
+            listed.digests,
+            behaviours(recipe),
+            listed.fetches_labels,
+            listed.pinned,
+            request.sample_timeout,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class SampleTask:
@@ -77,6 +96,11 @@ class SampleTask:
 
     barred: Mapping[str, str] = field(default_factory=dict)
     alone: frozenset[str] = frozenset()
+
+    @property
+    def memory(self) -> int:
+        """Bytes that its process may need."""
+        return BASE_MEMORY
 
     def retried(self) -> Self:
         return self

@@ -16,7 +16,7 @@ from precache.storage.base import Folder
 from precache.store.layout import MISSING, decode_index
 from precache.store.zarr_metadata import Array
 from precache_workers.shards.field_writer import Sums
-from precache_workers.shards.samples import BASE_MEMORY, Job, fetch_ahead
+from precache_workers.shards.samples import BASE_MEMORY, Job, SampleTask, fetch_ahead
 from precache_workers.sources.base import Sample
 
 
@@ -30,7 +30,7 @@ class SampleFacts:
 
 
 @dataclass(frozen=True)
-class FetchTask:
+class FetchTask(SampleTask):
     """Fetch the samples of a shard without decoding them."""
 
     job: Job
@@ -38,10 +38,6 @@ class FetchTask:
     keys: Sequence[str]
     sizes: Sequence[int]
     locations: Sequence[str] = ()
-    memory: int = BASE_MEMORY
-
-    def retried(self) -> Self:
-        return self
 
 
 def fetch_samples(task: FetchTask) -> list[SampleFacts]:
