@@ -16,6 +16,7 @@ from precache.diagnosis.measurements import Measurements, TimedRun
 from precache.diagnosis.probes import Limits, measure
 from precache.diagnosis.verdict import Judgement, judge
 from precache.errors import UsageError
+from precache.loading.options import named_device
 from precache.runtime.integers import whole
 from precache.runtime.terminal import Terminal
 from precache.units import in_ms, number
@@ -177,10 +178,7 @@ def diagnose(
 
 
 def _device(device: str | torch.device | None) -> torch.device | None:
-    try:
-        chosen = None if device is None else torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
+    chosen = None if device is None else named_device(device)
     if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device is {device!r}, but torch finds no CUDA device")
     return chosen

@@ -26,8 +26,7 @@ from precache.diagnosis.page_cache import (
 from precache.diagnosis.snapshot import Snapshot
 from precache.errors import UsageError
 from precache.loading.loader import Loader
-from precache.loading.mixing import Mixture
-from precache.runtime.step_clock import WorkTime
+from precache.loading.mixing import work_time_of
 from precache.runtime.usage import available_bytes, cores, read_usage
 
 WARMUP = 3
@@ -216,15 +215,11 @@ class _Probes:
             self._step(batch)
             return self._counts(fresh), waits[-1]
 
-        before = self._work_time()
+        before = work_time_of(self._loader)
         run = _time(once, self._limits, self._ahead, max(self._together, self._workers or 0))
         waited = sum(waits)
-        transforms = self._work_time().plus(before, -1).wait_for_transforms(waited)
+        transforms = work_time_of(self._loader).plus(before, -1).wait_for_transforms(waited)
         return replace(run, transform_share=transforms / max(waited, 1e-9))
-
-    def _work_time(self) -> WorkTime:
-        known = isinstance(self._loader, Loader | Mixture)
-        return self._loader.work_time if known else WorkTime()
 
     def _fetch(self, batches: LoaderBatches) -> tuple[bool, float]:
         _, fresh = batches.take()

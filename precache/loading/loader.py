@@ -184,7 +184,7 @@ class Loader:
         self.device = self._options.device
         self._closed = threading.Event()
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
-        end_iterators = functools.partial(_end, self._iterators)
+        end_iterators = functools.partial(end_all, self._iterators)
         self._source = open_batch_source(uri, self._options, self._closed, end_iterators)
         # At exit, while modules can still be used, and before the source is finalized.
         weakref.finalize(self, end_iterators)
@@ -325,7 +325,7 @@ class Loader:
         An iterator that is at work on another thread, or calls this itself, ends with its batch.
         """
         self._closed.set()
-        _end(self._iterators)
+        end_all(self._iterators)
         self._source.close()
 
     def __enter__(self) -> Self:
@@ -335,7 +335,8 @@ class Loader:
         self.close()
 
 
-def _end(iterators: Iterable[Generator[Any, None, None]]) -> None:
+def end_all(iterators: Iterable[Generator[Any, None, None]]) -> None:
+    """End iterators, with their threads."""
     for iterator in list(iterators):
         with contextlib.suppress(ValueError):  # it is at work
             iterator.close()

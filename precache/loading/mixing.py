@@ -15,7 +15,7 @@ import torch
 from precache.codecs import kernels
 from precache.errors import UsageError
 from precache.loading.cuda_clock import stall_clock
-from precache.loading.loader import Loader
+from precache.loading.loader import Loader, end_all
 from precache.loading.position import Position, require_same
 from precache.loading.slots import SlotPool
 from precache.runtime.integers import whole
@@ -244,9 +244,7 @@ class Mixture:
 
     def close(self) -> None:
         """End running iterators, and close the loaders."""
-        for iterator in list(self._iterators):
-            with contextlib.suppress(ValueError):  # it is at work
-                iterator.close()
+        end_all(self._iterators)
         for loader in self.loaders:
             loader.close()
 
@@ -255,6 +253,11 @@ class Mixture:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def work_time_of(loader: object) -> WorkTime:
+    """Return the time in which a loader made batches on the CPU; zeros for loaders of others."""
+    return loader.work_time if isinstance(loader, Loader | Mixture) else WorkTime()
 
 
 def _endless(loader: Loader, epoch: int, batch: int) -> Generator[Any, None, None]:

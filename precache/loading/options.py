@@ -156,6 +156,14 @@ def require_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     return allowed[allowed.index(value)]
 
 
+def named_device(device: str | torch.device) -> torch.device:
+    """Return the device of a name; raise `UsageError` if torch knows none."""
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
+
+
 def find_device(device: str | torch.device | None) -> torch.device:
     """Return the device that batches go to; a CUDA device with its index.
 
@@ -176,10 +184,7 @@ def find_device(device: str | torch.device | None) -> torch.device:
         if rank is None:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cuda", rank % torch.cuda.device_count())
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
+    chosen = named_device(device)
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device {device!r} was asked for, and torch sees no CUDA device")
     if chosen.type != "cuda":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -11,12 +12,11 @@ from precache import outputs
 from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset
 from precache.loading.loader import Loader
-from precache.loading.mixing import Mixture
+from precache.loading.mixing import work_time_of
 from precache.metering.publisher import MeterSettings, SampleKeys
 from precache.metering.recorder import StallRecorder, keys_in_batch
 from precache.metering.report import StallReport
 from precache.outputs import Output
-from precache.runtime.step_clock import WorkTime
 
 Batch = TypeVar("Batch")
 
@@ -32,7 +32,7 @@ class Meter(Generic[Batch]):
 
     def __init__(self, loader: Iterable[Batch], settings: MeterSettings) -> None:
         self.loader = loader
-        self._recorder = StallRecorder(settings, self._locate, self._work_time)
+        self._recorder = StallRecorder(settings, self._locate, partial(work_time_of, loader))
 
     def __len__(self) -> int:
         """Return the batches per epoch, if the loader has a length."""
@@ -59,10 +59,6 @@ class Meter(Generic[Batch]):
         No later report contains these steps. Nothing is sent to other ranks or outputs.
         """
         return self._recorder.take()
-
-    def _work_time(self) -> WorkTime:
-        loader: object = self.loader
-        return loader.work_time if isinstance(loader, Loader | Mixture) else WorkTime()
 
     def _locate(self, batch: Batch) -> Callable[[], SampleKeys]:
         loader = self.loader

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from precache.errors import UsageError
+from precache.loading.options import named_device
 from precache.loading.ranks import find_rank
 from precache.metering.rank_kv import RankStore
 from precache.metering.report import RankStalls, SlowStep, StallReport, rare, slowest
@@ -78,10 +79,7 @@ class MeterSettings:
             raise UsageError(
                 f"to has {wrong[0]!r}; give a list of callables such as [outputs.log()]"
             )
-        try:
-            chosen = None if device is None else torch.device(device)
-        except RuntimeError as error:
-            raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
+        chosen = None if device is None else named_device(device)
         return cls(name, steps, seconds, float(threshold), tuple(to), chosen)
 
 

@@ -24,7 +24,7 @@ from precache.loading.gpu.registered import DEVICEMAP, READ_ONLY, MappedFiles
 from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
 from tests.loading.test_decompress import stand_in_for_nvcomp
-from tests.support.device import unpacked
+from tests.support.device import host_tensor, unpacked
 
 CPU = torch.device("cpu")
 SHARED, COPIED = DEVICEMAP | READ_ONLY, DEVICEMAP
@@ -43,7 +43,7 @@ def test_files_lie_one_behind_another_and_go_again(tmp_path: Path, private: bool
         path.chmod(0o400)  # a store may be read-only
         files.append((path, len(content)))
     span = MappedFiles(files, private=private)
-    seen = span.host_tensor().numpy()
+    seen = host_tensor(span).numpy()
     assert span.starts() == [0, 4096, 8192]
     assert [nbytes for _, nbytes in span.pieces] == [4096, 4096, 12288]
     for start, content in zip(span.starts(), contents, strict=True):
@@ -68,7 +68,7 @@ def test_places_reach_beyond_four_gigabytes(tmp_path: Path) -> None:
     places = RowOffsets(np.array([4]), 1 << 40, 1, row, 1 << 20)
     span = MappedFiles([(path, far + 4 + row)], private=False)
     rows = torch.from_numpy(places.of(np.array([far >> 20])))
-    found = gather(span.host_tensor(), rows, row, places.unit)
+    found = gather(host_tensor(span), rows, row, places.unit)
     assert found.tolist() == [list(range(row))]
     span.close()
 
@@ -166,7 +166,7 @@ def as_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorder], Callable[
 
     def use(driver: Recorder) -> Callable[[Any], Any]:
         monkeypatch.setattr(room, "Driver", lambda device: driver)
-        monkeypatch.setattr(MappedFiles, "device_tensor", lambda span, device: span.host_tensor())
+        monkeypatch.setattr(MappedFiles, "device_tensor", lambda span, device: host_tensor(span))
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
         return functools.partial(room.register_shards, device=torch.device("cuda", 0))
 

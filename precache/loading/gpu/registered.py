@@ -89,11 +89,6 @@ class MappedFiles:
         """Return the offset of each file in the range."""
         return [address - self.address for address, _ in self.pieces]
 
-    def host_tensor(self) -> torch.Tensor:
-        """Return the range as (nbytes,) uint8 on the host; valid until `close`."""
-        memory = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
-        return torch.from_numpy(np.ctypeslib.as_array(memory))
-
     def device_tensor(self, device: torch.device) -> torch.Tensor:
         """Return the range as (nbytes,) uint8 on a device with which all pieces are registered."""
         return torch.as_tensor(_Interface(self.address, self.nbytes), device=device)
