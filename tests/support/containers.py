@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,9 +85,21 @@ def write_csv(photos: Path, to: Path) -> str:
     return str(to / "list.csv")
 
 
+def write_zip(photos: Path, to: Path) -> str:
+    """Zip archives, one of which compresses."""
+    paths = photos_of(photos)
+    for number in range(PARTS):
+        method = zipfile.ZIP_DEFLATED if number else zipfile.ZIP_STORED
+        with zipfile.ZipFile(to / f"photos-{number}.zip", "w", method) as archive:
+            for path in paths[number::PARTS]:
+                archive.write(path, path.relative_to(photos).as_posix())
+    return str(to / "photos-?.zip")
+
+
 WRITERS: dict[str, Callable[[Path, Path], str]] = {
     "tar": write_tars,
     "webdataset": write_webdataset,
     "parquet": write_parquet,
+    "zip": write_zip,
     "csv": write_csv,
 }

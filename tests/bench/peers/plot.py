@@ -35,6 +35,7 @@ def draw(rows: list[Row]) -> str:
     colours = ["blue" if re.match("precache|.*CachedDataset", name) else "edge" for name in names]
     chart = bars("peers", "Samples per second of each loader", names, [panel], colours)
     head, _, inside = str(chart.svg).partition("</svg>")[0].partition(">")
+    head = re.sub(r"0 0 (\d+) (\d+)", lambda m: f"-8 -8 {int(m[1]) + 16} {int(m[2]) + 16}", head)
     light, dark = re.findall(r":root \{.*?\}", part("page.css"), re.DOTALL)
     style = (
         f"{light} @media (prefers-color-scheme: dark) {{ {dark} }} "

@@ -107,9 +107,8 @@ class WantedVersion:
         if channel is not None and channel.is_rank0:
             channel.begin()
         with self.failing_for_all():
-            request = self.request
-            source = source_of(request)
-            self.listed = list_rows(request, self.store, source, lambda count: None)
+            source = source_of(self.request)
+            self.listed = list_rows(self.request, self.store, source, lambda count: None)
         spec = self.listed.spec
         if channel is not None and channel.is_rank0:
             channel.send(

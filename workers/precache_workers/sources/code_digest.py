@@ -118,7 +118,8 @@ def code_digest(name: str) -> str:
     if code is None:
         raise RecipeError(
             f"cannot find the source of {name!r}, which is hashed to notice when it changes; "
-            "make its module importable, or declare a version"
+            "run this in the folder of its module, or name that folder in PYTHONPATH; for a module "
+            "without Python source, declare a version"
         )
     return code.digest
 

@@ -32,6 +32,7 @@ from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.parquet_tables import ParquetFormat
 from precache_workers.sources.tar_archives import TarFormat
 from precache_workers.sources.user_code import load_object
+from precache_workers.sources.zip_archives import ZipFormat
 
 ENTRY_POINTS = "precache.sources"
 
@@ -107,6 +108,7 @@ KINDS: dict[str, SourceKind] = {
     "parquet": SourceKind(
         lambda spec: open_containers(spec, ParquetFormat(spec.columns)), (".parquet",)
     ),
+    "zip": SourceKind(lambda spec: open_containers(spec, ZipFormat()), (".zip",)),
     "manifest": SourceKind(_open_manifest, manifests.SUFFIXES),
 }
 
