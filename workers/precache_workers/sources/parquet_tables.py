@@ -21,7 +21,7 @@ import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError
 from precache.messages import did_you_mean, printable
-from precache.storage.base import FileInfo, Folder
+from precache.storage.base import FileInfo, Folder, is_name
 from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
 from precache_workers.sources.containers import (
     Members,
@@ -97,7 +97,7 @@ class ParquetFormat:
                         place += 1
                 _require_rows(table, group, place, where)
         if self.columns.key is None:
-            paths = chosen.paths and all(members.keys)
+            paths = chosen.paths and all(map(is_name, members.keys))
             paths = paths and len(set(members.keys)) == len(members.keys)
             for row, name in enumerate(members.keys):
                 members.keys[row] = f"{file.name}/{name if paths else row}"
@@ -177,7 +177,10 @@ def _images(
 
 def _sample(data: bytes | None, most_bytes: int) -> Fetched:
     if data is None:
-        return SampleError("its row has no image")
+        return SampleError(
+            "its row has no image, or only a path of one; write the file with the images embedded, "
+            "or read a column of paths by --source-kind manifest"
+        )
     if len(data) > most_bytes:
         return too_large(len(data), most_bytes)
     return Sample({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
