@@ -73,14 +73,19 @@ def build(
     report: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     max_sample_bytes: int | str = "512MiB",
     sample_timeout: float = 300.0,
+    source_kind: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    key_column: str | None = None,
 ) -> BuildResult:
     """Decode a source once into a cached version, or finish a version that was begun.
 
     Parameters
     ----------
     source
-        A folder of images, as path or URL, or ``python:module:factory`` for a torch map-style
-        `Dataset`.
+        A folder of images, containers of samples (tar, Parquet, zip, tables of URIs), as path, URL
+        or pattern such as ``data/*.parquet`` and ``shards-{0000..0099}.tar``; or
+        ``python:module:factory`` for a torch map-style `Dataset`.
     store
         Folder of the store, as path or URL; created if missing.
     recipe
@@ -157,6 +162,12 @@ def build(
         Seconds that fetching or decoding a sample may take. A sample that takes longer becomes a
         hole; with the address ``serial`` it ends the build, or this process if it holds the
         interpreter's lock.
+    source_kind
+        Kind of the source: ``folder``, ``tar``, ``parquet``, ``zip``, ``manifest``, or one of a
+        plug-in; by default it follows from the suffix.
+    image_column, label_column, key_column
+        Columns of a table with images or their URIs, labels, and names of samples. By default the
+        first two are guessed, and a sample's key is its place, or its URI.
 
     Raises
     ------
@@ -318,6 +329,10 @@ def doctor(
     run_functions: bool = False,
     follow_links: bool = False,
     storage_options: StorageOptions = None,
+    source_kind: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    key_column: str | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> DoctorReport:
     """Measure a random part of a source before anything is cached, and predict what caching gains.
@@ -327,6 +342,8 @@ def doctor(
     Parameters
     ----------
     source, recipe, run_functions, follow_links, storage_options
+        As `build` takes them.
+    source_kind, image_column, label_column, key_column
         As `build` takes them.
     samples
         Number of samples, drawn at random from the source without repetition.
@@ -347,6 +364,7 @@ def doctor(
     """
     try:
         from precache_workers.doctor.measure import DoctorRequest, examine
+        from precache_workers.sources.base import Columns
     except ModuleNotFoundError as error:
         raise UsageError(
             f"doctor decodes samples and needs {error.name}: pip install 'precache[workers]'"
@@ -363,6 +381,8 @@ def doctor(
         import_path=tuple(path or str(Path.cwd()) for path in sys.path),
         storage_options=storage_options,
         follow_links=follow_links,
+        source_kind=source_kind,
+        columns=Columns(image_column, label_column, key_column),
     )
     return examine(request, tick)
 

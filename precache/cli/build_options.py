@@ -15,6 +15,7 @@ from precache_workers.planning.options import (
     BuildOptions,
     Flag,
     RunOptions,
+    SourceOptions,
     flag_of,
     read_options,
 )
@@ -98,7 +99,7 @@ def _value_type(annotation: Any) -> Any:
 
 
 def read_keywords(
-    options: argparse.Namespace, model: type[RunOptions] = BuildOptions, **own: Any
+    options: argparse.Namespace, model: type[SourceOptions] = BuildOptions, **own: Any
 ) -> dict[str, Any]:
     """Return the options that were given, as keyword arguments of `precache.build`.
 
@@ -122,8 +123,9 @@ def add_source(to: argparse.ArgumentParser) -> None:
     to.add_argument(
         "source",
         metavar="SOURCE",
-        help="a folder of images (path or URL), one sub-folder per class; or python:module:factory "
-        "for a torch Dataset",
+        help="a folder of images (path or URL), one sub-folder per class; tar, Parquet and zip "
+        "files, or tables of URIs, such as 'data/*.parquet' and 'shards-{0000..0099}.tar'; or "
+        "python:module:factory for a torch Dataset",
     )
 
 

@@ -16,12 +16,13 @@ from precache.storage.remote import RemoteFolder
 from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
 from precache.store.lease import LEASES_FOLDER
 from precache.store.open import split_uri
+from precache.store.row_table import LISTINGS_FOLDER
 from precache.store.shard_log import FOLLOWED_FOLDER
 
 LISTED = 1000
 """Objects of a bucket that are listed: one page. If the first are not a store's, none is."""
 
-_OWN_FOLDERS = {COPIES, TRASH, LEASES_FOLDER, FOLLOWED_FOLDER}
+_OWN_FOLDERS = {COPIES, TRASH, LEASES_FOLDER, FOLLOWED_FOLDER, LISTINGS_FOLDER}
 _NAMED = 3
 """Foreign files that an error names."""
 

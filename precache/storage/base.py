@@ -162,6 +162,9 @@ class Folder(Protocol):
     def exists(self, name: str = "") -> bool:
         """Return True if there is an object or a folder at `name`."""
 
+    def info(self, name: str) -> FileInfo | None:
+        """Describe an object as `walk` does; None where there is none."""
+
     def size(self, name: str) -> int | None:
         """Bytes of an object, or None where there is none."""
 

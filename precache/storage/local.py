@@ -166,9 +166,15 @@ class LocalFolder:
         status = self._look(name)
         return status is not None and bool(stat.S_IFMT(status.st_mode) in _OBJECTS)
 
-    def size(self, name: str) -> int | None:
+    def info(self, name: str) -> FileInfo | None:
         status = self._look(name)
-        return status.st_size if status and stat.S_ISREG(status.st_mode) else None
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return None
+        return FileInfo(name, status.st_size, status.st_mtime_ns)
+
+    def size(self, name: str) -> int | None:
+        info = self.info(name)
+        return info.size if info else None
 
     def open(self, name: str) -> int:
         path = self.local(name)

@@ -176,12 +176,18 @@ class ObjectStore:
     # --- reading --------------------------------------------------------------------------------
 
     def info(self, path: str) -> dict[str, Any]:
-        """Return type and size of an object."""
+        """Return type, size, time and etag of an object."""
         import obstore
 
         bucket, key = self._at(path)
         with _translated():
-            return {"type": "file", "size": _wait(obstore.head_async, bucket.reads, key)["size"]}
+            head = _wait(obstore.head_async, bucket.reads, key)
+        return {
+            "type": "file",
+            "size": head["size"],
+            "last_modified": head["last_modified"],
+            "etag": head["e_tag"],
+        }
 
     def cat_ranges(
         self,

@@ -139,12 +139,18 @@ class RemoteFolder:
     def exists(self, name: str = "") -> bool:
         return self.size(name) is not None or any(self._pages(self._fs, name))
 
-    def size(self, name: str) -> int | None:
+    def info(self, name: str) -> FileInfo | None:
         try:
             info = self._request(self._fs.info, name, "look at")
         except FileNotFoundError:
             return None
-        return None if info["type"] == "directory" else int(info.get("size") or 0)
+        if info["type"] == "directory":
+            return None
+        return FileInfo(name, _size(info), _mtime_ns(info), _etag(info))
+
+    def size(self, name: str) -> int | None:
+        info = self.info(name)
+        return None if info is None else max(0, info.size)
 
     def read(self, name: str) -> bytes:
         return required(*self._parts([(name, 0, None)], [-1]))

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,10 @@ COLUMN_TYPES = {
 
 IDENTITY = ("key", "size", "mtime_ns", "etag", "label")
 """Columns that identify samples; so does `removed`, if a table has it."""
+
+LISTINGS_FOLDER = "_listings"
+"""Folder of a store for indexes of its sources' containers, one object for each source; whatever
+it holds, the next listing only takes longer without it."""
 
 _CLASSES = TypeAdapter(tuple[str, ...])
 
@@ -62,6 +66,9 @@ class RowTable:
         Class names by number.
     removed
         Rows whose sample is no longer in the source: holes, which keep their keys.
+    locations
+        Texts by which a source finds its samples, as `unit_of` describes them; empty if it needs
+        none. They come from a listing and are never stored.
     """
 
     keys: Sequence[str]
@@ -71,6 +78,7 @@ class RowTable:
     labels: np.ndarray
     classes: tuple[str, ...]
     removed: frozenset[int] = frozenset()
+    locations: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -96,7 +104,17 @@ class RowTable:
             self.labels[rows],
             self.classes,
             removed,
+            self.locations_of(rows.tolist()),
         )
+
+    @property
+    def has_units(self) -> bool:
+        """Return True if samples lie in containers, of which parts are read at once."""
+        return bool(self.locations) and unit_of(self.locations[0]) != ""
+
+    def locations_of(self, rows: Iterable[int]) -> list[str]:
+        """Return the locations of some samples; none if the source needs none."""
+        return [self.locations[row] for row in rows] if self.locations else []
 
     @functools.cached_property
     def digest(self) -> str:
@@ -167,6 +185,14 @@ class RowTable:
             )
 
 
+def unit_of(location: str) -> str:
+    """Return the part of a container that a sample is read with: the text before the last tab.
+
+    It is empty for a sample that is read alone.
+    """
+    return location.rpartition("\t")[0]
+
+
 def read_contents(data: bytes, where: str) -> list[str]:
     """Read the content hashes of a committed version's table, by row."""
     return _read_column(data, where, "content")
@@ -189,7 +215,19 @@ def _removed(table: Any) -> frozenset[int]:
     return frozenset(np.flatnonzero(table["removed"].to_numpy()).tolist())
 
 
-def _read(data: bytes, columns: Sequence[str]) -> Any:
+def read_columns(data: bytes, types: Mapping[str, str], where: str) -> Any:
+    """Read the columns of a small Parquet file that a store has, with no value missing.
+
+    Raises
+    ------
+    StoreError
+        It has not these columns, is damaged, or claims more values than it can hold.
+    """
+    with _reading(where):
+        return _read(data, list(types), types)
+
+
+def _read(data: bytes, columns: Sequence[str], types: Mapping[str, str] = COLUMN_TYPES) -> Any:
     """Read columns of a table, check their types, and that no value is missing.
 
     With `IDENTITY`, the column `removed` is read too, if there is one.
@@ -204,7 +242,7 @@ def _read(data: bytes, columns: Sequence[str]) -> Any:
     removed = columns is IDENTITY and "removed" in file.schema_arrow.names
     table = file.read([*columns, *(["removed"] if removed else [])])
     for name in (*columns, *table.column_names):
-        column, expected = table[name], COLUMN_TYPES[name]
+        column, expected = table[name], types[name]
         if str(column.type) != expected or column.null_count:
             missing = f", {column.null_count} of them missing" if column.null_count else ""
             raise ValueError(

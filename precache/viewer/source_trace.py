@@ -121,10 +121,12 @@ class SourceTracer:
         storage_options: StorageOptions = None,
         functions: bool = False,
     ) -> None:
-        from precache_workers.sources.base import FolderSource, open_source
+        from precache_workers.sources.dataset import DatasetSource
+        from precache_workers.sources.folder import FolderSource
+        from precache_workers.sources.kinds import open_source
 
         self._source = open_source(source, storage_options)
-        self._folder = isinstance(self._source, FolderSource)
+        self._files = not isinstance(self._source, DatasetSource)
         if isinstance(self._source, FolderSource) and self._source.folder.kind() != "folder":
             raise SourceError(
                 f"--source {shown(source)} is not a folder; give the source of the store"
@@ -168,7 +170,7 @@ class SourceTracer:
 
     def shows_file(self, key: str) -> bool:
         """Guess from a sample's key whether a browser shows its file."""
-        return self._folder and key.lower().endswith(SUFFIXES)
+        return self._files and key.lower().endswith(SUFFIXES)
 
     def trace(self, key: str) -> Trace:
         """Fetch a sample and run the ops on it."""

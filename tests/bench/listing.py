@@ -19,7 +19,8 @@ from rich.table import Column, Table
 
 from precache.cli.installation import Installation
 from precache_workers.planning.rows import order_rows, sample_for_probe
-from precache_workers.sources.base import Listing, open_source
+from precache_workers.sources.base import Listing
+from precache_workers.sources.kinds import open_source
 from tests.bench.common import Cost, cost_of, in_clean_process, log, peak_bytes
 from tests.support.listing_server import AZURES_PAGE, PAGE, AzureListingServer, ListingServer
 

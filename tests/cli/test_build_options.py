@@ -36,6 +36,10 @@ VALUES: dict[str, Any] = {
     "report": ["report.html", "report.json"],
     "max_sample_bytes": "2GB",
     "sample_timeout": 99.5,
+    "source_kind": "parquet",
+    "image_column": "photo",
+    "label_column": "species",
+    "key_column": "id",
     "storage_options": {"anon": True, "key": "x"},
 }
 

@@ -293,7 +293,7 @@ def test_a_terminal_shows_a_bar_with_rate_and_time_left(tmp_path: Path) -> None:
     ) as process:
         os.close(terminal)
         shown = b""
-        while b"images/s" not in shown or not re.search(rb"40/60", shown):
+        while b"samples/s" not in shown or not re.search(rb"40/60", shown):
             shown += os.read(controller, 4096)
         (tmp_path / "go").touch()
         while process.poll() is None:
@@ -335,12 +335,13 @@ def test_a_terminal_shows_how_many_files_were_found_while_others_are_listed(
 def test_a_log_gets_a_line_of_progress_now_and_then(
     run: Run, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = r"(\d) of 9 images, [\d,]+/s, 0:00:00 left\n"
+    line = r"(\d) of 9 samples, [\d,]+/s, 0:00:00 left\n"
     assert not re.search(line, run("build", source, tmp_path / "first", *SMALL).err)
     monkeypatch.setattr(progress, "LINE_EVERY", 0)
     ran = run("build", source, tmp_path / "second", *SMALL, "--shard-samples", "4")
     assert re.findall(line, ran.err)[-1] == "9"
-    assert progress.progress_line(1200, 5000, 345.4) == "1,200 of 5,000 images, 345/s, 0:00:11 left"
+    line = progress.progress_line(1200, 5000, 345.4)
+    assert line == "1,200 of 5,000 samples, 345/s, 0:00:11 left"
 
 
 def test_quiet_is_quiet(run: Run, source: Path, tmp_path: Path) -> None:

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
+from precache.store.row_table import RowTable
 from precache_workers.doctor.source_probe import DEPTHS, REMOTE_DEPTHS, probe_source
-from precache_workers.sources.base import DatasetSource, FolderSource, Source
+from precache_workers.sources.base import Source
+from precache_workers.sources.dataset import DatasetSource
+from precache_workers.sources.folder import FolderSource
 from tests.support.building import write_jpegs
 from tests.support.servers import S3Server
 
 
-def listed(source: Source) -> tuple[list[str], list[int]]:
-    table = source.list(lambda count: None).table
-    return list(table.keys), table.sizes.tolist()
+def listed(source: Source) -> RowTable:
+    return source.list(lambda count: None).table
 
 
 def test_a_local_folder(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 20)
     source = FolderSource(LocalFolder(tmp_path))
-    keys, sizes = listed(source)
-    found, io_wait = probe_source(source, keys, sizes, 5.0)
+    table = listed(source)
+    found, io_wait = probe_source(source, table, 5.0)
     assert [(each.pattern, each.depth) for each in found] == [
         ("sequential", 1),
         *(("random", depth) for depth in DEPTHS),
@@ -31,7 +34,7 @@ def test_a_local_folder(tmp_path: Path) -> None:
     for each in found:
         assert each.requests == 20
         assert 0 < each.median_ms <= each.p95_ms
-        mean = sum(sizes) / len(sizes)
+        mean = table.sizes.mean()
         assert each.bytes_per_s == pytest.approx(each.requests_per_s * mean)
     assert io_wait is None or io_wait >= 0
 
@@ -39,19 +42,19 @@ def test_a_local_folder(tmp_path: Path) -> None:
 def test_files_that_are_gone_are_no_requests(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 4)
     source = FolderSource(LocalFolder(tmp_path))
-    keys, sizes = listed(source)
-    (tmp_path / keys[0]).unlink()
-    found, _ = probe_source(source, keys, sizes, 5.0)
+    table = listed(source)
+    (tmp_path / table.keys[0]).unlink()
+    found, _ = probe_source(source, table, 5.0)
     assert {each.requests for each in found} == {3}
-    for key in keys[1:]:
+    for key in table.keys[1:]:
         (tmp_path / key).unlink()
-    assert probe_source(source, keys, sizes, 5.0)[0] == []
+    assert probe_source(source, table, 5.0)[0] == []
 
 
 def test_when_the_time_is_up_each_depth_has_read_something(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 40)
     source = FolderSource(LocalFolder(tmp_path))
-    found, _ = probe_source(source, *listed(source), 0.0)
+    found, _ = probe_source(source, listed(source), 0.0)
     assert len(found) == 1 + len(DEPTHS)
     for each in found:
         assert 1 <= each.requests <= each.depth
@@ -63,10 +66,12 @@ def test_a_bucket_is_asked_more_at_a_time(s3: S3Server, tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         folder.put(path.name, [path.read_bytes()])
     source = FolderSource(folder)
-    found, _ = probe_source(source, *listed(source), 8.0)
+    found, _ = probe_source(source, listed(source), 8.0)
     assert [each.depth for each in found] == [1, *REMOTE_DEPTHS]
     assert all(each.requests >= 1 for each in found)
 
 
 def test_of_a_dataset_nothing_is_probed() -> None:
-    assert probe_source(DatasetSource("any:thing", ""), ["0"], [-1], 1.0) == ([], None)
+    one = np.full(1, -1)
+    table = RowTable(["0"], one, one, [""], one, ())
+    assert probe_source(DatasetSource("any:thing", ""), table, 1.0) == ([], None)

@@ -13,7 +13,7 @@ from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape
 from precache_workers.doctor.trials import HeldRows, build_cpu, read_codec, rows_to_read
 from precache_workers.shards.samples import Job
-from precache_workers.sources.base import FolderSource
+from precache_workers.sources.folder import FolderSource
 from tests.support.building import build_here, write, write_jpegs
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
@@ -25,9 +25,7 @@ def test_a_trial_build_burns_cpu_time_and_leaves_nothing(tmp_path: Path) -> None
     write(tmp_path / "in/cat/broken.jpg", b"none")
     job = Job(FolderSource(LocalFolder(tmp_path / "in")), RECIPE)
     table = job.source.list(lambda count: None).table
-    burnt = build_cpu(
-        job, SHAPES, table.keys, table.sizes.tolist(), 1000, tmp_path / "trial", seconds=0.0
-    )
+    burnt = build_cpu(job, SHAPES, table, 1000, tmp_path / "trial", seconds=0.0)
     assert 0 < burnt < 1
     assert not list((tmp_path / "trial").rglob("*"))
 

@@ -14,7 +14,7 @@ import pytest
 import precache
 from precache.cli.main import main
 from precache_workers.planning import row_placement
-from precache_workers.sources.base import FolderSource
+from precache_workers.sources.folder import FolderSource
 from tests.driver.test_recache import (
     CHANGES,
     CROP,
@@ -45,7 +45,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     keys: list[str] = []
     fetch = FolderSource.fetch
 
-    def noted(self: FolderSource, names: Any, sizes: Any) -> Any:
+    def noted(self: FolderSource, names: Any, sizes: Any, locations: Any = ()) -> Any:
         keys.extend(names)
         return fetch(self, names, sizes)
 

@@ -169,11 +169,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(garbage, "open_folder", lambda uri, options: ACTORS.store)
     monkeypatch.setattr(precache_workers.driver.build, "check_request", lambda request: None)
-    monkeypatch.setattr(
-        precache_workers.driver.build.sources,
-        "open_source",
-        lambda source, *given, **options: source,
-    )
+    monkeypatch.setattr(precache_workers.driver.build, "source_of", lambda asked: asked.source)
     monkeypatch.setattr(precache_workers.driver.build, "recordable_source", lambda source: None)
     monkeypatch.setattr(precache_workers.driver.build, "shown", str)
     monkeypatch.setattr(precache_workers.driver.run_monitor, "ShardLogWriter", Silent)
@@ -212,7 +208,9 @@ class Rows(HeldRows):
 
     missing: frozenset[str] = frozenset()
 
-    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
+    def fetch(
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+    ) -> Fetched:
         found = super().fetch(keys, sizes)
         lost = FetchError("it is out of reach")
         return [

@@ -42,7 +42,7 @@ def test_each_node_has_a_line_with_its_figures() -> None:
     table = nodes_table(totals_of(["10.0.0.10", "10.0.0.2", "10.0.0.2"]), {"10.0.0.2": 4}, 100.0)
     assert table is not None
     assert words(table) == [
-        "node shards images/s MB/s in MB/s out failed idle cores",
+        "node shards samples/s MB/s in MB/s out failed idle cores",
         "10.0.0.2 2 500 1,000.0 400.0 6 2 of 4",
         "10.0.0.10 1 250 500.0 200.0 3 1 in use",
         "1,234 shards left",

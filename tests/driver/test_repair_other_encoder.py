@@ -17,7 +17,7 @@ from precache.errors import BuildError, FetchError
 from precache_workers.driver import repair
 from precache_workers.ops import identity
 from precache_workers.shards import field_writer
-from precache_workers.sources.base import FolderSource
+from precache_workers.sources.folder import FolderSource
 from tests.support.building import build_here, pixels, remains, shard_files, write_jpegs
 
 SIZE = [{"op": "decode"}, {"op": "resize", "size": [150, 150]}]
@@ -190,7 +190,7 @@ def test_shards_made_before_one_that_fails_are_recorded(tmp_path: Path) -> None:
         next(store.glob(f"*/image/c/{shard}/*/*/*")).unlink()
     key, fetch = version.keys[5], FolderSource.fetch
 
-    def failing(self: FolderSource, keys: Any, sizes: Any) -> Any:
+    def failing(self: FolderSource, keys: Any, sizes: Any, locations: Any = ()) -> Any:
         samples = zip(keys, fetch(self, keys, sizes), strict=True)
         return [FetchError("no answer") if name == key else sample for name, sample in samples]
 

@@ -17,7 +17,7 @@ from precache.store.layout import RowShape
 from precache_workers.driver.suspects import Trial
 from precache_workers.shards.samples import BASE_MEMORY, Job
 from precache_workers.shards.shard_task import LARGE_FILE, LARGE_MEMORY, ShardTask
-from precache_workers.sources.base import open_source
+from precache_workers.sources.kinds import open_source
 from tests.support.building import (
     MARKED,
     ask,

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch.distributed as dist
 import precache
 from precache_workers.ensure import rank0_listing
-from precache_workers.sources.base import FolderSource
+from precache_workers.sources.folder import FolderSource
 
 folder = Path(sys.argv[1])
 dist.init_process_group("gloo")
@@ -30,9 +30,9 @@ found = {}
 listings = []
 list_source = FolderSource.list
 
-def noted(self, *arguments):
+def noted(self, *arguments, **options):
     listings.append(1)
-    return list_source(self, *arguments)
+    return list_source(self, *arguments, **options)
 
 FolderSource.list = noted
 

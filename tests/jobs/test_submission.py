@@ -529,7 +529,7 @@ RESULT = BuildResult("3f2a", "/s/3f2a", 9, 1, 5, 0, 10, 5, holes=[("a", "b")], c
 LOG = f"""\
 Running entrypoint for job x: python -m precache build in out
 9 samples in 3 classes in /in
-2 of 9 images, 3/s, 0:00:02 left
+2 of 9 samples, 3/s, 0:00:02 left
 Committing
 
 {json.dumps(dataclasses.asdict(RESULT))}
@@ -539,7 +539,7 @@ Committing
 def test_the_result_and_the_progress_are_found_in_a_log() -> None:
     lines = _own_lines(LOG)
     assert lines[0] == "9 samples in 3 classes in /in"
-    assert _progress(lines) == "2 of 9 images, 3/s, 0:00:02 left"
+    assert _progress(lines) == "2 of 9 samples, 3/s, 0:00:02 left"
     assert _progress(lines[:1]) == lines[0]
     assert _progress([]) == ""
     assert _result(lines[-1]) == RESULT

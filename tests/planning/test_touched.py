@@ -13,7 +13,9 @@ import precache
 from precache.errors import UsageError
 from precache_workers.planning import listing as listed
 from precache_workers.runtime.time_limit import FETCHING, notes
-from precache_workers.sources.base import Fetched, FolderSource, open_source
+from precache_workers.sources.base import Fetched
+from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.kinds import open_source
 from tests.support.building import build_here, cut, encoded, pixels, write, write_jpegs
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
@@ -96,12 +98,12 @@ def test_a_touched_photo_that_hangs_is_left_to_the_build(
 ) -> None:
     released = threading.Event()
 
-    def hang(source: FolderSource, keys: Sequence[str], sizes: Sequence[int]) -> list[Fetched]:
+    def hang(source: FolderSource, keys: Sequence[str], *others: object) -> list[Fetched]:
         notes().begin(FETCHING, *keys, foreign=False)
         released.wait()
         return []
 
     monkeypatch.setattr(FolderSource, "fetch", hang)
     source = open_source(str(photos))
-    assert listed._contents(source, 0.5, ["a", "b"], [1, 1]) == ["", ""]
+    assert listed._contents(source, 0.5, ["a", "b"], [1, 1], []) == ["", ""]
     released.set()

@@ -21,7 +21,7 @@ from precache_workers.profiling.stage_times import (
     step_names,
 )
 from precache_workers.shards.samples import Job, recipes_of
-from precache_workers.sources.base import FolderSource
+from precache_workers.sources.folder import FolderSource
 from tests.support.building import cut, encoded, write, write_jpegs
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)

@@ -74,7 +74,7 @@ def run_command(arguments: list[str]) -> None:
     assert command_line.main(arguments) == 0
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_code_blocks_of_the_documentation_run(
     document: Path, example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +115,7 @@ def test_code_of_other_libraries_runs_where_they_are_installed(example: Path) ->
                 subprocess.run((sys.executable, script), cwd=example, check=True)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_links_of_the_documentation_lead_somewhere(document: Path) -> None:
     for path, anchor in LINK.findall(document.read_text("utf-8")):
         target = document.parent / path if path else document

@@ -31,7 +31,9 @@ from precache.store.documents import version_id
 from precache.store.row_table import RowTable, read_contents
 from precache.store.small_arrays import file_array, string_array
 from precache.store.version import ROW_TABLE
-from precache_workers.sources.base import DatasetSource, Sample, Source, open_source
+from precache_workers.sources.base import Sample, Source
+from precache_workers.sources.dataset import DatasetSource
+from precache_workers.sources.kinds import open_source
 from tests.support.building import build_here, cut, encoded, environment, write, write_jpegs
 from tests.support.servers import web_server
 

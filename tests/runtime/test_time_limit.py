@@ -33,13 +33,9 @@ from precache_workers.runtime import time_limit
 from precache_workers.runtime.time_limit import DECODING, FETCHING, Notes, notes, run_in_time
 from precache_workers.runtime.watchdog import _is_stopped
 from precache_workers.shards.samples import SampleTask, fetch_ahead
-from precache_workers.sources.base import (
-    MOST_SAMPLE_BYTES,
-    Fetched,
-    FolderSource,
-    Sample,
-    open_source,
-)
+from precache_workers.sources.base import MOST_SAMPLE_BYTES, Fetched, Sample
+from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.kinds import open_source
 from tests.support.building import (
     MARKED,
     PYTHONPATH,
@@ -166,7 +162,9 @@ class Recorded:
     fetched: list[list[str]]
     fetch_threads: int = 2
 
-    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
+    def fetch(
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+    ) -> Sequence[Fetched]:
         self.fetched.append(list(keys))
         return [Sample({0: key}) for key in keys]
 

@@ -26,7 +26,8 @@ from precache_workers.profiling.probe import ProbeTask, run_probe
 from precache_workers.shards.field_writer import Sums
 from precache_workers.shards.samples import Job
 from precache_workers.shards.shard_task import ShardTask, run_shard
-from precache_workers.sources.base import Sample, open_source
+from precache_workers.sources.base import Sample
+from precache_workers.sources.kinds import open_source
 from tests.support.building import ask, contents, cut, encoded, poll, remains, write
 
 RAW = precache.Recipe.image(codec="raw")
@@ -365,7 +366,9 @@ class Slides:
     def list(self, tick: object) -> None:
         raise NotImplementedError
 
-    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> list[Sample | FetchError]:
+    def fetch(
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str]
+    ) -> list[Sample | FetchError]:
         FETCHED.extend(keys)
         return [Sample({"x": np.zeros(16, np.uint8)}) for _ in keys]
 

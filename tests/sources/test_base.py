@@ -27,8 +27,9 @@ from precache.errors import FetchError, RecipeError, SourceError, StorageError, 
 from precache.storage.base import LINK_OUT, NO_FILE
 from precache.store.row_table import RowTable
 from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
-from precache_workers.sources.base import Listing, Sample, Source, open_source
+from precache_workers.sources.base import Listing, Sample, Source
 from precache_workers.sources.code_digest import code_digest
+from precache_workers.sources.kinds import open_source
 from precache_workers.sources.user_code import load_object
 from tests.support.building import (
     ask,
@@ -318,20 +319,28 @@ def test_a_file_is_no_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "kind", "how"),
     [
-        ("labels.csv", "a CSV table"),
-        ("photos.parquet", "a Parquet table"),
-        ("photos.tar.gz", "a tar archive"),
-        ("PHOTOS.ZIP", "a zip archive"),
+        ("photos.h5", "an HDF5 file", "torch map-style Dataset.* python:mydata:photos"),
+        ("PHOTOS.BETON", "an FFCV dataset", "torch map-style Dataset.* python:mydata:photos"),
+        ("photos.tar.gz", "a compressed tar archive", "decompress it"),
     ],
 )
-def test_tables_and_archives_are_read_by_a_dataset(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_container_that_no_source_reads_is_named(
+    tmp_path: Path, name: str, kind: str, how: str
+) -> None:
     write(tmp_path / name, b"x")
-    how = "torch map-style Dataset.* python:mydata:photos"
-    with pytest.raises(SourceError, match=f"{name} is {kind}, not a folder of images; .*{how}"):
+    with pytest.raises(SourceError, match=f"{name} is {kind}: .*{how}"):
         listed(tmp_path / name)
     with pytest.raises(SourceError, match=f"no image .1 other files.; {name} is {kind}: .*{how}"):
+        listed(tmp_path)
+
+
+def test_a_folder_of_archives_says_how_to_read_them(tmp_path: Path) -> None:
+    write(tmp_path / "a.tar", b"x")
+    with pytest.raises(
+        SourceError, match=r"a\.tar is a tar archive: give '.*/\*\*/\*\.tar' to read"
+    ):
         listed(tmp_path)
 
 

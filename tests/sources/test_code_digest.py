@@ -24,8 +24,8 @@ from precache_workers.ops import identity
 from precache_workers.ops.identity import libraries_of, named_ops, plain_version, with_code
 from precache_workers.planning import listing as listed
 from precache_workers.sources import code_digest as digests
-from precache_workers.sources.base import DatasetSource
 from precache_workers.sources.code_digest import code_digest, code_of
+from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.user_code import load_object, tree_hash
 from tests.support.building import build_here, pixels, write_jpegs
 

@@ -96,7 +96,8 @@ def test_a_fingerprint_is_text(say: Say, tmp_path: Path) -> None:
 
 def test_keys_of_another_state_of_the_dataset_are_not_fetched(say: Say, tmp_path: Path) -> None:
     """A key that a store names is no number."""
-    from precache_workers.sources.base import FetchError, open_source
+    from precache_workers.sources.base import FetchError
+    from precache_workers.sources.kinds import open_source
 
     say({"a": 1, "b": 2})
     fetched = open_source("python:named:make").fetch(["b", "0", "../a"], [-1] * 3)

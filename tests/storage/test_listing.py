@@ -19,7 +19,7 @@ from precache.storage import remote as blobs
 from precache.storage.base import NO_NAME, is_name
 from precache.storage.listing import between
 from precache.storage.open import open_folder
-from precache_workers.sources.base import open_source
+from precache_workers.sources.kinds import open_source
 from tests.support.gcs_server import GCSServer
 from tests.support.listing_server import AzureListingServer, ListingServer
 from tests.support.servers import FaultProxy, S3Server, status, truncated

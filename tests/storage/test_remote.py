@@ -36,7 +36,7 @@ from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
 from precache.store.commit_log import require_create_only
-from precache_workers.sources.base import open_source
+from precache_workers.sources.kinds import open_source
 from tests.conftest import BuiltStore
 from tests.support.building import (
     encoded,

@@ -9,9 +9,16 @@ from typing import Any
 
 import precache
 from precache.cli.arguments import add_json, add_storage_options, import_from_here
-from precache.cli.build_options import add_option, add_recipe_options, add_source, read_recipe
+from precache.cli.build_options import (
+    add_option,
+    add_recipe_options,
+    add_source,
+    read_keywords,
+    read_recipe,
+)
 from precache.cli.output import bench_progress, show
 from precache_workers.doctor.text import print_doctor_report
+from precache_workers.planning.options import SourceOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="CPU cores of the build, and of training; default those that this process may use",
     )
     add_option(measuring, "follow_links")
+    for name in SourceOptions.model_fields:
+        add_option(measuring, name)
     add_storage_options(measuring)
     measuring.add_argument(
         "--html", metavar="FILE", help='write a page; needs pip install "precache[report]"'
@@ -77,6 +86,7 @@ def run(options: argparse.Namespace) -> None:
             cores=options.cores,
             follow_links=options.follow_links,
             storage_options=dict(options.storage_options),
+            **read_keywords(options, SourceOptions),
             tick=tick,
         )
     if options.json:

@@ -20,16 +20,19 @@ from precache.recipe.recipe import Codec, ImageCodec, RawCodec, Recipe, ZstdCode
 from precache.runtime.usage import cores as usable_cores
 from precache.storage.open import StorageOptions
 from precache.store.layout import RowShape
+from precache.store.row_table import RowTable
 from precache_workers.cluster.executor import executor
 from precache_workers.doctor.report import DoctorReport, doctor_report
 from precache_workers.doctor.source_probe import probe_source
 from precache_workers.doctor.trials import Read, build_cpu, read_codec, rows_to_read
 from precache_workers.ops.identity import function_digests
+from precache_workers.planning.rows import in_few_units
 from precache_workers.profiling.measurements import CodecTimes, Host, SourceMeasurements
 from precache_workers.profiling.rates import StartTask, start_worker
 from precache_workers.profiling.stage_times import StageTimes, codec_for, measure_stages
 from precache_workers.shards.samples import Job, loads_torch
-from precache_workers.sources.base import Listing, Source, open_source
+from precache_workers.sources.base import NO_COLUMNS, Columns, Listing, Source
+from precache_workers.sources.kinds import open_source
 from precache_workers.sources.user_code import require_permission
 
 LISTING, STAGES, PROBE, BUILDING, READING = 0.2, 0.3, 0.15, 0.1, 0.25
@@ -59,6 +62,8 @@ class DoctorRequest:
     import_path: tuple[str, ...] = ()
     storage_options: StorageOptions = None
     follow_links: bool = False
+    source_kind: str | None = None
+    columns: Columns = NO_COLUMNS
 
 
 def examine(
@@ -79,7 +84,13 @@ def examine(
     _check(request)
     started = time.monotonic()
     load = os.getloadavg()[0]
-    source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
+    source = open_source(
+        request.source,
+        request.storage_options,
+        follow_links=request.follow_links,
+        kind=request.source_kind,
+        columns=request.columns,
+    )
     listing = source.list(
         lambda count: tick(f"listing, {count:,} samples"), request.seconds * LISTING
     )
@@ -96,8 +107,9 @@ def _measure(
 ) -> SourceMeasurements:
     """Measure all but the listing."""
     table = listing.table
-    order = np.random.default_rng(ORDER_SEED).permutation(len(table))[: request.samples]
-    keys, sizes = [table.keys[row] for row in order], table.sizes[order].tolist()
+    rows = np.array(in_few_units(table, list(range(len(table))), request.samples))
+    order = rows[np.random.default_rng(ORDER_SEED).permutation(len(rows))[: request.samples]]
+    some = table.take(order)
     job = Job(
         source,
         request.recipe,
@@ -109,11 +121,11 @@ def _measure(
     start_seconds = _time_start(job)
     tick("reading files at several depths")
     budget = request.seconds * PROBE
-    storage, io_wait = probe_source(source, table.keys, table.sizes.tolist(), budget)
-    stages = _stages(request, job, keys, sizes, tick)
+    storage, io_wait = probe_source(source, table, budget)
+    stages = _stages(request, job, some, tick)
     nbytes = [sample.nbytes for sample in stages.samples]
     with tempfile.TemporaryDirectory(prefix="precache-doctor-") as folder:
-        cpu, codecs = _trials(request, job, stages, len(table), Path(folder), tick)
+        cpu, codecs = _trials(request, job, stages, some, len(table), Path(folder), tick)
     memory = psutil.virtual_memory()
     return SourceMeasurements(
         source=shown(request.source),
@@ -149,22 +161,20 @@ def _time_start(job: Job) -> float:
 
 
 def _stages(
-    request: DoctorRequest,
-    job: Job,
-    keys: Sequence[str],
-    sizes: Sequence[int],
-    tick: Callable[[str], None],
+    request: DoctorRequest, job: Job, some: RowTable, tick: Callable[[str], None]
 ) -> StageTimes:
     names = [codec.name for codec in CODECS]
 
     def report(done: int) -> None:
-        tick(f"stages, sample {done} of {len(keys)}")
+        tick(f"stages, sample {done} of {len(some)}")
 
     late: dict[str, str] = {}
     while True:
         try:
             seconds = request.seconds * STAGES
-            return measure_stages(job, keys, sizes, names, seconds, report, late)
+            return measure_stages(
+                job, some.keys, some.sizes.tolist(), names, seconds, report, late, some.locations
+            )
         except HangError as error:  # its thread goes on; no row is kept here
             late |= error.late
         except SampleError as error:
@@ -188,17 +198,17 @@ def _trials(
     request: DoctorRequest,
     job: Job,
     stages: StageTimes,
+    some: RowTable,
     population: int,
     folder: Path,
     tick: Callable[[str], None],
 ) -> tuple[float, list[CodecTimes]]:
     """CPU seconds of a build per sample, and every codec's figures, the recipe's own first."""
     tick("building the sample")
-    size_of = {sample.key: sample.size for sample in stages.usual}
-    cpu = build_cpu(
-        job, stages.shapes, list(size_of), list(size_of.values()), population, folder / "build",
-        request.seconds * BUILDING,
-    )  # fmt: skip
+    usual = {sample.key for sample in stages.usual}
+    chosen = some.take([row for row, key in enumerate(some.keys) if key in usual])
+    building = request.seconds * BUILDING
+    cpu = build_cpu(job, stages.shapes, chosen, population, folder / "build", building)
     own = own_codec(request.recipe)
     rows = [sample.rows for sample in stages.usual]
     raw = sum(row.nbytes for row in stages.shapes.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,8 +13,9 @@ import numpy as np
 from precache.errors import StorageError
 from precache.runtime.machine import MachineReader
 from precache.runtime.operating_system import drop_cached
+from precache.store.row_table import RowTable
 from precache_workers.profiling.measurements import Throughput
-from precache_workers.sources.base import FolderSource, Sample, Source
+from precache_workers.sources.base import Sample, Source
 
 DEPTHS = (1, 4, 16)
 REMOTE_DEPTHS = (1, 4, 16, 64)
@@ -24,16 +25,16 @@ MOST = 512
 
 
 def probe_source(
-    source: Source, keys: Sequence[str], sizes: Sequence[int], seconds: float
+    source: Source, table: RowTable, seconds: float
 ) -> tuple[list[Throughput], float | None]:
-    """Read whole files of a folder at several depths; of a `Dataset`, nothing.
+    """Read whole samples of files at several depths; of a `Dataset`, nothing.
 
     Before each reading, files on a local disk are dropped from the page cache.
 
     Parameters
     ----------
-    keys, sizes
-        Of all samples, in order.
+    table
+        All samples, in the order of the listing.
     seconds
         Time for all readings.
 
@@ -43,18 +44,18 @@ def probe_source(
         The readings; and the share of the time in which a process waited for I/O, None if the
         machine does not report it.
     """
-    if not isinstance(source, FolderSource):
+    file = source.file_of(table.keys[0])
+    if file is None:
         return [], None
-    depths = DEPTHS if source.folder.local("") else REMOTE_DEPTHS
+    depths = DEPTHS if file[0].local("") else REMOTE_DEPTHS
     plans = [("sequential", 1), *(("random", depth) for depth in depths)]
     machine = MachineReader()
     machine.read()
     readings = []
     for number, (pattern, depth) in enumerate(plans):
-        rows = _chosen(len(keys), pattern, number)
-        some, expected = [keys[row] for row in rows], [sizes[row] for row in rows]
-        _drop(source, some)
-        read = _read(source, some, expected, depth, seconds / len(plans))
+        some = table.take(_chosen(len(table), pattern, number))
+        _drop(source, some.keys)
+        read = _read(source, some, depth, seconds / len(plans))
         if read:
             readings.append(_throughput(pattern, depth, *read))
     return readings, machine.read().io_wait
@@ -69,28 +70,30 @@ def _chosen(count: int, pattern: str, seed: int) -> list[int]:
     return random.choice(count, most, replace=False).tolist()  # type: ignore[no-any-return]  # ints
 
 
-def _drop(source: FolderSource, keys: Sequence[str]) -> None:
+def _drop(source: Source, keys: Sequence[str]) -> None:
     """Drop local files from the page cache; mapped pages stay."""
-    for key in keys:
+    files = {name: folder for folder, name in filter(None, map(source.file_of, keys))}
+    for name, folder in files.items():
         with contextlib.suppress(StorageError):
-            if (descriptor := source.folder.open(key)) is not None:
+            if (descriptor := folder.open(name)) is not None:
                 drop_cached(descriptor)
                 os.close(descriptor)
 
 
 def _read(
-    source: Source, keys: Sequence[str], sizes: Sequence[int], depth: int, seconds: float
+    source: Source, some: RowTable, depth: int, seconds: float
 ) -> tuple[list[float], int, float] | None:
     """Return seconds of each request, total bytes and wall seconds; None if none succeeded."""
-    work: Iterator[tuple[str, int]] = zip(keys, sizes, strict=True)
+    work = iter(range(len(some)))
     started = time.perf_counter()
     until = started + seconds
 
     def fetch_some() -> list[tuple[float, int]]:
         done = []
-        for key, size in work:  # one `next` at a time, which the interpreter makes whole
+        for row in work:  # one `next` at a time, which the interpreter makes whole
+            sample = [some.keys[row]], [int(some.sizes[row])], some.locations_of([row])
             began = time.perf_counter()
-            [fetched] = source.fetch([key], [size])
+            [fetched] = source.fetch(*sample)
             ended = time.perf_counter()
             if isinstance(fetched, Sample):
                 done.append((ended - began, fetched.nbytes))

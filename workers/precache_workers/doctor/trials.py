@@ -39,21 +39,26 @@ class HeldRows:
     labels_with_samples: bool = False
     content_decides: bool = False
     fetch_threads: int = 1
+    index_name: str = ""
 
-    def list(self, tick: Tick, seconds: float = 0.0) -> Listing:
+    def file_of(self, key: str) -> None:
+        return None
+
+    def list(self, tick: Tick, seconds: float = 0.0, index: bytes | None = None) -> Listing:
         unknown = np.full(self.count, -1, np.int64)
         keys = [str(number) for number in range(self.count)]
         return Listing(RowTable(keys, unknown, unknown, [""] * self.count, unknown, ()))
 
-    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
+    def fetch(
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+    ) -> Sequence[Fetched]:
         return [Sample(self.rows[int(key) % len(self.rows)]) for key in keys]
 
 
 def build_cpu(
     job: Job,
     shapes: Mapping[str, RowShape],
-    keys: Sequence[str],
-    sizes: Sequence[int],
+    some: RowTable,
     population: int,
     folder: Path,
     seconds: float,
@@ -62,6 +67,8 @@ def build_cpu(
 
     Parameters
     ----------
+    some
+        The samples to build.
     population
         Samples of the whole source, on which the size of a shard depends.
     folder
@@ -70,22 +77,22 @@ def build_cpu(
         Time after which no further build is begun.
     """
     nbytes = [row.nbytes for row in shapes.values()]
-    per_shard = min(rows_per_shard(population, nbytes), len(keys))
+    per_shard = min(rows_per_shard(population, nbytes), len(some))
     until = time.monotonic() + seconds
     rounds = []
     for number in range(ROUNDS):
         version = LocalFolder(folder / str(number))
         cpu = 0.0
-        for shard, first in enumerate(range(0, len(keys), per_shard)):
+        for shard, first in enumerate(range(0, len(some), per_shard)):
             part = slice(first, first + per_shard)
             names = {name: f"{name}/{shard}" for name in shapes}
             task = ShardTask(
-                job, version, shapes, names, per_shard, shard, keys[part], sizes[part],
-                accept_missing=True,
+                job, version, shapes, names, per_shard, shard, some.keys[part],
+                some.sizes[part].tolist(), accept_missing=True, locations=some.locations[part],
             )  # fmt: skip
             cpu += run_shard(task).cpu_seconds
         version.remove("")
-        rounds.append(cpu / len(keys))
+        rounds.append(cpu / len(some))
         if time.monotonic() > until:
             break
     return statistics.median(rounds)

@@ -54,7 +54,7 @@ from precache_workers.ops.identity import behaviours
 from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.committed import flaws_of, is_committed, is_whole
 from precache_workers.planning.listing import ListedSource, list_rows
-from precache_workers.planning.request import BuildResult, Request, check_request
+from precache_workers.planning.request import BuildResult, Request, check_request, source_of
 from precache_workers.planning.target_version import (
     SCRATCH,
     TargetVersion,
@@ -70,7 +70,6 @@ from precache_workers.planning.work import (
     remaining,
     requested_target,
 )
-from precache_workers.sources import base as sources
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
     from precache_workers.profiling.probe import ProbeTask
@@ -138,12 +137,7 @@ class _Build:
         self.progress = progress
         self.monitor = monitor
         self.store = open_folder(request.store, request.storage_options)
-        self.source = sources.open_source(
-            request.source,
-            request.storage_options,
-            follow_links=request.follow_links,
-            most_bytes=request.max_sample_bytes,
-        )
+        self.source = source_of(request)
         self.joined = is_joined(request.address)
         self._given_listing = listed
         self.listed: ListedSource
@@ -166,9 +160,9 @@ class _Build:
         with executor(*how) as run, contextlib.ExitStack() as stack:
             stack.callback(self.monitor.end)  # before Ray, if it is joined, is left
             self.timings["start"] = time.perf_counter() - began
-            if self.joined and isinstance(self.source, sources.FolderSource):
-                first = next(spec.table.present_keys())
-                require_shared(request.placement, self.source.folder, first)
+            file = self.source.file_of(next(spec.table.present_keys())) if self.joined else None
+            if file is not None:
+                require_shared(request.placement, *file)
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
                     self._mend(run, target)
@@ -223,9 +217,10 @@ class _Build:
         self.progress.say(f"{table.samples:,} samples{classes} in {place}{ignored}")
         if self.request.labels is None:  # else its own warning names them
             listed.warn_of_missing_labels()
-        for line in listed.unfollowed():
+        for line in (*listed.notes, *listed.unfollowed()):
             self.progress.say(line)
         self.timings["list"] = listed.seconds
+        listed.keep_index(self.store)
         return listed
 
     def _measure(self, run: Run, spec: VersionSpec) -> MeasuredRows:
@@ -248,7 +243,7 @@ class _Build:
         from precache_workers.driver.suspects import Trial, find_killers
 
         self.progress.say("Workers died: looking for samples that kill them")
-        trials = [Trial(task.job, task.keys, task.sizes) for task in tasks]
+        trials = [Trial(task.job, task.keys, task.sizes, task.locations) for task in tasks]
         self.barred |= find_killers(run, trials)
 
     def _job(self) -> Job:
@@ -491,6 +486,7 @@ class _Build:
             shard=shard,
             keys=list(target.table.keys[part]),
             sizes=target.table.sizes[part].tolist(),
+            locations=target.table.locations[part],
             accept_missing=accept_missing,
             lost=None if lost is None else lost[shard],
             base=None if base is None else base.shard(target, shard, decides),

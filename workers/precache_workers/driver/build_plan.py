@@ -38,7 +38,8 @@ from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.diff import Differences, compare_with_committed
 from precache_workers.planning.field_match import match_fields
 from precache_workers.planning.listing import ListedSource, list_rows
-from precache_workers.planning.request import Request, check_request
+from precache_workers.planning.request import Request, check_request, source_of
+from precache_workers.planning.rows import in_few_units
 from precache_workers.planning.shard_plan import FieldRows, ShardPlan, plan_shards
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.planning.work import (
@@ -51,7 +52,7 @@ from precache_workers.planning.work import (
     requested_target,
 )
 from precache_workers.profiling.estimate import Estimate, UnitTimes, estimate
-from precache_workers.sources.base import Source, open_source
+from precache_workers.sources.base import Source
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
     from precache_workers.profiling.op_costs import FieldCosts
@@ -174,17 +175,12 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
     """
     check_request(request)
     store = open_folder(request.store, request.storage_options)
-    source = open_source(
-        request.source,
-        request.storage_options,
-        follow_links=request.follow_links,
-        most_bytes=request.max_sample_bytes,
-    )
+    source = source_of(request)
     with BuildProgress(shown) as progress, contextlib.ExitStack() as stack, cleared_on_mismatch():
         listed = list_rows(request, store, source, progress.listed)
         if request.labels is None:  # else its own warning names them
             listed.warn_of_missing_labels()
-        for line in listed.unfollowed():
+        for line in (*listed.notes, *listed.unfollowed()):
             progress.say(line)
         progress.phase("Comparing")
         profiler = _Profiler(request, source, listed, progress, stack)
@@ -271,7 +267,7 @@ class _Profiler:
             return ()
         job = replace(self._job, recipe=self._listed.spec.declared)
         keys, sizes = [table.keys[row] for row in rows], [int(table.sizes[row]) for row in rows]
-        [(_, outcome)] = self._run(time_ops, [OpsTask(job, keys, sizes)])
+        [(_, outcome)] = self._run(time_ops, [OpsTask(job, keys, sizes, table.locations_of(rows))])
         if isinstance(outcome, PrecacheError):
             raise outcome
         costs: tuple[FieldCosts, ...] = outcome
@@ -295,6 +291,7 @@ class _Profiler:
             [int(table.sizes[row]) for row in rows],
             old.base if old else None,
             _some_taken(work, old).tolist() if old else [],
+            table.locations_of(rows),
         )
         [(_, outcome)] = self._run(measure_rates, [task])
         if isinstance(outcome, PrecacheError):
@@ -315,6 +312,7 @@ class _Profiler:
 def _some_fetched(work: Work, shards: Sequence[ShardPlan]) -> np.ndarray:
     """Choose an even spread of the rows whose samples are to be fetched."""
     rows = np.concatenate([work.target.rows_of(s.shard).start + s.fetched for s in shards])
+    rows = np.array(in_few_units(work.target.table, rows.tolist(), TIMED), np.int64)
     spread = np.linspace(0, max(0, len(rows) - 1), TIMED).astype(int)
     chosen: np.ndarray = rows[np.unique(spread)[: len(rows)]]
     return chosen

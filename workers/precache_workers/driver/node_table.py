@@ -27,7 +27,7 @@ Cpus = Callable[[], Mapping[str, int]]
 
 _COLUMNS = {
     "shards": 8,
-    "images/s": 10,
+    "samples/s": 10,
     "MB/s in": 9,
     "MB/s out": 10,
     "failed": 8,

@@ -28,11 +28,11 @@ LINE_EVERY = 10.0
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:,.0f} images/s" if task.speed else "")
+        return Text(f"{task.speed:,.0f} samples/s" if task.speed else "")
 
 
 class BuildProgress:
-    """A line for the listing, then a bar of images with rate and time left, and several nodes."""
+    """A line for the listing, then a bar of samples with rate and time left, and several nodes."""
 
     def __init__(self, shown: bool) -> None:
         self._shown = shown
@@ -90,7 +90,7 @@ class BuildProgress:
         self._progress.update(self._task, description=name)
 
     def begin(self, done: int, total: int) -> None:
-        """Begin to count images, of which `done` were built before this run."""
+        """Begin to count samples, of which `done` were built before this run."""
         self._progress.reset(
             self._task, description="Building", completed=done, total=total, start=True
         )
@@ -104,10 +104,10 @@ class BuildProgress:
         """Note that a receipt is about to be counted for a node."""
         self._progress.note_node(name)
 
-    def advance(self, images: int, failed: int) -> None:
-        """Count images that were built, and show how many failed in all."""
+    def advance(self, samples: int, failed: int) -> None:
+        """Count samples that were built, and show how many failed in all."""
         note = f"{failed} failed" if failed else ""
-        self._progress.update(self._task, advance=images, note=note)
+        self._progress.update(self._task, advance=samples, note=note)
         if self._line_due():
             bar, (before, since) = self._progress.tasks[self._task], self._began
             rate = (bar.completed - before) / max(1e-3, time.monotonic() - since)
@@ -128,7 +128,7 @@ def progress_line(done: int, total: int, rate: float) -> str:
     Parameters
     ----------
     rate
-        Images a second, above 0.
+        Samples a second, above 0.
     """
     left = timedelta(seconds=round((total - done) / rate))
-    return f"{done:,} of {total:,} images, {rate:,.0f}/s, {left} left"
+    return f"{done:,} of {total:,} samples, {rate:,.0f}/s, {left} left"

@@ -27,14 +27,14 @@ from precache_workers.cluster.executor import is_joined
 from precache_workers.driver.build import run_build
 from precache_workers.driver.suspects import KILLS
 from precache_workers.ops.identity import decides
-from precache_workers.planning.listing import ListedSource
+from precache_workers.planning.listing import ListedSource, with_locations
 from precache_workers.planning.recorded_code import with_recorded_code
-from precache_workers.planning.request import BuildResult, Request, check_request
+from precache_workers.planning.request import BuildResult, Request, check_request, source_of
 from precache_workers.planning.row_placement import Placed
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import is_late
-from precache_workers.sources.base import FolderSource, open_source
+from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.user_code import refuse_stored_code
 
 
@@ -106,7 +106,7 @@ def _source(version: Version, request: Request) -> str:
             f"{store} names {shown(uri)!r} as its source, as no build writes it; give --source "
             "SOURCE"
         )
-    source = open_source(uri, request.storage_options)
+    source = source_of(request.model_copy(update={"source": uri}))
     seen_here = not is_joined(request.address)
     if seen_here and isinstance(source, FolderSource) and source.folder.kind() is None:
         raise UsageError(
@@ -130,7 +130,8 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     store = open_folder(request.store, request.storage_options)
     recipe, code = with_recorded_code(store, request.recipe)
     fingerprint = recipe.fingerprint(decides(recipe))
-    source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
+    source = source_of(request)
+    table = with_locations(store, source, table)
     return ListedSource(
         VersionSpec(recipe, fingerprint, table, attributes.rows_digest),
         Placed(table, attributes.rows_per_shard),

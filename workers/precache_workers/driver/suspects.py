@@ -31,6 +31,7 @@ class Trial(SampleTask):
     job: Job
     keys: Sequence[str]
     sizes: Sequence[int]
+    locations: Sequence[str] = ()
     memory: int = BASE_MEMORY
 
     def run(self) -> bool:
@@ -49,7 +50,9 @@ class Trial(SampleTask):
             for recipe in recipes.values():
                 recipe(sample, run.key)
 
-        samples = fetch_ahead(self.job.source, self.keys, self.sizes, self.barred, self.alone)
+        samples = fetch_ahead(
+            self.job.source, self.keys, self.sizes, self.barred, self.alone, self.locations
+        )
         refused = False
         for _, outcome in run_samples(samples, decode, barred=self.barred):
             refused |= isinstance(outcome, MemoryError)  # the build itself reports other errors
@@ -59,9 +62,15 @@ class Trial(SampleTask):
         """Split the samples into several trials; a single sample gives none."""
         step = -(-len(self.keys) // PARTS)
         starts = range(0, len(self.keys) if len(self.keys) > 1 else 0, step)
+        parts = [slice(at, at + step) for at in starts]
         return [
-            replace(self, keys=self.keys[at : at + step], sizes=self.sizes[at : at + step])
-            for at in starts
+            replace(
+                self,
+                keys=self.keys[part],
+                sizes=self.sizes[part],
+                locations=self.locations[part],
+            )
+            for part in parts
         ]
 
 

@@ -35,9 +35,8 @@ from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.committed import is_whole
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.recorded_code import note_code
-from precache_workers.planning.request import Request, check_request
+from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_target
-from precache_workers.sources import base as sources
 
 if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
@@ -109,9 +108,7 @@ class WantedVersion:
             channel.begin()
         with self.failing_for_all():
             request = self.request
-            source = sources.open_source(
-                request.source, request.storage_options, follow_links=request.follow_links
-            )
+            source = source_of(request)
             self.listed = list_rows(request, self.store, source, lambda count: None)
         spec = self.listed.spec
         if channel is not None and channel.is_rank0:

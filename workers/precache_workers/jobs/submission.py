@@ -31,7 +31,7 @@ STOPS_WITHIN = 30.0
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
-_PROGRESS = re.compile(r"[\d,]+ of [\d,]+ images.*")
+_PROGRESS = re.compile(r"[\d,]+ of [\d,]+ samples.*")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from unicodedata import normalize
@@ -342,4 +343,4 @@ def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str,
 
 def _relabelled(table: RowTable, labels: Iterable[int], classes: tuple[str, ...]) -> RowTable:
     numbers = np.fromiter(labels, np.int64, len(table))
-    return RowTable(table.keys, table.sizes, table.mtimes, table.etags, numbers, classes)
+    return replace(table, labels=numbers, classes=classes)

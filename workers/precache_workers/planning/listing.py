@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.commit_log import CodeDigests
 from precache.store.layout import RowShape, rows_per_shard
-from precache.store.row_table import RowTable
+from precache.store.row_table import LISTINGS_FOLDER, RowTable
 from precache_workers.ops.identity import decides
 from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
@@ -25,8 +25,9 @@ from precache_workers.planning.request import Request
 from precache_workers.planning.row_placement import Placed, place_rows
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.sources import base as sources
+from precache_workers.sources.base import Sample, Source, Tick
 from precache_workers.sources.code_digest import code_of
+from precache_workers.sources.dataset import DatasetSource
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,10 @@ class ListedSource:
         Key -> reason, of samples that must not be decoded.
     refreshes
         Id of the version that is refreshed.
+    notes
+        Lines for the user about the listing.
+    index
+        Name and content of the index of the source, where it is to be kept.
     """
 
     spec: VersionSpec
@@ -67,6 +72,14 @@ class ListedSource:
     barred: Mapping[str, str] = field(default_factory=dict)
     refreshes: str | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    index: tuple[str, bytes] | None = None
+
+    def keep_index(self, store: Folder) -> None:
+        """Keep in the store what spares the next listing the containers that did not change."""
+        if self.index is not None:
+            name, data = self.index
+            store.put(_index_object(name), [data])
 
     @property
     def digests(self) -> dict[str, str]:
@@ -102,9 +115,7 @@ class ListedSource:
         ]
 
 
-def list_rows(
-    request: Request, store: Folder, source: sources.Source, tick: sources.Tick
-) -> ListedSource:
+def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> ListedSource:
     """List the source, and give its samples the rows that they have in the current version.
 
     Raises
@@ -113,10 +124,10 @@ def list_rows(
         The source cannot be listed, or does not fit the request.
     """
     began = time.perf_counter()
-    listing = source.list(tick)
+    listing = source.list(tick, index=_kept_index(store, source))
     recipe, code = with_recorded_code(store, _with_current_variants(request.recipe, store))
     table = listing.table
-    if isinstance(source, sources.DatasetSource):
+    if isinstance(source, DatasetSource):
         table, factory_code = with_recorded_factory(store, source, table)
         code |= factory_code
     table = _labelled(request, source, table)
@@ -138,25 +149,51 @@ def list_rows(
         fetches_labels,
         seconds,
         left_out=listing.left_out,
+        notes=listing.notes,
+        index=(source.index_name, listing.index) if listing.index is not None else None,
     )
 
 
+def _index_object(name: str) -> str:
+    return f"{LISTINGS_FOLDER}/{name}.parquet"
+
+
+def _kept_index(store: Folder, source: Source) -> bytes | None:
+    """Return the index of the last listing of a source, if it has one and a build kept it."""
+    return store.get(_index_object(source.index_name)) if source.index_name else None
+
+
+def with_locations(store: Folder, source: Source, table: RowTable) -> RowTable:
+    """Give the rows of a version the locations that their samples have now, if these have any."""
+    if not source.index_name:
+        return table
+    listed = source.list(lambda count: None, index=_kept_index(store, source)).table
+    known = dict(zip(listed.keys, listed.locations, strict=True))
+    return replace(table, locations=[known.get(key, "") for key in table.keys])
+
+
 def _contents(
-    source: sources.Source, seconds: float, keys: Sequence[str], sizes: Sequence[int]
+    source: Source,
+    seconds: float,
+    keys: Sequence[str],
+    sizes: Sequence[int],
+    locations: Sequence[str],
 ) -> list[str]:
     """Hash the content of samples; all are empty if one hangs, which the build will find out."""
     try:
-        return run_in_time(lambda: _read(source, keys, sizes), seconds)
+        return run_in_time(lambda: _read(source, keys, sizes, locations), seconds)
     except HangError:
         return [""] * len(keys)
 
 
-def _read(source: sources.Source, keys: Sequence[str], sizes: Sequence[int]) -> list[str]:
+def _read(
+    source: Source, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str]
+) -> list[str]:
     contents = []
     for start in range(0, len(keys), FETCH_SAMPLES):
         run = slice(start, start + FETCH_SAMPLES)
-        samples = source.fetch(keys[run], sizes[run])
-        contents += [s.content if isinstance(s, sources.Sample) else "" for s in samples]
+        samples = source.fetch(keys[run], sizes[run], locations[run])
+        contents += [s.content if isinstance(s, Sample) else "" for s in samples]
     return contents
 
 
@@ -180,7 +217,7 @@ def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:
     return recipe.model_copy(update={"fields": {**recipe.fields, **fields}})
 
 
-def _labelled(request: Request, source: sources.Source, table: RowTable) -> RowTable:
+def _labelled(request: Request, source: Source, table: RowTable) -> RowTable:
     """Give a listing the labels and classes of the request."""
     frozen = None
     if request.classes is not None:

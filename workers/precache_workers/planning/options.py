@@ -137,7 +137,33 @@ class PlacementOptions(BaseModel):
         )
 
 
-class RunOptions(PlacementOptions):
+class SourceOptions(BaseModel):
+    """How the samples of a source are found in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    group: ClassVar[str] = "source"
+
+    source_kind: Annotated[str | None, Flag("KIND")] = Field(
+        default=None,
+        description="folder, tar, parquet, zip, manifest, or one of a plug-in; "
+        "default by the suffix of SOURCE",
+    )
+    image_column: Annotated[str | None, Flag("NAME")] = Field(
+        default=None,
+        description="column of a table that has images, or their URIs; default by "
+        "its name and type",
+    )
+    label_column: Annotated[str | None, Flag("NAME")] = Field(
+        default=None, description="column of a table that has labels; default by its name"
+    )
+    key_column: Annotated[str | None, Flag("NAME")] = Field(
+        default=None,
+        description="column of a table that has a name of each sample, by which it "
+        "keeps its row wherever it stands; default its place, or its URI",
+    )
+
+
+class RunOptions(SourceOptions, PlacementOptions):
     """Options that say where and how a build or a refresh runs."""
 
     group: ClassVar[str] = "running"

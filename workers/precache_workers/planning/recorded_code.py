@@ -36,7 +36,7 @@ from precache_workers.ops.identity import (
     with_code,
 )
 from precache_workers.planning.committed import committed_versions
-from precache_workers.sources.base import DatasetSource
+from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.user_code import tree_hash
 
 

@@ -15,6 +15,8 @@ from precache.storage.retries import RETRY_SECONDS, SILENT_SECONDS
 from precache.units import size
 from precache_workers.planning.options import BuildOptions
 from precache_workers.planning.rows import default_max_failures
+from precache_workers.sources.base import Columns, Source
+from precache_workers.sources.kinds import open_source
 from precache_workers.sources.user_code import require_permission
 
 
@@ -141,3 +143,15 @@ def check_request(request: Request) -> None:
             "which requests to a service may be made again"
         )
     open_for_writing(request.store, request.source, request.storage_options)
+
+
+def source_of(request: Request) -> Source:
+    """Open the source of a request."""
+    return open_source(
+        request.source,
+        request.storage_options,
+        follow_links=request.follow_links,
+        most_bytes=request.max_sample_bytes,
+        kind=request.source_kind,
+        columns=Columns(request.image_column, request.label_column, request.key_column),
+    )

@@ -16,8 +16,8 @@ from precache.store.version import ROW_TABLE, Version
 from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.rows import order_rows
 
-Contents = Callable[[Sequence[str], Sequence[int]], Sequence[str]]
-"""Content hashes of samples, by their keys and sizes."""
+Contents = Callable[[Sequence[str], Sequence[int], Sequence[str]], Sequence[str]]
+"""Content hashes of samples, by their keys, sizes and locations."""
 
 MOST_TOUCHED, MOST_TOUCHED_BYTES = 4096, 256 << 20
 """Most samples, and bytes of them, that are read while listing; more are left to the build."""
@@ -112,7 +112,8 @@ def _restore_identities(
     """Give touched samples of the same content the identity that they had before."""
     data = open_own_unchecked(folder).read_checked(ROW_TABLE)
     kept = read_contents(data, folder.path(ROW_TABLE))
-    read = contents([now.keys[row] for row in touched], now.sizes[touched].tolist())
+    some = now.take(touched)
+    read = contents(some.keys, some.sizes.tolist(), some.locations)
     same = [row for row, own in zip(touched, read, strict=True) if own and own == kept[row]]
     mtimes, etags = now.mtimes.copy(), list(now.etags)
     mtimes[same] = before.mtimes[same]
@@ -216,6 +217,7 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
         np.concatenate([np.where(blank, -1, placed.labels), added.labels]),
         listing.classes,
         removed,
+        [*placed.locations, *added.locations],
     )
 
 

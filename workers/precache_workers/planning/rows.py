@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from precache.sampling.order import Permutation
 from precache.store.receipts import Receipt
-from precache.store.row_table import RowTable
+from precache.store.row_table import RowTable, unit_of
 
 ROW_ORDER_SEED = 0
+
+GROUP_BYTES = 64 << 20
+"""Bytes of samples among which rows of containers are shuffled: a task holds as many at least."""
+
+UNKNOWN_BYTES = 128 << 10
+"""Bytes that a sample of unknown size counts as."""
+
+PROBED_UNITS = 4
+"""Units of containers that samples of a probe lie in: each may have to be read whole."""
 
 
 def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
     """Order a listing as its rows: by a fixed shuffle, so that any run of rows mixes classes.
+
+    Samples of containers are shuffled in two steps: units, which are read at once, among all, and
+    rows within groups of units. So each row of a shard comes with others of its unit.
 
     Parameters
     ----------
@@ -23,7 +35,29 @@ def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
     """
     if keep_order:
         return listing
-    return listing.take(Permutation(len(listing), "rows", ROW_ORDER_SEED)(np.arange(len(listing))))
+    places = Permutation(len(listing), "rows", ROW_ORDER_SEED)(np.arange(len(listing)))
+    if not listing.has_units:
+        return listing.take(places)
+    return listing.take(np.lexsort((places, _groups(listing))))
+
+
+def _groups(listing: RowTable) -> np.ndarray:
+    """Number the group of each sample: units, in a fixed shuffle, are grouped by their bytes."""
+    units, numbers = _units(listing.locations)
+    nbytes = np.where(listing.sizes < 0, UNKNOWN_BYTES, listing.sizes)
+    unit_bytes = np.bincount(numbers, nbytes, units)
+    shuffled = Permutation(units, "units", ROW_ORDER_SEED)(np.arange(units))
+    before = np.empty(units)
+    before[shuffled] = np.cumsum(unit_bytes[shuffled]) - unit_bytes[shuffled]
+    groups: np.ndarray = before[numbers] // GROUP_BYTES
+    return groups
+
+
+def _units(locations: Sequence[str]) -> tuple[int, np.ndarray]:
+    """Count the units of containers, and number that of each sample."""
+    numbers: dict[str, int] = {}
+    of = [numbers.setdefault(unit_of(location), len(numbers)) for location in locations]
+    return len(numbers), np.array(of, np.int64)
 
 
 def shards_to_do(
@@ -55,5 +89,20 @@ def sample_for_probe(table: RowTable, count: int) -> list[int]:
     """Choose rows to measure shapes and sizes of: the first by key, then an even spread."""
     rows = [row for row in range(len(table)) if row not in table.removed]
     first = min(rows, key=table.keys.__getitem__)
+    rows = in_few_units(table, rows, count)
     spread = np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int).tolist()
     return list(dict.fromkeys([first, *(rows[number] for number in spread)]))
+
+
+def in_few_units(table: RowTable, rows: list[int], count: int) -> list[int]:
+    """Leave only rows of a few units of containers, from all over the table; all if these have
+    less than so many."""
+    if not table.has_units:
+        return rows
+    by_unit: dict[str, list[int]] = {}
+    for row in rows:
+        by_unit.setdefault(unit_of(table.locations[row]), []).append(row)
+    units = list(by_unit.values())
+    few = np.linspace(0, len(units) - 1, min(PROBED_UNITS, len(units))).astype(int)
+    chosen = sorted(row for number in set(few.tolist()) for row in units[number])
+    return chosen if len(chosen) >= min(count, len(rows)) else rows

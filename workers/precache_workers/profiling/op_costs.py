@@ -91,6 +91,7 @@ class OpsTask(SampleTask):
     job: Job
     keys: Sequence[str]
     sizes: Sequence[int]
+    locations: Sequence[str] = ()
     memory: int = field(default=BASE_MEMORY, kw_only=True)
 
 
@@ -106,7 +107,15 @@ def _fields_with_ops(task: OpsTask) -> Iterator[FieldCosts]:
         alone = task.job.recipe.model_copy(update={"fields": {name: spec}})
         job = replace(task.job, recipe=alone)
         with contextlib.suppress(SampleError):
-            times = measure_stages(job, task.keys, task.sizes, (), SECONDS, barred=task.barred)
+            times = measure_stages(
+                job,
+                task.keys,
+                task.sizes,
+                (),
+                SECONDS,
+                barred=task.barred,
+                locations=task.locations,
+            )
             yield field_costs(name, spec, times)
 
 

@@ -32,13 +32,15 @@ class ProbeTask(SampleTask):
     job: Job
     keys: Sequence[str]
     sizes: Sequence[int]
+    locations: Sequence[str] = ()
     memory: int = BASE_MEMORY
 
 
 def probe_task(job: Job, table: RowTable) -> ProbeTask:
     """Return the task for samples from all over a table."""
     rows = sample_for_probe(table, PROBE_SAMPLES)
-    return ProbeTask(job, [table.keys[row] for row in rows], table.sizes[rows].tolist())
+    keys, sizes = [table.keys[row] for row in rows], table.sizes[rows].tolist()
+    return ProbeTask(job, keys, sizes, table.locations_of(rows))
 
 
 def run_probe(task: ProbeTask) -> MeasuredRows:
@@ -70,7 +72,9 @@ def _probe(task: ProbeTask) -> MeasuredRows:
     def rows_of(run: SampleRun, sample: Sample) -> dict[str, np.ndarray]:
         return {name: recipe(sample, run.key) for name, recipe in recipes.items()}
 
-    samples = fetch_ahead(job.source, task.keys, task.sizes, task.barred, task.alone)
+    samples = fetch_ahead(
+        job.source, task.keys, task.sizes, task.barred, task.alone, task.locations
+    )
     with contextlib.closing(run_samples(samples, rows_of, barred=task.barred)) as runs:
         for run, rows in runs:
             if isinstance(rows, Exception):  # the build itself decides which samples are holes

@@ -47,7 +47,7 @@ class RatesTask(SampleTask):
 
     Attributes
     ----------
-    keys, sizes
+    keys, sizes, locations
         Of samples to be fetched and computed.
     base
         A base shard whose rows are reused.
@@ -62,6 +62,7 @@ class RatesTask(SampleTask):
     sizes: Sequence[int] = ()
     base: BaseShard | None = None
     places: Sequence[int] = ()
+    locations: Sequence[str] = ()
     memory: int = field(default=BASE_MEMORY, kw_only=True)
 
 
@@ -104,7 +105,9 @@ def _measure(task: RatesTask) -> UnitTimes:
 
 def _fetch(task: RatesTask) -> list[tuple[str, Fetched]]:
     job = task.job
-    return list(fetch_ahead(job.source, task.keys, task.sizes, task.barred, task.alone))
+    return list(
+        fetch_ahead(job.source, task.keys, task.sizes, task.barred, task.alone, task.locations)
+    )
 
 
 def _compute(

@@ -198,11 +198,14 @@ def measure_stages(
     seconds: float,
     tick: Callable[[int], None] = lambda done: None,
     barred: Mapping[str, str] = MappingProxyType({}),
+    locations: Sequence[str] = (),
 ) -> StageTimes:
     """Measure every stage of samples, one after another.
 
     Parameters
     ----------
+    keys, sizes, locations
+        Of the samples, as listed.
     codecs
         Names of codecs that finished rows are encoded with, besides the recipe's own.
     seconds
@@ -221,7 +224,7 @@ def measure_stages(
     """
 
     def work() -> StageTimes:
-        timer = _StageTimer(job, dict(zip(keys, sizes, strict=True)), codecs)
+        timer = _StageTimer(job, dict(zip(keys, sizes, strict=True)), codecs, locations)
         return timer.measure(seconds, tick, barred)
 
     return run_in_time(work, job.sample_seconds)
@@ -234,8 +237,15 @@ def _shown(shapes: Sequence[RowShape]) -> str:
 class _StageTimer:
     """Measures samples; each encoder is ready before its first row is measured."""
 
-    def __init__(self, job: Job, sizes: Mapping[str, int], codecs: Sequence[str]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        sizes: Mapping[str, int],
+        codecs: Sequence[str],
+        locations: Sequence[str],
+    ) -> None:
         self._job, self._sizes, self._codecs = job, sizes, codecs
+        self._locations = locations
         self._steps = step_names(job.recipe)
         self._fields = job.recipe.fields
         self._recipes = recipes_of(job)
@@ -249,7 +259,9 @@ class _StageTimer:
         failures: list[tuple[str, str]] = []
         keys, sizes = list(self._sizes), list(self._sizes.values())
         # Each alone, so that the time of each is measured.
-        fetched = fetch_ahead(self._job.source, keys, sizes, barred, alone=self._sizes.keys())
+        fetched = fetch_ahead(
+            self._job.source, keys, sizes, barred, self._sizes.keys(), self._locations
+        )
         runs = run_samples(
             fetched, self._measure, barred=barred, warm_up=self._recipes, seconds=seconds
         )

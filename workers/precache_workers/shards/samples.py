@@ -14,15 +14,22 @@ from precache.errors import HangError, SampleError
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
 from precache.runtime.ordered_map import prefetch
+from precache.store.row_table import unit_of
 from precache_workers.ops.behaviour import Outputs
 from precache_workers.ops.field_recipe import Common, FieldRecipe
 from precache_workers.ops.identity import named_ops, require_same_outputs
+from precache_workers.planning.rows import GROUP_BYTES, UNKNOWN_BYTES
 from precache_workers.runtime.time_limit import FETCHING, SAMPLE_SECONDS, notes
 from precache_workers.sources.base import Fetched, Source
 
 FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
 """A fetch is a run of samples up to either limit; three are under way at a time."""
+HELD_BYTES = 2 * GROUP_BYTES
+"""Bytes of samples of containers that are fetched before the first of them is used, at most: a
+group of units, in which rows are shuffled, and what is left of the one before."""
+UNITS_AHEAD = 8
+"""Units of containers that are fetched ahead."""
 BASE_MEMORY = 1 << 30
 """Bytes of a worker's process: 350 MB of libraries, the rest for photos of 90 million pixels."""
 
@@ -80,21 +87,52 @@ class SampleTask:
         return replace(self, barred={**self.barred, **hang.late})
 
 
-def _runs(
-    keys: Sequence[str], sizes: Sequence[int], alone: Collection[str]
-) -> Iterator[list[tuple[str, int]]]:
+def _runs(keys: Sequence[str], sizes: Sequence[int], alone: Collection[str]) -> Iterator[list[int]]:
     """Group samples that are fetched together; each key of `alone` is a group of its own."""
-    run: list[tuple[str, int]] = []
+    run: list[int] = []
     nbytes = 0
-    for key, size in zip(keys, sizes, strict=True):
-        apart = alone and (key in alone or (run[-1:] and run[-1][0] in alone))
+    for place, (key, size) in enumerate(zip(keys, sizes, strict=True)):
+        apart = alone and (key in alone or (run and keys[run[-1]] in alone))
         if run and (apart or nbytes + size > FETCH_BYTES or len(run) == FETCH_SAMPLES):
             yield run
             run, nbytes = [], 0
-        run.append((key, size))
+        run.append(place)
         nbytes += max(0, size)
     if run:
         yield run
+
+
+def _runs_of_units(sizes: Sequence[int], locations: Sequence[str]) -> Iterator[list[int]]:
+    """Group samples by their units, so that each unit is read once.
+
+    All samples up to the last one of a unit are held until those before it are yielded. Where that
+    would take more than `HELD_BYTES`, a unit is read again later.
+    """
+    names = [unit_of(location) for location in locations]
+    last = {name: place for place, name in enumerate(names)}
+    start = held = end = 0
+    cut = 0  # the last place up to which no unit reaches beyond
+    place = 0
+    while place < len(names):
+        size = UNKNOWN_BYTES if sizes[place] < 0 else sizes[place]
+        if held + size > HELD_BYTES and place > start:
+            place = cut if cut > start else place
+            yield from _by_unit(names, range(start, place))
+            start, held, end = place, 0, place
+            continue
+        held += size
+        end = max(end, last[names[place]] + 1)
+        place += 1
+        if end == place:
+            cut = place
+    yield from _by_unit(names, range(start, len(names)))
+
+
+def _by_unit(names: Sequence[str], places: range) -> Iterator[list[int]]:
+    units: dict[str, list[int]] = {}
+    for place in places:
+        units.setdefault(names[place], []).append(place)
+    yield from units.values()
 
 
 def fetch_ahead(
@@ -103,6 +141,7 @@ def fetch_ahead(
     sizes: Sequence[int],
     barred: Mapping[str, str] = MappingProxyType({}),
     alone: Collection[str] = (),
+    locations: Sequence[str] = (),
 ) -> Generator[tuple[str, Fetched], None, None]:
     """Yield samples in order, fetching the next ones while the caller works.
 
@@ -110,27 +149,35 @@ def fetch_ahead(
     ----------
     barred, alone
         As in `SampleTask`.
+    locations
+        As listed; samples of one unit are fetched together. Empty if there are none.
     """
     own_notes = notes()
     hung = {key for key, reason in barred.items() if reason.startswith(FETCHING)}
 
-    def fetch_run(run: list[tuple[str, int]]) -> list[tuple[str, Fetched]]:
-        names, expected = zip(*run, strict=True)
-        if run[0][0] in hung:
-            return [(key, SampleError(barred[key])) for key in names]
+    def fetch_run(run: list[int]) -> list[tuple[int, Fetched]]:
+        names = [keys[place] for place in run]
+        if names[0] in hung:
+            return [(place, SampleError(barred[keys[place]])) for place in run]
+        expected = [sizes[place] for place in run]
+        where = [locations[place] for place in run] if locations else ()
         with own_notes.kept():
-            return list(zip(names, source.fetch(names, expected), strict=True))
+            return list(zip(run, source.fetch(names, expected, where), strict=True))
 
-    groups = _runs(keys, sizes, hung.union(alone))
+    apart = hung.union(alone)
+    by_unit = not apart and any(map(unit_of, locations))
+    groups = _runs_of_units(sizes, locations) if by_unit else _runs(keys, sizes, apart)
     threads = source.fetch_threads
-    runs = (
-        (fetch_run(run) for run in groups)
-        if alone
-        else prefetch(fetch_run, groups, threads, threads + 1)
-    )
+    ahead = UNITS_AHEAD if by_unit else threads + 1
+    runs = (fetch_run(r) for r in groups) if alone else prefetch(fetch_run, groups, threads, ahead)
+    held: dict[int, Fetched] = {}
+    place = 0
     with contextlib.closing(runs):
         for run in runs:
-            yield from run
+            held.update(run)
+            while place in held:
+                yield keys[place], held.pop(place)
+                place += 1
 
 
 def recipes_of(job: Job) -> dict[str, FieldRecipe]:

@@ -64,8 +64,8 @@ class ShardTask(SampleTask):
         Folder of the version.
     objects
         Field -> name of the object to put, below the folder.
-    keys, sizes
-        Of the samples.
+    keys, sizes, locations
+        Of the samples, as listed; `locations` is empty if the source needs none.
     accept_missing
         Leave a hole for a sample that cannot be fetched.
     lost
@@ -100,6 +100,7 @@ class ShardTask(SampleTask):
     store: Folder | None = None
     again: bool = False
     may_fail: frozenset[int] = frozenset()
+    locations: Sequence[str] = ()
 
     @property
     def first_row(self) -> int:
@@ -325,8 +326,9 @@ def stage_row(
 
 def _fetch(task: ShardTask, places: Sequence[int]) -> Generator[Fetched, None, None]:
     keys, sizes = [task.keys[place] for place in places], [task.sizes[place] for place in places]
+    locations = [task.locations[place] for place in places] if task.locations else ()
     with contextlib.closing(
-        fetch_ahead(task.job.source, keys, sizes, task.barred, task.alone)
+        fetch_ahead(task.job.source, keys, sizes, task.barred, task.alone, locations)
     ) as samples:
         yield from (fetched for _, fetched in samples)
 

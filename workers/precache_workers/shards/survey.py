@@ -37,6 +37,7 @@ class FetchTask:
     shard: int
     keys: Sequence[str]
     sizes: Sequence[int]
+    locations: Sequence[str] = ()
     memory: int = BASE_MEMORY
 
     def retried(self) -> Self:
@@ -49,7 +50,9 @@ def fetch_samples(task: FetchTask) -> list[SampleFacts]:
         SampleFacts(sample.content, -1 if sample.label is None else sample.label)
         if isinstance(sample, Sample)
         else SampleFacts("", -1, sample)
-        for _, sample in fetch_ahead(task.job.source, task.keys, task.sizes)
+        for _, sample in fetch_ahead(
+            task.job.source, task.keys, task.sizes, locations=task.locations
+        )
     ]
 
 

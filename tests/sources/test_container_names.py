@@ -1,0 +1,81 @@
+"""Names of containers: files, folders, patterns and braces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from precache.errors import SourceError, UsageError
+from precache_workers.sources.container_names import Containers, expand_braces
+
+
+def named(uri: str | Path) -> list[str]:
+    return [file.name for file in Containers.named(str(uri), (".tar",)).files()]
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    for name in ("a.tar", "b.tar", "c.txt", "sub/a.tar", "sub/deep/d.tar", ".hidden.tar"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    return tmp_path
+
+
+def test_braces_expand_as_in_a_shell() -> None:
+    assert expand_braces("a-{08..10}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar"]
+    assert expand_braces("{x,y}-{1..2}") == ["x-1", "x-2", "y-1", "y-2"]
+    assert expand_braces("{3..1}") == ["3", "2", "1"]
+
+
+@pytest.mark.parametrize("text", ["a{1..2", "a}1", "a{1}"])
+def test_a_brace_that_does_not_fit_is_named(text: str) -> None:
+    with pytest.raises(UsageError, match=r"brace|give"):
+        expand_braces(text)
+
+
+def test_braces_that_name_too_many_files_are_refused() -> None:
+    with pytest.raises(UsageError, match="more than 100,000 files"):
+        expand_braces("a{0..999}{0..999}")
+
+
+def test_patterns_find_files_sorted(tars: Path) -> None:
+    assert named(tars / "*.tar") == ["a.tar", "b.tar"]
+    assert named(tars / "?.tar") == ["a.tar", "b.tar"]
+    assert named(tars / "[b-z].tar") == ["b.tar"]
+    assert named(tars / "*/*.tar") == ["sub/a.tar"]
+    assert named(tars / "**/*.tar") == [
+        ".hidden.tar", "a.tar", "b.tar", "sub/a.tar", "sub/deep/d.tar",
+    ]  # fmt: skip
+
+
+def test_one_file_and_all_files_of_a_folder(tars: Path) -> None:
+    assert named(tars / "a.tar") == ["a.tar"]
+    assert named(tars / "sub") == ["sub/a.tar", "sub/deep/d.tar"]
+
+
+def test_braces_keep_their_order_and_share_a_folder(tars: Path) -> None:
+    assert named(f"{tars}/{{sub/a,b}}.tar") == ["sub/a.tar", "b.tar"]
+
+
+def test_a_file_of_a_list_that_is_missing_is_named(tars: Path) -> None:
+    with pytest.raises(SourceError, match=r"has no .*/x\.tar"):
+        named(f"{tars}/{{a,x}}.tar")
+    with pytest.raises(SourceError, match=r"x\.tar does not exist"):
+        named(tars / "x.tar")
+    with pytest.raises(SourceError, match="no file fits the source"):
+        named(tars / "x*.tar")
+
+
+def test_a_file_that_exists_is_no_pattern(tmp_path: Path) -> None:
+    for name in ("a[1].tar", "a{1,2}.tar"):
+        (tmp_path / name).write_bytes(b"x")
+        assert named(tmp_path / name) == [name]
+
+
+def test_a_url_that_leads_out_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"has '\.\.'"):
+        Containers.named("s3://bucket/../other/*.tar", (".tar",))
+    with pytest.raises(UsageError, match="in one bucket"):
+        Containers.named("s3://{a,b}/x.tar", (".tar",))

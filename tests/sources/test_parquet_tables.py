@@ -1,0 +1,247 @@
+"""Parquet files: columns, labels, keys, row groups, changes, and hostile files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import precache
+from precache.errors import FetchError, SampleError, SourceError, StorageError
+from precache.storage.local import LocalFolder
+from precache_workers.sources import file_ranges
+from precache_workers.sources.base import Columns, Listing, Sample
+from precache_workers.sources.contract import check_source
+from precache_workers.sources.kinds import open_source
+from tests.support.building import cut, encoded, pixels
+
+RECIPE = precache.Recipe.image(resize=40, crop=32)
+PHOTO = encoded(cut(0))
+
+
+def write(path: Path, columns: dict[str, Any], metadata: Any = None, **options: Any) -> str:
+    table = pa.table(columns).replace_schema_metadata(metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, **options)
+    return str(path)
+
+
+def listed(source: str, *columns: str | None) -> Listing:
+    return open_source(source, columns=Columns(*columns)).list(lambda count: None)
+
+
+def class_names(listing: Listing) -> list[str | None]:
+    table = listing.table
+    return [table.classes[n] if n >= 0 else None for n in table.labels.tolist()]
+
+
+# --- columns ------------------------------------------------------------------------------------
+
+
+def test_columns_are_guessed_and_named_in_one_line(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.parquet", {"id": [1, 2], "img": [PHOTO] * 2, "cls": ["b", "a"]})
+    listing = listed(source)
+    assert listing.notes == ("Images from the column 'img', labels from 'cls'",)
+    assert list(listing.table.keys) == ["a.parquet/0", "a.parquet/1"]
+    assert class_names(listing) == ["b", "a"]
+
+
+def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
+    columns = {"image": [b"no"] * 2, "scan": [PHOTO] * 2, "species": [1, 0], "id": ["x/1", "x/2"]}
+    source = write(tmp_path / "a.parquet", columns)
+    listing = listed(source, "scan", "species", "id")
+    assert list(listing.table.keys) == ["x/1", "x/2"]
+    assert listing.table.labels.tolist() == [1, 0]
+    opened = open_source(source, columns=Columns("scan", "species", "id"))
+    [sample] = opened.fetch(["x/2"], [-1])
+    assert isinstance(sample, Sample)
+    assert sample.inputs == {"bytes": PHOTO}
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.parquet", {"image": [PHOTO], "label": [1]})
+    with pytest.raises(SourceError, match=r"no column 'lable' \(did you mean label\?\)"):
+        listed(source, None, "lable")
+    with pytest.raises(SourceError, match="column 'label' has values of type int64; images are"):
+        listed(source, "label")
+
+
+def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.parquet", {"left": [PHOTO], "right": [PHOTO]})
+    with pytest.raises(SourceError, match="'left', 'right'; choose one by --image-column"):
+        listed(source)
+    source = write(tmp_path / "b.parquet", {"uri": ["s3://bucket/a.jpg"]})
+    with pytest.raises(SourceError, match="give --source-kind manifest"):
+        listed(source)
+    with pytest.raises(SourceError, match="column score has values of type double"):
+        listed(write(tmp_path / "c.parquet", {"image": [PHOTO], "score": [0.5]}), None, "score")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (pa.array(["b", None, "a"]), ["b", None, "a"]),
+        (pa.array(["b", "a", "b"]).dictionary_encode(), ["b", "a", "b"]),
+        (pa.array(["b", "a", "b"], pa.large_string()), ["b", "a", "b"]),
+    ],
+)
+def test_labels_may_be_names(tmp_path: Path, values: Any, expected: list[str | None]) -> None:
+    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 3, "label": values})
+    assert class_names(listed(source)) == expected
+
+
+def test_labels_may_be_numbers_with_names_in_the_metadata(tmp_path: Path) -> None:
+    features = {"kind": {"_type": "ClassLabel", "names": ["ant", "bee"]}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    columns = {"image": [PHOTO] * 3, "kind": pa.array([1, None, -1], pa.int32())}
+    source = write(tmp_path / "a.parquet", columns, metadata)
+    assert class_names(listed(source)) == ["bee", None, None]
+    assert listed(source).table.classes == ("ant", "bee")
+    columns["kind"] = pa.array([1, 2, 0])
+    with pytest.raises(SourceError, match=r"class number 2; .* up to 1, as it names 2 classes"):
+        listed(write(tmp_path / "b.parquet", columns, metadata))
+
+
+def test_a_partitioned_directory_is_read_as_one_source(tmp_path: Path) -> None:
+    for name in ("year=1/a", "year=2/a"):
+        write(tmp_path / f"data/{name}.parquet", {"image": [PHOTO]})
+    expected = ["year=1/a.parquet/0", "year=2/a.parquet/0"]
+    assert list(listed(str(tmp_path / "data/**/*.parquet")).table.keys) == expected
+    opened = open_source(str(tmp_path / "data"), kind="parquet")
+    keys = opened.list(lambda count: None).table.keys
+    assert [key.removeprefix("data/") for key in keys] == expected
+
+
+def test_paths_that_name_several_rows_are_no_keys(tmp_path: Path) -> None:
+    images = [{"bytes": PHOTO, "path": "a.jpg"}] * 2
+    source = write(tmp_path / "a.parquet", {"image": images})
+    assert list(listed(source).table.keys) == ["a.parquet/0", "a.parquet/1"]
+
+
+def test_large_types_and_missing_images(tmp_path: Path) -> None:
+    images = pa.array([PHOTO, None, PHOTO], pa.large_binary())
+    opened = open_source(write(tmp_path / "a.parquet", {"image": images}), most_bytes=10_000)
+    table = opened.list(lambda count: None).table
+    one, none, other = opened.fetch(table.keys, [-1] * 3, table.locations)
+    assert isinstance(one, Sample)
+    assert isinstance(none, SampleError)
+    assert str(none) == "its row has no image"
+    assert isinstance(other, Sample)
+    small = open_source(str(tmp_path / "a.parquet"), most_bytes=10)
+    assert "--max-sample-bytes" in str(small.fetch(table.keys[:1], [-1], table.locations[:1])[0])
+
+
+# --- row groups and changes ---------------------------------------------------------------------
+
+
+def test_a_row_group_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = [encoded(cut(number)) for number in range(40)]
+    write(tmp_path / "a.parquet", {"image": photos}, row_group_size=10)
+    opened: list[str] = []
+
+    def noted(folder: Any, file: Any) -> Any:
+        opened.append(file.name)
+        return file_ranges.open_file(folder, file)
+
+    monkeypatch.setattr("precache_workers.sources.parquet_tables.open_file", noted)
+    build(str(tmp_path / "a.parquet"), tmp_path / "store", shard_samples=100)
+    assert len(opened) <= 1 + 4 + 24  # the listing, row groups, and at most the probe's rows
+
+
+def build(source: str, store: Path, **options: Any) -> Any:
+    return precache.build(source, store, RECIPE, address="serial", **options)
+
+
+def test_rows_of_a_changed_file_are_compared_by_content(tmp_path: Path) -> None:
+    photos = [encoded(cut(number)) for number in range(12)]
+    source = write(tmp_path / "a.parquet", {"image": photos})
+    build(source, tmp_path / "store", shard_samples=100)
+    photos[4] = encoded(cut(77))
+    write(tmp_path / "a.parquet", {"image": photos})
+    os.utime(source, (1, 1))
+    assert build(source, tmp_path / "store", shard_samples=100).rows_reused == 11
+    build(source, tmp_path / "fresh")
+    for key, row in pixels(tmp_path / "fresh").items():
+        np.testing.assert_array_equal(pixels(tmp_path / "store")[key], row)
+
+
+def test_a_file_that_changed_after_listing_is_noticed(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 3})
+    opened = open_source(source)
+    table = opened.list(lambda count: None).table
+    write(tmp_path / "a.parquet", {"image": [b"other"] * 3})
+    os.utime(source, (1, 1))
+    for error in opened.fetch(table.keys, [-1] * 3, table.locations):
+        assert isinstance(error, FetchError)
+        assert "has changed since it was listed" in str(error)
+
+
+def test_a_reading_that_fails_is_no_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
+    table = opened.list(lambda count: None).table
+    monkeypatch.setattr(LocalFolder, "open", lambda folder, name: None)
+    failure = StorageError("no answer")
+    monkeypatch.setattr(LocalFolder, "read_ranges", lambda folder, ranges: [failure])
+    for error in opened.fetch(table.keys, [-1] * 3, table.locations):
+        assert isinstance(error, FetchError)
+        assert str(error) == "no answer"
+
+
+# --- hostile files ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut_to", [0, 4, 100, -8, -1])
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, cut_to: int) -> None:
+    path = Path(write(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
+    path.write_bytes(path.read_bytes()[:cut_to])
+    with pytest.raises(SourceError, match=r"a\.parquet cannot be read"):
+        listed(str(path))
+
+
+def test_pages_that_are_damaged_make_holes(tmp_path: Path) -> None:
+    columns = {"image": [PHOTO] * 4, "label": [1] * 4}
+    path = Path(write(tmp_path / "a.parquet", columns, row_group_size=2, compression="snappy"))
+    opened = open_source(str(path))
+    table = opened.list(lambda count: None).table
+    status = path.stat()
+    data = bytearray(path.read_bytes())
+    data[8:200] = bytes(192)
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    fetched = opened.fetch(table.keys, [-1] * 4, table.locations)
+    assert [type(sample) for sample in fetched[:2]] == [SampleError] * 2
+    assert "cannot be read" in str(fetched[0])
+
+
+def test_a_footer_that_claims_more_rows_is_refused(tmp_path: Path) -> None:
+    images = pa.array([b""] * 200_000)
+    source = write(tmp_path / "a.parquet", {"image": images}, compression="zstd")
+    assert Path(source).stat().st_size < 200_000
+    with pytest.raises(SourceError, match="claims 200,000 rows and has"):
+        listed(source)
+
+
+def test_other_bytes_are_no_table(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(os.urandom(5000))
+    with pytest.raises(SourceError, match="cannot be read"):
+        listed(str(tmp_path / "a.parquet"))
+
+
+def test_a_key_twice_and_a_key_missing_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 2, "id": ["x", "x"]})
+    with pytest.raises(SourceError, match="has 2 samples x; keys name samples"):
+        listed(source, None, None, "id")
+    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 2, "id": ["x", None]})
+    with pytest.raises(SourceError, match="some of its id are missing or empty"):
+        listed(source, None, None, "id")
+
+
+def test_keys_of_a_column_keep_the_contract(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 5, "id": list(range(5))})
+    check_source(open_source(source, columns=Columns(key="id")))

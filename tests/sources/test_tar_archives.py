@@ -1,0 +1,322 @@
+"""Tar archives: samples, labels, identity, what changed, and hostile ones."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import precache
+from precache.errors import FetchError, SampleError, SourceError
+from precache.storage.base import NO_FILE, NO_NAME
+from precache.storage.local import LocalFolder
+from precache_workers.sources import containers, file_ranges
+from precache_workers.sources.base import Listing, Sample
+from precache_workers.sources.kinds import open_source
+from tests.support.building import cut, encoded, pixels, write_jpegs
+from tests.support.containers import add, write_tars
+
+RECIPE = precache.Recipe.image(resize=40, crop=32)
+PHOTO = encoded(cut(0))
+
+
+def write_tar(path: Path, members: dict[str, bytes], **options: Any) -> str:
+    with tarfile.open(path, "w", **options) as tar:
+        for number, (name, data) in enumerate(members.items()):
+            add(tar, name, data, mtime=1000 + number)
+    return str(path)
+
+
+def build(source: str, store: Path, recipe: precache.Recipe, **options: Any) -> Any:
+    return precache.build(source, store, recipe, address="serial", **options)
+
+
+def listed(source: str) -> Listing:
+    return open_source(source).list(lambda count: None)
+
+
+def fetch_all(source: str) -> list[Any]:
+    opened = open_source(source)
+    table = opened.list(lambda count: None).table
+    return list(opened.fetch(table.keys, table.sizes.tolist(), table.locations))
+
+
+# --- samples ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_and_foreign_names_are_read_in_every_format(tmp_path: Path, form: int) -> None:
+    names = ["plain.jpg", "füße/日本.jpg", f"{'deep/' * 20}a.jpg"]
+    if form != tarfile.USTAR_FORMAT:
+        names.append(f"{'long' * 50}.jpg")
+    source = write_tar(tmp_path / "a b#1.tar", dict.fromkeys(names, PHOTO), format=form)
+    assert [key.removeprefix("a b#1.tar/") for key in listed(source).table.keys] == names
+    assert [sample.inputs["bytes"] for sample in fetch_all(source)] == [PHOTO] * len(names)
+
+
+def test_a_leading_dot_is_no_part_of_a_key(tmp_path: Path) -> None:
+    source = write_tar(tmp_path / "a.tar", {"./cat/1.jpg": PHOTO})
+    table = listed(source).table
+    assert list(table.keys) == ["a.tar/cat/1.jpg"]
+    assert table.classes == ("cat",)
+
+
+def test_members_of_a_stem_are_one_sample(tmp_path: Path) -> None:
+    members = {"1.jpg": PHOTO, "1.cls": b"3\n", "1.seg.png": b"mask", "1.json": b"{}"}
+    source = write_tar(tmp_path / "a.tar", members)
+    listing = listed(source)
+    assert list(listing.table.keys) == ["a.tar/1.jpg"]
+    assert listing.table.labels.tolist() == [3]
+    assert listing.table.sizes.tolist() == [len(PHOTO) + 4]
+    [note] = listing.notes
+    assert note.startswith("1 .json members of tar archives are not used")
+    [sample] = fetch_all(source)
+    assert sample.inputs == {"jpg": PHOTO, "seg.png": b"mask"}
+
+
+def test_labels_may_be_names_and_numbers_but_not_both(tmp_path: Path) -> None:
+    names = {"1.jpg": PHOTO, "1.cls": b"cat", "2.jpg": PHOTO, "2.cls": b"ant", "3.jpg": PHOTO}
+    table = listed(write_tar(tmp_path / "names.tar", names)).table
+    assert table.classes == ("ant", "cat")
+    assert table.labels.tolist() == [1, 0, -1]
+    write_tar(tmp_path / "numbers.tar", {"1.jpg": PHOTO, "1.cls": b"7"})
+    with pytest.raises(SourceError, match=r"labels of .*\.tar and .*\.tar in .* are not of one"):
+        listed(str(tmp_path / "*.tar"))
+
+
+def test_two_labels_of_a_stem_are_refused(tmp_path: Path) -> None:
+    source = write_tar(tmp_path / "a.tar", {"1.jpg": PHOTO, "1.cls": b"1", "1.b.cls": b"2"})
+    with pytest.raises(SourceError, match=r"a\.tar has two labels of a\.tar/1: 1 and 2"):
+        listed(source)
+
+
+def test_a_build_reads_each_byte_of_an_archive_about_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache_workers.sources.tar_archives.UNIT_BYTES", 10_000)
+    monkeypatch.setattr(file_ranges, "GAP_BYTES", 2048)
+    write_jpegs(tmp_path / "in", 60)
+    source = write_tars(tmp_path / "in", tmp_path)
+    read: list[tuple[str, int, int]] = []
+    ranges = LocalFolder.read_ranges
+
+    def noted(self: LocalFolder, parts: Any) -> Any:
+        read.extend(parts)
+        return ranges(self, parts)
+
+    monkeypatch.setattr(LocalFolder, "read_ranges", noted)
+    build(source, tmp_path / "store", RECIPE, shard_samples=100)
+    nbytes = sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
+    probed = 24 / 60
+    assert sum(length for _, _, length in read) < (1 + probed) * nbytes
+    assert len(read) < 50
+
+
+# --- identity -----------------------------------------------------------------------------------
+
+
+def build_noting(source: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, set[str]]:
+    """Build, and note the keys of the samples that are fetched."""
+    keys: set[str] = set()
+    fetch = containers.ContainerSource.fetch
+
+    def noted(self: Any, names: Any, *rest: Any) -> Any:
+        keys.update(names)
+        return fetch(self, names, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(containers.ContainerSource, "fetch", noted)
+        result = build(source, store, RECIPE, shard_samples=100)
+    return result, keys
+
+
+def photos_with_times(count: int) -> dict[str, bytes]:
+    return {f"{n:03d}.jpg": encoded(cut(n)) for n in range(count)}
+
+
+def test_of_a_changed_archive_only_what_changed_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = photos_with_times(12)
+    source = write_tar(tmp_path / "a.tar", members)
+    build(source, tmp_path / "store", RECIPE, shard_samples=100)
+    members["004.jpg"] = encoded(cut(99, (80, 60)))
+    write_tar(tmp_path / "a.tar", members)
+    result, keys = build_noting(source, tmp_path / "store", monkeypatch)
+    assert keys == {"a.tar/004.jpg"}
+    assert result.rows_reused == 11
+    build(source, tmp_path / "fresh", RECIPE)
+    for key, row in pixels(tmp_path / "fresh").items():
+        np.testing.assert_array_equal(pixels(tmp_path / "store")[key], row)
+
+
+def test_in_an_archive_of_one_time_equal_sizes_hide_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = [encoded(cut(n)) for n in range(6)]
+    longest = max(map(len, photos))
+    padded = [photo + bytes(longest - len(photo)) for photo in photos]
+
+    def write(order: list[int]) -> None:
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            for number, place in enumerate(order):
+                add(tar, f"{number}.jpg", padded[place])
+
+    write([0, 1, 2, 3, 4])
+    build(str(tmp_path / "a.tar"), tmp_path / "store", RECIPE, shard_samples=100)
+    write([0, 5, 2, 3, 4])
+    os.utime(tmp_path / "a.tar", (1, 1))
+    result, _ = build_noting(str(tmp_path / "a.tar"), tmp_path / "store", monkeypatch)
+    assert result.rows_reused == 4
+    build(str(tmp_path / "a.tar"), tmp_path / "fresh", RECIPE)
+    for key, row in pixels(tmp_path / "fresh").items():
+        np.testing.assert_array_equal(pixels(tmp_path / "store")[key], row)
+
+
+def test_a_touched_archive_is_the_same(tmp_path: Path) -> None:
+    source = write_tar(tmp_path / "a.tar", photos_with_times(5))
+    first = build(source, tmp_path / "store", RECIPE)
+    os.utime(source, (1, 1))
+    assert build(source, tmp_path / "store", RECIPE).version == first.version
+
+
+def test_an_unchanged_archive_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_tar(tmp_path / "a.tar", photos_with_times(5))
+    write_tar(tmp_path / "b.tar", photos_with_times(5))
+    source = str(tmp_path / "*.tar")
+    build(source, tmp_path / "store", RECIPE)
+    write_tar(tmp_path / "b.tar", photos_with_times(6))
+    opened: list[str] = []
+
+    def noted(folder: Any, file: Any) -> Any:
+        opened.append(file.name)
+        return file_ranges.open_file(folder, file)
+
+    monkeypatch.setattr("precache_workers.sources.tar_archives.open_file", noted)
+    assert build(source, tmp_path / "store", RECIPE).samples == 11
+    assert opened == ["b.tar"]
+
+
+def test_an_archive_that_changed_after_listing_is_noticed(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", photos_with_times(3))
+    source = open_source(path)
+    table = source.list(lambda count: None).table
+    moved = {"first.jpg": PHOTO, **photos_with_times(3)}
+    write_tar(tmp_path / "a.tar", moved)
+    for error in source.fetch(table.keys, table.sizes.tolist(), table.locations):
+        assert isinstance(error, FetchError)
+        assert "a.tar has changed since it was listed" in str(error)
+    # By keys alone it is listed anew.
+    [again] = source.fetch([table.keys[0]], [-1])
+    assert isinstance(again, Sample)
+
+
+# --- hostile archives ---------------------------------------------------------------------------
+
+
+def test_names_that_lead_out_and_links_are_left_out(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("/etc/1.jpg", "../2.jpg", "a/../../3.jpg", "fine.jpg"):
+            add(tar, name, PHOTO)
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
+            info = tarfile.TarInfo(f"{kind.decode()}.jpg")
+            info.type, info.linkname = kind, "/etc/passwd"
+            tar.addfile(info)
+    listing = listed(str(tmp_path / "a.tar"))
+    assert list(listing.table.keys) == ["a.tar/fine.jpg"]
+    assert listing.left_out == {NO_NAME: 3, NO_FILE: 3}
+
+
+def test_two_members_of_a_name_are_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("1.jpg", "2.jpg", "1.jpg"):
+            add(tar, name, PHOTO)
+    with pytest.raises(SourceError, match=r"has 2 samples a\.tar/1\.jpg"):
+        listed(str(tmp_path / "a.tar"))
+
+
+@pytest.mark.parametrize("end", [700, 512, 1536, -1])
+def test_an_archive_that_is_cut_off_is_refused(tmp_path: Path, end: int) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, {"1.jpg": bytes(100), "2.jpg": bytes(100)})
+    path.write_bytes(path.read_bytes()[: max(0, end)])
+    with pytest.raises(SourceError, match="cut off"):
+        listed(str(path))
+
+
+def test_a_size_beyond_the_archive_is_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("bomb.jpg")
+    info.size = 1 << 50
+    path = tmp_path / "a.tar"
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
+    with pytest.raises(SourceError, match=r"bomb\.jpg is said to have 1,125,899,906,842,624 b"):
+        listed(str(path))
+
+
+def test_attributes_without_end_are_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, 8 << 20
+    path = tmp_path / "a.tar"
+    path.write_bytes(info.tobuf(tarfile.USTAR_FORMAT) + bytes(9 << 20))
+    with pytest.raises(SourceError, match="bytes of attributes"):
+        listed(str(path))
+
+
+def test_a_damaged_header_is_named_by_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, {"1.jpg": bytes(100), "2.jpg": bytes(100)})
+    data = bytearray(path.read_bytes())
+    data[1024 + 20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match="at byte 1,024 it has no header of a member"):
+        listed(str(path))
+
+
+def test_a_compressed_archive_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w:gz") as tar:
+        add(tar, "1.jpg", PHOTO)
+    with pytest.raises(SourceError, match=r"a\.tar is compressed: decompress it"):
+        listed(str(tmp_path / "a.tar"))
+
+
+def test_a_member_over_the_limit_is_a_hole_that_is_not_read(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", {"1.jpg": bytes(5000), "2.jpg": PHOTO})
+    source = open_source(path, most_bytes=4000)
+    table = source.list(lambda count: None).table
+    large, fine = source.fetch(table.keys, table.sizes.tolist(), table.locations)
+    assert isinstance(large, SampleError)
+    assert "--max-sample-bytes" in str(large)
+    assert isinstance(fine, Sample)
+
+
+def test_an_index_that_leads_to_other_files_is_ignored(tmp_path: Path) -> None:
+    listing = listed(write_tar(tmp_path / "a.tar", photos_with_times(3)))
+    assert listing.index is not None
+    assert (
+        open_source(str(tmp_path / "a.tar")).list(lambda count: None, index=listing.index).index
+        is None
+    )
+    write_tar(tmp_path / "b.tar", photos_with_times(3))
+    os.utime(tmp_path / "b.tar", ns=(0, (tmp_path / "a.tar").stat().st_mtime_ns))
+    forged = listing.index.replace(b'"a.tar"', b'"b.tar"')
+    again = open_source(str(tmp_path / "b.tar")).list(lambda count: None, index=forged)
+    assert [key.partition("/")[0] for key in again.table.keys] == ["b.tar"] * 3
+
+
+def test_holes_and_retries_work_as_with_a_folder(tmp_path: Path) -> None:
+    members = {**photos_with_times(8), "bad.jpg": b"no photograph"}
+    source = write_tar(tmp_path / "a.tar", members)
+    result = build(source, tmp_path / "store", RECIPE)
+    assert [key for key, _ in result.holes] == ["a.tar/bad.jpg"]
+    again = build(source, tmp_path / "store", RECIPE, retry_failed=True)
+    assert again.version == result.version
+    buffer = io.BytesIO(encoded(cut(50)))
+    write_tar(tmp_path / "a.tar", {**members, "bad.jpg": buffer.getvalue()})
+    assert not build(source, tmp_path / "store", RECIPE).failed

@@ -1,0 +1,92 @@
+"""Writers of containers of photographs, each by the format's own public writer."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+PARTS = 3
+"""Containers that photographs are spread over."""
+
+
+def photos_of(folder: Path) -> list[Path]:
+    """The photographs of a folder, sorted."""
+    return sorted(folder.rglob("*.jpg"))
+
+
+def write_tars(photos: Path, to: Path) -> str:
+    """Tar archives of the files as they lie."""
+    paths = photos_of(photos)
+    for number in range(PARTS):
+        with tarfile.open(to / f"photos-{number:02d}.tar", "w") as tar:
+            for path in paths[number::PARTS]:
+                tar.add(path, path.relative_to(photos).as_posix())
+    return str(to / f"photos-{{00..{PARTS - 1:02d}}}.tar")
+
+
+def write_webdataset(photos: Path, to: Path) -> str:
+    """WebDataset's shards, with a number of the class beside each photograph."""
+    paths = photos_of(photos)
+    classes = sorted({path.parent.name for path in paths})
+    for number in range(PARTS):
+        with tarfile.open(to / f"shard-{number:06d}.tar", "w") as tar:
+            for path in paths[number::PARTS]:
+                add(tar, f"{path.stem}.jpg", path.read_bytes())
+                label = classes.index(path.parent.name)
+                add(tar, f"{path.stem}.cls", str(label).encode())
+                add(tar, f"{path.stem}.json", b"{}")
+    return str(to / "shard-*.tar")
+
+
+def add(tar: tarfile.TarFile, name: str, data: bytes, mtime: float = 1.0) -> None:
+    """Add a file to an archive."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime = len(data), mtime
+    tar.addfile(info, io.BytesIO(data))
+
+
+def write_parquet(photos: Path, to: Path) -> str:
+    """Tables as Hugging Face's `datasets` writes them: a struct of bytes and path, class names."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    paths = photos_of(photos)
+    classes = sorted({path.parent.name for path in paths})
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"names": classes, "_type": "ClassLabel"},
+    }
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    image = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    schema = pa.schema({"image": image, "label": pa.int64()}, metadata)
+    for number in range(PARTS):
+        part = paths[number::PARTS]
+        columns = [
+            [{"bytes": path.read_bytes(), "path": path.name} for path in part],
+            [classes.index(path.parent.name) for path in part],
+        ]
+        arrays = [pa.array(*pair) for pair in zip(columns, schema.types, strict=True)]
+        table = pa.table(arrays, schema=schema)
+        pq.write_table(table, to / f"train-{number:05d}.parquet", row_group_size=4)
+    return str(to / "train-*.parquet")
+
+
+def write_csv(photos: Path, to: Path) -> str:
+    """A table of the photographs, by their absolute paths."""
+    with (to / "list.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("path", "label"))
+        writer.writerows((path, path.parent.name) for path in photos_of(photos))
+    return str(to / "list.csv")
+
+
+WRITERS: dict[str, Callable[[Path, Path], str]] = {
+    "tar": write_tars,
+    "webdataset": write_webdataset,
+    "parquet": write_parquet,
+    "csv": write_csv,
+}

@@ -1,0 +1,229 @@
+"""Names of containers: one file, a folder of them, a pattern (``*``, ``**``, ``?``) or braces."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from precache.errors import SourceError, UsageError
+from precache.messages import shown
+from precache.runtime.ordered_map import prefetch
+from precache.storage.backends import WEB
+from precache.storage.base import FileInfo, Folder
+from precache.storage.open import StorageOptions, open_folder
+
+MOST_NAMES = 100_000
+"""Names that braces may expand to."""
+
+REQUESTS = 16
+"""Files that are looked at side by side."""
+
+_MAGIC = re.compile(r"[*?\[]")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+@dataclass(frozen=True)
+class Containers:
+    """Files that a source names, below one folder.
+
+    Attributes
+    ----------
+    folder
+        The folder of which all of them lie below; keys begin with their names below it.
+    patterns
+        Names or patterns below the folder.
+    magic
+        They are patterns, where they have ``*``, ``?`` or ``[``.
+    suffixes
+        Of the files that count where the source is a folder.
+    text
+        The source as the user named it.
+    """
+
+    folder: Folder
+    patterns: tuple[str, ...]
+    magic: bool
+    suffixes: tuple[str, ...]
+    text: str
+
+    @classmethod
+    def named(
+        cls,
+        uri: str,
+        suffixes: tuple[str, ...],
+        options: StorageOptions = None,
+        *,
+        follow_links: bool = False,
+    ) -> Containers:
+        """Resolve the name of a source; only a local disk is looked at.
+
+        Raises
+        ------
+        UsageError
+            Braces do not fit, or expand to too many names.
+        """
+        protocol, mark, path = uri.partition("://")
+        if not mark:
+            protocol, path = "", str(Path(uri).expanduser())
+        literal = not mark and os.path.lexists(path)
+        paths = [path] if literal else expand_braces(path)
+        if any(".." in name.split("/") for name in paths) and mark:
+            raise UsageError(f"{shown(uri)} has '..', which leads out of its folder; leave it out")
+        if not mark:
+            paths = [os.path.normpath(Path(name).absolute()) for name in paths]
+        magic = not literal and protocol not in WEB
+        split = [_split(name, magic) for name in paths]
+        root = _common([folder for folder, _ in split], at_least=1 if mark else 0)
+        names = tuple(f"{folder}/{name}"[len(root) :].lstrip("/") for folder, name in split)
+        folder = open_folder(f"{protocol}{mark}{root or '/'}", options, follow_links=follow_links)
+        return cls(folder, names, magic, suffixes, shown(uri))
+
+    def __str__(self) -> str:
+        return self.text
+
+    def files(self) -> list[FileInfo]:
+        """Find the files, in the order of the patterns, and sorted where one has several.
+
+        Raises
+        ------
+        SourceError
+            There are none, or a named one is missing.
+        """
+        names: dict[str, None] = {}
+        infos: dict[str, FileInfo] = {}
+        for pattern in self.patterns:
+            if not self._is_magic(pattern):
+                names[pattern] = None
+            elif "**" in pattern.split("/"):
+                walked = {info.name: info for info in sorted(_walk(self.folder, pattern))}
+                infos |= walked
+                names |= dict.fromkeys(walked)
+            else:
+                names |= dict.fromkeys(_matching(self.folder, pattern.split("/")))
+        unknown = [name for name in names if name not in infos]
+        threads = 1 if self.folder.local("") else REQUESTS
+        looked = prefetch(self.folder.info, unknown, threads, 2 * threads)
+        infos |= {name: i for name, i in zip(unknown, looked, strict=True) if i is not None}
+        missing = [name for name in names if name not in infos]
+        named = [name for name in missing if name in self.patterns]
+        if len(names) == 1 and named:
+            return self._in_folder(named[0])
+        if named:
+            more = f", and {len(named) - 1:,} more are missing" if len(named) > 1 else ""
+            raise SourceError(f"the source {self} has no {self.folder.path(named[0])}{more}")
+        if not infos:
+            raise SourceError(f"no file fits the source {self}; correct the path or the pattern")
+        return [infos[name] for name in names if name in infos]
+
+    def _is_magic(self, pattern: str) -> bool:
+        return self.magic and _MAGIC.search(pattern) is not None
+
+    def _in_folder(self, name: str) -> list[FileInfo]:
+        """Find the files below a folder; raises if there is none."""
+        folder = self.folder.folder(name) if name else self.folder
+        if folder.kind() is None:
+            raise SourceError(f"the source {self} does not exist; correct the path")
+        files = sorted(info for info in folder.walk() if info.name.lower().endswith(self.suffixes))
+        if not files:
+            raise SourceError(
+                f"the source {self} is a folder without a file that ends in "
+                f"{' or '.join(self.suffixes)}; name the files by a pattern"
+            )
+        prefix = f"{name}/" if name else ""
+        return [info._replace(name=prefix + info.name) for info in files]
+
+
+def expand_braces(text: str) -> list[str]:
+    """Expand ``{0000..0099}`` and ``{train,val}`` as a shell does.
+
+    Raises
+    ------
+    UsageError
+        A brace has no partner, or there are too many names.
+    """
+    texts, count = [text], 1
+    while any(_BRACES.search(name) for name in texts):
+        grown = []
+        for name in texts:
+            match = _BRACES.search(name)
+            if match is None:
+                grown.append(name)
+                continue
+            count = len(grown)
+            for choice in _choices(match[1], text):
+                grown.append(name[: match.start()] + choice + name[match.end() :])
+                count += 1
+                if count > MOST_NAMES:
+                    raise UsageError(f"{shown(text)} names more than {MOST_NAMES:,} files")
+        texts = grown
+    if any("{" in name or "}" in name for name in texts):
+        raise UsageError(f"{shown(text)} has a brace without its partner")
+    return texts
+
+
+def _choices(inner: str, text: str) -> Iterator[str]:
+    between = _RANGE.fullmatch(inner)
+    if between is None:
+        if "," not in inner:
+            raise UsageError(f"{shown(text)} has {{{inner}}}; give {{0000..0099}} or {{one,other}}")
+        return iter(inner.split(","))
+    first, last = between.groups()
+    step = 1 if int(first) <= int(last) else -1
+    width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
+    return (f"{n:0{width}d}" for n in range(int(first), int(last) + step, step))
+
+
+def _split(path: str, magic: bool) -> tuple[str, str]:
+    """Split a path into the folder before any pattern, and the rest."""
+    match = _MAGIC.search(path) if magic else None
+    end = match.start() if match else len(path.rstrip("/"))
+    folder, _, _ = path[:end].rpartition("/")
+    return folder, path[len(folder) :].strip("/")
+
+
+def _common(folders: list[str], at_least: int) -> str:
+    """Return the folder that all lie below; the parts up to `at_least`, a bucket, must be alike."""
+    parts = [folder.split("/") for folder in folders]
+    same = list(itertools.takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False)))
+    if len(same) < at_least:
+        raise UsageError("all files of a source must lie in one bucket; name those of one")
+    return "/".join(names[0] for names in same)
+
+
+def _matching(folder: Folder, parts: list[str], prefix: str = "") -> Iterator[str]:
+    """Yield the names below a folder that fit a pattern, part by part, sorted."""
+    first, *rest = parts
+    if _MAGIC.search(first):
+        names = [
+            name
+            for name in folder.names(prefix.rstrip("/"))
+            if fnmatch.fnmatchcase(name, first) and (not name.startswith(".") or first[0] == ".")
+        ]
+    else:
+        names = [first]
+    for name in names:
+        if rest:
+            yield from _matching(folder, rest, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _walk(folder: Folder, pattern: str) -> Iterator[FileInfo]:
+    """Yield the files below a folder that fit a pattern with ``**``."""
+    parts = pattern.split("/")
+    return (info for info in folder.walk() if _fits(info.name.split("/"), parts))
+
+
+def _fits(names: list[str], parts: list[str]) -> bool:
+    """Return True if the parts of a name fit those of a pattern; ``**`` fits any number."""
+    if not parts or not names:
+        return not names and all(part == "**" for part in parts)
+    if parts[0] == "**":
+        return _fits(names, parts[1:]) or _fits(names[1:], parts)
+    return fnmatch.fnmatchcase(names[0], parts[0]) and _fits(names[1:], parts[1:])

@@ -1,0 +1,470 @@
+"""Sources whose samples lie in containers: archives and tables, each a file with many samples.
+
+A format scans a container for its members and reads members of it; naming containers, listing them
+side by side, keeping an index of those that did not change, and fetching are the same for all.
+
+A sample's key is the name of its container, below the folder in which all of them lie, a slash, and
+its name within; of a table with a column of keys, it is what this has. Its location is the text
+``CONTAINER#UNIT``, a tab, and a place of the format's own: samples of one unit are read at once. A
+location is checked when it is read, as its container may have changed since it was listed. A
+process that has only keys, such as the viewer, lists once.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import threading
+import time
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from precache.errors import FetchError, PrecacheError, SampleError, SourceError, StorageError
+from precache.messages import printable
+from precache.runtime.ordered_map import prefetch
+from precache.storage.base import FileInfo, Folder, is_name, left_out_text
+from precache.store.row_table import RowTable, read_columns, unit_of
+from precache.units import size as in_units
+from precache_workers.runtime.time_limit import FETCHING, notes
+from precache_workers.sources.base import (
+    IMAGE_SUFFIXES,
+    MOST_SAMPLE_BYTES,
+    Fetched,
+    Listing,
+    Tick,
+    require_utf8,
+)
+from precache_workers.sources.container_names import Containers
+
+UNIT_BYTES = 4 << 20
+"""Bytes of neighbours that are read at once."""
+
+LOCAL_THREADS, REMOTE_THREADS = 2, 8
+"""Containers that are scanned at a time."""
+
+INDEX_FORMAT = 1
+_INDEX_COLUMNS = {
+    "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "label": "string",
+    "location": "string",
+}  # fmt: skip
+
+
+class TimeUpError(Exception):
+    """The time for a listing is up."""
+
+
+@dataclass
+class Members:
+    """The samples of one container, column by column: a million must take little memory.
+
+    Attributes
+    ----------
+    labels
+        Class names, or class numbers as text; empty for none.
+    numbered
+        Labels are class numbers; None if there are none.
+    classes
+        Names of all classes by number, if the container has them.
+    ignored, left_out
+        As in `Listing`.
+    notes
+        Lines for the user, which are said once for all containers; counts replace ``{count}``.
+    """
+
+    keys: list[str] = field(default_factory=list)
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    mtimes: array[int] = field(default_factory=lambda: array("q"))
+    etags: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    locations: list[str] = field(default_factory=list)
+    numbered: bool | None = None
+    classes: tuple[str, ...] = ()
+    ignored: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, key: str, location: str, *, size: int, mtime: int, etag: str, label: str) -> None:
+        self.keys.append(key)
+        self.locations.append(location)
+        self.sizes.append(size)
+        self.mtimes.append(mtime)
+        self.etags.append(etag)
+        self.labels.append(label)
+
+    def extend(self, other: Members) -> None:
+        """Add the members of another container."""
+        for name in ("keys", "sizes", "mtimes", "etags", "labels", "locations"):
+            getattr(self, name).extend(getattr(other, name))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A sample to read: its key, its size as listed, and its place in its container."""
+
+    key: str
+    size: int
+    place: str
+
+
+class Format(Protocol):
+    """A kind of container. Travels to the workers as a pickle."""
+
+    @property
+    def noun(self) -> str:
+        """Name of the kind with its article, such as ``a tar archive``."""
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Suffixes of its files, in lower case."""
+
+    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
+        """List the members of a container.
+
+        Raises
+        ------
+        SourceError, StorageError
+            It is damaged, or hostile; it cannot be read.
+        TimeUpError
+            The clock `time.monotonic` is past `until`.
+        """
+
+    def read(
+        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+    ) -> Sequence[Fetched]:
+        """Read members of one unit of a container, in order."""
+
+
+@dataclass(frozen=True)
+class ContainerSource:
+    """Samples in containers of one format."""
+
+    containers: Containers
+    format: Format
+    most_bytes: int = MOST_SAMPLE_BYTES
+    labels_with_samples: bool = False
+    content_decides: bool = True
+
+    @property
+    def folder(self) -> Folder:
+        return self.containers.folder
+
+    @property
+    def fetch_threads(self) -> int:
+        return 2 if self.folder.local("") else 4
+
+    @property
+    def index_name(self) -> str:
+        identity = str(self.folder), self.containers.patterns, repr(self.format)
+        return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
+
+    def file_of(self, key: str) -> tuple[Folder, str] | None:
+        location = self._known().get(key)
+        return None if location is None else (self.folder, unit_of(location).rpartition("#")[0])
+
+    # --- listing --------------------------------------------------------------------------------
+
+    def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
+        until = time.monotonic() + seconds
+        files = self.containers.files()
+        known = _read_index(index) if index is not None else {}
+        listed: list[tuple[FileInfo, Members]] = []
+        whole, complete = Members(), True
+        scans = self._scans(files, known, until)
+        for file, members in zip(files, scans, strict=False):
+            listed.append((file, members))
+            whole.extend(members)
+            tick(len(whole.keys))
+            if time.monotonic() > until and len(listed) < len(files):
+                break
+        complete = len(listed) == len(files)
+        if not whole.keys:
+            raise self._nothing(listed, complete)
+        require_unique(whole.keys, self)
+        require_utf8(whole.keys)
+        table = row_table(listed, whole, self)
+        _remember(self.index_name, table)
+        fresh = complete and any(_identity(file) not in known for file in files)
+        return Listing(
+            table,
+            sum(members.ignored for _, members in listed),
+            complete,
+            dict(sum((members.left_out for _, members in listed), Counter[str]())),
+            _write_index(listed) if fresh or len(known) != len(files) else None,
+            notes_of(listed),
+        )
+
+    def _scans(
+        self, files: Sequence[FileInfo], known: Mapping[tuple[Any, ...], Members], until: float
+    ) -> Iterator[Members]:
+        """Yield the members of each container, as far as there is time."""
+
+        def scan(file: FileInfo) -> Members | None:
+            held = known.get(_identity(file))
+            if held is not None:
+                return held
+            try:
+                return self.format.scan(self.folder, file, until)
+            except TimeUpError:
+                return None
+            except MemoryError:
+                raise SourceError(f"{self.folder.path(file.name)} takes too much memory") from None
+
+        threads = LOCAL_THREADS if self.folder.local("") else REMOTE_THREADS
+        for members in prefetch(scan, files, threads, threads + 1):
+            if members is None:
+                return
+            yield members
+
+    def _nothing(self, listed: Sequence[tuple[FileInfo, Members]], complete: bool) -> SourceError:
+        ignored = sum(members.ignored for _, members in listed)
+        left_out = sum((members.left_out for _, members in listed), Counter[str]())
+        if not complete:
+            return SourceError(f"the source {self} was not listed in time; give more seconds")
+        return SourceError(
+            f"the source {self} has no image ({ignored} other members); images end in "
+            f"{', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(left_out)}"
+        )
+
+    def __str__(self) -> str:
+        return str(self.containers)
+
+    # --- fetching -------------------------------------------------------------------------------
+
+    def fetch(
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+    ) -> Sequence[Fetched]:
+        if not locations:
+            known = self._known()
+            locations = [known.get(key, "") for key in keys]
+        fetched: dict[int, Fetched] = {}
+        units: dict[str, list[int]] = defaultdict(list)
+        for number, location in enumerate(locations):
+            if not location:
+                fetched[number] = FetchError(f"{self} has no sample {printable(keys[number])}")
+            elif sizes[number] > self.most_bytes:
+                fetched[number] = too_large(sizes[number], self.most_bytes)
+            else:
+                units[unit_of(location)].append(number)
+        for unit, numbers in units.items():
+            wanted = [Wanted(keys[n], sizes[n], locations[n].rpartition("\t")[2]) for n in numbers]
+            notes().begin(FETCHING, *(sample.key for sample in wanted), foreign=False)
+            fetched.update(zip(numbers, self._read(unit, wanted), strict=True))
+        if any(isinstance(error, FetchError) for error in fetched.values()):
+            _forget(self.index_name)  # a container may have changed since it was listed here
+        return [fetched[number] for number in range(len(keys))]
+
+    def _read(self, unit: str, wanted: Sequence[Wanted]) -> Sequence[Fetched]:
+        """Read samples of a unit; one by one if memory is short."""
+        name, _, number = unit.rpartition("#")
+        try:
+            return self.format.read(self.folder, name, number, wanted, self.most_bytes)
+        except MemoryError:
+            if len(wanted) == 1:
+                return [SampleError("memory does not suffice for it")]
+            return [fetched for one in wanted for fetched in self._read(unit, [one])]
+        except StorageError as error:
+            return [FetchError(str(error)) for _ in wanted]
+
+    def _known(self) -> Mapping[str, str]:
+        """Return key -> location of all samples; lists them if this process did not."""
+        with _lock:
+            held = _located.get(self.index_name)
+        if held is None:
+            held = _Lookup(self.list(lambda count: None).table)
+        return held
+
+
+_located: dict[str, Mapping[str, str]] = {}
+_lock = threading.Lock()
+
+
+def _forget(name: str) -> None:
+    with _lock:
+        _located.pop(name, None)
+
+
+def _remember(name: str, table: RowTable) -> None:
+    with _lock:
+        _located[name] = _Lookup(table)
+
+
+class _Lookup(Mapping[str, str]):
+    """Key -> location of a listing; the table of hashes is made when it is first needed."""
+
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
+        self._numbers: dict[str, int] | None = None
+
+    def __getitem__(self, key: str) -> str:
+        if self._numbers is None:
+            self._numbers = {key: number for number, key in enumerate(self._table.keys)}
+        return self._table.locations[self._numbers[key]]
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.keys)
+
+
+def too_large(nbytes: int, most_bytes: int) -> SampleError:
+    """Return the error of a sample above the limit."""
+    return SampleError(
+        f"has {in_units(nbytes)}, over the limit of {in_units(most_bytes)} (--max-sample-bytes)"
+    )
+
+
+def changed(folder: Folder, name: str, key: str) -> FetchError:
+    """Return the error of a sample that is not where its container had it when it was listed."""
+    return FetchError(
+        f"{folder.path(name)} has changed since it was listed: {printable(key)} is not where it "
+        "was; build again to list it anew"
+    )
+
+
+def container_etag(file: FileInfo) -> str:
+    """Return the identity of a container, for members without one of their own; may be empty."""
+    if not file.etag and file.mtime_ns < 0:
+        return ""
+    times = file.etag or f"{file.size} {file.mtime_ns}"
+    return xxhash.xxh3_64_hexdigest(times.encode())
+
+
+def member_key(container: str, name: str) -> str | None:
+    """Return the key of a member by its name, or None for a name that leads elsewhere."""
+    name = name.removeprefix("./")
+    key = f"{container}/{name}"
+    return key if not name.startswith("/") and is_name(name) and is_name(key) else None
+
+
+def _identity(file: FileInfo) -> tuple[Any, ...]:
+    """Return what a container counts as the same by; never equal if nothing identifies it."""
+    known = file.etag or file.mtime_ns >= 0
+    return (*file,) if known else (file.name, object())
+
+
+def require_unique(keys: Sequence[str], source: object) -> None:
+    """Raise `SourceError` for keys of several samples."""
+    if len(set(keys)) < len(keys):
+        twice, count = Counter(keys).most_common(1)[0]
+        raise SourceError(
+            f"the source {source} has {count} samples {printable(twice)}; keys name samples, so "
+            "rename or remove all but one"
+        )
+
+
+def notes_of(listed: Sequence[tuple[FileInfo, Members]]) -> tuple[str, ...]:
+    """Return the lines for the user, with their counts over all containers."""
+    counts = sum((members.notes for _, members in listed), Counter[str]())
+    return tuple(text.replace("{count}", f"{count:,}") for text, count in counts.items())
+
+
+def row_table(
+    listed: Sequence[tuple[FileInfo, Members]], whole: Members, source: object
+) -> RowTable:
+    """Number the labels of the members of all containers, and return them as a table."""
+    labelled = [(file, members) for file, members in listed if members.numbered is not None]
+    kinds = {(members.numbered, members.classes) for _, members in labelled}
+    if len(kinds) > 1:
+        one, other = (
+            next(file.name for file, m in labelled if (m.numbered, m.classes) == kind)
+            for kind in list(kinds)[:2]
+        )
+        raise SourceError(
+            f"labels of {printable(one)} and {printable(other)} in {source} are not of one kind "
+            "(names or numbers), or have other class names; make them alike"
+        )
+    numbered, classes = next(iter(kinds), (False, ()))
+    if numbered:
+        labels = np.fromiter((int(text or -1) for text in whole.labels), np.int64, len(whole.keys))
+        if labels.min() < -1 or (classes and labels.max() >= len(classes)):
+            wrong = int(labels.min() if labels.min() < -1 else labels.max())
+            raise SourceError(
+                f"{source} has the class number {wrong}; they are from -1, for none, up"
+                + (f" to {len(classes) - 1}, as it names {len(classes)} classes" if classes else "")
+            )
+    else:
+        classes = tuple(sorted(set(whole.labels) - {""}))
+        numbers = {name: number for number, name in enumerate(classes)} | {"": -1}
+        labels = np.fromiter(map(numbers.__getitem__, whole.labels), np.int64, len(whole.keys))
+    sizes, mtimes = np.array(whole.sizes, np.int64), np.array(whole.mtimes, np.int64)
+    return RowTable(
+        whole.keys, sizes, mtimes, whole.etags, labels, classes, locations=whole.locations
+    )
+
+
+# --- index --------------------------------------------------------------------------------------
+
+
+def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
+    """Serialise the members of all containers, as a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    described = [
+        [
+            *file, len(members.keys), members.numbered, members.classes, members.ignored,
+            members.left_out, members.notes,
+        ]
+        for file, members in listed
+    ]  # fmt: skip
+    types = {name: pa.type_for_alias(kind) for name, kind in _INDEX_COLUMNS.items()}
+    document = {"format": INDEX_FORMAT, "containers": described}
+    schema = pa.schema(types, {"containers": json.dumps(document)})
+    sink = io.BytesIO()
+    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+        for _, members in listed:
+            columns = (
+                members.keys, np.array(members.sizes, np.int64),
+                np.array(members.mtimes, np.int64), members.etags, members.labels,
+                members.locations,
+            )  # fmt: skip
+            arrays = [
+                pa.array(column, kind) for column, kind in zip(columns, types.values(), strict=True)
+            ]
+            if members.keys:
+                writer.write_table(pa.table(arrays, schema=schema))
+    return sink.getvalue()
+
+
+def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
+    """Parse an index: identity of a container -> its members; empty if it is not readable.
+
+    It comes out of a store. Its locations are checked when they are read, and lead only to
+    containers that the source itself names.
+    """
+    try:
+        table = read_columns(data, _INDEX_COLUMNS, "the index of a source")
+        document = json.loads(table.schema.metadata[b"containers"])
+        if document["format"] != INDEX_FORMAT:
+            return {}
+        known, start = {}, 0
+        for name, size, mtime, etag, count, *rest in document["containers"]:
+            part = table.slice(start, count)
+            start += count
+            members = Members(
+                part["key"].to_pylist(),
+                array("q", part["size"].to_numpy().tobytes()),
+                array("q", part["mtime_ns"].to_numpy().tobytes()),
+                part["etag"].to_pylist(),
+                part["label"].to_pylist(),
+                part["location"].to_pylist(),
+                rest[0],
+                tuple(map(str, rest[1])),
+                int(rest[2]),
+                Counter(rest[3]),
+                Counter(rest[4]),
+            )
+            if not all(location.startswith(f"{name}#") for location in members.locations):
+                return {}
+            known[name, size, mtime, etag] = members
+    except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
+        return {}
+    return known

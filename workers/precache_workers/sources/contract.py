@@ -1,0 +1,106 @@
+"""The contract of a source as one call, for tests of our sources and of plug-ins."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+
+import numpy as np
+
+from precache.errors import FetchError
+from precache.store.row_table import RowTable
+from precache_workers.sources.base import Fetched, Listing, Sample, Source
+
+FOREIGN_KEYS = ("", "..", "../other.jpg", "/etc/passwd", "no such sample", "a\0b")
+"""Keys that a store may hold and no source has."""
+
+
+def check_source(source: Source) -> Listing:
+    """Check that a source lists and fetches as a build relies on; returns its listing.
+
+    All of its samples are fetched, and all of them must be sound.
+
+    Raises
+    ------
+    AssertionError
+        It breaks the contract; the message says how.
+    """
+    counts: list[int] = []
+    listing = source.list(counts.append)
+    table = listing.table
+    _require(len(table) > 0, "list() returns no sample")
+    _require(counts[-1:] == [len(table)], "list() calls tick() last with the number of samples")
+    _require(counts == sorted(counts), "the numbers that tick() is called with never fall")
+    _check_table(table)
+    _require(listing.complete, "a listing without a limit of time is complete")
+    again = pickle.loads(pickle.dumps(source))
+    _require(_same(again.list(lambda count: None).table, table), "a pickled source lists the same")
+    _check_index(source, listing)
+    _check_fetching(again, table)
+    return listing
+
+
+def _check_table(table: RowTable) -> None:
+    count = len(table)
+    _require(len(set(table.keys)) == count, "keys name one sample each")
+    _require(all(table.keys), "no key is empty")
+    for name in ("sizes", "mtimes", "labels"):
+        column = getattr(table, name)
+        _require(column.shape == (count,) and column.dtype == np.int64, f"{name} are int64")
+        _require(bool((column >= -1).all()), f"{name} are -1 where unknown, and never below")
+    _require(len(table.etags) == count, "each sample has an etag, which may be empty")
+    _require(len(table.locations) in (0, count), "all samples have a location, or none has")
+    known = not table.classes or table.labels.max() < len(table.classes)
+    _require(known, "each label has a class, if classes have names")
+
+
+def _check_index(source: Source, listing: Listing) -> None:
+    indexed = bool(source.index_name)
+    _require(indexed == bool(listing.table.locations), "a source with locations names its index")
+    if listing.index is not None:
+        again = source.list(lambda count: None, index=listing.index)
+        _require(_same(again.table, listing.table), "a listing by its index is the same")
+        _require(again.index is None, "an index that says all is not written again")
+    damaged = source.list(lambda count: None, index=b"PAR1 and no more")
+    _require(_same(damaged.table, listing.table), "a damaged index is ignored")
+
+
+def _check_fetching(source: Source, table: RowTable) -> None:
+    keys, sizes, locations = list(table.keys), table.sizes.tolist(), list(table.locations)
+    whole = _samples(source.fetch(keys, sizes, locations), keys)
+    backwards = source.fetch(keys[::-1], sizes[::-1], locations[::-1])
+    _require(_contents(_samples(backwards, keys[::-1])[::-1]) == _contents(whole), "order counts")
+    for number in {0, len(keys) // 2, len(keys) - 1}:
+        [alone] = _samples(source.fetch([keys[number]], [-1]), [keys[number]])
+        _require(
+            _contents([alone]) == _contents([whole[number]]),
+            "a sample that is fetched by its key alone is the same",
+        )
+    foreign = source.fetch(FOREIGN_KEYS, [-1] * len(FOREIGN_KEYS))
+    _require(
+        all(isinstance(error, FetchError) for error in foreign),
+        "a key of no sample gives a FetchError",
+    )
+    for sample, size in zip(whole, sizes, strict=True):
+        _require(size in (-1, sample.nbytes), "a sample has the bytes that are listed")
+
+
+def _samples(fetched: Sequence[Fetched], keys: Sequence[str]) -> list[Sample]:
+    _require(len(fetched) == len(keys), "fetch() returns as many samples as it gets keys")
+    for key, sample in zip(keys, fetched, strict=True):
+        _require(isinstance(sample, Sample), f"fetching {key!r} gives {sample!r}")
+        _require(bool(isinstance(sample, Sample) and sample.inputs), f"{key!r} has no input")
+    return [sample for sample in fetched if isinstance(sample, Sample)]
+
+
+def _contents(samples: Sequence[Sample]) -> list[tuple[str, int | None]]:
+    return [(sample.content, sample.label) for sample in samples]
+
+
+def _same(one: RowTable, other: RowTable) -> bool:
+    return one.digest == other.digest and list(one.locations) == list(other.locations)
+
+
+def _require(condition: bool, rule: str) -> None:
+    if not condition:
+        raise AssertionError(rule)

@@ -1,0 +1,215 @@
+"""The samples of a torch map-style `Dataset` of the user."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from precache.errors import FetchError, SampleError, SourceError
+from precache.storage.base import Folder
+from precache.store.row_table import RowTable
+from precache_workers.runtime.time_limit import FETCHING, notes
+from precache_workers.sources.base import Fetched, Listing, Sample, Tick
+from precache_workers.sources.user_code import load_object
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """A torch map-style `Dataset` that ``module:factory()`` returns.
+
+    Keys are indices. Its samples are tuples (input, label) or dicts with a `label`; `targets` and
+    `classes`, as torchvision names them, are used where it has them. The source counts as changed
+    when the factory's code, or what that reaches, does.
+
+    A dataset may have methods ``key(i)``, a name for sample i, by which it keeps its row wherever
+    it stands, and ``fingerprint(i)``, text that changes if and only if the sample does: then the
+    code does not count, and labels are the `targets`, where it has them.
+
+    Attributes
+    ----------
+    code
+        Digest that the factory's code must have.
+    """
+
+    factory: str
+    code: str
+    content_decides: bool = False  # of an array or an image its plain bytes are hashed
+    fetch_threads: int = 1  # a Dataset promises nothing about threads
+    index_name: str = ""
+
+    @property
+    def labels_with_samples(self) -> bool:
+        """False if it has fingerprints and `targets`: then rows can be reused unseen."""
+        dataset = _dataset(self.factory, self.code)
+        return not (hasattr(dataset, "fingerprint") and hasattr(dataset, "targets"))
+
+    def file_of(self, key: str) -> tuple[Folder, str] | None:
+        return None
+
+    @property
+    def etag(self) -> str:
+        """Identity of all samples: two factories of one module may return different ones."""
+        return xxhash.xxh3_128_hexdigest(f"{self.factory} {self.code}".encode())
+
+    def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
+        with _lock:
+            _datasets.pop(self.factory, None)  # it may have grown
+        dataset = _dataset(self.factory, self.code)
+        count = self._count(dataset)
+        if not count:
+            raise SourceError(f"the dataset of {self.factory} is empty")
+        tick(count)
+        targets = getattr(dataset, "targets", None)
+        labels = np.full(count, -1, np.int64) if targets is None else _labels(targets, count)
+        unknown = np.full(count, -1, np.int64)
+        classes = tuple(map(str, getattr(dataset, "classes", ())))
+        keys = list(_indices(dataset, self.factory))
+        etags = [self.etag] * count
+        if hasattr(dataset, "fingerprint"):
+            texts = _texts(dataset.fingerprint, count, f"{self.factory}: fingerprint")
+            etags = [xxhash.xxh3_128_hexdigest(f"{self.factory} {text}".encode()) for text in texts]
+        return Listing(RowTable(keys, unknown, unknown, etags, labels, classes))
+
+    def fetch(
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+    ) -> Sequence[Fetched]:
+        dataset = _dataset(self.factory, self.code)
+        self._count(dataset)
+        indices = _indices(dataset, self.factory)
+        fetched: list[Fetched] = []
+        for key in keys:
+            if key not in indices:
+                why = f"{key!r} is no key of {self.factory}, which has {len(indices)} samples"
+                fetched.append(FetchError(why))
+                continue
+            notes().begin(FETCHING, key)
+            try:
+                fetched.append(_dataset_sample(dataset[indices[key]]))
+            except MemoryError:
+                fetched.append(SampleError("making it takes more memory than there is"))
+            except (Exception, SystemExit) as error:
+                fetched.append(FetchError(f"sample {key} of {self.factory}: {error!r}"))
+        return fetched
+
+    def _count(self, dataset: Any) -> int:
+        try:
+            return len(dataset)
+        except TypeError:
+            raise SourceError(f"{self.factory} gives a dataset without a length") from None
+
+
+class _Numbers(Mapping[str, int]):
+    """Keys of a dataset without names of samples: their numbers."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __getitem__(self, key: str) -> int:
+        if not re.fullmatch("0|[1-9][0-9]{0,17}", key) or int(key) >= self._count:
+            raise KeyError(key)
+        return int(key)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, range(self._count))
+
+
+def _indices(dataset: Any, factory: str) -> Mapping[str, int]:
+    """Return key -> number of each sample of a dataset, in order."""
+    if not hasattr(dataset, "key"):
+        return _Numbers(len(dataset))
+    held = _named.get(factory)
+    if held is None or held[0] is not dataset:
+        keys = _texts(dataset.key, len(dataset), f"{factory}: key")
+        numbers = {key: number for number, key in enumerate(keys)}
+        if len(numbers) < len(keys) or "" in numbers:
+            twice = next(key for key, count in Counter(["", *keys]).items() if count > 1)
+            raise SourceError(f"{factory}: key gives {twice!r} to several samples, or to one ''")
+        held = _named[factory] = dataset, numbers
+    return held[1]
+
+
+def _texts(method: Any, count: int, what: str) -> list[str]:
+    """Return the text that a method of a dataset has for each of its samples."""
+    try:
+        texts = [method(number) for number in range(count)]
+    except Exception as error:
+        raise SourceError(f"{what} failed: {error!r}") from error
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise SourceError(f"{what}({number}) is {text!r}; it is to be text")
+    return texts
+
+
+_named: dict[str, tuple[Any, Mapping[str, int]]] = {}
+_datasets: dict[str, tuple[str, Any]] = {}
+_lock = threading.Lock()
+
+
+def _dataset(factory: str, code: str) -> Any:
+    """Return the dataset of a factory, created once for each state of its code."""
+    with _lock:
+        held = _datasets.get(factory)
+        if held is None or held[0] != code:
+            make = load_object(factory, code)
+            try:
+                held = _datasets[factory] = code, make()
+            except Exception as error:
+                raise SourceError(f"{factory}() failed: {error!r}") from error
+        return held[1]
+
+
+def _labels(targets: Any, count: int) -> np.ndarray:
+    labels = np.asarray(targets)
+    whole = labels.shape == (count,) and labels.dtype.kind in "iub"
+    if not whole or labels.min() < -1:
+        raise SourceError(
+            f"the dataset's targets are {labels.dtype} {labels.shape}; they are to be {count} "
+            "whole numbers from -1 up, one for each sample"
+        )
+    return labels.astype(np.int64)
+
+
+def _number(label: Any) -> int | None:
+    if label is None or np.ndim(label):
+        return None
+    try:
+        number = int(label)
+        whole = number == label and number >= -1
+    except (TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise SourceError(f"a sample's label is {label!r}; a Dataset's are numbers from -1 up")
+    return number
+
+
+def _dataset_sample(item: Any) -> Sample:
+    inputs: dict[str | int, Any]
+    if isinstance(item, Mapping):
+        label = next((item[n] for n in ("label", "target") if n in item), None)
+        inputs = {name: value for name, value in item.items() if name not in ("label", "target")}
+    elif isinstance(item, tuple | list):
+        label = item[1] if len(item) > 1 else None
+        inputs = dict(enumerate(item))
+    else:
+        label, inputs = None, {0: item}
+    digest = xxhash.xxh3_128()
+    for value in inputs.values():
+        if isinstance(value, bytes):
+            digest.update(value)
+        elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+            array = np.asarray(value)
+            digest.update(repr(value).encode() if array.dtype.hasobject else array.tobytes())
+        else:
+            digest.update(repr(value).encode())
+    return Sample(inputs, _number(label), digest.hexdigest())

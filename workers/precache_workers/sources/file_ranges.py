@@ -1,0 +1,109 @@
+"""Parts of large files, local or remote: one at a time as a stream, or many at once."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from typing import BinaryIO, cast
+
+from precache.errors import SourceError, StorageError
+from precache.storage.base import FileInfo, Folder, Range, required
+
+BLOCK_BYTES = 4 << 20
+"""Bytes of a request while a remote file is streamed."""
+
+GAP_BYTES = 128 << 10
+"""Bytes between two parts that are read rather than left out: a request takes longer."""
+
+SPAN_BYTES = 16 << 20
+"""Most bytes of a request for several parts."""
+
+
+class RemoteFile(io.RawIOBase):
+    """A remote file as a stream; what is not far ahead comes with one request for a block."""
+
+    def __init__(self, folder: Folder, file: FileInfo) -> None:
+        self._folder, self._file = folder, file
+        self._place = 0
+        self._start, self._block = 0, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._file.size}[whence]
+        self._place = max(0, base + offset)
+        return self._place
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any buffer
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._file.size - self._place)
+        size = left if size is None or size < 0 else min(size, left)
+        at = self._place - self._start
+        if not (at >= 0 and at + size <= len(self._block)):
+            length = min(left, max(size, BLOCK_BYTES))
+            read = self._folder.read_ranges([(self._file.name, self._place, length)])
+            self._start, self._block, at = self._place, required(*read), 0
+        data = self._block[at : at + size]
+        self._place += len(data)
+        return data
+
+
+def open_file(folder: Folder, file: FileInfo) -> BinaryIO:
+    """Open a file to be read here and there.
+
+    Raises
+    ------
+    SourceError
+        Its size is unknown.
+    """
+    descriptor = folder.open(file.name)
+    if descriptor is not None:
+        return os.fdopen(descriptor, "rb")
+    if file.size < 0:
+        raise SourceError(
+            f"the server does not say how large {folder.path(file.name)} is, and without that "
+            "parts of it cannot be read; copy it to a disk or a bucket"
+        )
+    return cast("BinaryIO", RemoteFile(folder, file))
+
+
+def read_parts(folder: Folder, parts: Sequence[Range]) -> list[bytes | StorageError]:
+    """Read parts of files, neighbours with one request; one may come shorter, as a file ends."""
+    spans: list[list[int]] = []
+    ends: list[int] = []
+    for number in sorted(range(len(parts)), key=parts.__getitem__):
+        name, start, length = parts[number]
+        if spans:
+            first_name, first, _ = parts[spans[-1][0]]
+            near = name == first_name and start <= ends[-1] + GAP_BYTES
+            if near and max(ends[-1], start + length) - first <= SPAN_BYTES:
+                spans[-1].append(number)
+                ends[-1] = max(ends[-1], start + length)
+                continue
+        spans.append([number])
+        ends.append(start + length)
+    firsts = [parts[span[0]] for span in spans]
+    ranges = [
+        (name, start, end - start) for (name, start, _), end in zip(firsts, ends, strict=True)
+    ]
+    contents: dict[int, bytes | StorageError] = {}
+    for span, (_, first, _), data in zip(spans, ranges, folder.read_ranges(ranges), strict=True):
+        for number in span:
+            _, start, length = parts[number]
+            if len(span) == 1 or isinstance(data, StorageError):
+                contents[number] = data
+            else:
+                contents[number] = data[start - first : start - first + length]
+    return [contents[number] for number in range(len(parts))]

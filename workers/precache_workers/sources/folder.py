@@ -1,0 +1,194 @@
+"""A folder of image files, local or remote."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from precache.errors import FetchError, SampleError, SourceError, StorageError
+from precache.storage.base import FileInfo, Folder, left_out_text
+from precache.store.row_table import RowTable
+from precache.units import size as in_units
+from precache_workers.runtime.time_limit import FETCHING, notes
+from precache_workers.sources.base import (
+    IMAGE_SUFFIXES,
+    MOST_SAMPLE_BYTES,
+    TICK,
+    Fetched,
+    Listing,
+    Sample,
+    Tick,
+    container_noun,
+    is_image,
+    require_utf8,
+    way_out,
+)
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """Image files below a folder; the class is the first folder of the path, none where flat."""
+
+    folder: Folder
+    labels_with_samples: bool = False
+    content_decides: bool = True
+    most_bytes: int = MOST_SAMPLE_BYTES
+    """Limit of a sample; larger ones are not fetched."""
+
+    index_name: str = ""
+
+    def file_of(self, key: str) -> tuple[Folder, str]:
+        return self.folder, key
+
+    @property
+    def fetch_threads(self) -> int:
+        return 2 if self.folder.local("") else 4  # a network answers late
+
+    def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
+        until = time.monotonic() + seconds
+        if (kind := self.folder.kind()) != "folder":
+            raise SourceError(f"the source {self.folder} {_no_folder(kind)}")
+        files = _Files()
+        ignored, complete, left_out = 0, True, Counter[str]()
+        container = ""
+
+        def leave_out(name: str, reason: str) -> None:
+            nonlocal ignored
+            if name.endswith("/") or is_image(name):
+                left_out[reason] += 1
+            else:
+                ignored += 1
+
+        for file in self.folder.walk(leave_out):
+            if files.keys and time.monotonic() > until:
+                complete = False
+                break
+            if is_image(file.name):
+                files.add(file)
+                if len(files.keys) % TICK == 0:
+                    tick(len(files.keys))
+            else:
+                ignored += 1
+                container = container or (file.name if container_noun(file.name) else "")
+        if not files.keys:
+            images = f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(left_out)}"
+            how = _how_to_read(self.folder, container) if container else images
+            what = f"the source {self.folder} has no image ({ignored} other files)"
+            raise SourceError(f"{what}; {how}")
+        tick(len(files.keys))
+        require_utf8(files.keys)
+        return Listing(files.table(), ignored, complete, dict(left_out))
+
+    def fetch(
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+    ) -> Sequence[Fetched]:
+        if self.folder.local("") is None:
+            return self._fetch(keys, sizes)
+        return [fetched for pair in zip(keys, sizes, strict=True) for fetched in self._alone(*pair)]
+
+    def _alone(self, key: str, size: int) -> Sequence[Fetched]:
+        if size < 0:
+            with contextlib.suppress(StorageError):  # as reading it will say
+                size = self.folder.size(key) or -1
+        return self._fetch([key], [size])
+
+    def _fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
+        """Fetch as many at a time as the service allows; one by one if memory is short."""
+        wanted = [n for n, size in enumerate(sizes) if size <= self.most_bytes]
+        try:
+            some, expected = [keys[n] for n in wanted], [sizes[n] for n in wanted]
+            read = dict(zip(wanted, self._read(some, expected), strict=True))
+        except MemoryError:
+            if len(keys) == 1:
+                nbytes = in_units(sizes[0])
+                return [SampleError(f"has {nbytes}, for which memory does not suffice")]
+            return [
+                fetched for pair in zip(keys, sizes, strict=True) for fetched in self._alone(*pair)
+            ]
+        return [self._sample(key, sizes[n], read.get(n)) for n, key in enumerate(keys)]
+
+    def _read(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[bytes | StorageError]:
+        """Read files of a known size together; of others no more than a sample may have."""
+        known = [n for n, size in enumerate(sizes) if size >= 0]
+        notes().begin(FETCHING, *(keys[n] for n in known), foreign=False)
+        contents = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
+        read: dict[int, bytes | StorageError] = dict(zip(known, contents, strict=True))
+        for number in range(len(keys)):
+            if number not in read:
+                notes().begin(FETCHING, keys[number], foreign=False)
+                try:
+                    read[number] = self.folder.read_first(keys[number], self.most_bytes + 1)
+                except StorageError as error:
+                    read[number] = error
+        return [read[number] for number in range(len(keys))]
+
+    def _sample(self, key: str, nbytes: int, data: bytes | StorageError | None) -> Fetched:
+        if data is None or (isinstance(data, bytes) and len(data) > self.most_bytes):
+            has = "more" if nbytes < 0 else in_units(nbytes)
+            return SampleError(
+                f"has {has}, over the limit of {in_units(self.most_bytes)} (--max-sample-bytes)"
+            )
+        if isinstance(data, StorageError):
+            return FetchError(str(data))
+        if nbytes not in (-1, len(data)):
+            now = f"more than {nbytes}" if len(data) > nbytes else str(len(data))
+            return FetchError(
+                f"{self.folder.path(key)} has {now} bytes and had {nbytes} when it was listed; "
+                "build again to list it anew"
+            )
+        return Sample({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
+
+
+class _Files:
+    """Files in the order of a walk, column by column: a million must take little memory."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self._sizes = array("q")
+        self._mtimes = array("q")
+        self._etags: list[str] = []
+
+    def add(self, file: FileInfo) -> None:
+        self.keys.append(file.name)
+        self._sizes.append(file.size)
+        self._mtimes.append(file.mtime_ns)
+        self._etags.append(file.etag)
+
+    def table(self) -> RowTable:
+        """Return the files sorted by name, with the first folder of each as its class."""
+        labels, classes = first_folders(self.keys)
+        sizes, mtimes = np.array(self._sizes, np.int64), np.array(self._mtimes, np.int64)
+        table = RowTable(self.keys, sizes, mtimes, self._etags, labels, classes)
+        return table.take(sorted(range(len(table)), key=self.keys.__getitem__))
+
+
+def _how_to_read(folder: Folder, name: str) -> str:
+    """Say how to read a file with many samples that lies in a folder without images."""
+    from precache_workers.sources.kinds import kind_of_name  # which imports this module
+
+    noun, kind = container_noun(name), kind_of_name(name)
+    if not kind:
+        return f"{name} is {noun}: {way_out(noun)}"
+    pattern = "**/*." + name.rpartition(".")[2]
+    return f"{name} is {noun}: give '{folder.path(pattern)}' to read all of them"
+
+
+def _no_folder(kind: str | None) -> str:
+    """Describe a source that is no folder."""
+    return f"{'is not a folder' if kind else 'does not exist'}; give a folder of images"
+
+
+def first_folders(keys: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the number of each key's first folder, -1 for none, and the folders' names."""
+    names = [key.partition("/")[0] if "/" in key else None for key in keys]
+    classes = tuple(sorted({name for name in names if name is not None}))
+    numbers: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
+    return np.array([numbers.get(name, -1) for name in names], np.int64), classes

@@ -1,0 +1,184 @@
+"""Kinds of sources: found by scheme or suffix, ours and those of plug-ins.
+
+A plug-in declares an entry point of the group ``precache.sources``: its name is that of the kind,
+its object a `SourceKind`. It is looked for only where none of our own kinds fits, or by its name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from precache.errors import SourceError, UsageError
+from precache.messages import shown
+from precache.storage.open import StorageOptions, open_folder
+from precache_workers.sources import manifests
+from precache_workers.sources.base import (
+    MOST_SAMPLE_BYTES,
+    NO_COLUMNS,
+    Columns,
+    Source,
+    container_noun,
+    way_out,
+)
+from precache_workers.sources.code_digest import code_digest
+from precache_workers.sources.container_names import Containers
+from precache_workers.sources.containers import ContainerSource, Format
+from precache_workers.sources.dataset import DatasetSource
+from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.parquet_tables import ParquetFormat
+from precache_workers.sources.tar_archives import TarFormat
+from precache_workers.sources.user_code import load_object
+
+ENTRY_POINTS = "precache.sources"
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """A source as the user names it, with the options of `precache.build` that concern it."""
+
+    uri: str
+    storage_options: StorageOptions = None
+    follow_links: bool = False
+    most_bytes: int = MOST_SAMPLE_BYTES
+    columns: Columns = NO_COLUMNS
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """A kind of source.
+
+    Attributes
+    ----------
+    open
+        Opens a source; nothing is listed yet.
+    suffixes, schemes
+        Of URIs of this kind, such as ``.tar`` and ``python``.
+    """
+
+    open: Callable[[SourceSpec], Source]
+    suffixes: tuple[str, ...] = ()
+    schemes: tuple[str, ...] = ()
+
+    def fits(self, uri: str) -> bool:
+        """Return True if a URI has a scheme or suffix of this kind."""
+        named = any(uri.startswith(f"{scheme}:") for scheme in self.schemes)
+        return named or uri.lower().rstrip("/").endswith(self.suffixes or ("\0",))
+
+
+def _open_folder(spec: SourceSpec) -> Source:
+    folder = open_folder(spec.uri, spec.storage_options, follow_links=spec.follow_links)
+    return FolderSource(folder, most_bytes=spec.most_bytes)
+
+
+def _open_dataset(spec: SourceSpec) -> Source:
+    factory = spec.uri.removeprefix("python:")
+    load_object(factory)
+    return DatasetSource(factory, code_digest(factory))
+
+
+def _open_manifest(spec: SourceSpec) -> Source:
+    tables = Containers.named(
+        spec.uri,
+        (*manifests.SUFFIXES, ".parquet"),
+        spec.storage_options,
+        follow_links=spec.follow_links,
+    )
+    return manifests.ManifestSource(
+        tables, spec.columns, spec.storage_options, spec.follow_links, spec.most_bytes
+    )
+
+
+def open_containers(spec: SourceSpec, format_: Format) -> Source:
+    """Open a source whose samples lie in containers."""
+    containers = Containers.named(
+        spec.uri, format_.suffixes, spec.storage_options, follow_links=spec.follow_links
+    )
+    return ContainerSource(containers, format_, spec.most_bytes)
+
+
+KINDS: dict[str, SourceKind] = {
+    "folder": SourceKind(_open_folder),
+    "python": SourceKind(_open_dataset, schemes=("python",)),
+    "tar": SourceKind(lambda spec: open_containers(spec, TarFormat()), (".tar",)),
+    "parquet": SourceKind(
+        lambda spec: open_containers(spec, ParquetFormat(spec.columns)), (".parquet",)
+    ),
+    "manifest": SourceKind(_open_manifest, manifests.SUFFIXES),
+}
+
+
+def open_source(
+    source: str,
+    storage_options: StorageOptions = None,
+    *,
+    follow_links: bool = False,
+    most_bytes: int = MOST_SAMPLE_BYTES,
+    kind: str | None = None,
+    columns: Columns = NO_COLUMNS,
+) -> Source:
+    """Open the source that a path, a URL, a pattern or ``python:module:factory`` names.
+
+    Parameters
+    ----------
+    most_bytes
+        Limit of a sample; larger ones are not fetched.
+    kind
+        Name of the kind; by default it follows from scheme and suffix.
+
+    Raises
+    ------
+    UsageError
+        There is no such kind, or the name is no pattern.
+    SourceError
+        The source is of a kind that cannot be read.
+    """
+    spec = SourceSpec(source, storage_options, follow_links, most_bytes, columns)
+    return _kind_of(spec, kind).open(spec)
+
+
+def kind_of_name(name: str) -> str:
+    """Return our kind of a file with many samples by its suffix; empty if there is none."""
+    return next((kind for kind, value in KINDS.items() if value.fits(name)), "")
+
+
+def _kind_of(spec: SourceSpec, name: str | None) -> SourceKind:
+    source = spec.uri
+    if name is not None:
+        plug_ins = {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}
+        if name in KINDS:
+            return KINDS[name]
+        if name in plug_ins:
+            return _loaded(plug_ins[name])
+        raise UsageError(
+            f"there is no source kind {name!r}; choose one of {', '.join([*KINDS, *plug_ins])}"
+        )
+    if "://" not in source and os.path.isdir(Path(source).expanduser()):  # noqa: PTH112 - no error
+        return KINDS["folder"]  # whatever its name; --source-kind says otherwise
+    own = kind_of_name(source)
+    if own:
+        return KINDS[own]
+    if "." in source.rstrip("/").rpartition("/")[2] or ":" in source:
+        for entry in metadata.entry_points(group=ENTRY_POINTS):
+            plug_in = _loaded(entry)
+            if plug_in.fits(source):
+                return plug_in
+    noun = container_noun(source)
+    if noun and open_folder(source, spec.storage_options).kind() == "file":
+        raise SourceError(f"the source {shown(source)} is {noun}: {way_out(noun)}")
+    return KINDS["folder"]
+
+
+def _loaded(entry: metadata.EntryPoint) -> SourceKind:
+    try:
+        kind = entry.load()
+    except Exception as error:  # whatever a plug-in raises when it is imported
+        raise SourceError(f"the source plug-in {entry.name} cannot be loaded: {error!r}") from None
+    if not isinstance(kind, SourceKind):
+        raise SourceError(
+            f"the source plug-in {entry.name} is a {type(kind).__name__}, not a SourceKind"
+        )
+    return kind

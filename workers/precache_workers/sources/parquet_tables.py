@@ -1,0 +1,334 @@
+"""Parquet files with images in a column: bytes, or Hugging Face's struct of bytes and path.
+
+Classes have the names that the schema's metadata gives them (Hugging Face's ``ClassLabel``). A
+sample's key is what the column of keys has, if one is named; else the name of its file, with the
+path that its struct has, if all of a file have different ones, or the number of its row.
+
+A row has neither size nor time of its own: its identity is that of its file, so that after a change
+of the file its rows are compared by content. A row group is read at once, as far as needed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import xxhash
+
+from precache.errors import FetchError, SampleError, SourceError
+from precache.messages import did_you_mean, printable
+from precache.storage.base import FileInfo, Folder
+from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
+from precache_workers.sources.containers import (
+    Members,
+    TimeUpError,
+    Wanted,
+    changed,
+    container_etag,
+    too_large,
+)
+from precache_workers.sources.file_ranges import open_file
+
+IMAGE_NAMES = ("image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content")
+LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "cls", "category")
+"""Names of columns, the first of which a file has being taken."""
+
+LISTED_ROWS, READ_ROWS = 8192, 32
+"""Rows that are decoded at a time, of labels and of images."""
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The columns of a file that are read.
+
+    Attributes
+    ----------
+    image, struct
+        Column of images, and whether these are structs of bytes and path.
+    classes
+        Names of classes by number, if the schema has them.
+    """
+
+    image: str
+    struct: bool
+    label: str | None
+    classes: tuple[str, ...]
+    paths: bool
+
+    @property
+    def image_leaf(self) -> str:
+        return f"{self.image}.bytes" if self.struct else self.image
+
+
+@dataclass(frozen=True)
+class ParquetFormat:
+    """Parquet files with images; see the module."""
+
+    columns: Columns = NO_COLUMNS
+    noun: str = "a Parquet table"
+    suffixes: tuple[str, ...] = (".parquet",)
+
+    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
+        where = folder.path(file.name)
+        with open_file(folder, file) as stream, damaged(where):
+            table = open_table(stream)
+            rows = table.metadata.num_rows
+            if rows > file.size:
+                raise SourceError(f"{where} claims {rows:,} rows and has {file.size:,} bytes")
+            chosen = _choose(table.schema_arrow, self.columns, where)
+            members = Members(classes=chosen.classes)
+            if chosen.label is not None:
+                members.numbered = _is_number(table.schema_arrow.field(chosen.label).type)
+            members.notes[_note(chosen)] += 1
+            keys = _Names(self.columns.key, chosen)
+            etag = container_etag(file)
+            for group in range(table.num_row_groups):
+                place = 0
+                for names, labels in keys.read(table, group, chosen.label):
+                    if time.monotonic() > until:
+                        raise TimeUpError
+                    for name, label in zip(names, labels, strict=True):
+                        location = f"{file.name}#{group}\t{place}:{etag}"
+                        members.add(name, location, size=-1, mtime=-1, etag=etag, label=label)
+                        place += 1
+                _require_rows(table, group, place, where)
+        if self.columns.key is None:
+            paths = chosen.paths and all(members.keys)
+            paths = paths and len(set(members.keys)) == len(members.keys)
+            for row, name in enumerate(members.keys):
+                members.keys[row] = f"{file.name}/{name if paths else row}"
+        elif not all(members.keys):
+            raise SourceError(f"{where}: some of its {self.columns.key} are missing or empty")
+        return members
+
+    def read(
+        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+    ) -> Sequence[Fetched]:
+        file = folder.info(name)
+        if file is None:
+            return [FetchError(f"{folder.path(name)} is not there any more") for _ in wanted]
+        etag = container_etag(file)
+        places = [sample.place.partition(":") for sample in wanted]
+        if any(listed != etag for _, _, listed in places):
+            return [changed(folder, name, sample.key) for sample in wanted]
+        rows = [int(row) for row, _, _ in places]
+        where = folder.path(name)
+        try:
+            with open_file(folder, file) as stream, damaged(where):
+                table = open_table(stream)
+                chosen = _choose(table.schema_arrow, self.columns, where)
+                images = _images(table, int(unit), chosen, set(rows), most_bytes)
+        except SourceError as error:
+            return [SampleError(str(error)) for _ in wanted]
+        missing = SampleError(f"{where} has no such row: its footer claims more than there are")
+        return [images.get(row, missing) for row in rows]
+
+
+@contextmanager
+def damaged(where: str) -> Iterator[None]:
+    """Raise `SourceError` for what pyarrow raises of a damaged file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+        raise SourceError(f"{where} cannot be read: {printable(str(error))}") from None
+
+
+def open_table(stream: BinaryIO) -> Any:
+    """Open a Parquet file whose pages are read as they are needed: row groups may be large."""
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)
+
+
+def _require_rows(table: Any, group: int, rows: int, where: str) -> None:
+    claimed = table.metadata.row_group(group).num_rows
+    if claimed != rows:
+        raise SourceError(
+            f"{where}: row group {group} has {rows:,} rows, and its footer claims {claimed:,}"
+        )
+
+
+def _images(
+    table: Any, group: int, chosen: _Chosen, rows: set[int], most_bytes: int
+) -> dict[int, Fetched]:
+    """Read images of a row group, up to the last one that is wanted."""
+    images: dict[int, Fetched] = {}
+    row, last = 0, max(rows)
+    batches = table.iter_batches(READ_ROWS, [group], [chosen.image_leaf], use_threads=False)
+    for batch in batches:
+        column = batch.column(0)
+        if chosen.struct:
+            column = column.field(0)
+        for number in range(len(column)):
+            if row + number in rows:
+                data = column[number].as_py()
+                images[row + number] = _sample(data, most_bytes)
+        row += len(column)
+        if row > last:
+            break
+    return images
+
+
+def _sample(data: bytes | None, most_bytes: int) -> Fetched:
+    if data is None:
+        return SampleError("its row has no image")
+    if len(data) > most_bytes:
+        return too_large(len(data), most_bytes)
+    return Sample({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
+
+
+class _Names:
+    """Reads names and labels of rows, batch by batch."""
+
+    def __init__(self, key: str | None, chosen: _Chosen) -> None:
+        self._key = key or (f"{chosen.image}.path" if chosen.paths else None)
+
+    def read(
+        self, table: Any, group: int, label: str | None
+    ) -> Iterator[tuple[list[str], list[str]]]:
+        columns = [name for name in (self._key, label) if name is not None]
+        if not columns:
+            rows = table.metadata.row_group(group).num_rows
+            yield [""] * rows, [""] * rows
+            return
+        for batch in table.iter_batches(LISTED_ROWS, [group], columns, use_threads=False):
+            names = labels = [""] * len(batch)
+            if self._key is not None:
+                names = _texts(_leaf(batch, self._key), self._key)
+            if label is not None:
+                labels = _texts(batch.column(label), label)
+            yield names, labels
+
+
+def _leaf(batch: Any, name: str) -> Any:
+    """Return a column, or a part of a struct by its path."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    outer, _, inner = name.partition(".")
+    return batch.column(outer).field(inner)
+
+
+def _texts(column: Any, name: str) -> list[str]:
+    """Return keys or labels as text, empty where there is none."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    elif not (_is_number(column.type) or _is_text(column.type)):
+        raise SourceError(
+            f"its column {name} has values of type {column.type}; a label is a class number or "
+            "name, a key text or a number"
+        )
+    return ["" if value is None else str(value) for value in column.to_pylist()]
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_bytes(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _holds_images(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if not pa.types.is_struct(kind):
+        return _is_bytes(kind)
+    names = [kind.field(number).name for number in range(kind.num_fields)]
+    return "bytes" in names and _is_bytes(kind.field("bytes").type)
+
+
+def _choose(schema: Any, columns: Columns, where: str) -> _Chosen:
+    """Choose the columns of a file: those that are named, else by type, metadata and name."""
+    import pyarrow as pa
+
+    features = _features(schema)
+    for name in (columns.image, columns.label, columns.key):
+        if name is not None and name.partition(".")[0] not in schema.names:
+            raise SourceError(
+                f"{where} has no column {name!r}{did_you_mean(name, schema.names)}; it has "
+                f"{', '.join(map(repr, schema.names[:20]))}"
+            )
+    image = columns.image or _guess_image(schema, features, where)
+    kind = schema.field(image).type
+    if not _holds_images(kind):
+        raise SourceError(
+            f"{where}: its column {image!r} has values of type {kind}; images are bytes, or a "
+            "struct of bytes and path"
+        )
+    struct = bool(pa.types.is_struct(kind))
+    parts = [kind.field(number).name for number in range(kind.num_fields)] if struct else []
+    label = columns.label or _guess_label(schema, features)
+    named = features.get(label or "", {})
+    names = named.get("names") if named.get("_type") == "ClassLabel" else None
+    classes = tuple(map(str, names)) if isinstance(names, list) else ()
+    paths = "path" in parts and _is_text(kind.field("path").type)
+    return _Chosen(image, struct, label, classes, paths)
+
+
+def _features(schema: Any) -> dict[str, dict[str, Any]]:
+    """Return what Hugging Face's metadata says of each column; nothing if it is damaged."""
+    try:
+        document = json.loads((schema.metadata or {})[b"huggingface"])
+        features = document["info"]["features"]
+        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        return {}
+
+
+def _guess_image(schema: Any, features: dict[str, dict[str, Any]], where: str) -> str:
+    able = [name for name in schema.names if _holds_images(schema.field(name).type)]
+    declared = [name for name in able if features.get(name, {}).get("_type") == "Image"]
+    named = [name for name in IMAGE_NAMES if name in able]
+    candidates = declared or named or able
+    if not candidates:
+        raise SourceError(
+            f"{where} has no column of images (bytes, or a struct of bytes and path); its columns "
+            f"are {', '.join(map(repr, schema.names[:20]))}. If one has URIs of images, give "
+            "--source-kind manifest"
+        )
+    if len(candidates) > 1 and not named:
+        raise SourceError(
+            f"{where} has several columns of bytes: {', '.join(map(repr, candidates[:20]))}; "
+            "choose one by --image-column"
+        )
+    return candidates[0]
+
+
+def _guess_label(schema: Any, features: dict[str, dict[str, Any]]) -> str | None:
+    declared = [
+        name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"
+    ]
+    able = [
+        name
+        for name in LABEL_NAMES
+        if name in schema.names
+        and (_is_number(schema.field(name).type) or _is_text(schema.field(name).type))
+    ]
+    return next(iter([*declared[:1], *able]), None)
+
+
+def _note(chosen: _Chosen) -> str:
+    labels = f"labels from {chosen.label!r}" if chosen.label else "no labels (--label-column)"
+    return f"Images from the column {chosen.image!r}, {labels}"

@@ -1,0 +1,318 @@
+"""Tar archives, as WebDataset writes them: members that share a stem are one sample.
+
+The images of a stem are the inputs of its sample, named by their suffixes where there are several.
+The label is the text of its ``.cls`` member, a class number or name; without any in an archive it
+is the first folder of the stem. A sample's key is the name of its first image.
+
+The identity of a sample is its size and the time in the headers of its images. In an archive whose
+images all have the same time, as some writers set it, that says nothing: there it is the archive's
+own, so that after any change all samples of the archive are compared by their content.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, NamedTuple
+
+import xxhash
+
+from precache.errors import FetchError, SourceError, StorageError
+from precache.messages import printable
+from precache.storage.base import NO_FILE, NO_NAME, FileInfo, Folder
+from precache_workers.sources.base import TICK, Fetched, Sample, is_image
+from precache_workers.sources.containers import (
+    UNIT_BYTES,
+    Members,
+    TimeUpError,
+    Wanted,
+    changed,
+    container_etag,
+    member_key,
+)
+from precache_workers.sources.file_ranges import open_file, read_parts
+
+BLOCK = tarfile.BLOCKSIZE
+
+MOST_HEADER = 1 << 20
+"""Bytes of a long name or of extended attributes."""
+
+MOST_LABEL = 4096
+"""Bytes of a ``.cls`` member."""
+
+_NUMBER = re.compile(r"-1|[0-9]{1,18}")
+
+
+class _Member(NamedTuple):
+    """A member of an archive.
+
+    Attributes
+    ----------
+    mtime
+        Nanoseconds since 1970.
+    offset
+        Of its data; the header that counts comes right before it.
+    crc
+        CRC-32 of that header.
+    regular
+        It is a file, and no link, folder or device.
+    """
+
+    name: str
+    size: int
+    mtime: int
+    offset: int
+    crc: int
+    regular: bool
+
+
+@dataclass(frozen=True)
+class TarFormat:
+    """Uncompressed tar archives; see the module."""
+
+    noun: str = "a tar archive"
+    suffixes: tuple[str, ...] = (".tar",)
+
+    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
+        members, samples = Members(), _Samples(file)
+        with open_file(folder, file) as stream:
+            for number, member in enumerate(_members(stream, folder.path(file.name), file.size)):
+                if number % TICK == 0 and time.monotonic() > until:
+                    raise TimeUpError
+                key = member_key(file.name, member.name) if member.regular else ""
+                if not key:
+                    if not member.name.endswith("/"):  # a folder
+                        members.left_out[NO_FILE if key is not None else NO_NAME] += 1
+                elif is_image(key):
+                    samples.add_image(key, member)
+                elif key.lower().endswith(".cls"):
+                    samples.add_label(key, _label(stream, member, folder.path(file.name)))
+                else:
+                    members.ignored += 1
+                    suffix = key.rpartition("/")[2].partition(".")[2]
+                    if suffix in ("txt", "json"):
+                        members.notes[
+                            f"{{count}} .{suffix} members of tar archives are not used: text and "
+                            "JSON beside an image cannot be stored yet"
+                        ] += 1
+        samples.finish(members)
+        return members
+
+    def read(
+        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+    ) -> Sequence[Fetched]:
+        places = [[_Place.of(text) for text in sample.place.split(",")] for sample in wanted]
+        parts = [
+            (name, place.offset - BLOCK, BLOCK + place.size) for some in places for place in some
+        ]
+        contents = iter(read_parts(folder, parts))
+        return [
+            _sample(folder, name, sample.key, some, [next(contents) for _ in some])
+            for sample, some in zip(wanted, places, strict=True)
+        ]
+
+
+class _Place(NamedTuple):
+    """An image of a sample: its offset, size, the CRC-32 of its header, and its suffix."""
+
+    offset: int
+    size: int
+    crc: int
+    suffix: str
+
+    @classmethod
+    def of(cls, text: str) -> _Place:
+        offset, size, crc, suffix = text.split(":", 3)
+        return cls(int(offset), int(size), int(crc), suffix)
+
+    def __str__(self) -> str:
+        return f"{self.offset}:{self.size}:{self.crc}:{self.suffix}"
+
+
+def _sample(
+    folder: Folder,
+    name: str,
+    key: str,
+    places: Sequence[_Place],
+    contents: Sequence[bytes | StorageError],
+) -> Fetched:
+    inputs: dict[str | int, bytes] = {}
+    digest = xxhash.xxh3_128()
+    for place, data in zip(places, contents, strict=True):
+        if isinstance(data, StorageError):
+            return FetchError(str(data))
+        if len(data) != BLOCK + place.size or zlib.crc32(data[:BLOCK]) != place.crc:
+            return changed(folder, name, key)
+        image = data[BLOCK:]
+        inputs["bytes" if len(places) == 1 else place.suffix] = image
+        digest.update(image)
+    return Sample(inputs, content=digest.hexdigest())
+
+
+class _Samples:
+    """The samples of an archive, in the order of their first images."""
+
+    def __init__(self, file: FileInfo) -> None:
+        self._file = file
+        self._stems: dict[str, None] = {}
+        self._images: list[tuple[str, int, int, str]] = []
+        self._labels: dict[str, str] = {}
+
+    def add_image(self, key: str, member: _Member) -> None:
+        stem, suffix = _split(key)
+        suffix = re.sub(r"[\s:,]", "_", suffix)
+        place = str(_Place(member.offset, member.size, member.crc, suffix))
+        if self._images and _split(self._images[-1][0])[0] == stem:
+            first, size, mtime, places = self._images[-1]
+            joined = first, size + member.size, max(mtime, member.mtime), f"{places},{place}"
+            self._images[-1] = joined
+            return
+        self._images.append((key, member.size, member.mtime, place))
+
+    def add_label(self, key: str, label: str) -> None:
+        stem, _ = _split(key)
+        if self._labels.setdefault(stem, label) != label:
+            two = f"{printable(self._labels[stem])} and {printable(label)}"
+            raise SourceError(
+                f"{self._file.name} has two labels of {printable(stem)}: {two}; remove one"
+            )
+
+    def finish(self, members: Members) -> None:
+        """Add all samples to the members of the archive."""
+        times = {mtime for _, _, mtime, _ in self._images}
+        etag = container_etag(self._file) if len(times) < 2 else ""
+        unit, start = 0, 0
+        prefix = f"{self._file.name}/"
+        used: set[str] = set()
+        for key, size, mtime, places in self._images:
+            offset = int(places.partition(":")[0])
+            if offset + size - start > UNIT_BYTES and offset > start:
+                unit, start = unit + 1, offset
+            stem, _ = _split(key)
+            label = self._labels.get(stem, "")
+            used.add(stem)
+            if not self._labels:
+                folder, slash, _ = key[len(prefix) :].partition("/")
+                label = folder if slash else ""
+            time_ns = -1 if etag else mtime
+            location = f"{self._file.name}#{unit}\t{places}"
+            members.add(key, location, size=size, mtime=time_ns, etag=etag, label=label)
+        texts = set(members.labels) - {""}
+        if self._labels:
+            members.numbered = all(_NUMBER.fullmatch(text) for text in texts)
+        elif texts:
+            members.numbered = False
+        alone = len(self._labels.keys() - used)
+        if alone:
+            members.notes["{count} .cls members of tar archives have no image beside them"] += alone
+
+
+def _split(key: str) -> tuple[str, str]:
+    """Split a key at the first dot of its file's name, as WebDataset does."""
+    folder, slash, name = key.rpartition("/")
+    stem, _, suffix = name.partition(".")
+    return f"{folder}{slash}{stem}", suffix.lower()
+
+
+def _label(stream: BinaryIO, member: _Member, where: str) -> str:
+    if member.size > MOST_LABEL:
+        raise SourceError(
+            f"{where}: {printable(member.name)} has {member.size:,} bytes; a .cls member has a "
+            "class number or name"
+        )
+    stream.seek(member.offset)
+    try:
+        return stream.read(member.size).decode().strip()
+    except UnicodeDecodeError:
+        raise SourceError(f"{where}: {printable(member.name)} is not UTF-8") from None
+
+
+def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
+    """Yield the members of an archive: of ustar, GNU and pax (POSIX.1-2001) formats.
+
+    Raises
+    ------
+    SourceError
+        It is no tar archive, damaged, or ends early.
+    """
+    offset = 0
+    named: dict[str, str] = {}
+    while True:
+        stream.seek(offset)
+        header = stream.read(BLOCK)
+        if len(header) == BLOCK and not any(header):
+            return
+        if len(header) < BLOCK:
+            raise SourceError(
+                f"{where} ends without the zeros that end a tar archive: it is cut off, or empty; "
+                "copy it again, or if it was written so, append 1024 zero bytes"
+            )
+        try:
+            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            raise SourceError(_no_header(where, offset, header, error)) from None
+        start = offset + BLOCK
+        has_data = info.type not in (
+            tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE,
+            tarfile.FIFOTYPE,
+        )  # fmt: skip
+        long = info.type in (
+            tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
+            tarfile.GNUTYPE_LONGLINK,
+        )  # fmt: skip
+        name = named.get("path", info.name)
+        try:
+            nbytes = info.size if long else int(named.get("size", info.size))
+            mtime = round(float(named.get("mtime", info.mtime)) * 1e9)
+        except (ValueError, OverflowError):
+            raise SourceError(
+                f"{where}: {printable(name)} has a size or time that is no number"
+            ) from None
+        if has_data and not 0 <= nbytes <= size - start:
+            raise SourceError(
+                f"{where}: the member {printable(name)} is said to have {nbytes:,} bytes, and only "
+                f"{max(0, size - start):,} follow: the archive is cut off or damaged"
+            )
+        if long:
+            if nbytes > MOST_HEADER:
+                raise SourceError(f"{where} has {nbytes:,} bytes of attributes of a member")
+            named |= _long(info.type, stream.read(nbytes), where)
+        elif info.type != tarfile.XGLTYPE:
+            sparse = info.type == tarfile.GNUTYPE_SPARSE or any("sparse" in key for key in named)
+            regular = info.type in tarfile.REGULAR_TYPES and not sparse and name[-1:] != "/"
+            yield _Member(name, nbytes, mtime, start, zlib.crc32(header), regular)
+            named = {}
+        offset = start + (-(-nbytes // BLOCK) * BLOCK if has_data else 0)
+
+
+def _no_header(where: str, offset: int, header: bytes, error: Exception) -> str:
+    if offset:
+        return f"{where} is damaged: at byte {offset:,} it has no header of a member ({error})"
+    packed = header.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"))
+    way = "is compressed: decompress it" if packed else "is no tar archive; give --source-kind"
+    return f"{where} {way}"
+
+
+def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
+    """Parse a long name of GNU tar, or attributes of pax."""
+    if kind == tarfile.GNUTYPE_LONGNAME:
+        return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
+    if kind == tarfile.GNUTYPE_LONGLINK:
+        return {}
+    attributes = {}
+    while data:
+        digits, _, _ = data[:20].partition(b" ")
+        length = int(digits) if digits.isdigit() else 0
+        record = data[len(digits) + 1 : length]
+        name, equals, value = record.partition(b"=")
+        if not equals or not record.endswith(b"\n"):
+            raise SourceError(
+                f"{where} has damaged attributes of a member: {printable(repr(data[:40]))}"
+            )
+        attributes[name.decode("utf-8", "replace")] = value[:-1].decode("utf-8", "surrogateescape")
+        data = data[length:]
+    return attributes
