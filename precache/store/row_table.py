@@ -107,6 +107,11 @@ class RowTable:
             self.locations_of(rows.tolist()),
         )
 
+    @property
+    def has_units(self) -> bool:
+        """Return True if samples lie in containers, of which parts are read at once."""
+        return bool(self.locations) and unit_of(self.locations[0]) != ""
+
     def locations_of(self, rows: Iterable[int]) -> list[str]:
         """Return the locations of some samples; none if the source needs none."""
         return [self.locations[row] for row in rows] if self.locations else []
@@ -181,8 +186,11 @@ class RowTable:
 
 
 def unit_of(location: str) -> str:
-    """Return the part of a container that a sample is read with: the text before the last space."""
-    return location.rpartition(" ")[0]
+    """Return the part of a container that a sample is read with: the text before the last tab.
+
+    It is empty for a sample that is read alone.
+    """
+    return location.rpartition("\t")[0]
 
 
 def read_contents(data: bytes, where: str) -> list[str]:

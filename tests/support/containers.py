@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,8 +76,30 @@ def write_parquet(photos: Path, to: Path) -> str:
     return str(to / "train-*.parquet")
 
 
+def write_csv(photos: Path, to: Path) -> str:
+    """A table of the photographs, by their absolute paths."""
+    with (to / "list.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("path", "label"))
+        writer.writerows((path, path.parent.name) for path in photos_of(photos))
+    return str(to / "list.csv")
+
+
+def write_zip(photos: Path, to: Path) -> str:
+    """Zip archives, one of which compresses."""
+    paths = photos_of(photos)
+    for number in range(PARTS):
+        method = zipfile.ZIP_DEFLATED if number else zipfile.ZIP_STORED
+        with zipfile.ZipFile(to / f"photos-{number}.zip", "w", method) as archive:
+            for path in paths[number::PARTS]:
+                archive.write(path, path.relative_to(photos).as_posix())
+    return str(to / "photos-?.zip")
+
+
 WRITERS: dict[str, Callable[[Path, Path], str]] = {
     "tar": write_tars,
     "webdataset": write_webdataset,
     "parquet": write_parquet,
+    "zip": write_zip,
+    "csv": write_csv,
 }

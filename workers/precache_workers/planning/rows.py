@@ -36,7 +36,7 @@ def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
     if keep_order:
         return listing
     places = Permutation(len(listing), "rows", ROW_ORDER_SEED)(np.arange(len(listing)))
-    if not listing.locations:
+    if not listing.has_units:
         return listing.take(places)
     return listing.take(np.lexsort((places, _groups(listing))))
 
@@ -97,7 +97,7 @@ def sample_for_probe(table: RowTable, count: int) -> list[int]:
 def in_few_units(table: RowTable, rows: list[int], count: int) -> list[int]:
     """Leave only rows of a few units of containers, from all over the table; all if these have
     less than so many."""
-    if not table.locations:
+    if not table.has_units:
         return rows
     by_unit: dict[str, list[int]] = {}
     for row in rows:

@@ -165,7 +165,7 @@ def fetch_ahead(
             return list(zip(run, source.fetch(names, expected, where), strict=True))
 
     apart = hung.union(alone)
-    by_unit = locations and not apart
+    by_unit = not apart and any(map(unit_of, locations))
     groups = _runs_of_units(sizes, locations) if by_unit else _runs(keys, sizes, apart)
     threads = source.fetch_threads
     ahead = UNITS_AHEAD if by_unit else threads + 1

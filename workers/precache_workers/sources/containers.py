@@ -5,7 +5,7 @@ side by side, keeping an index of those that did not change, and fetching are th
 
 A sample's key is the name of its container, below the folder in which all of them lie, a slash, and
 its name within; of a table with a column of keys, it is what this has. Its location is the text
-``CONTAINER#UNIT PLACE``: samples of one unit are read at once, and the place is the format's own. A
+``CONTAINER#UNIT``, a tab, and a place of the format's own: samples of one unit are read at once. A
 location is checked when it is read, as its container may have changed since it was listed. A
 process that has only keys, such as the viewer, lists once.
 """
@@ -186,9 +186,9 @@ class ContainerSource:
         complete = len(listed) == len(files)
         if not whole.keys:
             raise self._nothing(listed, complete)
-        _require_unique(whole.keys, self)
+        require_unique(whole.keys, self)
         require_utf8(whole.keys)
-        table = _table(listed, whole, self)
+        table = row_table(listed, whole, self)
         _remember(self.index_name, table)
         fresh = complete and any(_identity(file) not in known for file in files)
         return Listing(
@@ -197,7 +197,7 @@ class ContainerSource:
             complete,
             dict(sum((members.left_out for _, members in listed), Counter[str]())),
             _write_index(listed) if fresh or len(known) != len(files) else None,
-            _notes(listed),
+            notes_of(listed),
         )
 
     def _scans(
@@ -253,7 +253,7 @@ class ContainerSource:
             else:
                 units[unit_of(location)].append(number)
         for unit, numbers in units.items():
-            wanted = [Wanted(keys[n], sizes[n], locations[n].rpartition(" ")[2]) for n in numbers]
+            wanted = [Wanted(keys[n], sizes[n], locations[n].rpartition("\t")[2]) for n in numbers]
             notes().begin(FETCHING, *(sample.key for sample in wanted), foreign=False)
             fetched.update(zip(numbers, self._read(unit, wanted), strict=True))
         if any(isinstance(error, FetchError) for error in fetched.values()):
@@ -350,7 +350,8 @@ def _identity(file: FileInfo) -> tuple[Any, ...]:
     return (*file,) if known else (file.name, object())
 
 
-def _require_unique(keys: Sequence[str], source: object) -> None:
+def require_unique(keys: Sequence[str], source: object) -> None:
+    """Raise `SourceError` for keys of several samples."""
     if len(set(keys)) < len(keys):
         twice, count = Counter(keys).most_common(1)[0]
         raise SourceError(
@@ -359,12 +360,16 @@ def _require_unique(keys: Sequence[str], source: object) -> None:
         )
 
 
-def _notes(listed: Sequence[tuple[FileInfo, Members]]) -> tuple[str, ...]:
+def notes_of(listed: Sequence[tuple[FileInfo, Members]]) -> tuple[str, ...]:
+    """Return the lines for the user, with their counts over all containers."""
     counts = sum((members.notes for _, members in listed), Counter[str]())
     return tuple(text.replace("{count}", f"{count:,}") for text, count in counts.items())
 
 
-def _table(listed: Sequence[tuple[FileInfo, Members]], whole: Members, source: object) -> RowTable:
+def row_table(
+    listed: Sequence[tuple[FileInfo, Members]], whole: Members, source: object
+) -> RowTable:
+    """Number the labels of the members of all containers, and return them as a table."""
     labelled = [(file, members) for file, members in listed if members.numbered is not None]
     kinds = {(members.numbered, members.classes) for _, members in labelled}
     if len(kinds) > 1:

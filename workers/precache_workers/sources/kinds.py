@@ -15,6 +15,7 @@ from pathlib import Path
 from precache.errors import SourceError, UsageError
 from precache.messages import shown
 from precache.storage.open import StorageOptions, open_folder
+from precache_workers.sources import manifests
 from precache_workers.sources.base import (
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
@@ -31,6 +32,7 @@ from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.parquet_tables import ParquetFormat
 from precache_workers.sources.tar_archives import TarFormat
 from precache_workers.sources.user_code import load_object
+from precache_workers.sources.zip_archives import ZipFormat
 
 ENTRY_POINTS = "precache.sources"
 
@@ -79,6 +81,18 @@ def _open_dataset(spec: SourceSpec) -> Source:
     return DatasetSource(factory, code_digest(factory))
 
 
+def _open_manifest(spec: SourceSpec) -> Source:
+    tables = Containers.named(
+        spec.uri,
+        (*manifests.SUFFIXES, ".parquet"),
+        spec.storage_options,
+        follow_links=spec.follow_links,
+    )
+    return manifests.ManifestSource(
+        tables, spec.columns, spec.storage_options, spec.follow_links, spec.most_bytes
+    )
+
+
 def open_containers(spec: SourceSpec, format_: Format) -> Source:
     """Open a source whose samples lie in containers."""
     containers = Containers.named(
@@ -94,6 +108,8 @@ KINDS: dict[str, SourceKind] = {
     "parquet": SourceKind(
         lambda spec: open_containers(spec, ParquetFormat(spec.columns)), (".parquet",)
     ),
+    "zip": SourceKind(lambda spec: open_containers(spec, ZipFormat()), (".zip",)),
+    "manifest": SourceKind(_open_manifest, manifests.SUFFIXES),
 }
 
 

@@ -74,8 +74,8 @@ class ParquetFormat:
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         where = folder.path(file.name)
-        with open_file(folder, file) as stream, _damaged(where):
-            table = _open(stream)
+        with open_file(folder, file) as stream, damaged(where):
+            table = open_table(stream)
             rows = table.metadata.num_rows
             if rows > file.size:
                 raise SourceError(f"{where} claims {rows:,} rows and has {file.size:,} bytes")
@@ -92,7 +92,7 @@ class ParquetFormat:
                     if time.monotonic() > until:
                         raise TimeUpError
                     for name, label in zip(names, labels, strict=True):
-                        location = f"{file.name}#{group} {place}:{etag}"
+                        location = f"{file.name}#{group}\t{place}:{etag}"
                         members.add(name, location, size=-1, mtime=-1, etag=etag, label=label)
                         place += 1
                 _require_rows(table, group, place, where)
@@ -118,8 +118,8 @@ class ParquetFormat:
         rows = [int(row) for row, _, _ in places]
         where = folder.path(name)
         try:
-            with open_file(folder, file) as stream, _damaged(where):
-                table = _open(stream)
+            with open_file(folder, file) as stream, damaged(where):
+                table = open_table(stream)
                 chosen = _choose(table.schema_arrow, self.columns, where)
                 images = _images(table, int(unit), chosen, set(rows), most_bytes)
         except SourceError as error:
@@ -129,7 +129,7 @@ class ParquetFormat:
 
 
 @contextmanager
-def _damaged(where: str) -> Iterator[None]:
+def damaged(where: str) -> Iterator[None]:
     """Raise `SourceError` for what pyarrow raises of a damaged file."""
     import pyarrow as pa
 
@@ -139,10 +139,10 @@ def _damaged(where: str) -> Iterator[None]:
         raise SourceError(f"{where} cannot be read: {printable(str(error))}") from None
 
 
-def _open(stream: BinaryIO) -> Any:
+def open_table(stream: BinaryIO) -> Any:
+    """Open a Parquet file whose pages are read as they are needed: row groups may be large."""
     import pyarrow.parquet as pq
 
-    # Pages are read as they are needed, so that large row groups take little memory.
     return pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)
 
 

@@ -199,7 +199,7 @@ class _Samples:
                 folder, slash, _ = key[len(prefix) :].partition("/")
                 label = folder if slash else ""
             time_ns = -1 if etag else mtime
-            location = f"{self._file.name}#{unit} {places}"
+            location = f"{self._file.name}#{unit}\t{places}"
             members.add(key, location, size=size, mtime=time_ns, etag=etag, label=label)
         texts = set(members.labels) - {""}
         if self._labels:

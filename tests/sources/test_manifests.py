@@ -1,0 +1,209 @@
+"""Tables of URIs: formats, columns, labels, where files may lie, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import precache
+from precache.errors import FetchError, SourceError
+from precache.storage.open import open_folder
+from precache_workers.sources import manifests
+from precache_workers.sources.base import Columns, Listing, Sample
+from precache_workers.sources.contract import check_source
+from precache_workers.sources.kinds import open_source
+from tests.support.building import cut, encoded, labels, pixels, write
+from tests.support.servers import S3Server
+
+RECIPE = precache.Recipe.image(resize=40, crop=32)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for number in range(6):
+        write(tmp_path / f"in/{number}.jpg", encoded(cut(number)))
+    return tmp_path
+
+
+def table(folder: Path, text: str, name: str = "list.csv") -> str:
+    write(folder / name, text.encode())
+    return str(folder / name)
+
+
+def listed(source: str, **options: Any) -> Listing:
+    return open_source(source, **options).list(lambda count: None)
+
+
+def class_of(listing: Listing) -> dict[str, str | None]:
+    rows = listing.table
+    names = [rows.classes[n] if n >= 0 else None for n in rows.labels.tolist()]
+    return dict(zip(rows.keys, names, strict=True))
+
+
+CSV = "path,label\nin/0.jpg,dog\nin/1.jpg,\nin/2.jpg,cat\n"
+ROWS = [("in/0.jpg", "dog"), ("in/1.jpg", None), ("in/2.jpg", "cat")]
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.tsv", "list.jsonl", "list.parquet"])
+def test_every_format_names_the_same_samples(photos: Path, name: str) -> None:
+    if name.endswith(".parquet"):
+        columns = {"path": [uri for uri, _ in ROWS], "label": [label for _, label in ROWS]}
+        pq.write_table(pa.table(columns), photos / name)
+    else:
+        lines = [json.dumps({"path": uri, "label": label}) for uri, label in ROWS]
+        text = {
+            "list.csv": "\ufeff" + CSV,
+            "list.tsv": CSV.replace(",", "\t"),
+            "list.jsonl": "\n".join([*lines, "", ""]),
+        }[name]
+        table(photos, text, name)
+    kind = "manifest" if name.endswith(".parquet") else None
+    listing = check_source(open_source(str(photos / name), kind=kind))
+    assert class_of(listing) == dict(ROWS)
+    assert listing.table.sizes[0] == (photos / "in/0.jpg").stat().st_size
+    assert listing.notes == ("URIs from the column 'path', labels from 'label'",)
+
+
+def test_columns_are_chosen_by_name(photos: Path) -> None:
+    text = "id,path,where,kind\na,x,in/0.jpg,1\nb,y,in/1.jpg,0\n"
+    source = open_source(table(photos, text), columns=Columns("where", "kind", "id"))
+    listing = check_source(source)
+    assert list(listing.table.keys) == ["a", "b"]
+    assert listing.table.labels.tolist() == [1, 0]
+    assert listing.notes[0].endswith("; 1 other columns are not used")
+    with pytest.raises(SourceError, match=r"has no column 'were' \(did you mean where\?\)"):
+        listed(table(photos, text), columns=Columns("were"))
+    with pytest.raises(SourceError, match=r"no column of URIs; its first line names 'in/0\.jpg'"):
+        listed(table(photos, "in/0.jpg,dog\nin/1.jpg,cat\n"))
+
+
+def test_a_build_and_another_after_a_photo_changed(photos: Path) -> None:
+    source = table(photos, "".join(["path\n", *(f"in/{n}.jpg\n" for n in range(6))]))
+    options: dict[str, Any] = {"address": "serial", "shard_samples": 100}
+    first = precache.build(source, photos / "store", RECIPE, **options)
+    assert precache.build(source, photos / "store", RECIPE, **options).version == first.version
+    write(photos / "in/3.jpg", encoded(cut(70)))
+    assert precache.build(source, photos / "store", RECIPE, **options).rows_reused == 5
+    precache.build(photos / "in", photos / "folder.store", RECIPE, **options)
+    wanted = pixels(photos / "folder.store")
+    for key, row in pixels(photos / "store").items():
+        np.testing.assert_array_equal(row, wanted[key.removeprefix("in/")])
+
+
+def test_a_file_that_is_gone_is_no_hole_unless_it_is_accepted(photos: Path) -> None:
+    source = table(photos, "path,label\nin/0.jpg,1\nin/gone.jpg,0\n")
+    [one, gone] = open_source(source).fetch(["in/0.jpg", "in/gone.jpg"], [-1, -1])
+    assert isinstance(one, Sample)
+    assert isinstance(gone, FetchError)
+    options: dict[str, Any] = {"address": "serial", "accept_missing": True}
+    result = precache.build(source, photos / "store", RECIPE, **options)
+    assert [key for key, _ in result.holes] == ["in/gone.jpg"]
+    assert labels(photos / "store")["in/0.jpg"] == 1
+
+
+def test_files_may_lie_in_several_buckets(photos: Path, s3: S3Server) -> None:
+    s3.make_bucket("other")
+    for number in range(3):
+        data = (photos / f"in/{number}.jpg").read_bytes()
+        for bucket in ("bucket", "other"):
+            open_folder(f"s3://{bucket}", s3.options()).put(f"deep/{number}.jpg", [data])
+    uris = [f"s3://{bucket}/deep/{n}.jpg" for n in range(3) for bucket in ("bucket", "other")]
+    source = table(photos, "\n".join(["uri", *uris, "in/5.jpg"]))
+    one_by_one = check_source(open_source(source, s3.options())).table
+    assert list(one_by_one.keys) == [*uris, "in/5.jpg"]
+    assert all(one_by_one.etags[:6])
+
+
+def test_of_many_files_the_folder_is_listed(
+    photos: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        data = (photos / f"in/{number}.jpg").read_bytes()
+        open_folder("s3://bucket", s3.options()).put(f"deep/{number}.jpg", [data])
+    source = table(photos, "\n".join(["uri", *(f"s3://bucket/deep/{n}.jpg" for n in range(5))]))
+    few = listed(source, storage_options=s3.options()).table
+    monkeypatch.setattr(manifests, "FEW", 2)
+    many = listed(source, storage_options=s3.options()).table
+    assert many.digest == few.digest
+    assert (many.sizes > 0).all()
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("../secret.jpg", "leads out of the folder of its table"),
+        ("in/../../secret.jpg", "leads out of the folder of its table"),
+        ("", "has no path"),
+        ("a\\tb.jpg", "has a tab"),
+    ],
+)
+def test_paths_that_lead_out_are_refused(photos: Path, uri: str, why: str) -> None:
+    text = json.dumps({"path": uri.replace("\\t", "\t")})
+    with pytest.raises(SourceError, match=f"line 1 of .*{why}"):
+        listed(table(photos / "in", text, "list.jsonl"))
+
+
+def test_links_may_be_followed_out_of_the_folder(photos: Path) -> None:
+    source = table(photos / "lists", "path\n../in/0.jpg\n")
+    [sample] = open_source(source, follow_links=True).fetch(["../in/0.jpg"], [-1])
+    assert isinstance(sample, Sample)
+
+
+def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> None:
+    folder = open_folder("s3://bucket", s3.options())
+    for uri in ("/etc/passwd", "file:///etc/passwd"):
+        folder.put("list.csv", [f"path\n{uri}\n".encode()])
+        with pytest.raises(SourceError, match="is a file of a local disk, and a table at a URL"):
+            listed("s3://bucket/list.csv", storage_options=s3.options())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("path,label\nin/0.jpg\n", "line 2 of .* has not as many cells as the first line"),
+        ("path,label\nin/0.jpg,a,b\n", "line 2 of .* has not as many cells as the first line"),
+        ("path,label\nin/0.jpg,0.5\nin/1.jpg,2\n", "labels such as .*fraction cannot be stored"),
+        ("path\n", "names no file"),
+        ("", "names no file"),
+        ("path\nin/0.jpg\nin/0.jpg\n", "has 2 samples in/0.jpg"),
+        ('path\n"in/0.jpg\n', "cannot be read"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(photos: Path, text: str, why: str) -> None:
+    with pytest.raises(SourceError, match=why):
+        listed(table(photos, text))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("[1]", "line 1 of .* is no JSON object"),
+        ("{", "line 1 of .* is not JSON"),
+        ('{"path": "in/0.jpg", "label": [1, 2]}', "Several labels"),
+        ('{"path": "in/0.jpg", "label": 0.5}', "numbers with a fraction"),
+        ('{"path": 7}', "has no path"),
+        ("x" * (manifests.LONGEST_LINE + 1), "a line of more than 1,048,576 characters"),
+    ],
+)
+def test_lines_that_do_not_fit_are_refused(photos: Path, line: str, why: str) -> None:
+    with pytest.raises(SourceError, match=why):
+        listed(table(photos, line, "list.jsonl"))
+
+
+def test_other_bytes_are_no_table(photos: Path) -> None:
+    write(photos / "list.csv", b"path\n\xff\xfe\n")
+    with pytest.raises(SourceError, match=r"cannot be read: .*utf-8"):
+        listed(str(photos / "list.csv"))
+    write(photos / "list.parquet", os.urandom(999))
+    with pytest.raises(SourceError, match="cannot be read"):
+        listed(str(photos / "list.parquet"), kind="manifest")

@@ -1,0 +1,221 @@
+"""Zip archives: names, identity, and hostile ones."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precache
+from precache.errors import FetchError, SampleError, SourceError
+from precache.storage.base import NO_FILE, NO_NAME
+from precache_workers.sources import containers, zip_archives
+from precache_workers.sources.base import Listing, Sample
+from precache_workers.sources.contract import check_source
+from precache_workers.sources.kinds import open_source
+from tests.support.building import cut, encoded
+
+RECIPE = precache.Recipe.image(resize=40, crop=32)
+PHOTO = encoded(cut(0))
+
+
+def write_zip(
+    path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED, **options: Any
+) -> str:
+    with zipfile.ZipFile(path, "w", method, **options) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return str(path)
+
+
+def listed(source: str) -> Listing:
+    return open_source(source).list(lambda count: None)
+
+
+def fetch_all(source: str, **options: Any) -> list[Any]:
+    opened = open_source(source, **options)
+    table = opened.list(lambda count: None).table
+    return list(opened.fetch(table.keys, table.sizes.tolist(), table.locations))
+
+
+def photos(count: int) -> dict[str, bytes]:
+    return {f"{n:03d}.jpg": encoded(cut(n)) for n in range(count)}
+
+
+def test_foreign_names_and_folders(tmp_path: Path) -> None:
+    members = {"füße/日本.jpg": PHOTO, "./cat/1.jpg": PHOTO, "cat/": b"", "notes.txt": b"x"}
+    listing = check_source(open_source(write_zip(tmp_path / "a.zip", members)))
+    assert list(listing.table.keys) == ["a.zip/füße/日本.jpg", "a.zip/cat/1.jpg"]
+    assert listing.table.classes == ("cat", "füße")
+    assert listing.ignored == 1
+
+
+def test_names_of_code_page_437(tmp_path: Path) -> None:
+    path = Path(write_zip(tmp_path / "a.zip", {"f_.jpg": PHOTO}))
+    path.write_bytes(path.read_bytes().replace(b"f_.jpg", b"f\x81.jpg"))
+    assert list(check_source(open_source(str(path))).table.keys) == ["a.zip/fü.jpg"]
+
+
+def test_an_archive_that_was_streamed_and_one_of_zip64(tmp_path: Path) -> None:
+    with (tmp_path / "streamed.zip").open("wb") as file:
+        file.seekable = lambda: False  # type: ignore[method-assign]
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in photos(3).items():
+                archive.writestr(name, data)
+    with zipfile.ZipFile(tmp_path / "large.zip", "w") as archive:
+        for name, data in photos(3).items():
+            with archive.open(name, "w", force_zip64=True) as member:
+                member.write(data)
+    for name in ("streamed.zip", "large.zip"):
+        check_source(open_source(str(tmp_path / name)))
+        assert [s.inputs["bytes"] for s in fetch_all(str(tmp_path / name))] == [*photos(3).values()]
+
+
+def test_a_directory_of_zip64_is_read(tmp_path: Path) -> None:
+    """As `zipfile` writes one beyond 65,535 members."""
+    members = {f"{n}.jpg": b"" for n in range(66_000)}
+    source = write_zip(tmp_path / "a.zip", members, zipfile.ZIP_STORED)
+    assert len(listed(source).table) == 66_000
+
+
+def test_of_a_changed_archive_only_what_changed_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = photos(12)
+    source = write_zip(tmp_path / "a.zip", members)
+    options: dict[str, Any] = {"address": "serial", "shard_samples": 100}
+    precache.build(source, tmp_path / "store", RECIPE, **options)
+    members = {"new.jpg": PHOTO, **members, "004.jpg": encoded(cut(99))}
+    write_zip(tmp_path / "a.zip", members)
+    keys: set[str] = set()
+    fetch = containers.ContainerSource.fetch
+
+    def noted(self: Any, names: Any, *rest: Any) -> Any:
+        keys.update(names)
+        return fetch(self, names, *rest)
+
+    monkeypatch.setattr(containers.ContainerSource, "fetch", noted)
+    result = precache.build(source, tmp_path / "store", RECIPE, **options)
+    assert keys == {"a.zip/new.jpg", "a.zip/004.jpg"}
+    assert result.rows_reused == 11
+
+
+def test_an_archive_that_changed_after_listing_is_noticed(tmp_path: Path) -> None:
+    source = write_zip(tmp_path / "a.zip", photos(3))
+    opened = open_source(source)
+    table = opened.list(lambda count: None).table
+    write_zip(tmp_path / "a.zip", {"x.jpg": PHOTO, **photos(3)})
+    for error in opened.fetch(table.keys, table.sizes.tolist(), table.locations):
+        assert isinstance(error, FetchError)
+        assert "has changed since it was listed" in str(error)
+    write_zip(tmp_path / "a.zip", dict.fromkeys(photos(3), PHOTO[:-1]))
+    first = opened.fetch(table.keys[:1], table.sizes.tolist()[:1], table.locations[:1])
+    assert isinstance(first[0], FetchError)
+
+
+# --- hostile archives ---------------------------------------------------------------------------
+
+
+def test_names_that_lead_out_and_links_are_left_out(tmp_path: Path) -> None:
+    names = ["/etc/1.jpg", "../2.jpg", "a/../../3.jpg", "fine.jpg"]
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, PHOTO)
+        link = zipfile.ZipInfo("link.jpg")
+        link.create_system, link.external_attr = 3, 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
+    listing = listed(str(tmp_path / "a.zip"))
+    assert list(listing.table.keys) == ["a.zip/fine.jpg"]
+    assert listing.left_out == {NO_NAME: 3, NO_FILE: 1}
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_members_of_a_name_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for _ in range(2):
+            archive.writestr("1.jpg", PHOTO)
+    with pytest.raises(SourceError, match=r"has 2 samples a\.zip/1\.jpg"):
+        listed(str(tmp_path / "a.zip"))
+
+
+@pytest.mark.parametrize("cut_to", [0, 21, 400, -1, -30])
+def test_an_archive_that_is_cut_off_is_refused(tmp_path: Path, cut_to: int) -> None:
+    path = Path(write_zip(tmp_path / "a.zip", photos(3)))
+    path.write_bytes(path.read_bytes()[:cut_to])
+    with pytest.raises(SourceError, match="cut off"):
+        listed(str(path))
+
+
+def test_an_archive_with_data_before_it_is_refused(tmp_path: Path) -> None:
+    path = Path(write_zip(tmp_path / "a.zip", photos(3)))
+    path.write_bytes(b"#!/bin/sh" + path.read_bytes())
+    with pytest.raises(SourceError, match="has other data before it"):
+        listed(str(path))
+
+
+def directory_entry(path: Path, at: int, value: bytes) -> None:
+    """Change the first entry of the directory."""
+    data = bytearray(path.read_bytes())
+    place = data.index(b"PK\1\2") + at
+    data[place : place + len(value)] = value
+    path.write_bytes(data)
+
+
+def test_a_declared_size_of_a_bomb_is_a_hole(tmp_path: Path) -> None:
+    path = Path(write_zip(tmp_path / "a.zip", {"1.jpg": bytes(5_000_000)}))
+    [large] = fetch_all(str(path), most_bytes=1_000_000)
+    assert isinstance(large, SampleError)
+    assert "--max-sample-bytes" in str(large)
+    directory_entry(path, 24, struct.pack("<L", 20_000))  # the size that it says
+    [bomb] = fetch_all(str(path), most_bytes=1_000_000)
+    assert isinstance(bomb, SampleError)
+    assert "another CRC-32" in str(bomb)
+
+
+def test_a_member_beyond_the_archive_is_refused(tmp_path: Path) -> None:
+    path = Path(write_zip(tmp_path / "a.zip", photos(1)))
+    directory_entry(path, 42, struct.pack("<L", 1 << 30))
+    with pytest.raises(SourceError, match=r"000\.jpg is said to lie at 1,073,741,824"):
+        listed(str(path))
+
+
+def test_a_damaged_member_is_a_hole_and_others_are_not(tmp_path: Path) -> None:
+    path = Path(write_zip(tmp_path / "a.zip", photos(3), zipfile.ZIP_STORED))
+    data = bytearray(path.read_bytes())
+    data[500] ^= 1
+    path.write_bytes(data)
+    os.utime(path, (1, 1))
+    damaged, *others = fetch_all(str(path))
+    assert isinstance(damaged, SampleError)
+    assert all(isinstance(sample, Sample) for sample in others)
+
+
+@pytest.mark.parametrize(("method", "name"), [(zipfile.ZIP_BZIP2, "bzip2"), (14, "LZMA")])
+def test_other_compression_is_a_hole_with_the_reason(
+    tmp_path: Path, method: int, name: str
+) -> None:
+    [sample] = fetch_all(write_zip(tmp_path / "a.zip", photos(1), method))
+    assert isinstance(sample, SampleError)
+    assert f"is compressed by {name} in its archive" in str(sample)
+
+
+def test_an_encrypted_member_is_a_hole(tmp_path: Path) -> None:
+    path = Path(write_zip(tmp_path / "a.zip", photos(1)))
+    directory_entry(path, 8, b"\1")
+    [sample] = fetch_all(str(path))
+    assert isinstance(sample, SampleError)
+    assert "is encrypted in its archive" in str(sample)
+
+
+def test_more_extra_data_than_is_expected_is_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        info = zipfile.ZipInfo("1.jpg")
+        info.extra = struct.pack("<2H", 0x9999, 500) + bytes(500)
+        archive.writestr(info, PHOTO)
+    assert len(info.extra) > zip_archives.EXTRA_BYTES
+    [sample] = fetch_all(str(tmp_path / "a.zip"))
+    assert sample.inputs == {"bytes": PHOTO}

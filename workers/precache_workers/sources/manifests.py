@@ -1,0 +1,383 @@
+"""Tables of URIs: CSV, TSV, JSON Lines, or Parquet, with a label beside each.
+
+A URI is a path, below the folder of its table if it is relative, or a URL of any bucket or web
+server. A table at a URL may not name files of a local disk, and none leads out of the table's
+folder by ``..`` unless the user allows it: a table may be a stranger's.
+
+The identity of a sample is that of its file. Of a bucket with many of them, the folder that all lie
+in is listed once. A web server tells nothing before a file is fetched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import io
+import json
+import math
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import xxhash
+
+from precache.errors import FetchError, SourceError
+from precache.messages import did_you_mean, printable
+from precache.runtime.ordered_map import prefetch
+from precache.storage.backends import WEB
+from precache.storage.base import FileInfo, Folder, is_name
+from precache.storage.open import StorageOptions, open_folder
+from precache_workers.sources.base import (
+    MOST_SAMPLE_BYTES,
+    NO_COLUMNS,
+    TICK,
+    Columns,
+    Fetched,
+    Listing,
+    Tick,
+    require_utf8,
+)
+from precache_workers.sources.container_names import REQUESTS, Containers
+from precache_workers.sources.containers import Members, notes_of, require_unique, row_table
+from precache_workers.sources.file_ranges import open_file
+from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.parquet_tables import LABEL_NAMES, LISTED_ROWS, damaged, open_table
+
+SUFFIXES = (".csv", ".tsv", ".jsonl")
+"""Of tables that are taken for manifests; Parquet has images in it more often."""
+
+URI_NAMES = (
+    "uri", "url", "path", "file", "filename", "file_name", "filepath", "file_path", "image",
+    "image_path", "image_url", "img", "img_path", "photo",
+)  # fmt: skip
+"""Names of columns, the first of which a table has being taken."""
+
+FEW = 64
+"""Files of a bucket that are looked at one by one; for more, their folder is listed."""
+
+LONGEST_LINE = 1 << 20
+
+_NUMBER = re.compile(r"-1|[0-9]{1,18}")
+_FRACTION = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.?[0-9]+)([eE][-+]?[0-9]+)?")
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ManifestSource:
+    """Files that tables name; see the module."""
+
+    containers: Containers
+    columns: Columns = NO_COLUMNS
+    options: StorageOptions = field(default=None, repr=False)
+    follow_links: bool = False
+    most_bytes: int = MOST_SAMPLE_BYTES
+    labels_with_samples: bool = False
+    content_decides: bool = True
+
+    def __str__(self) -> str:
+        return str(self.containers)
+
+    @property
+    def folder(self) -> Folder:
+        return self.containers.folder
+
+    @property
+    def fetch_threads(self) -> int:
+        return 4  # the files may lie anywhere
+
+    @property
+    def index_name(self) -> str:
+        identity = str(self.folder), self.containers.patterns, repr(self.columns)
+        return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
+
+    def file_of(self, key: str) -> tuple[Folder, str] | None:
+        location = self._known.get(key)
+        return None if location is None else self._place(location)
+
+    # --- listing --------------------------------------------------------------------------------
+
+    def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
+        until = time.monotonic() + seconds
+        listed: list[tuple[FileInfo, Members]] = []
+        whole, complete = Members(), True
+        for file in self.containers.files():
+            members = Members()
+            for row in self._rows(file, members):
+                if len(members.keys) % TICK == 0 and time.monotonic() > until and members.keys:
+                    complete = False
+                    break
+                members.keys.append(row[0])
+                members.locations.append(row[1])
+                members.labels.append(row[2])
+            _number_labels(members, self.folder.path(file.name))
+            listed.append((file, members))
+            for name in ("keys", "locations", "labels"):
+                getattr(whole, name).extend(getattr(members, name))
+            if not complete:
+                break
+        if not whole.keys:
+            raise SourceError(
+                f"the source {self} names no file; the first line of CSV and TSV names columns"
+            )
+        require_unique(whole.keys, self)
+        require_utf8(whole.keys)
+        for info in self._infos(whole.locations):
+            whole.sizes.append(info.size if info else -1)
+            whole.mtimes.append(info.mtime_ns if info else -1)
+            whole.etags.append(info.etag if info else "")
+        tick(len(whole.keys))
+        table = row_table(listed, whole, self)
+        return Listing(table, complete=complete, notes=notes_of(listed))
+
+    def _rows(self, file: FileInfo, members: Members) -> Iterator[tuple[str, str, str]]:
+        """Yield key, location and label of each row."""
+        where = self.folder.path(file.name)
+        chosen: _Chosen | None = None
+        with (
+            open_file(self.folder, file) as stream,
+            contextlib.closing(_parsed(stream, file.name, self.columns, where)) as rows,
+        ):
+            for number, row in rows:
+                if chosen is None:
+                    chosen = _Chosen.of(list(row), self.columns, where)
+                    members.notes[chosen.note()] += 1
+                uri, label = row.get(chosen.uri), row.get(chosen.label or "")
+                key = uri if chosen.key is None else row.get(chosen.key)
+                line = f"line {number} of {where}"
+                if not isinstance(uri, str) or not uri:
+                    raise SourceError(f"{line} has no {chosen.uri}, which is to be a path or URL")
+                if key is None or key == "":
+                    raise SourceError(f"{line} has no {chosen.key}, which is to name its sample")
+                location = self._location(uri, file.name, line)
+                yield str(key), location, _label(label, chosen.label, line)
+
+    def _location(self, uri: str, name: str, where: str) -> str:
+        """Return a URL, an absolute path, or a path below the folder of the tables."""
+        scheme, mark, path = uri.partition("://")
+        if "\t" in uri:
+            raise SourceError(f"{where}: {printable(uri)} has a tab")
+        if mark and scheme != "file":
+            return uri
+        local = self.folder.local("")
+        path = path if mark else uri
+        if path.startswith("/"):
+            if local is None:
+                raise SourceError(
+                    f"{where}: {printable(uri)} is a file of a local disk, and a table at a URL "
+                    "may not name any; give a URL or a relative path"
+                )
+            return os.path.normpath(path)
+        joined = os.path.normpath(f"{name.rpartition('/')[0] or '.'}/{path}")
+        if is_name(joined):
+            return joined
+        if local is not None and self.follow_links:
+            return os.path.normpath(local / joined)
+        raise SourceError(
+            f"{where}: {printable(uri)} leads out of the folder of its table; give a path below "
+            "it, an absolute one, or --follow-links"
+        )
+
+    def _infos(self, locations: Sequence[str]) -> Iterator[FileInfo | None]:
+        """Yield the identity of each file, as far as it can be had."""
+        remote: dict[str, list[str]] = defaultdict(list)
+        for location in locations:
+            folder, name = self._place(location)
+            if folder.local("") is None:
+                remote[_root(location)].append(name)
+        walked = {root: self._walked(root, names) for root, names in remote.items()}
+        for location in locations:
+            folder, name = self._place(location)
+            infos = walked.get(_root(location))
+            yield folder.info(name) if infos is None else infos.get(name)
+
+    def _walked(self, root: str, names: Sequence[str]) -> Mapping[str, FileInfo]:
+        """Look at files of a bucket: one by one if they are few, else by listing their folder."""
+        folder = self._folder(root)
+        if root.partition("://")[0] in WEB:
+            return {}
+        if len(names) <= FEW:
+            infos = prefetch(folder.info, names, REQUESTS, 2 * REQUESTS)
+            return {info.name: info for info in infos if info is not None}
+        shared = os.path.commonpath([name.rpartition("/")[0] for name in names])
+        wanted, prefix = set(names), f"{shared}/" if shared else ""
+        below = folder.folder(shared) if shared else folder
+        named = (info._replace(name=prefix + info.name) for info in below.walk())
+        return {info.name: info for info in named if info.name in wanted}
+
+    # --- fetching -------------------------------------------------------------------------------
+
+    def fetch(
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+    ) -> Sequence[Fetched]:
+        locations = locations or [self._known.get(key, "") for key in keys]
+        fetched: dict[int, Fetched] = {}
+        roots: dict[str, list[int]] = defaultdict(list)
+        for number, location in enumerate(locations):
+            if location:
+                roots[_root(location)].append(number)
+            else:
+                why = f"{self} has no sample {printable(keys[number])}"
+                fetched[number] = FetchError(why)
+        for root, numbers in roots.items():
+            names = [self._place(locations[number])[1] for number in numbers]
+            source = FolderSource(self._folder(root), most_bytes=self.most_bytes)
+            samples = source.fetch(names, [sizes[number] for number in numbers])
+            fetched.update(zip(numbers, samples, strict=True))
+        return [fetched[number] for number in range(len(keys))]
+
+    @functools.cached_property
+    def _known(self) -> Mapping[str, str]:
+        """Key -> location of all samples."""
+        table = self.list(lambda count: None).table
+        return dict(zip(table.keys, table.locations, strict=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_known"}
+
+    def _place(self, location: str) -> tuple[Folder, str]:
+        root = _root(location)
+        return self._folder(root), location[len(root) :].lstrip("/")
+
+    def _folder(self, root: str) -> Folder:
+        if not root:
+            return self.folder
+        return open_folder(root, self.options, follow_links=self.follow_links)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The columns of a table that are read."""
+
+    uri: str
+    label: str | None
+    key: str | None
+    others: int
+
+    @classmethod
+    def of(cls, names: Sequence[str], columns: Columns, where: str) -> _Chosen:
+        for name in (columns.image, columns.label, columns.key):
+            if name is not None and name not in names:
+                raise SourceError(
+                    f"{where} has no column {name!r}{did_you_mean(name, names)}; it has "
+                    f"{', '.join(map(repr, names[:20]))}"
+                )
+        lower = {name.strip().lower(): name for name in reversed(names)}
+        uri = columns.image or next((lower[name] for name in URI_NAMES if name in lower), None)
+        if uri is None:
+            raise SourceError(
+                f"{where} has no column of URIs; its first line names "
+                f"{', '.join(map(repr, names[:20]))}. Choose one by --image-column, or let the "
+                f"first line name it {' or '.join(URI_NAMES[:3])}"
+            )
+        guess = next((lower[name] for name in LABEL_NAMES if name in lower), None)
+        label = columns.label or (None if guess == uri else guess)
+        others = len(set(names) - {uri, label, columns.key})
+        return cls(uri, label, columns.key, others)
+
+    def note(self) -> str:
+        """Describe the choice in a line."""
+        labels = f"labels from {self.label!r}" if self.label else "no labels (--label-column)"
+        others = f"; {self.others} other columns are not used" if self.others else ""
+        return f"URIs from the column {self.uri!r}, {labels}{others}"
+
+
+def _root(location: str) -> str:
+    """Return the bucket or server of a URL, the root of a local disk, or nothing if relative."""
+    scheme, mark, path = location.partition("://")
+    if mark:
+        return f"{scheme}://{path.partition('/')[0]}"
+    return "/" if location.startswith("/") else ""
+
+
+def _label(value: Any, column: str | None, where: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, int):
+        return str(int(value))
+    raise SourceError(
+        f"{where}: {column} is {printable(repr(value)[:60])}; a label is a class number or name. "
+        "Several labels, and numbers with a fraction, cannot be stored yet"
+    )
+
+
+def _number_labels(members: Members, where: str) -> None:
+    """Find out whether the labels of a table are class numbers."""
+    texts = set(members.labels) - {""}
+    if not texts:
+        return
+    members.numbered = all(map(_NUMBER.fullmatch, texts))
+    if not members.numbered and all(map(_FRACTION.fullmatch, texts)):
+        raise SourceError(
+            f"{where} has labels such as {min(texts, key=len)}; a label is a class number from -1 "
+            "up or a name. Numbers with a fraction cannot be stored yet"
+        )
+
+
+def _parsed(
+    stream: BinaryIO, name: str, columns: Columns, where: str
+) -> Generator[tuple[int, Row], None, None]:
+    """Yield the rows of a table with the numbers of their lines."""
+    if name.lower().endswith(".parquet"):
+        yield from _parquet_rows(stream, columns, where)
+        return
+    text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+    try:
+        if name.lower().endswith(".jsonl"):
+            yield from _json_rows(_lines(text, where), where)
+        else:
+            delimiter = "\t" if name.lower().endswith(".tsv") else ","
+            yield from _csv_rows(_lines(text, where), delimiter, where)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"{where} cannot be read: {error}; save it as UTF-8") from None
+    finally:
+        text.detach()  # its file is closed by the caller
+
+
+def _csv_rows(lines: Iterable[str], delimiter: str, where: str) -> Iterator[tuple[int, Row]]:
+    reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+    for row in reader:
+        if None in row or None in row.values():
+            raise SourceError(
+                f"line {reader.line_num} of {where} has not as many cells as the first line, "
+                "which names the columns"
+            )
+        yield reader.line_num, row
+
+
+def _lines(text: io.TextIOWrapper, where: str) -> Iterator[str]:
+    while line := text.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise SourceError(f"{where} has a line of more than {LONGEST_LINE:,} characters")
+        yield line
+
+
+def _json_rows(lines: Iterable[str], where: str) -> Iterator[tuple[int, Row]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"line {number} of {where} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise SourceError(f"line {number} of {where} is no JSON object; give one a line")
+        yield number, row
+
+
+def _parquet_rows(stream: BinaryIO, columns: Columns, where: str) -> Iterator[tuple[int, Row]]:
+    with damaged(where):
+        table = open_table(stream)
+        chosen = _Chosen.of(table.schema_arrow.names, columns, where)
+        names = [name for name in (chosen.uri, chosen.label, chosen.key) if name is not None]
+        number = 0
+        for batch in table.iter_batches(LISTED_ROWS, columns=names, use_threads=False):
+            yield from enumerate(batch.to_pylist(), number + 1)
+            number += len(batch)
