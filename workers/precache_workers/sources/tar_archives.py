@@ -44,6 +44,9 @@ MOST_HEADER = 1 << 20
 MOST_LABEL = 4096
 """Bytes of a ``.cls`` member."""
 
+MOST_TIME = (1 << 63) - 1
+"""Nanoseconds since 1970 that a row table holds."""
+
 _NUMBER = re.compile(r"-1|[0-9]{1,18}")
 
 
@@ -87,7 +90,7 @@ class TarFormat:
                 if not key:
                     if not member.name.endswith("/"):  # a folder
                         members.left_out[NO_FILE if key is not None else NO_NAME] += 1
-                elif is_image(key):
+                elif is_image(key) and not key.rpartition("/")[2].startswith("._"):  # by macOS
                     samples.add_image(key, member)
                 elif key.lower().endswith(".cls"):
                     samples.add_label(key, _label(stream, member, folder.path(file.name)))
@@ -168,6 +171,11 @@ class _Samples:
         place = str(_Place(member.offset, member.size, member.crc, suffix))
         if self._images and _split(self._images[-1][0])[0] == stem:
             first, size, mtime, places = self._images[-1]
+            if suffix in [_Place.of(one).suffix for one in places.split(",")]:
+                raise SourceError(
+                    f"{self._file.name} has two images {printable(f'{stem}.{suffix}')}; rename or "
+                    "remove one"
+                )
             joined = first, size + member.size, max(mtime, member.mtime), f"{places},{place}"
             self._images[-1] = joined
             return
@@ -202,20 +210,18 @@ class _Samples:
             location = f"{self._file.name}#{unit}\t{places}"
             members.add(key, location, size=size, mtime=time_ns, etag=etag, label=label)
         texts = set(members.labels) - {""}
-        if self._labels:
-            members.numbered = all(_NUMBER.fullmatch(text) for text in texts)
-        elif texts:
-            members.numbered = False
+        if texts:
+            members.numbered = bool(self._labels) and all(map(_NUMBER.fullmatch, texts))
         alone = len(self._labels.keys() - used)
         if alone:
             members.notes["{count} .cls members of tar archives have no image beside them"] += alone
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split a key at the first dot of its file's name, as WebDataset does."""
+    """Split a key at the first dot within its file's name, as WebDataset does."""
     folder, slash, name = key.rpartition("/")
-    stem, _, suffix = name.partition(".")
-    return f"{folder}{slash}{stem}", suffix.lower()
+    stem, _, suffix = name[1:].partition(".")
+    return f"{folder}{slash}{name[:1]}{stem}", suffix.lower()
 
 
 def _label(stream: BinaryIO, member: _Member, where: str) -> str:
@@ -245,6 +251,7 @@ def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
         stream.seek(offset)
         header = stream.read(BLOCK)
         if len(header) == BLOCK and not any(header):
+            _require_end(stream, where, offset)
             return
         if len(header) < BLOCK:
             raise SourceError(
@@ -256,6 +263,10 @@ def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
         except tarfile.HeaderError as error:
             raise SourceError(_no_header(where, offset, header, error)) from None
         start = offset + BLOCK
+        if info.type == tarfile.GNUTYPE_SPARSE and header[482]:  # more of its map follows
+            while stream.read(BLOCK)[504:505] not in (b"", b"\0"):
+                start += BLOCK
+            start += BLOCK
         has_data = info.type not in (
             tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE,
             tarfile.FIFOTYPE,
@@ -268,6 +279,7 @@ def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
         try:
             nbytes = info.size if long else int(named.get("size", info.size))
             mtime = round(float(named.get("mtime", info.mtime)) * 1e9)
+            mtime = min(max(0, mtime), MOST_TIME)
         except (ValueError, OverflowError):
             raise SourceError(
                 f"{where}: {printable(name)} has a size or time that is no number"
@@ -282,11 +294,24 @@ def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
                 raise SourceError(f"{where} has {nbytes:,} bytes of attributes of a member")
             named |= _long(info.type, stream.read(nbytes), where)
         elif info.type != tarfile.XGLTYPE:
-            sparse = info.type == tarfile.GNUTYPE_SPARSE or any("sparse" in key for key in named)
+            sparse = info.type == tarfile.GNUTYPE_SPARSE or any(
+                key.startswith("GNU.sparse.") for key in named
+            )
             regular = info.type in tarfile.REGULAR_TYPES and not sparse and name[-1:] != "/"
             yield _Member(name, nbytes, mtime, start, zlib.crc32(header), regular)
             named = {}
         offset = start + (-(-nbytes // BLOCK) * BLOCK if has_data else 0)
+
+
+def _require_end(stream: BinaryIO, where: str, offset: int) -> None:
+    """Raise `SourceError` if another archive follows the end of one."""
+    stream.seek(offset)
+    rest = stream.read(tarfile.RECORDSIZE + BLOCK).lstrip(b"\0")
+    if rest[257:262] == b"ustar":
+        raise SourceError(
+            f"{where} has members behind its end, at byte {offset:,}: archives were joined byte by "
+            "byte; join them by tar --concatenate, or give each as a container"
+        )
 
 
 def _no_header(where: str, offset: int, header: bytes, error: Exception) -> str:
