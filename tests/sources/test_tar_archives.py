@@ -298,20 +298,6 @@ def test_a_member_over_the_limit_is_a_hole_that_is_not_read(tmp_path: Path) -> N
     assert isinstance(fine, Sample)
 
 
-def test_an_index_that_leads_to_other_files_is_ignored(tmp_path: Path) -> None:
-    listing = listed(write_tar(tmp_path / "a.tar", photos_with_times(3)))
-    assert listing.index is not None
-    assert (
-        open_source(str(tmp_path / "a.tar")).list(lambda count: None, index=listing.index).index
-        is None
-    )
-    write_tar(tmp_path / "b.tar", photos_with_times(3))
-    os.utime(tmp_path / "b.tar", ns=(0, (tmp_path / "a.tar").stat().st_mtime_ns))
-    forged = listing.index.replace(b'"a.tar"', b'"b.tar"')
-    again = open_source(str(tmp_path / "b.tar")).list(lambda count: None, index=forged)
-    assert [key.partition("/")[0] for key in again.table.keys] == ["b.tar"] * 3
-
-
 def test_holes_and_retries_work_as_with_a_folder(tmp_path: Path) -> None:
     members = {**photos_with_times(8), "bad.jpg": b"no photograph"}
     source = write_tar(tmp_path / "a.tar", members)
@@ -385,3 +371,23 @@ def test_an_archive_of_empty_labels_says_nothing_of_their_kind(tmp_path: Path) -
     write_tar(tmp_path / "names.tar", {"1.jpg": PHOTO, "1.cls": b"cat"})
     table = listed(str(tmp_path / "*.tar")).table
     assert (table.labels.tolist(), table.classes) == ([-1, 0], ("cat",))
+
+
+def test_a_time_that_samples_share_says_nothing_of_them(tmp_path: Path) -> None:
+    photos = [encoded(cut(number)) for number in range(4)]
+    longest = max(map(len, photos))
+    padded = [photo + bytes(longest - len(photo)) for photo in photos]
+
+    def write(order: list[int]) -> None:
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            for number, place in enumerate(order):
+                add(tar, f"{number}.jpg", padded[place], mtime=1 if number < 2 else 5 + number)
+
+    write([0, 1, 2])
+    build(str(tmp_path / "a.tar"), tmp_path / "store", RECIPE)
+    write([0, 3, 2])
+    os.utime(tmp_path / "a.tar", (1, 1))
+    assert build(str(tmp_path / "a.tar"), tmp_path / "store", RECIPE).rows_reused == 2
+    build(str(tmp_path / "a.tar"), tmp_path / "fresh", RECIPE)
+    for key, row in pixels(tmp_path / "fresh").items():
+        np.testing.assert_array_equal(pixels(tmp_path / "store")[key], row)

@@ -4,9 +4,9 @@ The images of a stem are the inputs of its sample, named by their suffixes where
 The label is the text of its ``.cls`` member, a class number or name; without any in an archive it
 is the first folder of the stem. A sample's key is the name of its first image.
 
-The identity of a sample is its size and the time in the headers of its images. In an archive whose
-images all have the same time, as some writers set it, that says nothing: there it is the archive's
-own, so that after any change all samples of the archive are compared by their content.
+The identity of a sample is its size and the time in the headers of its images. A time that several
+samples of an archive have says nothing, as some writers set it: then it is the archive's own, so
+that after any change of the archive these samples are compared by their content.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import tarfile
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
@@ -191,8 +192,8 @@ class _Samples:
 
     def finish(self, members: Members) -> None:
         """Add all samples to the members of the archive."""
-        times = {mtime for _, _, mtime, _ in self._images}
-        etag = container_etag(self._file) if len(times) < 2 else ""
+        times = Counter(mtime for _, _, mtime, _ in self._images)
+        archive = container_etag(self._file)
         unit, start = 0, 0
         prefix = f"{self._file.name}/"
         used: set[str] = set()
@@ -206,6 +207,7 @@ class _Samples:
             if not self._labels:
                 folder, slash, _ = key[len(prefix) :].partition("/")
                 label = folder if slash else ""
+            etag = archive if times[mtime] > 1 or len(times) == 1 else ""
             time_ns = -1 if etag else mtime
             location = f"{self._file.name}#{unit}\t{places}"
             members.add(key, location, size=size, mtime=time_ns, etag=etag, label=label)
