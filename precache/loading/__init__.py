@@ -1,4 +1,4 @@
 """The training side: `Loader`, `CachedDataset`, `mix`, ranks, resumable positions.
 
-`loading.gpu` gathers rows on a CUDA device.
+`loading.gpu` makes batches on a CUDA device.
 """

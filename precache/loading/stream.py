@@ -1,4 +1,7 @@
-"""From row numbers to batches on the device: read ahead, decode into slots, hand out."""
+"""From row numbers to batches: read ahead, decode into slots, hand out.
+
+`gpu.device_slots` has what differs for a CUDA device: the contents of a slot, and its unpacking.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 from urllib.parse import urlencode
 
 from precache.errors import PrecacheError, UsageError
@@ -187,6 +189,8 @@ def open_pages(
     count: int = 24,
     storage_options: StorageOptions = None,
     functions: bool = False,
+    source_kind: str | None = None,
+    columns: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Pages:
     """Open a store to make pages about it.
 
@@ -200,6 +204,8 @@ def open_pages(
         Options of the store and of the source.
     functions
         Run functions that the store's recipe names.
+    source_kind, columns
+        As `SourceTracer` takes them.
 
     Raises
     ------
@@ -213,7 +219,8 @@ def open_pages(
     catalogue = Catalogue(store, storage_options)
     tracer = None
     if source is not None:
-        tracer = SourceTracer(source, catalogue.version.recipe, storage_options, functions)
+        recipe = catalogue.version.recipe
+        tracer = SourceTracer(source, recipe, storage_options, functions, source_kind, columns)
     return Pages(store, catalogue, tracer, count)
 
 

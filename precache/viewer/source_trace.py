@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,6 +105,8 @@ class SourceTracer:
     ----------
     source
         The source as given to `precache.build`: a folder, a URL, or ``python:module:factory``.
+    source_kind, columns
+        As `precache.build` takes them; columns by ``image``, ``label`` and ``key``.
     functions
         Import and run functions that the recipe names. The store names them, and it may come from
         a stranger.
@@ -120,12 +123,17 @@ class SourceTracer:
         recipe: Recipe,
         storage_options: StorageOptions = None,
         functions: bool = False,
+        source_kind: str | None = None,
+        columns: Mapping[str, str | None] = MappingProxyType({}),
     ) -> None:
+        from precache_workers.sources.base import Columns
         from precache_workers.sources.dataset import DatasetSource
         from precache_workers.sources.folder import FolderSource
         from precache_workers.sources.kinds import open_source
 
-        self._source = open_source(source, storage_options)
+        self._source = open_source(
+            source, storage_options, kind=source_kind, columns=Columns(**columns)
+        )
         self._files = not isinstance(self._source, DatasetSource)
         if isinstance(self._source, FolderSource) and self._source.folder.kind() != "folder":
             raise SourceError(

@@ -62,6 +62,10 @@ def view(
     label: str = "",
     run_functions: bool = False,
     storage_options: StorageOptions = None,
+    source_kind: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    key_column: str | None = None,
 ) -> View:
     """Show the samples, classes, statistics, holes and build of a version.
 
@@ -82,6 +86,8 @@ def view(
         trust.
     storage_options
         Of store and source, as `build` takes them.
+    source_kind, image_column, label_column, key_column
+        As `build` took them.
 
     Returns
     -------
@@ -101,5 +107,8 @@ def view(
     except ModuleNotFoundError as error:
         raise UsageError(f"viewing needs {error.name}: pip install 'precache[report]'") from None
     place = None if source is None else os.fspath(source)
-    pages = open_pages(os.fspath(store), place, rows, storage_options, run_functions)
+    columns = {"image": image_column, "label": label_column, "key": key_column}
+    pages = open_pages(
+        os.fspath(store), place, rows, storage_options, run_functions, source_kind, columns
+    )
     return View(pages, Query(find, label=label))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 
 from precache.store.documents import version_id
 from precache.store.receipts import Receipt, ShardObject
-from precache.store.row_table import RowTable
+from precache.store.row_table import RowTable, unit_of
 from precache_workers.planning.rows import (
+    GROUP_BYTES,
+    UNKNOWN_BYTES,
     default_max_failures,
     order_rows,
     sample_for_probe,
@@ -66,6 +69,45 @@ def test_every_run_of_rows_mixes_classes() -> None:
     for start in range(0, 3000, 300):
         found = Counter(rows.labels[start : start + 300].tolist())
         assert min(found[label] for label in range(3)) > 60
+
+
+def in_containers(count: int, per_unit: int, nbytes: int) -> RowTable:
+    """A listing of samples in units of a container, each unit of one class."""
+    listing = table_of(count)
+    units = np.arange(count) // per_unit
+    return replace(
+        listing,
+        sizes=np.full(count, nbytes),
+        labels=units,
+        classes=tuple(map(str, range(units.max() + 1))),
+        locations=[f"a.tar#{unit}\t{place}" for place, unit in enumerate(units.tolist())],
+    )
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(-1, 1 << 25))
+def test_rows_of_containers_are_a_permutation_in_groups_of_whole_units(
+    count: int, per_unit: int, nbytes: int
+) -> None:
+    rows = order_rows(in_containers(count, per_unit, nbytes), keep_order=False)
+    assert sorted(rows.locations, key=lambda text: int(text.partition("\t")[2])) == list(
+        in_containers(count, per_unit, nbytes).locations
+    )
+    assert [f"{int(text.partition(chr(9))[2]):05d}.jpg" for text in rows.locations] == rows.keys
+    spans = {}
+    for row, location in enumerate(rows.locations):
+        first, _ = spans.setdefault(unit_of(location), (row, row))
+        spans[unit_of(location)] = first, row
+    known = UNKNOWN_BYTES if nbytes < 0 else max(1, nbytes)
+    most = GROUP_BYTES // known + 2 * per_unit
+    assert all(last - first < most for first, last in spans.values())
+
+
+def test_units_of_containers_are_mixed_within_groups_and_among_all() -> None:
+    rows = order_rows(in_containers(8000, 40, 100 << 10), keep_order=False)
+    labels = [int(label) for label in rows.labels[:256]]
+    assert len(set(labels)) > 12  # of the 16 units of a group
+    assert max(labels) - min(labels) > 100  # from all over the container
+    assert len({unit_of(location) for location in rows.locations[:600]}) < 40  # read together
 
 
 def test_the_listings_order_is_kept_where_asked() -> None:

@@ -103,13 +103,23 @@ def test_the_code_blocks_of_the_documentation_run(
                 exec(shorter, names | {"loader": loader})
 
 
-def test_code_of_other_libraries_runs_where_they_are_installed(example: Path) -> None:
+def test_code_of_other_libraries_runs_where_they_are_installed(
+    example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As scripts, since some of it starts processes that import it."""
+    monkeypatch.chdir(example)
+    monkeypatch.syspath_prepend(example)
     for document in DOCUMENTS:
-        for needed, _, code in blocks(document, "needs"):
+        for needed, language, code in blocks(document, "needs"):
+            installed = all(map(find_spec, needed.split(", ")))
+            if language == "sh":
+                for arguments in commands(code) if installed else ():
+                    run_command(arguments)
+                continue
             compile(code, document.name, "exec")
-            if all(map(find_spec, needed.split(", "))):
-                script = example / f"{document.stem}_peer.py"
+            module = re.match(r"# (\w+\.py)\n", code)
+            if installed:
+                script = example / (module[1] if module else f"{document.stem}_peer.py")
                 shorter = code.replace("range(90)", "range(1)")
                 script.write_text(f"def step(*batch): assert len(batch[0])\n\n\n{shorter}")
                 subprocess.run((sys.executable, script), cwd=example, check=True)

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 import precache
@@ -24,7 +26,7 @@ from precache.store.receipts import Receipt
 from precache_workers.planning.target_version import receipt_name
 from precache_workers.profiling.probe import ProbeTask, run_probe
 from precache_workers.shards.field_writer import Sums
-from precache_workers.shards.samples import Job
+from precache_workers.shards.samples import HELD_BYTES, Job, _runs_of_units
 from precache_workers.shards.shard_task import ShardTask, run_shard
 from precache_workers.sources.base import Sample
 from precache_workers.sources.kinds import open_source
@@ -393,6 +395,27 @@ def test_the_next_samples_are_fetched_during_work_but_not_all(tmp_path: Path) ->
     late = [row for row in receipt.holes if row < 20]
     assert late == []
     assert [str(number) for number in range(300)] == FETCHED
+
+
+@given(st.lists(st.integers(0, 5), max_size=60), st.data())
+def test_samples_of_a_unit_come_together_and_in_order(
+    units: list[int], data: st.DataObject
+) -> None:
+    """Each unit is read once, unless more than may be held lies in between."""
+    size = data.draw(st.sampled_from([-1, 1, HELD_BYTES // 10]))
+    locations = [f"a#{unit}\t{place}" for place, unit in enumerate(units)]
+    runs = list(_runs_of_units([size] * len(units), locations))
+    assert sorted(place for run in runs for place in run) == list(range(len(units)))
+    assert all(len({units[place] for place in run}) == 1 for run in runs)
+    if size < 1000:
+        assert len(runs) == len(set(units))
+    held, yielded = set[int](), 0
+    for run in runs:
+        held.update(run)
+        while yielded in held:
+            held.remove(yielded)
+            yielded += 1
+        assert size < 1000 or len(held) <= 10
 
 
 # --- the probe ----------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import io
 import json
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 PARTS = 3
@@ -96,10 +97,43 @@ def write_zip(photos: Path, to: Path) -> str:
     return str(to / "photos-?.zip")
 
 
+def write_datasets(photos: Path, to: Path) -> str:
+    """What `datasets` of Hugging Face saves to disk, in several files of batches of four rows."""
+    import datasets
+
+    paths = photos_of(photos)
+    classes = sorted({path.parent.name for path in paths})
+    features = datasets.Features(
+        {"label": datasets.ClassLabel(names=classes), "image": datasets.Image()}
+    )
+    columns = {
+        "label": [path.parent.name for path in paths],
+        "image": [{"bytes": path.read_bytes(), "path": path.name} for path in paths],
+    }
+    with quiet_datasets():
+        datasets.Dataset.from_dict(columns, features).save_to_disk(to / "saved", num_shards=PARTS)
+    return str(to / "saved")
+
+
+@contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """Without bars of progress, and with several batches even of few rows."""
+    import datasets
+
+    size = datasets.config.ARROW_RECORD_BATCH_SIZE_FOR_IMAGE_DATASETS
+    datasets.config.ARROW_RECORD_BATCH_SIZE_FOR_IMAGE_DATASETS = 4
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.config.ARROW_RECORD_BATCH_SIZE_FOR_IMAGE_DATASETS = size
+
+
 WRITERS: dict[str, Callable[[Path, Path], str]] = {
     "tar": write_tars,
     "webdataset": write_webdataset,
     "parquet": write_parquet,
     "zip": write_zip,
     "csv": write_csv,
+    "datasets": write_datasets,
 }

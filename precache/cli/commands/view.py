@@ -7,7 +7,8 @@ import sys
 
 import precache
 from precache.cli.arguments import add_storage_options, add_store, import_from_here
-from precache.cli.build_options import add_option
+from precache.cli.build_options import add_option, read_keywords
+from precache_workers.planning.options import SourceOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "stored rows",
     )
     add_option(what, "run_functions")
+    for name in SourceOptions.model_fields:
+        add_option(what, name)
     what.add_argument(
         "--rows", type=int, default=24, metavar="N", help="rows of a page; default 24"
     )
@@ -54,6 +57,7 @@ def run(options: argparse.Namespace) -> None:
         label=options.label,
         run_functions=options.run_functions,
         storage_options=dict(options.storage_options),
+        **read_keywords(options, SourceOptions),
     )
     if options.out is None:
         view.serve(options.port, browser=options.open)

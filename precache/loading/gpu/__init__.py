@@ -1,1 +1,1 @@
-"""Rows that a CUDA device gathers: from resident versions and registered shards."""
+"""Batches on a CUDA device: slots that it unpacks, and rows that it gathers itself."""

@@ -256,8 +256,7 @@ class _Profiler:
         if not len(rows):
             return ()
         job = replace(self._job, recipe=self._listed.spec.declared)
-        keys, sizes = [table.keys[row] for row in rows], [int(table.sizes[row]) for row in rows]
-        [(_, outcome)] = self._run(time_ops, [OpsTask(job, keys, sizes, table.locations_of(rows))])
+        [(_, outcome)] = self._run(time_ops, [OpsTask.of(job, table, rows)])
         if isinstance(outcome, PrecacheError):
             raise outcome
         costs: tuple[FieldCosts, ...] = outcome
@@ -273,15 +272,14 @@ class _Profiler:
             return None
         rows = _some_fetched(work, built)
         old = next((shard for shard in built if len(shard.taken)), None)
-        task = RatesTask(
+        task = RatesTask.of(
             self._job,
-            target.shapes,
-            target.rows_per_shard,
-            [table.keys[row] for row in rows],
-            [int(table.sizes[row]) for row in rows],
-            old.base if old else None,
-            _some_taken(work, old).tolist() if old else [],
-            table.locations_of(rows),
+            table,
+            rows,
+            shapes=target.shapes,
+            rows_per_shard=target.rows_per_shard,
+            base=old.base if old else None,
+            places=_some_taken(work, old).tolist() if old else [],
         )
         [(_, outcome)] = self._run(measure_rates, [task])
         if isinstance(outcome, PrecacheError):

@@ -201,9 +201,7 @@ class _FactReader:
         tasks = []
         for shard in range(target.shards):
             rows = [row for row in target.rows_of(shard) if row not in table.removed]
-            keys, sizes = [table.keys[row] for row in rows], [int(table.sizes[row]) for row in rows]
-            locations = table.locations_of(rows)
-            tasks.append(FetchTask(self.job, shard, keys, sizes, locations))
+            tasks.append(FetchTask.of(self.job, table, rows, shard=shard))
         for task, outcome in self.run(fetch_samples, tasks, None, len(tasks)):
             if isinstance(outcome, PrecacheError):
                 raise outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from precache_workers.cluster.dispatch import Patience
 from precache_workers.cluster.executor import Run
 from precache_workers.profiling.harness import SampleRun, run_samples
 from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.shards.samples import BASE_MEMORY, Job, SampleTask, fetch_ahead, recipes_of
+from precache_workers.shards.samples import BASE_MEMORY, SamplesTask, recipes_of
 from precache_workers.sources.base import Sample
 
 PARTS = 8
@@ -25,13 +25,9 @@ PATIENCE = Patience(crashes=2)
 
 
 @dataclass(frozen=True)
-class Trial(SampleTask):
+class Trial(SamplesTask):
     """Samples that are decoded only to see if their worker survives."""
 
-    job: Job
-    keys: Sequence[str]
-    sizes: Sequence[int]
-    locations: Sequence[str] = ()
     memory: int = BASE_MEMORY
 
     def run(self) -> bool:
@@ -50,11 +46,8 @@ class Trial(SampleTask):
             for recipe in recipes.values():
                 recipe(sample, run.key)
 
-        samples = fetch_ahead(
-            self.job.source, self.keys, self.sizes, self.barred, self.alone, self.locations
-        )
         refused = False
-        for _, outcome in run_samples(samples, decode, barred=self.barred):
+        for _, outcome in run_samples(self.fetch(), decode, barred=self.barred):
             refused |= isinstance(outcome, MemoryError)  # the build itself reports other errors
         return refused
 

@@ -19,13 +19,10 @@ from precache.errors import PrecacheError, SampleError
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.measurements import TimeCost
 from precache_workers.runtime.time_limit import DECODING, notes
-from precache_workers.shards.samples import one_thread
-from precache_workers.sources.base import Fetched, Sample
+from precache_workers.shards.samples import Samples, one_thread
+from precache_workers.sources.base import Sample
 
 Result = TypeVar("Result")
-Samples = Generator[tuple[str, Fetched], None, None]
-"""Keys and samples, as `fetch_ahead` yields them."""
-
 LEAST = 8
 """Samples that are run however long they take."""
 

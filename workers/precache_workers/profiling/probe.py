@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,27 +19,20 @@ from precache_workers.planning.rows import sample_for_probe
 from precache_workers.planning.work import MeasuredRows
 from precache_workers.profiling.harness import SampleRun, run_samples
 from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.shards.samples import Job, SampleTask, fetch_ahead, recipes_of
+from precache_workers.shards.samples import Job, SamplesTask, recipes_of
 from precache_workers.sources.base import Sample
 
 PROBE_SAMPLES = 24
 
 
 @dataclass(frozen=True)
-class ProbeTask(SampleTask):
+class ProbeTask(SamplesTask):
     """A few samples that show row shapes and compressed sizes."""
-
-    job: Job
-    keys: Sequence[str]
-    sizes: Sequence[int]
-    locations: Sequence[str] = ()
 
 
 def probe_task(job: Job, table: RowTable) -> ProbeTask:
     """Return the task for samples from all over a table."""
-    rows = sample_for_probe(table, PROBE_SAMPLES)
-    keys, sizes = [table.keys[row] for row in rows], table.sizes[rows].tolist()
-    return ProbeTask(job, keys, sizes, table.locations_of(rows))
+    return ProbeTask.of(job, table, sample_for_probe(table, PROBE_SAMPLES))
 
 
 def run_probe(task: ProbeTask) -> MeasuredRows:
@@ -71,10 +64,7 @@ def _probe(task: ProbeTask) -> MeasuredRows:
     def rows_of(run: SampleRun, sample: Sample) -> dict[str, np.ndarray]:
         return {name: recipe(sample, run.key) for name, recipe in recipes.items()}
 
-    samples = fetch_ahead(
-        job.source, task.keys, task.sizes, task.barred, task.alone, task.locations
-    )
-    with contextlib.closing(run_samples(samples, rows_of, barred=task.barred)) as runs:
+    with contextlib.closing(run_samples(task.fetch(), rows_of, barred=task.barred)) as runs:
         for run, rows in runs:
             if isinstance(rows, Exception):  # the build itself decides which samples are holes
                 reasons.append(f"{run.key}: {rows}")

@@ -17,7 +17,6 @@ from precache_workers.planning.shard_actions import Action, Compute, reuse_actio
 from precache_workers.profiling.estimate import UnitTimes
 from precache_workers.profiling.harness import (
     SampleRun,
-    Samples,
     hole_reason,
     run_samples,
     timed,
@@ -28,8 +27,9 @@ from precache_workers.shards.base_rows import BaseRows, open_base
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.samples import (
     Job,
+    Samples,
+    SamplesTask,
     SampleTask,
-    fetch_ahead,
     one_thread,
     recipes_of,
 )
@@ -40,28 +40,22 @@ INDEX_ENTRY = 16
 """Bytes of a shard's index for each chunk."""
 
 
-@dataclass(frozen=True)
-class RatesTask(SampleTask):
-    """Rows to be measured.
+@dataclass(frozen=True, kw_only=True)
+class RatesTask(SamplesTask):
+    """Rows to be measured: some are computed of samples, others reused.
 
     Attributes
     ----------
-    keys, sizes, locations
-        Of samples to be fetched and computed.
     base
         A base shard whose rows are reused.
     places
         Places of these rows in the shard.
     """
 
-    job: Job
     shapes: Mapping[str, RowShape]
     rows_per_shard: int
-    keys: Sequence[str] = ()
-    sizes: Sequence[int] = ()
     base: BaseShard | None = None
     places: Sequence[int] = ()
-    locations: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +78,7 @@ def measure_rates(task: RatesTask) -> UnitTimes:
 def _measure(task: RatesTask) -> UnitTimes:
     recipes, count = recipes_of(task.job), max(1, len(task.keys))
     with one_thread():
-        samples, fetch = timed(lambda: _fetch(task), time.process_time)
+        samples, fetch = timed(lambda: list(task.fetch()), time.process_time)
         computed, nbytes, failed = _compute(task, recipes, samples)
         opening, taken = _reuse(task, recipes)
     return UnitTimes(
@@ -97,13 +91,6 @@ def _measure(task: RatesTask) -> UnitTimes:
         opened=opening,
         samples=len(task.keys),
         failed=failed,
-    )
-
-
-def _fetch(task: RatesTask) -> list[tuple[str, Fetched]]:
-    job = task.job
-    return list(
-        fetch_ahead(job.source, task.keys, task.sizes, task.barred, task.alone, task.locations)
     )
 
 

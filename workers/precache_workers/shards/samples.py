@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from precache.errors import HangError, SampleError
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
 from precache.runtime.ordered_map import prefetch
-from precache.store.row_table import unit_of
+from precache.store.row_table import RowTable, unit_of
 from precache_workers.ops.behaviour import Outputs
 from precache_workers.ops.field_recipe import Common, FieldRecipe
 from precache_workers.ops.identity import behaviours, named_ops, require_same_outputs
@@ -25,6 +25,9 @@ from precache_workers.sources.base import Fetched, Source
 if TYPE_CHECKING:  # the driver alone needs them
     from precache_workers.planning.listing import ListedSource
     from precache_workers.planning.request import Request
+
+Samples = Generator[tuple[str, Fetched], None, None]
+"""Keys and samples, as `fetch_ahead` yields them."""
 
 FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
@@ -111,6 +114,35 @@ class SampleTask:
         return replace(self, barred={**self.barred, **hang.late})
 
 
+@dataclass(frozen=True)
+class SamplesTask(SampleTask):
+    """A task that fetches all of its samples.
+
+    Attributes
+    ----------
+    keys, sizes, locations
+        Of the samples, as a row table has them.
+    """
+
+    job: Job
+    keys: Sequence[str]
+    sizes: Sequence[int]
+    locations: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, job: Job, table: RowTable, rows: Iterable[int], **more: Any) -> Self:
+        """Return the task for the samples of some rows."""
+        rows = list(rows)
+        keys, sizes = [table.keys[row] for row in rows], table.sizes[rows].tolist()
+        return cls(job, keys, sizes, table.locations_of(rows), **more)
+
+    def fetch(self) -> Samples:
+        """Yield the samples in order, fetched ahead."""
+        return fetch_ahead(
+            self.job.source, self.keys, self.sizes, self.barred, self.alone, self.locations
+        )
+
+
 def _runs(keys: Sequence[str], sizes: Sequence[int], alone: Collection[str]) -> Iterator[list[int]]:
     """Group samples that are fetched together; each key of `alone` is a group of its own."""
     run: list[int] = []
@@ -166,7 +198,7 @@ def fetch_ahead(
     barred: Mapping[str, str] = MappingProxyType({}),
     alone: Collection[str] = (),
     locations: Sequence[str] = (),
-) -> Generator[tuple[str, Fetched], None, None]:
+) -> Samples:
     """Yield samples in order, fetching the next ones while the caller works.
 
     Parameters

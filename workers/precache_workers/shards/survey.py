@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -16,7 +16,7 @@ from precache.storage.base import Folder
 from precache.store.layout import MISSING, decode_index
 from precache.store.zarr_metadata import Array
 from precache_workers.shards.field_writer import Sums
-from precache_workers.shards.samples import BASE_MEMORY, Job, SampleTask, fetch_ahead
+from precache_workers.shards.samples import BASE_MEMORY, SamplesTask
 from precache_workers.sources.base import Sample
 
 
@@ -30,14 +30,10 @@ class SampleFacts:
 
 
 @dataclass(frozen=True)
-class FetchTask(SampleTask):
+class FetchTask(SamplesTask):
     """Fetch the samples of a shard without decoding them."""
 
-    job: Job
-    shard: int
-    keys: Sequence[str]
-    sizes: Sequence[int]
-    locations: Sequence[str] = ()
+    shard: int = field(kw_only=True)
 
 
 def fetch_samples(task: FetchTask) -> list[SampleFacts]:
@@ -46,9 +42,7 @@ def fetch_samples(task: FetchTask) -> list[SampleFacts]:
         SampleFacts(sample.content, -1 if sample.label is None else sample.label)
         if isinstance(sample, Sample)
         else SampleFacts("", -1, sample)
-        for _, sample in fetch_ahead(
-            task.job.source, task.keys, task.sizes, locations=task.locations
-        )
+        for _, sample in task.fetch()
     ]
 
 

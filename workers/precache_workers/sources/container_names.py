@@ -35,22 +35,16 @@ class Containers:
     Attributes
     ----------
     folder
-        The folder of which all of them lie below; keys begin with their names below it.
-    patterns
-        Names or patterns below the folder.
-    magic
-        They are patterns, where they have ``*``, ``?`` or ``[``.
+        The folder that all of them lie below; keys begin with their names below it.
+    uri
+        What names them: a URL, or an absolute path.
     suffixes
         Of the files that count where the source is a folder.
-    text
-        The source as the user named it.
     """
 
     folder: Folder
-    patterns: tuple[str, ...]
-    magic: bool
+    uri: str
     suffixes: tuple[str, ...]
-    text: str
 
     @classmethod
     def named(
@@ -68,24 +62,13 @@ class Containers:
         UsageError
             Braces do not fit, or expand to too many names.
         """
-        protocol, mark, path = uri.partition("://")
-        if not mark:
-            protocol, path = "", str(Path(uri).expanduser())
-        literal = not mark and os.path.lexists(path)
-        paths = [path] if literal else expand_braces(path)
-        if any(".." in name.split("/") for name in paths) and mark:
-            raise UsageError(f"{shown(uri)} has '..', which leads out of its folder; leave it out")
-        if not mark:
-            paths = [os.path.normpath(Path(name).absolute()) for name in paths]
-        magic = not literal and protocol not in WEB
-        split = [_split(name, magic) for name in paths]
-        root = _common([folder for folder, _ in split], at_least=1 if mark else 0)
-        names = tuple(f"{folder}/{name}"[len(root) :].lstrip("/") for folder, name in split)
-        folder = open_folder(f"{protocol}{mark}{root or '/'}", options, follow_links=follow_links)
-        return cls(folder, names, magic, suffixes, shown(uri))
+        if "://" not in uri:
+            uri = str(Path(uri).expanduser().absolute())
+        root, _, _ = _resolved(uri)
+        return cls(open_folder(root, options, follow_links=follow_links), uri, suffixes)
 
     def __str__(self) -> str:
-        return self.text
+        return shown(self.uri)
 
     def files(self) -> list[FileInfo]:
         """Find the files, in the order of the patterns, and sorted where one has several.
@@ -97,8 +80,9 @@ class Containers:
         """
         names: dict[str, None] = {}
         infos: dict[str, FileInfo] = {}
-        for pattern in self.patterns:
-            if not self._is_magic(pattern):
+        _, patterns, magic = _resolved(self.uri)
+        for pattern in patterns:
+            if not (magic and _MAGIC.search(pattern)):
                 names[pattern] = None
             elif "**" in pattern.split("/"):
                 walked = {info.name: info for info in sorted(_walk(self.folder, pattern))}
@@ -111,7 +95,7 @@ class Containers:
         looked = prefetch(self.folder.info, unknown, threads, 2 * threads)
         infos |= {name: i for name, i in zip(unknown, looked, strict=True) if i is not None}
         missing = [name for name in names if name not in infos]
-        named = [name for name in missing if name in self.patterns]
+        named = [name for name in missing if name in set(patterns)]
         if len(names) == 1 and named:
             return self._in_folder(named[0])
         if named:
@@ -120,9 +104,6 @@ class Containers:
         if not infos:
             raise SourceError(f"no file fits the source {self}; correct the path or the pattern")
         return [infos[name] for name in names if name in infos]
-
-    def _is_magic(self, pattern: str) -> bool:
-        return self.magic and _MAGIC.search(pattern) is not None
 
     def _in_folder(self, name: str) -> list[FileInfo]:
         """Find the files below a folder; raises if there is none."""
@@ -137,6 +118,24 @@ class Containers:
             )
         prefix = f"{name}/" if name else ""
         return [info._replace(name=prefix + info.name) for info in files]
+
+
+def _resolved(uri: str) -> tuple[str, list[str], bool]:
+    """Return the folder that all files lie below, their names or patterns, and if these are any."""
+    protocol, mark, path = uri.partition("://")
+    if not mark:
+        protocol, path = "", uri
+    literal = not mark and os.path.lexists(path)
+    paths = [path] if literal else expand_braces(path)
+    if mark and any(".." in name.split("/") for name in paths):
+        raise UsageError(f"{shown(uri)} has '..', which leads out of its folder; leave it out")
+    if not mark:
+        paths = [os.path.normpath(name) for name in paths]
+    magic = not literal and protocol not in WEB
+    split = [_split(name, magic) for name in paths]
+    root = _common([folder for folder, _ in split], at_least=1 if mark else 0)
+    names = [f"{folder}/{name}"[len(root) :].lstrip("/") for folder, name in split]
+    return f"{protocol}{mark}{root or '/'}", names, magic
 
 
 def expand_braces(text: str) -> list[str]:

@@ -172,7 +172,7 @@ class ContainerSource:
 
     @property
     def index_name(self) -> str:
-        identity = str(self.folder), self.containers.patterns, repr(self.format)
+        identity = self.containers.uri, repr(self.format)
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:

@@ -71,12 +71,17 @@ def open_file(folder: Folder, file: FileInfo) -> BinaryIO:
     descriptor = folder.open(file.name)
     if descriptor is not None:
         return os.fdopen(descriptor, "rb")
+    require_size(folder, file)
+    return cast("BinaryIO", RemoteFile(folder, file))
+
+
+def require_size(folder: Folder, file: FileInfo) -> None:
+    """Raise `SourceError` for a file whose size is unknown."""
     if file.size < 0:
         raise SourceError(
             f"the server does not say how large {folder.path(file.name)} is, and without that "
             "parts of it cannot be read; copy it to a disk or a bucket"
         )
-    return cast("BinaryIO", RemoteFile(folder, file))
 
 
 def read_parts(folder: Folder, parts: Sequence[Range]) -> list[bytes | StorageError]:

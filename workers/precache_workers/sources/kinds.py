@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from precache.errors import SourceError, UsageError
 from precache.messages import shown
 from precache.storage.open import StorageOptions, open_folder
 from precache_workers.sources import manifests
+from precache_workers.sources.arrow_tables import ArrowFormat, is_saved_dataset, saved_files
 from precache_workers.sources.base import (
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
@@ -93,12 +94,24 @@ def _open_manifest(spec: SourceSpec) -> Source:
     )
 
 
-def open_containers(spec: SourceSpec, format_: Format) -> Source:
+def open_containers(spec: SourceSpec, format_: Format) -> ContainerSource:
     """Open a source whose samples lie in containers."""
     containers = Containers.named(
         spec.uri, format_.suffixes, spec.storage_options, follow_links=spec.follow_links
     )
     return ContainerSource(containers, format_, spec.most_bytes)
+
+
+def _open_arrow(spec: SourceSpec) -> Source:
+    source = open_containers(spec, ArrowFormat(spec.columns))
+    if spec.uri.lower().endswith(".arrow"):
+        return source
+    folder = open_folder(spec.uri, spec.storage_options, follow_links=spec.follow_links)
+    names = saved_files(folder)
+    if not names:
+        return source
+    saved = replace(source.containers, folder=folder, patterns=names, magic=False)
+    return replace(source, containers=saved)
 
 
 KINDS: dict[str, SourceKind] = {
@@ -108,6 +121,7 @@ KINDS: dict[str, SourceKind] = {
     "parquet": SourceKind(
         lambda spec: open_containers(spec, ParquetFormat(spec.columns)), (".parquet",)
     ),
+    "arrow": SourceKind(_open_arrow, (".arrow",)),
     "zip": SourceKind(lambda spec: open_containers(spec, ZipFormat()), (".zip",)),
     "manifest": SourceKind(_open_manifest, manifests.SUFFIXES),
 }
@@ -159,7 +173,8 @@ def _kind_of(spec: SourceSpec, name: str | None) -> SourceKind:
             f"there is no source kind {name!r}; choose one of {', '.join([*KINDS, *plug_ins])}"
         )
     if "://" not in source and os.path.isdir(Path(source).expanduser()):  # noqa: PTH112 - no error
-        return KINDS["folder"]  # whatever its name; --source-kind says otherwise
+        saved = is_saved_dataset(Path(source).expanduser())
+        return KINDS["arrow" if saved else "folder"]  # whatever its name
     own = kind_of_name(source)
     if own:
         return KINDS[own]

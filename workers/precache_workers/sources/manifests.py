@@ -93,7 +93,7 @@ class ManifestSource:
 
     @property
     def index_name(self) -> str:
-        identity = str(self.folder), self.containers.patterns, repr(self.columns)
+        identity = self.containers.uri, repr(self.columns)
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:

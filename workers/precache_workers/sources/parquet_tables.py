@@ -21,7 +21,7 @@ import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError
 from precache.messages import did_you_mean, printable
-from precache.storage.base import FileInfo, Folder
+from precache.storage.base import FileInfo, Folder, is_name
 from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
 from precache_workers.sources.containers import (
     Members,
@@ -42,7 +42,7 @@ LISTED_ROWS, READ_ROWS = 8192, 32
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class ChosenColumns:
     """The columns of a file that are read.
 
     Attributes
@@ -79,11 +79,11 @@ class ParquetFormat:
             rows = table.metadata.num_rows
             if rows > file.size:
                 raise SourceError(f"{where} claims {rows:,} rows and has {file.size:,} bytes")
-            chosen = _choose(table.schema_arrow, self.columns, where)
+            chosen = choose_columns(table.schema_arrow, self.columns, where)
             members = Members(classes=chosen.classes)
             if chosen.label is not None:
-                members.numbered = _is_number(table.schema_arrow.field(chosen.label).type)
-            members.notes[_note(chosen)] += 1
+                members.numbered = is_number(table.schema_arrow.field(chosen.label).type)
+            members.notes[columns_note(chosen)] += 1
             keys = _Names(self.columns.key, chosen)
             etag = container_etag(file)
             for group in range(table.num_row_groups):
@@ -96,13 +96,7 @@ class ParquetFormat:
                         members.add(name, location, size=-1, mtime=-1, etag=etag, label=label)
                         place += 1
                 _require_rows(table, group, place, where)
-        if self.columns.key is None:
-            paths = chosen.paths and all(members.keys)
-            paths = paths and len(set(members.keys)) == len(members.keys)
-            for row, name in enumerate(members.keys):
-                members.keys[row] = f"{file.name}/{name if paths else row}"
-        elif not all(members.keys):
-            raise SourceError(f"{where}: some of its {self.columns.key} are missing or empty")
+        name_rows(members, file.name, self.columns.key, where)
         return members
 
     def read(
@@ -120,12 +114,28 @@ class ParquetFormat:
         try:
             with open_file(folder, file) as stream, damaged(where):
                 table = open_table(stream)
-                chosen = _choose(table.schema_arrow, self.columns, where)
+                chosen = choose_columns(table.schema_arrow, self.columns, where)
                 images = _images(table, int(unit), chosen, set(rows), most_bytes)
         except SourceError as error:
             return [SampleError(str(error)) for _ in wanted]
         missing = SampleError(f"{where} has no such row: its footer claims more than there are")
         return [images.get(row, missing) for row in rows]
+
+
+def name_rows(members: Members, container: str, key: str | None, where: str) -> None:
+    """Turn the names of rows into keys: those of a column as they are, others below the container.
+
+    Raises
+    ------
+    SourceError
+        The column has no name for some row.
+    """
+    if key is None:
+        unique = all(map(is_name, members.keys)) and len(set(members.keys)) == len(members.keys)
+        for row, name in enumerate(members.keys):
+            members.keys[row] = f"{container}/{name if unique else row}"
+    elif not all(members.keys):
+        raise SourceError(f"{where}: some of its {key} are missing or empty")
 
 
 @contextmanager
@@ -155,7 +165,7 @@ def _require_rows(table: Any, group: int, rows: int, where: str) -> None:
 
 
 def _images(
-    table: Any, group: int, chosen: _Chosen, rows: set[int], most_bytes: int
+    table: Any, group: int, chosen: ChosenColumns, rows: set[int], most_bytes: int
 ) -> dict[int, Fetched]:
     """Read images of a row group, up to the last one that is wanted."""
     images: dict[int, Fetched] = {}
@@ -177,7 +187,10 @@ def _images(
 
 def _sample(data: bytes | None, most_bytes: int) -> Fetched:
     if data is None:
-        return SampleError("its row has no image")
+        return SampleError(
+            "its row has no image, or only a path of one; write the file with the images embedded, "
+            "or read a column of paths by --source-kind manifest"
+        )
     if len(data) > most_bytes:
         return too_large(len(data), most_bytes)
     return Sample({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
@@ -186,7 +199,7 @@ def _sample(data: bytes | None, most_bytes: int) -> Fetched:
 class _Names:
     """Reads names and labels of rows, batch by batch."""
 
-    def __init__(self, key: str | None, chosen: _Chosen) -> None:
+    def __init__(self, key: str | None, chosen: ChosenColumns) -> None:
         self._key = key or (f"{chosen.image}.path" if chosen.paths else None)
 
     def read(
@@ -200,9 +213,9 @@ class _Names:
         for batch in table.iter_batches(LISTED_ROWS, [group], columns, use_threads=False):
             names = labels = [""] * len(batch)
             if self._key is not None:
-                names = _texts(_leaf(batch, self._key), self._key)
+                names = texts_of(_leaf(batch, self._key), self._key)
             if label is not None:
-                labels = _texts(batch.column(label), label)
+                labels = texts_of(batch.column(label), label)
             yield names, labels
 
 
@@ -214,7 +227,7 @@ def _leaf(batch: Any, name: str) -> Any:
     return batch.column(outer).field(inner)
 
 
-def _texts(column: Any, name: str) -> list[str]:
+def texts_of(column: Any, name: str) -> list[str]:
     """Return keys or labels as text, empty where there is none."""
     import pyarrow as pa
 
@@ -222,7 +235,7 @@ def _texts(column: Any, name: str) -> list[str]:
         column = column.dictionary_decode()
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
-    elif not (_is_number(column.type) or _is_text(column.type)):
+    elif not (is_number(column.type) or _is_text(column.type)):
         raise SourceError(
             f"its column {name} has values of type {column.type}; a label is a class number or "
             "name, a key text or a number"
@@ -230,7 +243,7 @@ def _texts(column: Any, name: str) -> list[str]:
     return ["" if value is None else str(value) for value in column.to_pylist()]
 
 
-def _is_number(kind: Any) -> bool:
+def is_number(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
@@ -259,7 +272,7 @@ def _holds_images(kind: Any) -> bool:
     return "bytes" in names and _is_bytes(kind.field("bytes").type)
 
 
-def _choose(schema: Any, columns: Columns, where: str) -> _Chosen:
+def choose_columns(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     """Choose the columns of a file: those that are named, else by type, metadata and name."""
     import pyarrow as pa
 
@@ -284,7 +297,7 @@ def _choose(schema: Any, columns: Columns, where: str) -> _Chosen:
     names = named.get("names") if named.get("_type") == "ClassLabel" else None
     classes = tuple(map(str, names)) if isinstance(names, list) else ()
     paths = "path" in parts and _is_text(kind.field("path").type)
-    return _Chosen(image, struct, label, classes, paths)
+    return ChosenColumns(image, struct, label, classes, paths)
 
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
@@ -324,11 +337,11 @@ def _guess_label(schema: Any, features: dict[str, dict[str, Any]]) -> str | None
         name
         for name in LABEL_NAMES
         if name in schema.names
-        and (_is_number(schema.field(name).type) or _is_text(schema.field(name).type))
+        and (is_number(schema.field(name).type) or _is_text(schema.field(name).type))
     ]
     return next(iter([*declared[:1], *able]), None)
 
 
-def _note(chosen: _Chosen) -> str:
+def columns_note(chosen: ChosenColumns) -> str:
     labels = f"labels from {chosen.label!r}" if chosen.label else "no labels (--label-column)"
     return f"Images from the column {chosen.image!r}, {labels}"

@@ -1,0 +1,236 @@
+"""Arrow files, as `save_to_disk` writes them: splits, columns, offsets, and hostile files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import precache
+from precache.errors import FetchError, PrecacheError, SampleError, SourceError
+from precache_workers.sources.base import Columns, Listing, Sample
+from precache_workers.sources.contract import check_source
+from precache_workers.sources.kinds import open_source
+from tests.support.building import cut, encoded
+from tests.support.containers import quiet_datasets
+
+PHOTO = encoded(cut(0))
+IMAGE = {"bytes": PHOTO, "path": None}
+
+
+def listed(source: object, *columns: str | None, kind: str | None = None) -> Listing:
+    opened = open_source(str(source), columns=Columns(*columns), kind=kind)
+    return opened.list(lambda count: None)
+
+
+def photo_dataset(count: int, **columns: Any) -> datasets.Dataset:
+    images = [{"bytes": encoded(cut(n)), "path": f"{n}.jpg"} for n in range(count)]
+    data = datasets.Dataset.from_dict({"image": images, **columns})
+    return data.cast_column("image", datasets.Image())
+
+
+def write_arrow(path: Path, table: pa.Table, *, file: bool = False, **options: Any) -> Path:
+    new = pa.ipc.new_file if file else pa.ipc.new_stream
+    options_of = pa.ipc.IpcWriteOptions(**options)
+    with new(str(path), table.schema, options=options_of) as writer:
+        writer.write_table(table, max_chunksize=3)
+    return path
+
+
+# --- saved datasets -----------------------------------------------------------------------------
+
+
+def test_all_splits_are_read_or_the_one_that_is_named(tmp_path: Path) -> None:
+    classes = datasets.ClassLabel(names=["cat", "dog"])
+    data = photo_dataset(7, kind=[0, 1, 1, -1, 0, 1, 0]).cast_column("kind", classes)
+    with quiet_datasets():
+        splits = datasets.DatasetDict(train=data.select(range(2, 7)), test=data.select([1, 0]))
+        splits.save_to_disk(tmp_path / "saved", num_shards={"train": 2, "test": 1})
+    listing = check_source(open_source(str(tmp_path / "saved")))
+    assert listing.table.classes == ("cat", "dog")
+    assert listing.table.labels.tolist() == [1, -1, 0, 1, 0, 1, 0]
+    assert listing.table.keys[0] == "train/data-00000-of-00002.arrow/2.jpg"
+    assert listing.notes[1:] == ("5 samples in train/", "2 samples in test/")
+    assert len(listed(tmp_path / "saved/test").table) == 2
+
+
+def test_a_selection_and_renamed_columns_are_read_as_they_are(tmp_path: Path) -> None:
+    data = photo_dataset(5, id=list("abcde"), extra=[[1], [], None, [2, 3], [4]])
+    with quiet_datasets():
+        data = data.select([4, 0, 2]).rename_column("image", "scan")
+        data.save_to_disk(tmp_path / "saved")
+    opened = open_source(str(tmp_path / "saved"), columns=Columns(key="id"))
+    assert list(check_source(opened).table.keys) == ["e", "a", "c"]
+    [sample] = opened.fetch(["c"], [-1])
+    assert isinstance(sample, Sample)
+    assert sample.inputs == {"bytes": encoded(cut(2))}
+
+
+def test_caches_beside_the_data_are_no_part_of_it(tmp_path: Path) -> None:
+    with quiet_datasets():
+        photo_dataset(3).save_to_disk(tmp_path / "saved")
+    [data] = (tmp_path / "saved").glob("*.arrow")
+    shutil.copy(data, data.with_name("cache-0123456789abcdef.arrow"))
+    assert len(listed(tmp_path / "saved").table) == 3
+
+
+def test_a_folder_of_photos_beside_such_a_document_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text("{}")
+    (tmp_path / "a.jpg").write_bytes(PHOTO)
+    assert list(listed(tmp_path).table.keys) == ["a.jpg"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", '{"_data_files": 1}', '{"_data_files": []}',
+        '{"_data_files": [{"filename": "../a.arrow"}]}',
+        '{"_data_files": [{"filename": "/etc/passwd"}]}',
+    ],
+)  # fmt: skip
+def test_damaged_documents_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state.json").write_text(text)
+    (tmp_path / "dataset_info.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"state\.json that is damaged|names the files"):
+        listed(tmp_path)
+
+
+def test_a_selection_that_an_old_version_saved_is_refused(tmp_path: Path) -> None:
+    state = {"_data_files": [{"filename": "a"}], "_indices_data_files": [{"filename": "b"}]}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    (tmp_path / "dataset_info.json").write_text("{}")
+    with pytest.raises(SourceError, match="load it and save it again"):
+        listed(tmp_path)
+
+
+# --- Arrow files --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_columns_of_many_types_do_not_move_the_images(tmp_path: Path, file: bool) -> None:
+    count = 8
+    table = pa.table(
+        {
+            "nothing": pa.nulls(count),
+            "flag": [True, None] * 4,
+            "price": pa.array([1, 2] * 4, pa.decimal128(9, 2)),
+            "tags": [["a", "b"], [], None, ["c"]] * 2,
+            "pair": pa.array([[1.0, 2.0]] * count, pa.list_(pa.float32(), 2)),
+            "map": pa.array([[("k", 1)]] * count, pa.map_(pa.string(), pa.int8())),
+            "hash": pa.array([b"0123"] * count, pa.binary(4)),
+            "image": pa.array(
+                [{"path": f"{n}", "other": [n], "bytes": encoded(cut(n))} for n in range(count)],
+                pa.struct(
+                    {"path": pa.string(), "other": pa.list_(pa.int8()), "bytes": pa.large_binary()}
+                ),
+            ),
+            "label": pa.array(list("badacbab"), pa.large_string()),
+        }
+    )
+    source = open_source(str(write_arrow(tmp_path / "a.arrow", table, file=file)))
+    listing = check_source(source)
+    assert listing.table.keys[7] == "a.arrow/7"
+    for n, sample in enumerate(source.fetch(listing.table.keys, [-1] * count)):
+        assert isinstance(sample, Sample)
+        assert sample.inputs == {"bytes": encoded(cut(n))}
+    names = [listing.table.classes[number] for number in listing.table.labels]
+    assert names == list("badacbab")
+
+
+def test_a_row_without_an_image_is_a_hole(tmp_path: Path) -> None:
+    images = [None, IMAGE, {"bytes": None, "path": "/photos/a.jpg"}]
+    source = open_source(str(write_arrow(tmp_path / "a.arrow", pa.table({"image": images}))))
+    table = source.list(lambda count: None).table
+    fetched = source.fetch(table.keys, table.sizes.tolist(), table.locations)
+    assert [type(one) for one in fetched] == [SampleError, Sample, SampleError]
+    assert str(fetched[0]) == "its row has no image"
+
+
+def test_what_cannot_be_reached_by_offsets_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"image": [PHOTO] * 3, "label": list("aba")})
+    write_arrow(tmp_path / "a.arrow", table, compression="zstd")
+    with pytest.raises(SourceError, match=r"a\.arrow cannot be read: its batches are compressed"):
+        listed(tmp_path / "a.arrow")
+    coded = table.set_column(1, "label", table["label"].combine_chunks().dictionary_encode())
+    write_arrow(tmp_path / "b.arrow", coded)
+    with pytest.raises(SourceError, match=r"b\.arrow has dictionaries.*or as Parquet"):
+        listed(tmp_path / "b.arrow")
+    views = pa.table({"image": [PHOTO], "text": pa.array(["a"], pa.string_view())})
+    write_arrow(tmp_path / "c.arrow", views)
+    with pytest.raises(SourceError, match="a column of type string_view, which is not supported"):
+        listed(tmp_path / "c.arrow")
+
+
+def test_a_file_that_changed_after_listing_is_noticed(tmp_path: Path) -> None:
+    path = write_arrow(tmp_path / "a.arrow", pa.table({"image": [PHOTO] * 3}))
+    source = open_source(str(path))
+    table = source.list(lambda count: None).table
+    os.utime(path, (1, 1))
+    for error in source.fetch(table.keys, table.sizes.tolist(), table.locations):
+        assert isinstance(error, FetchError)
+        assert "has changed since it was listed" in str(error)
+
+
+def test_a_build_reuses_rows_of_a_file_that_was_saved_again(tmp_path: Path) -> None:
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    data = photo_dataset(8)
+    with quiet_datasets():
+        data.save_to_disk(tmp_path / "saved")
+    precache.build(tmp_path / "saved", tmp_path / "store", recipe, address="serial")
+    shutil.rmtree(tmp_path / "saved")
+    with quiet_datasets():
+        data.select(range(1, 8)).save_to_disk(tmp_path / "saved")
+    result = precache.build(tmp_path / "saved", tmp_path / "store", recipe, address="serial")
+    assert result.rows_reused == 7
+
+
+# --- hostile files ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, file: bool) -> None:
+    table = pa.table({"image": [PHOTO] * 7})
+    path = write_arrow(tmp_path / "a.arrow", table, file=file)
+    data = path.read_bytes()
+    end = data.rindex(PHOTO) + len(PHOTO)
+    for length in (0, 3, 8, 40, end // 2, end - 1, end):
+        path.write_bytes(data[:length])
+        with pytest.raises(SourceError, match=r"a\.arrow (is cut off|cannot be read)"):
+            listed(path)
+
+
+def test_other_bytes_are_no_table(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(b"no table at all, but long enough to be one")
+    with pytest.raises(SourceError, match="or no Arrow file: see its byte 0"):
+        listed(tmp_path / "a.arrow")
+
+
+SMALL = {"image": [b"\xff\xd8\xff", b"", None], "label": [1, 2, 3]}
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_damaged_bytes_are_refused_or_lead_into_the_file(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.arrow"
+    whole = bytearray(write_arrow(path, pa.table(SMALL)).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(whole) - 1))
+        whole[place] = data.draw(st.sampled_from([0, 1, 4, 8, 0x7F, 0x80, 0xFF]))
+    path.write_bytes(whole)
+    source = open_source(str(path))
+    try:
+        table = source.list(lambda count: None).table
+    except PrecacheError:
+        return
+    for one in source.fetch(table.keys, table.sizes.tolist(), table.locations):
+        assert isinstance(one, SampleError | FetchError) or one.nbytes <= len(whole)

@@ -1,0 +1,106 @@
+"""Commands other than build read containers as they read a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import precache
+from precache.viewer.source_trace import SourceTracer
+from tests.support.building import cli, pixels, write_jpegs
+from tests.support.containers import WRITERS
+
+KINDS = ["tar", "parquet"]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    write_jpegs(tmp_path / "in", 12)
+    return tmp_path / "in"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_refresh_finds_the_source_in_the_log(kind: str, photos: Path, tmp_path: Path) -> None:
+    recipe = precache.Recipe.image(random_resized_crop=32, variants=2)
+    source = WRITERS[kind](photos, tmp_path)
+    built = precache.build(source, tmp_path / "store", recipe, address="serial")
+    [fresh] = precache.refresh(tmp_path / "store", address="serial")
+    assert fresh.version != built.version
+    assert not fresh.failed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_says_what_a_build_does_and_writes_nothing(
+    kind: str, photos: Path, tmp_path: Path
+) -> None:
+    source, store = WRITERS[kind](photos, tmp_path), tmp_path / "store"
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    plan = precache.plan(source, store, recipe, address="serial")
+    assert plan.samples == plan.rows_computed == 12
+    assert not store.exists()
+    precache.build(source, store, recipe, address="serial")
+    assert precache.plan(source, store, recipe, address="serial").state == "nothing"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_viewer_traces_a_sample_by_its_key(kind: str, photos: Path, tmp_path: Path) -> None:
+    source = WRITERS[kind](photos, tmp_path)
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    precache.build(source, tmp_path / "store", recipe, address="serial")
+    tracer = SourceTracer(source, recipe)
+    key = precache.open(tmp_path / "store").keys[3]
+    assert tracer.shows_file(key)
+    trace = tracer.trace(key)
+    assert trace.raw is not None
+    np.testing.assert_array_equal(trace.results["image"], pixels(tmp_path / "store")[key])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_doctor_measures_containers(kind: str, photos: Path, tmp_path: Path) -> None:
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    report = precache.doctor(WRITERS[kind](photos, tmp_path), recipe, samples=4, seconds=1)
+    assert report.samples == 12
+    assert report.storage
+    assert not report.failures
+
+
+def test_ensure_builds_once(photos: Path, tmp_path: Path) -> None:
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    source = WRITERS["tar"](photos, tmp_path)
+    options = {"address": "serial", "progress": False}
+    first = precache.ensure(source, tmp_path / "store", recipe, **options)
+    again = precache.ensure(source, tmp_path / "store", recipe, **options)
+    assert first is not None
+    assert again is not None
+    assert first.id == again.id
+
+
+def test_flags_name_columns(photos: Path, tmp_path: Path) -> None:
+    rows = [
+        json.dumps({"where": str(path), "what": path.parent.name, "image": "no path"})
+        for path in sorted(photos.rglob("*.jpg"))
+    ]
+    (tmp_path / "list.jsonl").write_text("\n".join(rows), "utf-8")
+    flags = ("--image-column", "where", "--label-column", "what", "--resize", "40", "--crop", "32")
+    store = tmp_path / "store"
+    done = cli("build", tmp_path / "list.jsonl", store, *flags, "--address", "serial")
+    assert done.returncode == 0, done.stderr
+    assert "URIs from the column 'where', labels from 'what'; 1 other columns" in done.stderr
+    assert precache.open(store).classes == ("cat", "dog", "eel")
+
+
+def test_a_version_of_containers_is_copied_and_cleaned_up_as_any(
+    photos: Path, tmp_path: Path
+) -> None:
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    source, store = WRITERS["tar"](photos, tmp_path), tmp_path / "store"
+    precache.build(source, store, recipe, address="serial")
+    assert (store / "_listings").is_dir()
+    assert not precache.verify(store).damage
+    precache.gc(store, keep=1)
+    precache.pull(store, tmp_path / "copy")
+    assert not (tmp_path / "copy/_listings").exists()
+    assert pixels(tmp_path / "copy").keys() == pixels(store).keys()

@@ -1,0 +1,328 @@
+"""Arrow files with images in a column, as `datasets` of Hugging Face saves them to disk.
+
+Both formats of Arrow IPC are read, streams and files (``ARROW1``): of each record batch the columns
+of labels and names and the offsets of the images, so that an image is a range of bytes of its file.
+That takes batches without compression. Columns are chosen, and rows named, as in Parquet files.
+
+A row has neither size nor time of its own: its identity is that of its file.
+
+Format: https://arrow.apache.org/docs/format/Columnar.html, and Message.fbs beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from precache.errors import FetchError, SampleError, SourceError, StorageError
+from precache.storage.base import FileInfo, Folder, is_name, required
+from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
+from precache_workers.sources.containers import (
+    UNIT_BYTES,
+    Members,
+    TimeUpError,
+    Wanted,
+    changed,
+    container_etag,
+)
+from precache_workers.sources.file_ranges import read_parts, require_size
+from precache_workers.sources.parquet_tables import (
+    ChosenColumns,
+    choose_columns,
+    columns_note,
+    damaged,
+    is_number,
+    name_rows,
+    texts_of,
+)
+
+MAGIC = b"ARROW1"
+MOST_METADATA = 16 << 20
+HEAD_BYTES = 8 << 10
+"""Bytes of a message that are read at first: most have less metadata."""
+
+_MARK = 0xFFFFFFFF
+_SCHEMA, _BATCH = 1, 3
+_WAY_OUT = "save it with save_to_disk of `datasets`, or as Parquet"
+
+
+@dataclass(frozen=True)
+class ArrowFormat:
+    """Arrow files with images; see the module."""
+
+    columns: Columns = NO_COLUMNS
+    noun: str = "an Arrow table"
+    suffixes: tuple[str, ...] = (".arrow",)
+
+    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
+        where = folder.path(file.name)
+        require_size(folder, file)
+        etag = container_etag(file)
+        members, schema, chosen = Members(), None, None
+        with damaged(where):
+            for message in _messages(folder, file, where):
+                if time.monotonic() > until:
+                    raise TimeUpError
+                if message.kind == _SCHEMA:
+                    schema = message.schema()
+                    chosen = choose_columns(schema, self.columns, where)
+                    members.classes = chosen.classes
+                    if chosen.label is not None:
+                        members.numbered = is_number(schema.field(chosen.label).type)
+                    members.notes[columns_note(chosen)] += 1
+                elif message.kind == _BATCH and chosen is not None:
+                    rows = _rows(folder, file.name, message, schema, chosen, self.columns.key)
+                    for name, label, start, size in rows:
+                        unit, place = max(start, 0) // UNIT_BYTES, f"{start}:{size}:{etag}"
+                        location = f"{file.name}#{unit}\t{place}"
+                        members.add(name, location, size=size, mtime=-1, etag=etag, label=label)
+                else:
+                    raise SourceError(
+                        f"{where} has dictionaries, or batches without a schema; {_WAY_OUT}"
+                    )
+        name_rows(members, file.name, self.columns.key, where)
+        split, slash, _ = file.name.rpartition("/")
+        if slash:
+            members.notes[f"{{count}} samples in {split}/"] += len(members.keys)
+        return members
+
+    def read(
+        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+    ) -> Sequence[Fetched]:
+        file = folder.info(name)
+        etag = container_etag(file) if file is not None else None
+        places = [sample.place.split(":", 2) for sample in wanted]
+        if any(place[2] != etag for place in places):
+            return [changed(folder, name, sample.key) for sample in wanted]
+        ranges = [(name, max(0, int(start)), max(0, int(size))) for start, size, _ in places]
+        return [
+            SampleError("its row has no image") if int(place[0]) < 0
+            else FetchError(str(data)) if isinstance(data, StorageError)
+            else changed(folder, name, sample.key) if len(data) != int(place[1])
+            else Sample({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
+            for sample, place, data in zip(wanted, places, read_parts(folder, ranges), strict=True)
+        ]  # fmt: skip
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Return True for a folder that `save_to_disk` wrote."""
+    one = (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
+    return one or (path / "dataset_dict.json").is_file()
+
+
+def saved_files(folder: Folder) -> tuple[str, ...]:
+    """Return the Arrow files of what `save_to_disk` saved, of all splits; none of other folders.
+
+    Other files beside them are caches of `datasets`, and no part of the data.
+
+    Raises
+    ------
+    SourceError
+        The documents that name them are damaged.
+    """
+    whole = folder.get("dataset_dict.json")
+    if whole is None and folder.info("state.json") is None:
+        return ()
+    try:
+        splits = [""] if whole is None else [f"{split}/" for split in json.loads(whole)["splits"]]
+        names = []
+        for split in splits:
+            state = json.loads(folder.read(f"{split}state.json"))
+            if state.get("_indices_data_files"):
+                raise SourceError(
+                    f"the source {folder} has a selection of rows beside its data, as old versions "
+                    "of `datasets` saved it; load it and save it again"
+                )
+            names += [f"{split}{part['filename']}" for part in state["_data_files"]]
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise SourceError(
+            f"the source {folder} has a dataset_dict.json or state.json that is damaged: {error!r}"
+        ) from None
+    wrong = [name for name in names if not is_name(name)]
+    if wrong or not names:
+        raise SourceError(f"the source {folder} names the files {wrong[:3]} as its data")
+    return tuple(names)
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+
+class _Message(NamedTuple):
+    """A message of Arrow IPC: its metadata, with their prefix, and where its body lies."""
+
+    kind: int
+    metadata: bytes
+    body: int
+    body_bytes: int
+
+    def schema(self) -> Any:
+        import pyarrow as pa
+
+        return pa.ipc.read_schema(pa.py_buffer(self.metadata))
+
+    def buffers(self) -> list[tuple[int, int]]:
+        """Return start, in the body, and length of each buffer of a record batch."""
+        data = self.metadata[8:]
+        header = _followed(data, _slot(data, _followed(data, 0), 2))
+        if _slot(data, header, 3):
+            raise ValueError(f"its batches are compressed; {_WAY_OUT}")
+        vector = _followed(data, _slot(data, header, 2))
+        count = _number(data, "<I", vector)
+        if vector + 4 + 16 * count > len(data):
+            raise ValueError(f"it claims {count:,} buffers of a batch")
+        pairs = struct.iter_unpack("<qq", data[vector + 4 : vector + 4 + 16 * count])
+        buffers = [(int(start), int(length)) for start, length in pairs]
+        if any(not 0 <= start <= start + length <= self.body_bytes for start, length in buffers):
+            raise ValueError("a buffer of its batches lies beyond its batch")
+        return buffers
+
+
+def _messages(folder: Folder, file: FileInfo, where: str) -> Iterator[_Message]:
+    """Yield the messages of a file up to its end mark."""
+
+    def read(start: int, length: int) -> bytes:
+        return required(*read_parts(folder, [(file.name, start, length)]))
+
+    offset = 8 if file.size >= 8 and read(0, 8).startswith(MAGIC) else 0
+    while True:
+        head = read(offset, HEAD_BYTES) if offset < file.size else b""
+        if len(head) < 8:
+            raise SourceError(f"{where} is cut off: it has no end mark")
+        mark, length = struct.unpack("<II", head[:8])
+        if mark == _MARK and length == 0:
+            return
+        body = offset + 8 + length
+        if mark != _MARK or length > MOST_METADATA or body > file.size:
+            raise SourceError(f"{where} is cut off, or no Arrow file: see its byte {offset:,}")
+        if 8 + length > len(head):
+            head = read(offset, 8 + length)
+        data = head[8 : 8 + length]
+        message = _followed(data, 0)
+        kind_at, length_at = _slot(data, message, 1), _slot(data, message, 3)
+        kind = _number(data, "<B", kind_at) if kind_at else 0
+        body_bytes = _number(data, "<q", length_at) if length_at else 0
+        if not 0 <= body_bytes <= file.size - body:
+            raise SourceError(
+                f"{where} is cut off: a batch at byte {body:,} is to have {body_bytes:,} bytes"
+            )
+        yield _Message(kind, head[: 8 + length], body, body_bytes)
+        offset = body + body_bytes
+
+
+def _number(data: bytes, form: str, offset: int) -> int:
+    if not 0 <= offset <= len(data) - struct.calcsize(form):
+        raise ValueError("its metadata are damaged")
+    [number] = struct.unpack_from(form, data, offset)
+    return int(number)
+
+
+def _followed(data: bytes, offset: int) -> int:
+    """Return where an offset of FlatBuffers leads."""
+    return offset + _number(data, "<I", offset)
+
+
+def _slot(data: bytes, table: int, number: int) -> int:
+    """Return where a field of a FlatBuffers table lies; 0 if it is absent."""
+    fields = table - _number(data, "<i", table)
+    at = 4 + 2 * number
+    offset = _number(data, "<H", fields + at) if at < _number(data, "<H", fields) else 0
+    return table + offset if offset else 0
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def _rows(
+    folder: Folder,
+    name: str,
+    message: _Message,
+    schema: Any,
+    chosen: ChosenColumns,
+    key: str | None,
+) -> Iterator[tuple[str, str, int, int]]:
+    """Yield name, label, start and size of the image of each row; starts are -1 for none.
+
+    Only the buffers that this takes are read; in the others, of which pyarrow sees nothing, are
+    zeros.
+    """
+    import pyarrow as pa
+
+    buffers = message.buffers()
+    spans, end = {}, 0
+    for field in schema:
+        start, end = end, end + _buffer_count(field.type)
+        spans[field.name] = range(start, end)
+    if end != len(buffers):
+        raise ValueError(f"it has {len(buffers)} buffers for {end} of its schema")
+    images = _image_buffers(schema.field(chosen.image).type, spans[chosen.image].start)
+    needed = {number for column in (chosen.image, chosen.label, key) if column is not None
+              for number in spans[column]} - {images}  # fmt: skip
+    parts = [buffers[number] for number in sorted(needed) if buffers[number][1]]
+    prefix = len(message.metadata)
+    whole = bytearray(prefix + message.body_bytes)
+    whole[:prefix] = message.metadata
+    read = read_parts(folder, [(name, message.body + start, length) for start, length in parts])
+    for (start, length), data in zip(parts, map(required, read), strict=True):
+        if len(data) != length:
+            raise StorageError(f"{folder.path(name)} became shorter while it was read")
+        whole[prefix + start : prefix + start + length] = data
+    taken = [column for column in schema.names if column in (chosen.image, chosen.label, key)]
+    batch = pa.ipc.read_record_batch(pa.py_buffer(whole), schema).select(taken)
+    batch.validate(full=True)
+    image = batch.column(chosen.image)
+    column = image.field("bytes") if chosen.struct else image
+    present = np.asarray(image.is_valid()) & np.asarray(column.is_valid())
+    width = np.int64 if pa.types.is_large_binary(column.type) else np.int32
+    offsets = np.zeros(1, width)
+    if len(column):
+        offsets = np.frombuffer(column.buffers()[1], width)[: len(column) + 1]
+    starts = np.where(present, message.body + buffers[images][0] + offsets[:-1], -1)
+    sizes = np.where(present, np.diff(offsets), -1)
+    empty = [""] * len(column)
+    labels = empty if chosen.label is None else texts_of(batch.column(chosen.label), chosen.label)
+    if key is not None:
+        names = texts_of(batch.column(key), key)
+    else:
+        names = texts_of(image.field("path"), "path") if chosen.paths else empty
+    yield from zip(names, labels, starts.tolist(), sizes.tolist(), strict=True)
+
+
+def _image_buffers(kind: Any, first: int) -> int:
+    """Return the number of the buffer that has the bytes of a column of images."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        before = kind.get_field_index("bytes")
+        first += 1 + sum(_buffer_count(kind.field(number).type) for number in range(before))
+    return first + 2
+
+
+def _buffer_count(kind: Any) -> int:
+    """Return the number of buffers of a column, as the format lays them out."""
+    import pyarrow as pa
+
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if types.is_null(kind):
+        return 0
+    inner = sum(_buffer_count(kind.field(number).type) for number in range(kind.num_fields))
+    if types.is_struct(kind) or types.is_fixed_size_list(kind):
+        return 1 + inner
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        return 2 + inner
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return 3
+    if types.is_string(kind) or types.is_large_string(kind):
+        return 3
+    if types.is_primitive(kind) or types.is_fixed_size_binary(kind) or types.is_decimal(kind):
+        return 2
+    raise ValueError(f"it has a column of type {kind}, which is not supported; {_WAY_OUT}")
