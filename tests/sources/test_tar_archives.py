@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from precache.storage.base import NO_FILE, NO_NAME
 from precache.storage.local import LocalFolder
 from precache_workers.sources import containers, file_ranges
 from precache_workers.sources.base import Listing, Sample
+from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, pixels, write_jpegs
 from tests.support.containers import add, write_tars
@@ -296,20 +298,6 @@ def test_a_member_over_the_limit_is_a_hole_that_is_not_read(tmp_path: Path) -> N
     assert isinstance(fine, Sample)
 
 
-def test_an_index_that_leads_to_other_files_is_ignored(tmp_path: Path) -> None:
-    listing = listed(write_tar(tmp_path / "a.tar", photos_with_times(3)))
-    assert listing.index is not None
-    assert (
-        open_source(str(tmp_path / "a.tar")).list(lambda count: None, index=listing.index).index
-        is None
-    )
-    write_tar(tmp_path / "b.tar", photos_with_times(3))
-    os.utime(tmp_path / "b.tar", ns=(0, (tmp_path / "a.tar").stat().st_mtime_ns))
-    forged = listing.index.replace(b'"a.tar"', b'"b.tar"')
-    again = open_source(str(tmp_path / "b.tar")).list(lambda count: None, index=forged)
-    assert [key.partition("/")[0] for key in again.table.keys] == ["b.tar"] * 3
-
-
 def test_holes_and_retries_work_as_with_a_folder(tmp_path: Path) -> None:
     members = {**photos_with_times(8), "bad.jpg": b"no photograph"}
     source = write_tar(tmp_path / "a.tar", members)
@@ -320,3 +308,86 @@ def test_holes_and_retries_work_as_with_a_folder(tmp_path: Path) -> None:
     buffer = io.BytesIO(encoded(cut(50)))
     write_tar(tmp_path / "a.tar", {**members, "bad.jpg": buffer.getvalue()})
     assert not build(source, tmp_path / "store", RECIPE).failed
+
+
+@pytest.mark.parametrize("second", ["1.jpg", "1.JPG"])
+def test_two_images_of_a_stem_and_suffix_are_refused(tmp_path: Path, second: str) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("1.jpg", second):
+            add(tar, name, PHOTO)
+    with pytest.raises(SourceError, match=r"a\.tar has two images a\.tar/1\.jpg"):
+        listed(str(tmp_path / "a.tar"))
+
+
+def test_hidden_images_are_samples_of_their_own_and_those_of_macos_none(tmp_path: Path) -> None:
+    names = [".a.jpg", ".b.jpg", "._c.jpg", "c.jpg"]
+    listing = listed(write_tar(tmp_path / "a.tar", dict.fromkeys(names, PHOTO)))
+    assert list(listing.table.keys) == ["a.tar/.a.jpg", "a.tar/.b.jpg", "a.tar/c.jpg"]
+    assert listing.ignored == 1
+
+
+@pytest.mark.parametrize("mtime", [-5, 1 << 70])
+def test_times_that_no_table_holds_are_the_nearest_that_one_does(
+    tmp_path: Path, mtime: int
+) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        add(tar, "1.jpg", PHOTO, mtime)
+        add(tar, "2.jpg", PHOTO, 7)
+    listing = check_source(open_source(str(tmp_path / "a.tar")))
+    assert listing.table.mtimes.tolist() == [0 if mtime < 0 else (1 << 63) - 1, 7 * 10**9]
+
+
+@pytest.mark.parametrize("form", ["gnu", "posix"])
+def test_of_sparse_members_no_byte_counts_as_a_header(tmp_path: Path, form: str) -> None:
+    with (tmp_path / "holes.jpg").open("wb") as file:
+        for number in range(30):
+            file.seek(number << 17)
+            file.write(b"x")
+    (tmp_path / "z.jpg").write_bytes(PHOTO)
+    line = ["tar", f"--format={form}", "-S", "-cf", "a.tar", "holes.jpg", "z.jpg"]
+    subprocess.run(line, cwd=tmp_path, check=True)
+    listing = listed(str(tmp_path / "a.tar"))
+    assert list(listing.table.keys) == ["a.tar/z.jpg"]
+    assert listing.left_out == {NO_FILE: 1}
+
+
+def test_an_attribute_with_the_word_sparse_makes_no_member_sparse(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        info = tarfile.TarInfo("1.jpg")
+        info.size, info.pax_headers = len(PHOTO), {"comment.sparse": "1"}
+        tar.addfile(info, io.BytesIO(PHOTO))
+    assert list(listed(str(tmp_path / "a.tar")).table.keys) == ["a.tar/1.jpg"]
+
+
+def test_archives_joined_byte_by_byte_are_refused(tmp_path: Path) -> None:
+    parts = [write_tar(tmp_path / f"{n}.part", {f"{n}.jpg": PHOTO}) for n in range(2)]
+    (tmp_path / "a.tar").write_bytes(b"".join(Path(part).read_bytes() for part in parts))
+    with pytest.raises(SourceError, match="members behind its end"):
+        listed(str(tmp_path / "a.tar"))
+
+
+def test_an_archive_of_empty_labels_says_nothing_of_their_kind(tmp_path: Path) -> None:
+    write_tar(tmp_path / "empty.tar", {"1.jpg": PHOTO, "1.cls": b""})
+    write_tar(tmp_path / "names.tar", {"1.jpg": PHOTO, "1.cls": b"cat"})
+    table = listed(str(tmp_path / "*.tar")).table
+    assert (table.labels.tolist(), table.classes) == ([-1, 0], ("cat",))
+
+
+def test_a_time_that_samples_share_says_nothing_of_them(tmp_path: Path) -> None:
+    photos = [encoded(cut(number)) for number in range(4)]
+    longest = max(map(len, photos))
+    padded = [photo + bytes(longest - len(photo)) for photo in photos]
+
+    def write(order: list[int]) -> None:
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            for number, place in enumerate(order):
+                add(tar, f"{number}.jpg", padded[place], mtime=1 if number < 2 else 5 + number)
+
+    write([0, 1, 2])
+    build(str(tmp_path / "a.tar"), tmp_path / "store", RECIPE)
+    write([0, 3, 2])
+    os.utime(tmp_path / "a.tar", (1, 1))
+    assert build(str(tmp_path / "a.tar"), tmp_path / "store", RECIPE).rows_reused == 2
+    build(str(tmp_path / "a.tar"), tmp_path / "fresh", RECIPE)
+    for key, row in pixels(tmp_path / "fresh").items():
+        np.testing.assert_array_equal(pixels(tmp_path / "store")[key], row)

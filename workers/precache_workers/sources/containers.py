@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import xxhash
+from pydantic import NonNegativeInt, TypeAdapter
 
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError, StorageError
 from precache.messages import printable
@@ -49,7 +50,17 @@ UNIT_BYTES = 4 << 20
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned at a time."""
 
-INDEX_FORMAT = 1
+_INDEXED = TypeAdapter(
+    list[
+        tuple[
+            str, int, int, str, NonNegativeInt, bool | None, tuple[str, ...], NonNegativeInt,
+            dict[str, NonNegativeInt], dict[str, NonNegativeInt],
+        ]
+    ]
+)  # fmt: skip
+"""Containers of an index: as `FileInfo` has them, their number of samples, and the attributes of
+`Members` that are no columns."""
+
 _INDEX_COLUMNS = {
     "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "label": "string",
     "location": "string",
@@ -271,6 +282,8 @@ class ContainerSource:
             return [fetched for one in wanted for fetched in self._read(unit, [one])]
         except StorageError as error:
             return [FetchError(str(error)) for _ in wanted]
+        except (ArithmeticError, LookupError, ValueError):  # a location that a forged index has
+            return [changed(self.folder, name, one.key) for one in wanted]
 
     def _known(self) -> Mapping[str, str]:
         """Return key -> location of all samples; lists them if this process did not."""
@@ -404,7 +417,7 @@ def row_table(
 
 
 def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
-    """Serialise the members of all containers, as a Parquet file."""
+    """Serialise the members of all containers: XXH3-128 of the rest, which is a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -416,8 +429,7 @@ def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
         for file, members in listed
     ]  # fmt: skip
     types = {name: pa.type_for_alias(kind) for name, kind in _INDEX_COLUMNS.items()}
-    document = {"format": INDEX_FORMAT, "containers": described}
-    schema = pa.schema(types, {"containers": json.dumps(document)})
+    schema = pa.schema(types, {"containers": json.dumps(described)})
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
         for _, members in listed:
@@ -431,7 +443,8 @@ def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
             ]
             if members.keys:
                 writer.write_table(pa.table(arrays, schema=schema))
-    return sink.getvalue()
+    data = sink.getvalue()
+    return xxhash.xxh3_128_digest(data) + data
 
 
 def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
@@ -440,13 +453,17 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
     It comes out of a store. Its locations are checked when they are read, and lead only to
     containers that the source itself names.
     """
+    digest, data = data[:16], data[16:]
+    if xxhash.xxh3_128_digest(data) != digest:
+        return {}
     try:
         table = read_columns(data, _INDEX_COLUMNS, "the index of a source")
-        document = json.loads(table.schema.metadata[b"containers"])
-        if document["format"] != INDEX_FORMAT:
+        containers = _INDEXED.validate_json(table.schema.metadata[b"containers"])
+        if sum(described[4] for described in containers) != len(table):
             return {}
         known, start = {}, 0
-        for name, size, mtime, etag, count, *rest in document["containers"]:
+        for name, size, mtime, etag, count, numbered, *rest in containers:
+            classes, ignored, left_out, notes_ = rest
             part = table.slice(start, count)
             start += count
             members = Members(
@@ -456,14 +473,16 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
                 part["etag"].to_pylist(),
                 part["label"].to_pylist(),
                 part["location"].to_pylist(),
-                rest[0],
-                tuple(map(str, rest[1])),
-                int(rest[2]),
-                Counter(rest[3]),
-                Counter(rest[4]),
+                numbered,
+                classes,
+                ignored,
+                Counter(left_out),
+                Counter(notes_),
             )
             if not all(location.startswith(f"{name}#") for location in members.locations):
                 return {}
+            if numbered:
+                np.array([int(label or -1) for label in members.labels], np.int64)
             known[name, size, mtime, etag] = members
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
         return {}

@@ -4,9 +4,9 @@ The images of a stem are the inputs of its sample, named by their suffixes where
 The label is the text of its ``.cls`` member, a class number or name; without any in an archive it
 is the first folder of the stem. A sample's key is the name of its first image.
 
-The identity of a sample is its size and the time in the headers of its images. In an archive whose
-images all have the same time, as some writers set it, that says nothing: there it is the archive's
-own, so that after any change all samples of the archive are compared by their content.
+The identity of a sample is its size and the time in the headers of its images. A time that several
+samples of an archive have says nothing, as some writers set it: then it is the archive's own, so
+that after any change of the archive these samples are compared by their content.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import tarfile
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
@@ -43,6 +44,9 @@ MOST_HEADER = 1 << 20
 
 MOST_LABEL = 4096
 """Bytes of a ``.cls`` member."""
+
+MOST_TIME = (1 << 63) - 1
+"""Nanoseconds since 1970 that a row table holds."""
 
 _NUMBER = re.compile(r"-1|[0-9]{1,18}")
 
@@ -87,7 +91,7 @@ class TarFormat:
                 if not key:
                     if not member.name.endswith("/"):  # a folder
                         members.left_out[NO_FILE if key is not None else NO_NAME] += 1
-                elif is_image(key):
+                elif is_image(key) and not key.rpartition("/")[2].startswith("._"):  # by macOS
                     samples.add_image(key, member)
                 elif key.lower().endswith(".cls"):
                     samples.add_label(key, _label(stream, member, folder.path(file.name)))
@@ -168,6 +172,11 @@ class _Samples:
         place = str(_Place(member.offset, member.size, member.crc, suffix))
         if self._images and _split(self._images[-1][0])[0] == stem:
             first, size, mtime, places = self._images[-1]
+            if suffix in [_Place.of(one).suffix for one in places.split(",")]:
+                raise SourceError(
+                    f"{self._file.name} has two images {printable(f'{stem}.{suffix}')}; rename or "
+                    "remove one"
+                )
             joined = first, size + member.size, max(mtime, member.mtime), f"{places},{place}"
             self._images[-1] = joined
             return
@@ -183,8 +192,8 @@ class _Samples:
 
     def finish(self, members: Members) -> None:
         """Add all samples to the members of the archive."""
-        times = {mtime for _, _, mtime, _ in self._images}
-        etag = container_etag(self._file) if len(times) < 2 else ""
+        times = Counter(mtime for _, _, mtime, _ in self._images)
+        archive = container_etag(self._file)
         unit, start = 0, 0
         prefix = f"{self._file.name}/"
         used: set[str] = set()
@@ -198,24 +207,23 @@ class _Samples:
             if not self._labels:
                 folder, slash, _ = key[len(prefix) :].partition("/")
                 label = folder if slash else ""
+            etag = archive if times[mtime] > 1 or len(times) == 1 else ""
             time_ns = -1 if etag else mtime
             location = f"{self._file.name}#{unit}\t{places}"
             members.add(key, location, size=size, mtime=time_ns, etag=etag, label=label)
         texts = set(members.labels) - {""}
-        if self._labels:
-            members.numbered = all(_NUMBER.fullmatch(text) for text in texts)
-        elif texts:
-            members.numbered = False
+        if texts:
+            members.numbered = bool(self._labels) and all(map(_NUMBER.fullmatch, texts))
         alone = len(self._labels.keys() - used)
         if alone:
             members.notes["{count} .cls members of tar archives have no image beside them"] += alone
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split a key at the first dot of its file's name, as WebDataset does."""
+    """Split a key at the first dot within its file's name, as WebDataset does."""
     folder, slash, name = key.rpartition("/")
-    stem, _, suffix = name.partition(".")
-    return f"{folder}{slash}{stem}", suffix.lower()
+    stem, _, suffix = name[1:].partition(".")
+    return f"{folder}{slash}{name[:1]}{stem}", suffix.lower()
 
 
 def _label(stream: BinaryIO, member: _Member, where: str) -> str:
@@ -245,6 +253,7 @@ def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
         stream.seek(offset)
         header = stream.read(BLOCK)
         if len(header) == BLOCK and not any(header):
+            _require_end(stream, where, offset)
             return
         if len(header) < BLOCK:
             raise SourceError(
@@ -256,6 +265,10 @@ def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
         except tarfile.HeaderError as error:
             raise SourceError(_no_header(where, offset, header, error)) from None
         start = offset + BLOCK
+        if info.type == tarfile.GNUTYPE_SPARSE and header[482]:  # more of its map follows
+            while stream.read(BLOCK)[504:505] not in (b"", b"\0"):
+                start += BLOCK
+            start += BLOCK
         has_data = info.type not in (
             tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE,
             tarfile.FIFOTYPE,
@@ -268,6 +281,7 @@ def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
         try:
             nbytes = info.size if long else int(named.get("size", info.size))
             mtime = round(float(named.get("mtime", info.mtime)) * 1e9)
+            mtime = min(max(0, mtime), MOST_TIME)
         except (ValueError, OverflowError):
             raise SourceError(
                 f"{where}: {printable(name)} has a size or time that is no number"
@@ -282,11 +296,24 @@ def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
                 raise SourceError(f"{where} has {nbytes:,} bytes of attributes of a member")
             named |= _long(info.type, stream.read(nbytes), where)
         elif info.type != tarfile.XGLTYPE:
-            sparse = info.type == tarfile.GNUTYPE_SPARSE or any("sparse" in key for key in named)
+            sparse = info.type == tarfile.GNUTYPE_SPARSE or any(
+                key.startswith("GNU.sparse.") for key in named
+            )
             regular = info.type in tarfile.REGULAR_TYPES and not sparse and name[-1:] != "/"
             yield _Member(name, nbytes, mtime, start, zlib.crc32(header), regular)
             named = {}
         offset = start + (-(-nbytes // BLOCK) * BLOCK if has_data else 0)
+
+
+def _require_end(stream: BinaryIO, where: str, offset: int) -> None:
+    """Raise `SourceError` if another archive follows the end of one."""
+    stream.seek(offset)
+    rest = stream.read(tarfile.RECORDSIZE + BLOCK).lstrip(b"\0")
+    if rest[257:262] == b"ustar":
+        raise SourceError(
+            f"{where} has members behind its end, at byte {offset:,}: archives were joined byte by "
+            "byte; join them by tar --concatenate, or give each as a container"
+        )
 
 
 def _no_header(where: str, offset: int, header: bytes, error: Exception) -> str:

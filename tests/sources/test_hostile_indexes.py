@@ -1,0 +1,123 @@
+"""Indexes of listings come out of a store: damaged or forged, they are made anew or harmless."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+
+from precache.errors import FetchError
+from precache_workers.sources.base import Listing
+from precache_workers.sources.kinds import open_source
+from tests.support.building import cut, encoded
+from tests.support.containers import add
+
+PHOTO = encoded(cut(0))
+SAMPLES = 6
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> str:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(SAMPLES):
+            add(tar, f"{number}.jpg", PHOTO, mtime=1000 + number)
+            add(tar, f"{number}.cls", str(number).encode())
+    return str(tmp_path / "a.tar")
+
+
+def listed(source: str, index: bytes | None = None) -> Listing:
+    return open_source(source).list(lambda count: None, index=index)
+
+
+def forged(
+    index: bytes, change: Callable[[list[Any]], Any] = lambda container: None, **columns: str
+) -> bytes:
+    """An index with a valid digest whose first container, or some columns of it, are others."""
+    table = pq.read_table(io.BytesIO(index[16:]))
+    containers = json.loads(table.schema.metadata[b"containers"])
+    change(containers[0])
+    for name, value in columns.items():
+        place, kind = table.schema.get_field_index(name), table.schema.field(name).type
+        values = pa.array([value] * len(table)).cast(kind)
+        table = table.set_column(place, name, values)
+    return sealed(table.replace_schema_metadata({"containers": json.dumps(containers)}))
+
+
+def sealed(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return xxhash.xxh3_128_digest(sink.getvalue()) + sink.getvalue()
+
+
+def test_no_bit_of_an_index_can_fall_over(archive: str) -> None:
+    listing = listed(archive)
+    assert listing.index is not None
+    for place in range(0, len(listing.index), 97):
+        damaged = bytearray(listing.index)
+        damaged[place] ^= 1
+        again = listed(archive, bytes(damaged))
+        assert again.table.digest == listing.table.digest
+        assert again.index == listing.index
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(4, -3), (4, 5), (4, 10**9), (5, [1]), (6, None), (7, -1), (8, {"a": "b"}), (9, {"a": "b"})],
+)
+def test_an_index_that_describes_other_members_is_ignored(
+    archive: str, place: int, value: Any
+) -> None:
+    listing = listed(archive)
+    assert listing.index is not None
+    index = forged(listing.index, lambda container: container.__setitem__(place, value))
+    assert listed(archive, index).table.digest == listing.table.digest
+
+
+def test_an_index_that_leads_to_other_files_is_ignored(archive: str, tmp_path: Path) -> None:
+    listing = listed(archive)
+    assert listing.index is not None
+    assert listed(archive, listing.index).index is None
+    other = tmp_path / "b.tar"
+    other.write_bytes(Path(archive).read_bytes())
+    os.utime(other, ns=(0, Path(archive).stat().st_mtime_ns))
+    index = forged(listing.index, lambda container: container.__setitem__(0, "b.tar"))
+    keys = listed(str(other), index).table.keys
+    assert [key.partition("/")[0] for key in keys] == ["b.tar"] * SAMPLES
+
+
+@pytest.mark.parametrize("label", ["abc", str(1 << 64)])
+def test_an_index_with_labels_that_are_no_numbers_is_ignored(archive: str, label: str) -> None:
+    listing = listed(archive)
+    assert listing.index is not None
+    again = listed(archive, forged(listing.index, label=label))
+    assert again.table.digest == listing.table.digest
+
+
+def test_an_index_of_deep_json_or_a_pickle_is_ignored(archive: str) -> None:
+    listing = listed(archive)
+    assert listing.index is not None
+    table = pq.read_table(io.BytesIO(listing.index[16:]))
+    deep = sealed(table.replace_schema_metadata({"containers": "[" * 100_000}))
+    code = pickle.dumps(os.getcwd)
+    for index in (deep, code, xxhash.xxh3_128_digest(code) + code, b""):
+        assert listed(archive, index).table.digest == listing.table.digest
+
+
+@pytest.mark.parametrize("place", ["garbage", "-5:10:1:jpg", "a:b:c:jpg", f"{1 << 70}:1:1:jpg"])
+def test_a_forged_place_of_a_sample_is_no_hole(archive: str, place: str) -> None:
+    source = open_source(archive)
+    listing = source.list(lambda count: None)
+    assert listing.index is not None
+    table = listed(archive, forged(listing.index, location=f"a.tar#0\t{place}")).table
+    for error in source.fetch(table.keys, table.sizes.tolist(), table.locations):
+        assert isinstance(error, FetchError)
