@@ -53,8 +53,11 @@ LOCAL_THREADS, REMOTE_THREADS = 2, 8
 _INDEXED = TypeAdapter(
     list[
         tuple[
-            str, int, int, str, NonNegativeInt, bool | None, tuple[str, ...], NonNegativeInt,
-            dict[str, NonNegativeInt], dict[str, NonNegativeInt],
+            str, int, int, str, NonNegativeInt,
+            tuple[
+                bool | None, tuple[str, ...], NonNegativeInt,
+                dict[str, NonNegativeInt], dict[str, NonNegativeInt],
+            ],
         ]
     ]
 )  # fmt: skip
@@ -423,8 +426,8 @@ def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
 
     described = [
         [
-            *file, len(members.keys), members.numbered, members.classes, members.ignored,
-            members.left_out, members.notes,
+            *file, len(members.keys),
+            [members.numbered, members.classes, members.ignored, members.left_out, members.notes],
         ]
         for file, members in listed
     ]  # fmt: skip
@@ -462,8 +465,8 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
         if sum(described[4] for described in containers) != len(table):
             return {}
         known, start = {}, 0
-        for name, size, mtime, etag, count, numbered, *rest in containers:
-            classes, ignored, left_out, notes_ = rest
+        for name, size, mtime, etag, count, rest in containers:
+            numbered, classes, ignored, left_out, notes_ = rest
             part = table.slice(start, count)
             start += count
             members = Members(
