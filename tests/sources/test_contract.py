@@ -45,7 +45,7 @@ def test_containers_keep_the_contract(kind: str, photos: Path, tmp_path: Path) -
     assert len(check_source(open_source(source)).table) == 30
 
 
-@pytest.mark.parametrize("kind", WRITERS.keys() - {"csv"})
+@pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "csv"])
 def test_containers_in_a_bucket_keep_the_contract(
     kind: str, photos: Path, tmp_path: Path, s3: S3Server
 ) -> None:
