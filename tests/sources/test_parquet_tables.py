@@ -138,6 +138,21 @@ def test_large_types_and_missing_images(tmp_path: Path) -> None:
     assert "--max-sample-bytes" in str(small.fetch(table.keys[:1], [-1], table.locations[:1])[0])
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_that_datasets_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])}
+    )
+    images = [{"bytes": encoded(cut(number)), "path": f"{number}.jpg"} for number in range(5)]
+    rows = {"image": images, "label": [0, 1, 0, -1, 1]}
+    datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "a.parquet")
+    listing = check_source(open_source(str(tmp_path / "a.parquet")))
+    assert class_names(listing) == ["ant", "bee", "ant", None, "bee"]
+    assert list(listing.table.keys)[4] == "a.parquet/4.jpg"
+
+
 # --- row groups and changes ---------------------------------------------------------------------
 
 
