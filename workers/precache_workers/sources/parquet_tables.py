@@ -5,13 +5,15 @@ sample's key is what the column of keys has, if one is named; else the name of i
 path that its struct has, if all of a file have different ones, or the number of its row.
 
 A row has neither size nor time of its own: its identity is that of its file, so that after a change
-of the file its rows are compared by content. A row group is read at once, as far as needed.
+of the file its rows are compared by content. A row group, or several small ones, are read at once,
+as far as needed.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from precache.messages import did_you_mean, printable
 from precache.storage.base import FileInfo, Folder, is_name
 from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
 from precache_workers.sources.containers import (
+    UNIT_BYTES,
     Members,
     TimeUpError,
     Wanted,
@@ -86,13 +89,18 @@ class ParquetFormat:
             members.notes[columns_note(chosen)] += 1
             keys = _Names(self.columns.key, chosen)
             etag = container_etag(file)
+            unit = held = 0
             for group in range(table.num_row_groups):
+                nbytes = table.metadata.row_group(group).total_byte_size
+                if held and held + nbytes > UNIT_BYTES:
+                    unit, held = unit + 1, 0
+                held += nbytes
                 place = 0
                 for names, labels in keys.read(table, group, chosen.label):
                     if time.monotonic() > until:
                         raise TimeUpError
                     for name, label in zip(names, labels, strict=True):
-                        location = f"{file.name}#{group}\t{place}:{etag}"
+                        location = f"{file.name}#{unit}\t{group}:{place}:{etag}"
                         members.add(name, location, size=-1, mtime=-1, etag=etag, label=label)
                         place += 1
                 _require_rows(table, group, place, where)
@@ -106,20 +114,26 @@ class ParquetFormat:
         if file is None:
             return [FetchError(f"{folder.path(name)} is not there any more") for _ in wanted]
         etag = container_etag(file)
-        places = [sample.place.partition(":") for sample in wanted]
+        places = [sample.place.split(":") for sample in wanted]
         if any(listed != etag for _, _, listed in places):
             return [changed(folder, name, sample.key) for sample in wanted]
-        rows = [int(row) for row, _, _ in places]
+        rows: dict[int, set[int]] = defaultdict(set)
+        for group, row, _ in places:
+            rows[int(group)].add(int(row))
         where = folder.path(name)
         try:
             with open_file(folder, file) as stream, damaged(where):
                 table = open_table(stream)
                 chosen = choose_columns(table.schema_arrow, self.columns, where)
-                images = _images(table, int(unit), chosen, set(rows), most_bytes)
+                images = {
+                    (group, row): image
+                    for group, some in sorted(rows.items())
+                    for row, image in _images(table, group, chosen, some, most_bytes)
+                }
         except SourceError as error:
             return [SampleError(str(error)) for _ in wanted]
         missing = SampleError(f"{where} has no such row: its footer claims more than there are")
-        return [images.get(row, missing) for row in rows]
+        return [images.get((int(group), int(row)), missing) for group, row, _ in places]
 
 
 def name_rows(members: Members, container: str, key: str | None, where: str) -> None:
@@ -166,9 +180,8 @@ def _require_rows(table: Any, group: int, rows: int, where: str) -> None:
 
 def _images(
     table: Any, group: int, chosen: ChosenColumns, rows: set[int], most_bytes: int
-) -> dict[int, Fetched]:
+) -> Iterator[tuple[int, Fetched]]:
     """Read images of a row group, up to the last one that is wanted."""
-    images: dict[int, Fetched] = {}
     row, last = 0, max(rows)
     batches = table.iter_batches(READ_ROWS, [group], [chosen.image_leaf], use_threads=False)
     for batch in batches:
@@ -177,12 +190,10 @@ def _images(
             column = column.field(0)
         for number in range(len(column)):
             if row + number in rows:
-                data = column[number].as_py()
-                images[row + number] = _sample(data, most_bytes)
+                yield row + number, _sample(column[number].as_py(), most_bytes)
         row += len(column)
         if row > last:
-            break
-    return images
+            return
 
 
 def _sample(data: bytes | None, most_bytes: int) -> Fetched:
