@@ -40,11 +40,14 @@ class Containers:
         What names them: a URL, or an absolute path.
     suffixes
         Of the files that count where the source is a folder.
+    names
+        The files, where a document of the source's own names them.
     """
 
     folder: Folder
     uri: str
     suffixes: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
     @classmethod
     def named(
@@ -80,7 +83,7 @@ class Containers:
         """
         names: dict[str, None] = {}
         infos: dict[str, FileInfo] = {}
-        _, patterns, magic = _resolved(self.uri)
+        patterns, magic = (self.names, False) if self.names else _resolved(self.uri)[1:]
         for pattern in patterns:
             if not (magic and _MAGIC.search(pattern)):
                 names[pattern] = None

@@ -110,7 +110,7 @@ def _open_arrow(spec: SourceSpec) -> Source:
     names = saved_files(folder)
     if not names:
         return source
-    saved = replace(source.containers, folder=folder, patterns=names, magic=False)
+    saved = replace(source.containers, folder=folder, names=names)
     return replace(source, containers=saved)
 
 
