@@ -188,7 +188,8 @@ class RowTable:
 def unit_of(location: str) -> str:
     """Return the part of a container that a sample is read with: the text before the last tab.
 
-    It is empty for a sample that is read alone.
+    It is empty for a sample that is read alone. It may end with ``~`` and the bytes that its
+    samples have on average, where their sizes are unknown.
     """
     return location.rpartition("\t")[0]
 

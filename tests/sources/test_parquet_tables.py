@@ -15,7 +15,10 @@ import pytest
 import precache
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.storage.local import LocalFolder
-from precache_workers.sources import file_ranges
+from precache.store.row_table import unit_of
+from precache_workers.planning.rows import expected_bytes
+from precache_workers.shards.samples import HELD_BYTES, _runs_of_units
+from precache_workers.sources import file_ranges, parquet_tables
 from precache_workers.sources.base import Columns, Listing, Sample
 from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
@@ -265,3 +268,107 @@ def test_a_key_twice_and_a_key_missing_are_refused(tmp_path: Path) -> None:
 def test_keys_of_a_column_keep_the_contract(tmp_path: Path) -> None:
     source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 5, "id": list(range(5))})
     check_source(open_source(source, columns=Columns(key="id")))
+
+
+def test_pages_that_are_damaged_cost_no_rows_before_them(tmp_path: Path) -> None:
+    photos = [os.urandom(100_000) for _ in range(400)]
+    path = Path(write(tmp_path / "a.parquet", {"image": photos}, use_dictionary=False))
+    opened = open_source(str(path))
+    table = opened.list(lambda count: None).table
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(status.st_size * 3 // 4)
+        file.write(b"\xff" * 3_000_000)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    fetched = opened.fetch(table.keys, [-1] * 400, table.locations)
+    assert all(isinstance(sample, Sample) for sample in fetched[:250])
+    assert isinstance(fetched[-1], SampleError)
+
+
+def test_a_file_replaced_while_it_is_read_gives_no_image_of_another_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 3})
+    other = write(tmp_path / "other/a.parquet", {"image": [b"other"] * 3})
+    opened = open_source(source)
+    table = opened.list(lambda count: None).table
+    open_ = LocalFolder.open
+
+    def replaced(folder: LocalFolder, name: str) -> int | None:
+        other.replace(source)
+        return open_(folder, name)
+
+    monkeypatch.setattr(LocalFolder, "open", replaced)
+    for error in opened.fetch(table.keys[:1], [-1], table.locations[:1]):
+        assert isinstance(error, FetchError)
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [(OSError(5, "Input/output error"), FetchError), (OSError("x"), SampleError)],
+)
+def test_what_the_system_cannot_read_is_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: OSError, kind: type[Exception]
+) -> None:
+    opened = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
+    table = opened.list(lambda count: None).table
+
+    def failing(*arguments: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr("precache_workers.sources.parquet_tables._read_images", failing)
+    assert {type(error) for error in opened.fetch(table.keys, [-1] * 3, table.locations)} == {kind}
+
+
+def test_short_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
+    table = opened.list(lambda count: None).table
+    read = parquet_tables._read_images
+
+    def short(
+        table: Any, group: int, chosen: Any, rows: set[int], images: Any, most_bytes: int
+    ) -> None:
+        if len(rows) > 1:
+            raise pa.ArrowMemoryError("malloc of size 4096000000 failed")
+        read(table, group, chosen, rows, images, most_bytes)
+
+    monkeypatch.setattr(parquet_tables, "_read_images", short)
+    fetched = opened.fetch(table.keys, [-1] * 3, table.locations)
+    assert [type(sample) for sample in fetched] == [Sample] * 3
+
+
+def test_a_class_number_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    columns = {"image": [PHOTO], "label": pa.array([(1 << 63) + 5], pa.uint64())}
+    with pytest.raises(SourceError, match="class number 9223372036854775813, which is too large"):
+        listed(write(tmp_path / "a.parquet", columns))
+
+
+def test_columns_with_a_dot_in_their_names_are_chosen(tmp_path: Path) -> None:
+    columns = {"meta.img": [PHOTO], "meta.label": ["cat"], "meta.id": ["x"]}
+    source = write(tmp_path / "a.parquet", columns)
+    listing = listed(source, "meta.img", "meta.label", "meta.id")
+    assert (list(listing.table.keys), class_names(listing)) == (["x"], ["cat"])
+
+
+def test_a_text_that_is_repeated_takes_no_memory_each_time(tmp_path: Path) -> None:
+    rows = 4000
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["x" * 10**6]))
+    columns = {"image": [os.urandom(4) for _ in range(rows)], "label": text}
+    source = write(tmp_path / "a.parquet", columns, compression="zstd", store_schema=False)
+    before = pa.default_memory_pool().max_memory()
+    with pytest.raises(SourceError, match="column label has a text of more than 4,096 characters"):
+        listed(source)
+    assert pa.default_memory_pool().max_memory() < before + (100 << 20)
+
+
+def test_large_images_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+    photos = [bytes(8_000_000)] * 32
+    source = write(
+        tmp_path / "a.parquet", {"image": photos}, use_dictionary=False, compression="zstd"
+    )
+    opened = open_source(source)
+    table = opened.list(lambda count: None).table
+    assert expected_bytes(unit_of(table.locations[0])) == pytest.approx(8_000_000, rel=0.01)
+    runs = list(_runs_of_units([-1] * 32, table.locations))
+    assert sorted(row for run in runs for row in run) == list(range(32))
+    assert max(map(len, runs)) <= HELD_BYTES // 8_000_000

@@ -16,7 +16,10 @@ GROUP_BYTES = 64 << 20
 """Bytes of samples among which rows of containers are shuffled: a task holds as many at least."""
 
 UNKNOWN_BYTES = 128 << 10
-"""Bytes that a sample of unknown size counts as."""
+"""Bytes that a sample counts as if nothing is known of its size."""
+
+MOST_EXPECTED = 1 << 30
+"""Bytes that a sample counts as at most, whatever a file claims."""
 
 PROBED_UNITS = 4
 """Units of containers that samples of a probe lie in: each may have to be read whole."""
@@ -43,8 +46,10 @@ def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
 
 def _groups(listing: RowTable) -> np.ndarray:
     """Number the group of each sample: units, in a fixed shuffle, are grouped by their bytes."""
-    units, numbers = _units(listing.locations)
-    nbytes = np.where(listing.sizes < 0, UNKNOWN_BYTES, listing.sizes)
+    names, numbers = _units(listing.locations)
+    units = len(names)
+    expected = np.array([expected_bytes(name) for name in names])
+    nbytes = np.where(listing.sizes < 0, expected[numbers], listing.sizes)
     unit_bytes = np.bincount(numbers, nbytes, units)
     shuffled = Permutation(units, "units", ROW_ORDER_SEED)(np.arange(units))
     before = np.empty(units)
@@ -53,11 +58,17 @@ def _groups(listing: RowTable) -> np.ndarray:
     return groups
 
 
-def _units(locations: Sequence[str]) -> tuple[int, np.ndarray]:
-    """Count the units of containers, and number that of each sample."""
+def expected_bytes(unit: str) -> int:
+    """Return the bytes that a sample of a unit counts as if its size is unknown."""
+    nbytes = unit.rpartition("#")[2].partition("~")[2]
+    return min(int(nbytes), MOST_EXPECTED) if nbytes.isdecimal() else UNKNOWN_BYTES
+
+
+def _units(locations: Sequence[str]) -> tuple[Sequence[str], np.ndarray]:
+    """Return the units of containers, and number that of each sample."""
     numbers: dict[str, int] = {}
     of = [numbers.setdefault(unit_of(location), len(numbers)) for location in locations]
-    return len(numbers), np.array(of, np.int64)
+    return list(numbers), np.array(of, np.int64)
 
 
 def shards_to_do(

@@ -18,7 +18,7 @@ from precache.store.row_table import RowTable, unit_of
 from precache_workers.ops.behaviour import Outputs
 from precache_workers.ops.field_recipe import Common, FieldRecipe
 from precache_workers.ops.identity import behaviours, named_ops, require_same_outputs
-from precache_workers.planning.rows import GROUP_BYTES, UNKNOWN_BYTES
+from precache_workers.planning.rows import GROUP_BYTES, expected_bytes
 from precache_workers.runtime.time_limit import FETCHING, SAMPLE_SECONDS, notes
 from precache_workers.sources.base import Fetched, Source
 
@@ -170,7 +170,7 @@ def _runs_of_units(sizes: Sequence[int], locations: Sequence[str]) -> Iterator[l
     cut = 0  # the last place up to which no unit reaches beyond
     place = 0
     while place < len(names):
-        size = UNKNOWN_BYTES if sizes[place] < 0 else sizes[place]
+        size = expected_bytes(names[place]) if sizes[place] < 0 else sizes[place]
         if held + size > HELD_BYTES and place > start:
             place = cut if cut > start else place
             yield from _by_unit(names, range(start, place))

@@ -399,7 +399,10 @@ def row_table(
         )
     numbered, classes = next(iter(kinds), (False, ()))
     if numbered:
-        labels = np.fromiter((int(text or -1) for text in whole.labels), np.int64, len(whole.keys))
+        given = [int(text or -1) for text in whole.labels]
+        if max(given) >= 1 << 63:
+            raise SourceError(f"{source} has the class number {max(given)}, which is too large")
+        labels = np.array(given, np.int64)
         if labels.min() < -1 or (classes and labels.max() >= len(classes)):
             wrong = int(labels.min() if labels.min() < -1 else labels.max())
             raise SourceError(
@@ -462,11 +465,11 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
     try:
         table = read_columns(data, _INDEX_COLUMNS, "the index of a source")
         containers = _INDEXED.validate_json(table.schema.metadata[b"containers"])
-        if sum(described[4] for described in containers) != len(table):
+        if sum(container[4] for container in containers) != len(table):
             return {}
         known, start = {}, 0
         for name, size, mtime, etag, count, rest in containers:
-            numbered, classes, ignored, left_out, notes_ = rest
+            numbered, classes, ignored, *counts = rest
             part = table.slice(start, count)
             start += count
             members = Members(
@@ -479,13 +482,12 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
                 numbered,
                 classes,
                 ignored,
-                Counter(left_out),
-                Counter(notes_),
+                *map(Counter, counts),
             )
             if not all(location.startswith(f"{name}#") for location in members.locations):
                 return {}
-            if numbered:
-                np.array([int(label or -1) for label in members.labels], np.int64)
+            if numbered and max(int(label or -1) for label in members.labels) >= 1 << 63:
+                return {}
             known[name, size, mtime, etag] = members
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
         return {}

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from precache.errors import FetchError, SampleError, SourceError
+from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import did_you_mean, printable
 from precache.storage.base import FileInfo, Folder, is_name
 from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
@@ -40,8 +40,11 @@ IMAGE_NAMES = ("image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp",
 LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "cls", "category")
 """Names of columns, the first of which a file has being taken."""
 
-LISTED_ROWS, READ_ROWS = 8192, 32
-"""Rows that are decoded at a time, of labels and of images."""
+LISTED_ROWS, READ_ROWS, READ_BYTES = 8192, 32, 16 << 20
+"""Rows that are decoded at a time, of labels and of images, and bytes of these."""
+
+MOST_TEXT = 4096
+"""Characters of a key, a path or a label."""
 
 
 @dataclass(frozen=True)
@@ -89,18 +92,15 @@ class ParquetFormat:
             members.notes[columns_note(chosen)] += 1
             keys = _Names(self.columns.key, chosen)
             etag = container_etag(file)
-            unit = held = 0
+            units = _units(table, chosen)
+            table = open_table(stream, table.metadata, keys.columns(chosen.label))
             for group in range(table.num_row_groups):
-                nbytes = table.metadata.row_group(group).total_byte_size
-                if held and held + nbytes > UNIT_BYTES:
-                    unit, held = unit + 1, 0
-                held += nbytes
                 place = 0
                 for names, labels in keys.read(table, group, chosen.label):
                     if time.monotonic() > until:
                         raise TimeUpError
                     for name, label in zip(names, labels, strict=True):
-                        location = f"{file.name}#{unit}\t{group}:{place}:{etag}"
+                        location = f"{file.name}#{units[group]}\t{group}:{place}:{etag}"
                         members.add(name, location, size=-1, mtime=-1, etag=etag, label=label)
                         place += 1
                 _require_rows(table, group, place, where)
@@ -117,23 +117,25 @@ class ParquetFormat:
         places = [sample.place.split(":") for sample in wanted]
         if any(listed != etag for _, _, listed in places):
             return [changed(folder, name, sample.key) for sample in wanted]
+        numbers = [(int(group), int(row)) for group, row, _ in places]
         rows: dict[int, set[int]] = defaultdict(set)
-        for group, row, _ in places:
-            rows[int(group)].add(int(row))
+        for group, row in numbers:
+            rows[group].add(row)
         where = folder.path(name)
+        images: dict[tuple[int, int], Fetched] = {}
+        missing = SampleError(f"{where} has no such row: its footer claims more than there are")
         try:
             with open_file(folder, file) as stream, damaged(where):
                 table = open_table(stream)
                 chosen = choose_columns(table.schema_arrow, self.columns, where)
-                images = {
-                    (group, row): image
-                    for group, some in sorted(rows.items())
-                    for row, image in _images(table, group, chosen, some, most_bytes)
-                }
+                for group, some in sorted(rows.items()):
+                    for row, image in _images(table, group, chosen, some, most_bytes):
+                        images[group, row] = image
         except SourceError as error:
-            return [SampleError(str(error)) for _ in wanted]
-        missing = SampleError(f"{where} has no such row: its footer claims more than there are")
-        return [images.get((int(group), int(row)), missing) for group, row, _ in places]
+            missing = SampleError(str(error))
+        if folder.info(name) != file:
+            return [changed(folder, name, sample.key) for sample in wanted]
+        return [images.get(number, missing) for number in numbers]
 
 
 def name_rows(members: Members, container: str, key: str | None, where: str) -> None:
@@ -154,20 +156,72 @@ def name_rows(members: Members, container: str, key: str | None, where: str) -> 
 
 @contextmanager
 def damaged(where: str) -> Iterator[None]:
-    """Raise `SourceError` for what pyarrow raises of a damaged file."""
+    """Raise `SourceError` for what pyarrow raises of a damaged file.
+
+    Raises
+    ------
+    StorageError
+        The system cannot read it.
+    """
     import pyarrow as pa
 
     try:
         yield
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # none of Arrow's own has one
+            raise StorageError(f"cannot read {where}: {error.strerror}") from None
         raise SourceError(f"{where} cannot be read: {printable(str(error))}") from None
 
 
-def open_table(stream: BinaryIO) -> Any:
-    """Open a Parquet file whose pages are read as they are needed: row groups may be large."""
+def open_table(stream: BinaryIO, metadata: Any = None, repeated: Sequence[str] = ()) -> Any:
+    """Open a Parquet file whose pages are read as they are needed: row groups may be large.
+
+    Parameters
+    ----------
+    metadata
+        Of the same file, if they were read before.
+    repeated
+        Columns of text of which a value that comes often is held once.
+    """
     import pyarrow.parquet as pq
 
-    return pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)
+    return pq.ParquetFile(
+        stream,
+        metadata=metadata,
+        read_dictionary=list(repeated),
+        buffer_size=1 << 20,
+        pre_buffer=False,
+    )
+
+
+def _units(table: Any, chosen: ChosenColumns) -> list[str]:
+    """Return the unit that each row group is read in: small neighbours share one."""
+    groups: list[list[int]] = []
+    held = 0
+    for group in range(table.num_row_groups):
+        nbytes = table.metadata.row_group(group).total_byte_size
+        if not groups or held + nbytes > UNIT_BYTES:
+            groups.append([])
+            held = 0
+        groups[-1].append(group)
+        held += nbytes
+    names = [f"{n}~{_row_bytes(table, some, chosen)}" for n, some in enumerate(groups)]
+    return [name for name, some in zip(names, groups, strict=True) for _ in some]
+
+
+def _row_bytes(table: Any, groups: Sequence[int], chosen: ChosenColumns) -> int:
+    """Return the mean bytes of an image of some row groups, as the footer has them."""
+    described = [table.metadata.row_group(group) for group in groups]
+    nbytes = sum(
+        column.total_uncompressed_size
+        for group in described
+        for column in map(group.column, range(group.num_columns))
+        if column.path_in_schema == chosen.image_leaf
+    )
+    mean: int = nbytes // max(1, sum(group.num_rows for group in described))
+    return max(1, mean)
 
 
 def _require_rows(table: Any, group: int, rows: int, where: str) -> None:
@@ -183,7 +237,8 @@ def _images(
 ) -> Iterator[tuple[int, Fetched]]:
     """Read images of a row group, up to the last one that is wanted."""
     row, last = 0, max(rows)
-    batches = table.iter_batches(READ_ROWS, [group], [chosen.image_leaf], use_threads=False)
+    at_once = max(1, min(READ_ROWS, READ_BYTES // _row_bytes(table, [group], chosen)))
+    batches = table.iter_batches(at_once, [group], [chosen.image_leaf], use_threads=False)
     for batch in batches:
         column = batch.column(0)
         if chosen.struct:
@@ -213,10 +268,13 @@ class _Names:
     def __init__(self, key: str | None, chosen: ChosenColumns) -> None:
         self._key = key or (f"{chosen.image}.path" if chosen.paths else None)
 
+    def columns(self, label: str | None) -> list[str]:
+        return [name for name in (self._key, label) if name is not None]
+
     def read(
         self, table: Any, group: int, label: str | None
     ) -> Iterator[tuple[list[str], list[str]]]:
-        columns = [name for name in (self._key, label) if name is not None]
+        columns = self.columns(label)
         if not columns:
             rows = table.metadata.row_group(group).num_rows
             yield [""] * rows, [""] * rows
@@ -243,7 +301,8 @@ def texts_of(column: Any, name: str) -> list[str]:
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+        values = texts_of(column.dictionary, name)
+        return ["" if index is None else values[index] for index in column.indices.to_pylist()]
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     elif not (is_number(column.type) or _is_text(column.type)):
@@ -251,7 +310,13 @@ def texts_of(column: Any, name: str) -> list[str]:
             f"its column {name} has values of type {column.type}; a label is a class number or "
             "name, a key text or a number"
         )
-    return ["" if value is None else str(value) for value in column.to_pylist()]
+    texts = ["" if value is None else str(value) for value in column.to_pylist()]
+    if max(map(len, texts), default=0) > MOST_TEXT:
+        raise SourceError(
+            f"its column {name} has a text of more than {MOST_TEXT:,} characters; keys and labels "
+            "are shorter"
+        )
+    return texts
 
 
 def is_number(kind: Any) -> bool:
@@ -289,7 +354,7 @@ def choose_columns(schema: Any, columns: Columns, where: str) -> ChosenColumns:
 
     features = _features(schema)
     for name in (columns.image, columns.label, columns.key):
-        if name is not None and name.partition(".")[0] not in schema.names:
+        if name is not None and not {name, name.partition(".")[0]} & {*schema.names}:
             raise SourceError(
                 f"{where} has no column {name!r}{did_you_mean(name, schema.names)}; it has "
                 f"{', '.join(map(repr, schema.names[:20]))}"
