@@ -272,7 +272,8 @@ def test_keys_of_a_column_keep_the_contract(tmp_path: Path) -> None:
 
 def test_pages_that_are_damaged_cost_no_rows_before_them(tmp_path: Path) -> None:
     photos = [os.urandom(100_000) for _ in range(400)]
-    path = Path(write(tmp_path / "a.parquet", {"image": photos}, use_dictionary=False))
+    pages = {"use_dictionary": False, "write_batch_size": 8}
+    path = Path(write(tmp_path / "a.parquet", {"image": photos}, **pages))
     opened = open_source(str(path))
     table = opened.list(lambda count: None).table
     status = path.stat()
@@ -295,7 +296,7 @@ def test_a_file_replaced_while_it_is_read_gives_no_image_of_another_row(
     open_ = LocalFolder.open
 
     def replaced(folder: LocalFolder, name: str) -> int | None:
-        other.replace(source)
+        Path(other).replace(source)
         return open_(folder, name)
 
     monkeypatch.setattr(LocalFolder, "open", replaced)
