@@ -164,7 +164,26 @@ def write_lmdb(photos: Path, to: Path) -> str:
     return str(to / "photos.lmdb")
 
 
-KEY_COLUMNS = {"tfrecord": "name"}
+def write_array_records(photos: Path, to: Path) -> str:
+    """ArrayRecord files of the examples that `write_tfrecords` writes."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+    from tfrecord import TFRecordWriter
+
+    paths = photos_of(photos)
+    for number in range(PARTS):
+        writer = ArrayRecordWriter(str(to / f"train-{number}.array_record"), "group_size:4")
+        for path in paths[number::PARTS]:
+            features = {
+                "image": (path.read_bytes(), "byte"),
+                "name": (path.stem.encode(), "byte"),
+                "label": (path.parent.name.encode(), "byte"),
+            }
+            writer.write(TFRecordWriter.serialize_tf_example(features))
+        writer.close()
+    return str(to / "train-*.array_record")
+
+
+KEY_COLUMNS = {"tfrecord": "name", "arrayrecord": "name"}
 """What names photographs in containers that give their samples numbers."""
 
 WRITERS: dict[str, Callable[[Path, Path], str]] = {
@@ -176,7 +195,8 @@ WRITERS: dict[str, Callable[[Path, Path], str]] = {
     "datasets": write_datasets,
     "tfrecord": write_tfrecords,
     "lmdb": write_lmdb,
+    "arrayrecord": write_array_records,
 }
 
-ON_DISK = frozenset(("csv", "lmdb"))
+ON_DISK = frozenset(("csv", "lmdb", "arrayrecord"))
 """Sources that are not read from a bucket, or have other paths there."""

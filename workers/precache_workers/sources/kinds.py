@@ -16,6 +16,7 @@ from precache.errors import SourceError, UsageError
 from precache.messages import shown
 from precache.storage.open import StorageOptions, open_folder
 from precache_workers.sources import manifests
+from precache_workers.sources.array_records import ArrayRecordFormat
 from precache_workers.sources.arrow_tables import ArrowFormat, is_saved_dataset, saved_files
 from precache_workers.sources.base import (
     MOST_SAMPLE_BYTES,
@@ -134,6 +135,10 @@ KINDS: dict[str, SourceKind] = {
     "tfrecord": SourceKind(
         lambda spec: open_containers(spec, TFRecordFormat(spec.columns)),
         (".tfrecord", ".tfrecords"),
+    ),
+    "arrayrecord": SourceKind(
+        lambda spec: open_containers(spec, ArrayRecordFormat(spec.columns)),
+        (".array_record", ".arrayrecord"),
     ),
     "lmdb": SourceKind(_open_lmdb, (".lmdb", "data.mdb")),
     "zip": SourceKind(lambda spec: open_containers(spec, ZipFormat()), (".zip",)),
