@@ -317,23 +317,21 @@ def test_what_the_system_cannot_read_is_no_hole(
     def failing(*arguments: Any) -> None:
         raise failure
 
-    monkeypatch.setattr("precache_workers.sources.parquet_tables._read_images", failing)
+    monkeypatch.setattr("precache_workers.sources.parquet_tables._images", failing)
     assert {type(error) for error in opened.fetch(table.keys, [-1] * 3, table.locations)} == {kind}
 
 
 def test_short_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
     table = opened.list(lambda count: None).table
-    read = parquet_tables._read_images
+    read = parquet_tables._images
 
-    def short(
-        table: Any, group: int, chosen: Any, rows: set[int], images: Any, most_bytes: int
-    ) -> None:
+    def short(table: Any, group: int, chosen: Any, rows: set[int], most_bytes: int) -> Any:
         if len(rows) > 1:
             raise pa.ArrowMemoryError("malloc of size 4096000000 failed")
-        read(table, group, chosen, rows, images, most_bytes)
+        return read(table, group, chosen, rows, most_bytes)
 
-    monkeypatch.setattr(parquet_tables, "_read_images", short)
+    monkeypatch.setattr(parquet_tables, "_images", short)
     fetched = opened.fetch(table.keys, [-1] * 3, table.locations)
     assert [type(sample) for sample in fetched] == [Sample] * 3
 

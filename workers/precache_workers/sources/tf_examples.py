@@ -126,7 +126,7 @@ def _guess_image(features: Features) -> str:
         raise ValueError(f"it has no feature with an encoded image; it has {_names(features)}")
     if len(candidates) > 1:
         raise ValueError(
-            f"it has several images: {first_ones(candidates)}; choose one by --image-column"
+            f"it has several images: {first_ones(sorted(candidates))}; choose one by --image-column"
         )
     return candidates[0]
 
