@@ -58,7 +58,7 @@ def test_a_sample_for_which_memory_does_not_suffice_is_a_hole(photos: Path) -> N
 def weigh(photos: Path, nbytes: int, keys: Sequence[str]) -> bool:
     """Whether photos ask for more than 256 MB."""
     job = Job(open_source(str(photos)), recipe_of(nbytes))
-    return Trial(job, keys, [-1] * len(keys), 256 << 20).is_heavy()
+    return Trial(job, keys, [-1] * len(keys), memory=256 << 20).is_heavy()
 
 
 def test_it_is_told_whether_a_sample_asks_for_more_than_it_is_given(photos: Path) -> None:
