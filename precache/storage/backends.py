@@ -18,12 +18,14 @@ from precache.storage.object_store import object_store
 
 EXTRAS = {
     "gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure",
-    "abfss": "azure",
+    "abfss": "azure", "hf": "hf",
 }  # fmt: skip
 """Protocol -> the extra of precache that installs its library."""
 
 WEB = frozenset(("http", "https"))
 """Read only; their names stand in listings and requests as in URLs, quoted."""
+
+READ_ONLY = WEB | {"hf"}
 
 MOST_PAGE = 64 << 20
 """Bytes of a web page that lists files: of some 500,000 names."""
@@ -77,7 +79,8 @@ def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
 
     if protocol not in EXTRAS and protocol not in WEB and protocol != "memory":
         raise UsageError(
-            f"{protocol}:// is not supported; give a local path, gs://, s3://, az:// or https://"
+            f"{protocol}:// is not supported; give a local path, gs://, s3://, az://, hf:// or "
+            "https://"
         )
     system_class = fsspec.get_filesystem_class(protocol)
     if protocol in ("gs", "gcs") and not _on_google(options):

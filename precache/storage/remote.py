@@ -28,7 +28,14 @@ from precache.errors import PrecacheError, StorageError
 from precache.messages import shown
 from precache.runtime.ordered_map import Threads
 from precache.storage import retries
-from precache.storage.backends import EXTRAS, WEB, create_copy_on_google, file_system, reason_of
+from precache.storage.backends import (
+    EXTRAS,
+    READ_ONLY,
+    WEB,
+    create_copy_on_google,
+    file_system,
+    reason_of,
+)
 from precache.storage.base import (
     NO_NAME,
     Buffer,
@@ -460,6 +467,7 @@ class RemoteFolder:
         return self.size(name) == len(data) and self.read(name) == data
 
     def remove(self, name: str) -> None:
+        self._require_writable(name, "remove")
         with contextlib.suppress(FileNotFoundError):
             self._request(self._remove_all, name, "remove")
 
@@ -504,11 +512,7 @@ class RemoteFolder:
 
     def _write(self, name: str, action: Callable[[str], object]) -> bool:
         """Write an object; return False if it exists and must stay."""
-        if self.protocol in WEB:
-            raise StorageError(
-                f"cannot write {self._url(name)}: {self.protocol}:// is for reading; give a "
-                "store on a local disk, gs://, s3:// or az://"
-            )
+        self._require_writable(name, "write")
         try:
             self._request(action, name, "write")
             return True
@@ -518,6 +522,13 @@ class RemoteFolder:
             raise StorageError(
                 f"cannot write {self._url(name)}: there is no such bucket; make it first"
             ) from None
+
+    def _require_writable(self, name: str, doing: str) -> None:
+        if self.protocol in READ_ONLY:
+            raise StorageError(
+                f"cannot {doing} {self._url(name)}: {self.protocol}:// is for reading; give a "
+                "store on a local disk, gs://, s3:// or az://"
+            )
 
     def _at(self, name: str) -> str:
         """Return the path of `name` as the file system takes it."""
@@ -658,7 +669,7 @@ def _mtime_ns(info: Mapping[str, Any]) -> int:
 
 
 def _etag(info: Mapping[str, Any]) -> str:
-    for name in ("generation", "ETag", "etag"):
+    for name in ("generation", "ETag", "etag", "blob_id"):
         if info.get(name):
             return str(info[name]).strip('"')
     return ""

@@ -114,6 +114,15 @@ def test_rows_of_a_changed_database_are_compared_by_content(tmp_path: Path) -> N
     assert result.rows_reused == 7
 
 
+def test_several_databases_are_named_by_their_files(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / name, {"1.jpg": PHOTO})
+    with pytest.raises(SourceError, match=r"an LMDB database: give '.*/\*\*/data\.mdb'"):
+        listed(str(tmp_path))
+    table = listed(str(tmp_path / "**/data.mdb")).table
+    assert list(table.keys) == ["a/data.mdb/1.jpg", "b/data.mdb/1.jpg"]
+
+
 # --- hostile files ------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ CONTAINERS = {
     ".tar.xz": "a compressed tar archive", ".tar.zst": "a compressed tar archive",
     ".zip": "a zip archive", ".h5": "an HDF5 file", ".hdf5": "an HDF5 file",
     ".npz": "a NumPy archive", ".npy": "a NumPy array", ".tfrecord": "a TFRecord file",
-    ".lmdb": "an LMDB database", ".mdb": "an LMDB database", ".beton": "an FFCV dataset",
+    ".lmdb": "an LMDB database", "data.mdb": "an LMDB database", ".beton": "an FFCV dataset",
     ".mds": "an MDS shard", ".jsonl": "a table of JSON lines",
 }  # fmt: skip
 """Suffixes of files that hold many samples."""

@@ -177,7 +177,8 @@ def _how_to_read(folder: Folder, name: str) -> str:
     noun, kind = container_noun(name), kind_of_name(name)
     if not kind:
         return f"{name} is {noun}: {way_out(noun)}"
-    pattern = "**/*." + name.rpartition(".")[2]
+    one_name = name.endswith("data.mdb")  # all databases have it, and lock.mdb beside it is none
+    pattern = "**/data.mdb" if one_name else "**/*." + name.rpartition(".")[2]
     return f"{name} is {noun}: give '{folder.path(pattern)}' to read all of them"
 
 

@@ -1,0 +1,145 @@
+"""``hf://``: files of a repository, by huggingface_hub, from a server that answers as the hub."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from precache.errors import StorageError
+from precache.storage.open import open_folder
+from precache_workers.sources.contract import check_source
+from precache_workers.sources.kinds import open_source
+from tests.support.building import write_jpegs
+from tests.support.containers import write_parquet
+from tests.support.servers import byte_range
+
+REPOSITORY = "datasets/org/photos"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The requests that HfFileSystem makes to read a repository of data sets."""
+
+    protocol_version = "HTTP/1.1"
+    folder: Path
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        _, _, tree = path.partition(f"/api/{REPOSITORY}/tree/main")
+        if path in (f"/api/{REPOSITORY}", f"/api/{REPOSITORY}/revision/main"):
+            self.answer({"id": "org/photos", "sha": "1" * 40, "siblings": []})
+        elif path.startswith(f"/api/{REPOSITORY}/tree/main"):
+            below = self.folder / tree.strip("/")
+            files = sorted(below.iterdir()) if below.is_dir() else []
+            self.answer([self.described(file) for file in files], 200 if files else 404)
+        else:
+            self.send_file(path.removeprefix(f"/{REPOSITORY}/resolve/main/"))
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        if self.headers["Content-Type"].startswith("application/json"):
+            paths = json.loads(body)["paths"]
+        else:
+            paths = [unquote(part[6:]) for part in body.split("&") if part.startswith("paths=")]
+        files = [self.folder / path for path in paths]
+        self.answer([self.described(file) for file in files if file.exists()])
+
+    def described(self, file: Path) -> dict[str, Any]:
+        path = file.relative_to(self.folder).as_posix()
+        if file.is_dir():
+            return {"type": "directory", "path": path, "oid": "2" * 40}
+        return {"type": "file", "path": path, "oid": "3" * 40, "size": file.stat().st_size}
+
+    def send_file(self, name: str) -> None:
+        file = self.folder / name
+        if not file.is_file():
+            self.answer({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
+            return
+        data = file.read_bytes()
+        span = byte_range(self.headers["Range"], len(data))
+        start, end = span or (0, len(data))
+        self.send_response(206 if span else 200)
+        if span:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+        self.send_header("X-Repo-Commit", "1" * 40)
+        self.send_header("ETag", '"3"')
+        self.send_header("Content-Length", str(end - start))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data[start:end])
+
+    def answer(self, document: Any, status: int = 200, headers: Any = None) -> None:
+        data = json.dumps(document).encode()
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The folder of a repository, and the options to read it."""
+    folder = tmp_path / "repository"
+    (folder / "data").mkdir(parents=True)
+    handler = type("Handler", (Hub,), {"folder": folder})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield folder, {"endpoint": f"http://127.0.0.1:{server.server_port}", "token": False}
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_parquet_files_of_a_repository_are_a_source(
+    hub: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, options = hub
+    write_jpegs(tmp_path / "photos", 30)
+    write_parquet(tmp_path / "photos", folder / "data")
+    uri = f"hf://{REPOSITORY}/data/train-*.parquet"
+    listing = check_source(open_source(uri, options))
+    local = open_source(str(folder / "data/train-*.parquet")).list(lambda count: None)
+    assert list(listing.table.keys) == list(local.table.keys)
+    assert listing.table.classes == local.table.classes
+    assert all(listing.table.etags)
+
+
+def test_repositories_are_only_read(hub: tuple[Path, dict[str, Any]]) -> None:
+    folder = open_folder(f"hf://{REPOSITORY}", hub[1])
+    with pytest.raises(StorageError, match=r"cannot write .*: hf:// is for reading"):
+        folder.put("a", [b"x"])
+    with pytest.raises(StorageError, match=r"cannot remove .*: hf:// is for reading"):
+        folder.remove("a")
+
+
+WITHOUT_LIBRARY = """
+import sys
+sys.modules["huggingface_hub"] = None
+from precache.storage.open import open_folder
+open_folder("hf://datasets/org/photos").kind()
+"""
+
+
+def test_without_its_library_the_extra_is_named() -> None:
+    code = (sys.executable, "-c", WITHOUT_LIBRARY)  # fsspec keeps classes that it imported
+    done = subprocess.run(code, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "hf:// needs a library that is not installed: pip install 'precache[hf]'" in done.stderr
