@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from precache.errors import FetchError, SampleError, SourceError, StorageError
+from precache.errors import SampleError, SourceError, StorageError
 from precache.messages import did_you_mean, printable
 from precache.storage.base import FileInfo, Folder, is_name
 from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
@@ -91,7 +91,7 @@ class ParquetFormat:
             etag = container_etag(file)
             table = open_table(stream, table.metadata, keys.columns(chosen.label))
             for group in range(table.num_row_groups):
-                unit = f"{file.name}#{group}~{_row_bytes(table, group, chosen)}"
+                unit = f"{file.name}#{group}:{file.size}~{_row_bytes(table, group, chosen)}"
                 place = 0
                 for names, labels in keys.read(table, group, chosen.label):
                     if time.monotonic() > until:
@@ -107,14 +107,10 @@ class ParquetFormat:
     def read(
         self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
     ) -> Sequence[Fetched]:
-        file = folder.info(name)
-        if file is None:
-            return [FetchError(f"{folder.path(name)} is not there any more") for _ in wanted]
-        etag = container_etag(file)
+        group, _, size = unit.partition("~")[0].partition(":")
+        file = FileInfo(name, int(size), -1, "")
         places = [sample.place.partition(":") for sample in wanted]
-        if any(listed != etag for _, _, listed in places):
-            return [changed(folder, name, sample.key) for sample in wanted]
-        rows, group = [int(row) for row, _, _ in places], int(unit.partition("~")[0])
+        rows = [int(row) for row, _, _ in places]
         where = folder.path(name)
         images: dict[int, Fetched] = {}
         missing = SampleError(f"{where} has no such row: its footer claims more than there are")
@@ -122,10 +118,11 @@ class ParquetFormat:
             with open_file(folder, file) as stream, damaged(where):
                 table = open_table(stream)
                 chosen = choose_columns(table.schema_arrow, self.columns, where)
-                _read_images(table, group, chosen, set(rows), images, most_bytes)
+                _read_images(table, int(group), chosen, set(rows), images, most_bytes)
         except SourceError as error:
             missing = SampleError(str(error))
-        if folder.info(name) != file:
+        now = folder.info(name)  # only now: it may have been replaced while it was read
+        if now is None or any(listed != container_etag(now) for _, _, listed in places):
             return [changed(folder, name, sample.key) for sample in wanted]
         return [images.get(row, missing) for row in rows]
 
