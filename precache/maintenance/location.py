@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from itertools import islice
 from pathlib import Path
 
@@ -45,7 +46,9 @@ def require_apart(
         )
     if not source or os.fspath(source).startswith("python:"):
         return
-    own, other = (_parts(open_folder(uri, options)) for uri in (store, source))
+    # A pattern with ** stands for all files of a folder.
+    whole = re.split(r"(?:^|(?<=/))\*\*", os.fspath(source), maxsplit=1)[0] or "."
+    own, other = (_parts(open_folder(uri, options)) for uri in (store, whole))
     if own != other and own[: len(other)] == other:
         raise UsageError(
             f"the store {named} lies inside of the source {shown(source)}; choose a folder outside "

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
 from precache.errors import StorageError
@@ -50,11 +51,27 @@ SYSTEM = ("/proc/", "/sys/")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
-@contextlib.contextmanager
-def _translated(path: Path, doing: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
+@dataclass(frozen=True)
+class _Translated:
+    """Context that raises a `StorageError` from an `OSError`.
+
+    Not a generator: on Python 3.13 the error would then keep itself and all its callers alive.
+    """
+
+    path: Path
+    doing: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, OSError):
+            return
         hint = {
             errno.ENOSPC: "; free some space and run the same command again: it continues",
             errno.EDQUOT: "; the quota is used up: free some space and run the same command again",
@@ -64,7 +81,7 @@ def _translated(path: Path, doing: str) -> Iterator[None]:
             errno.EISDIR: "; a folder is where a file belongs: remove it",
         }.get(error.errno or 0, "")
         reason = error.strerror or str(error)
-        raise StorageError(f"cannot {doing} {path}: {reason}{hint}") from error
+        raise StorageError(f"cannot {self.doing} {self.path}: {reason}{hint}") from error
 
 
 @dataclass(frozen=True)
@@ -113,7 +130,7 @@ class LocalFolder:
     def _look(self, name: str) -> os.stat_result | None:
         """Return the status of a name; None if nothing is there, or a link that leads out."""
         path = self.local(name)
-        with _translated(path, "look at"):
+        with _Translated(path, "look at"):
             try:
                 status, true = local_files.look(path)
             except OSError as error:
@@ -178,7 +195,7 @@ class LocalFolder:
 
     def open(self, name: str) -> int:
         path = self.local(name)
-        with _translated(path, "read"):
+        with _Translated(path, "read"):
             return self._open(path)[0]
 
     def read(self, name: str) -> bytes:
@@ -189,7 +206,7 @@ class LocalFolder:
         """Open an object, and call a function that reads with its descriptor and size."""
         try:
             path = self.local(name)
-            with _translated(path, "read"):
+            with _Translated(path, "read"):
                 descriptor, size = self._open(path)
                 try:
                     return read(descriptor, size)
@@ -228,7 +245,7 @@ class LocalFolder:
         status = self._look(name)
         if status is None or not stat.S_ISDIR(status.st_mode):
             return []
-        with _translated(self.local(name), "list"):
+        with _Translated(self.local(name), "list"):
             try:
                 with os.scandir(self.local(name)) as entries:
                     return sorted(entry.name for entry in entries)
@@ -251,7 +268,7 @@ class LocalFolder:
         (-1). A file that is removed meanwhile may be left out, and a folder where nobody asks what
         is left out.
         """
-        with _translated(self.root, "list"):
+        with _Translated(self.root, "list"):
             root, true = local_files.look(self.root)
             self._require_inside(true)
         link_out = NO_FILE if self.top == ANYWHERE else LINK_OUT
@@ -261,7 +278,7 @@ class LocalFolder:
             prefix, true, above, linked_to = stack.pop()
             path = self.root / prefix
             gone = (FileNotFoundError,) if prefix and leave_out is pass_over else ()
-            with _translated(path, "list"), contextlib.suppress(*gone), os.scandir(path) as entries:
+            with _Translated(path, "list"), contextlib.suppress(*gone), os.scandir(path) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     name = prefix + entry.name
                     try:
@@ -360,7 +377,7 @@ class LocalFolder:
             local_files.sync_folder(target.parent)
             return published
 
-        with _translated(self.local(name), "write"):
+        with _Translated(self.local(name), "write"):
             return _again_if_swept(write)
 
     def remove(self, name: str) -> None:
@@ -377,7 +394,7 @@ class LocalFolder:
                 else:
                     target.unlink()
 
-        with _translated(self.local(name), "remove"):
+        with _Translated(self.local(name), "remove"):
             _again_if_swept(remove)
 
     def free_bytes(self) -> int:

@@ -1,9 +1,10 @@
 """``python -m tests.bench.shuffling``: how random ``shuffle="block"`` is, beside ``"full"``.
 
 Nothing is read: the order of an epoch is a function, and labels follow from it, for rows laid down
-in a listing's order, one class after another (``--keep-order``, the worst case), and in the seeded
-order that builds use by default. Rows of a window are exchangeable, so what matters is how the
-classes of a window differ from those of all rows:
+in a listing's order, one class after another (``--keep-order``, the worst case), in the seeded
+order that builds use by default, and in the order for archives that have one class after another.
+Rows of a window are exchangeable, so what matters is how the classes of a window differ from those
+of all rows:
 
 - *in a batch*, *next batch*, *10 on*: how much likelier than chance two rows have the same class,
   both in one batch, or one of them in the next batch or ten batches on; 0 is chance, 1 is certain.
@@ -26,7 +27,9 @@ from rich.table import Column, Table
 
 from precache.sampling.order import Order, Permutation, Shuffle, ValidRows
 from precache.store.layout import rows_per_shard
-from precache_workers.planning.rows import ROW_ORDER_SEED
+from precache.store.row_table import RowTable
+from precache_workers.planning.rows import ROW_ORDER_SEED, order_rows
+from precache_workers.sources.containers import UNIT_BYTES
 from tests.bench.common import CROP
 
 BATCH = 256
@@ -38,6 +41,8 @@ FAR = 10
 FEWEST = 5
 """Percent of the batches that have the fewest classes."""
 WIDTH = 120
+PHOTO_NBYTES = 110_000
+"""Bytes of a file, as of ImageNet's."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,21 @@ def _layouts(rows: int, classes: int) -> dict[str, np.ndarray]:
     """Labels by row: classes of equal size, as listed, and as builds lay them down."""
     listed = np.arange(rows, dtype=np.int64) * classes // rows
     seeded = Permutation(rows, "rows", ROW_ORDER_SEED)(np.arange(rows))
-    return {"listing's order": listed, "seeded order": listed[seeded]}
+    return {
+        "listing's order": listed,
+        "seeded order": listed[seeded],
+        "sorted containers": _of_containers(listed),
+    }
+
+
+def _of_containers(listed: np.ndarray) -> np.ndarray:
+    """Labels by row, as builds lay down photos that archives have one class after another."""
+    numbers = np.arange(len(listed))
+    units = (numbers * PHOTO_NBYTES // UNIT_BYTES).tolist()
+    sizes, nothing = np.full(len(listed), PHOTO_NBYTES), [""] * len(listed)
+    locations = [f"#{unit}\t" for unit in units]
+    table = RowTable(nothing, sizes, sizes, nothing, listed, (), locations=locations)
+    return order_rows(table, keep_order=False).labels
 
 
 def _epoch(rows: int, shuffle: Shuffle) -> np.ndarray:

@@ -8,7 +8,7 @@ import pytest
 
 import precache
 from precache.errors import BuildError, UsageError
-from precache.maintenance.location import open_for_writing
+from precache.maintenance.location import open_for_writing, require_apart
 from tests.conftest import BuiltStore
 from tests.support.building import write, write_jpegs
 from tests.support.servers import S3Server
@@ -52,6 +52,16 @@ def test_a_store_inside_of_its_source_is_refused(source: Path, tmp_path: Path) -
     with pytest.raises(UsageError, match="lies inside of the source"):
         precache.submit(source, source / "store", RECIPE, address="http://127.0.0.1:1")
     assert len(list(source.rglob("*.*"))) == len(list(source.rglob("*"))) - 3 == 4
+
+
+def test_a_store_is_apart_from_all_files_that_a_pattern_stands_for(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(source)
+    for pattern in (f"{source}/**/*.parquet", "**/*.parquet"):
+        with pytest.raises(UsageError, match="lies inside of the source"):
+            precache.build(pattern, source / "store", RECIPE, address="serial")
+    require_apart(source / "store", f"{source}/*.parquet")
 
 
 def test_a_source_inside_of_the_store_is_refused(source: Path, tmp_path: Path) -> None:

@@ -72,7 +72,17 @@ def test_no_bit_of_an_index_can_fall_over(archive: str) -> None:
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [(4, -3), (4, 5), (4, 10**9), (5, [1]), (6, None), (7, -1), (8, {"a": "b"}), (9, {"a": "b"})],
+    [
+        (4, -3),
+        (4, 5),
+        (4, 10**9),
+        (5, [1]),
+        (5, [[1], [], 0, {}, {}]),
+        (5, [None, None, 0, {}, {}]),
+        (5, [None, [], -1, {}, {}]),
+        (5, [None, [], 0, {"a": "b"}, {}]),
+        (5, [None, [], 0, {}, {"a": "b"}]),
+    ],
 )
 def test_an_index_that_describes_other_members_is_ignored(
     archive: str, place: int, value: Any

@@ -141,10 +141,29 @@ def test_large_types_and_missing_images(tmp_path: Path) -> None:
     assert "--max-sample-bytes" in str(small.fetch(table.keys[:1], [-1], table.locations[:1])[0])
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_that_datasets_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])}
+    )
+    images = [{"bytes": encoded(cut(number)), "path": f"{number}.jpg"} for number in range(5)]
+    rows = {"image": images, "label": [0, 1, 0, -1, 1]}
+    datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "a.parquet")
+    listing = check_source(open_source(str(tmp_path / "a.parquet")))
+    assert class_names(listing) == ["ant", "bee", "ant", None, "bee"]
+    assert list(listing.table.keys)[4] == "a.parquet/4.jpg"
+
+
 # --- row groups and changes ---------------------------------------------------------------------
 
 
-def test_a_row_group_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("unit_bytes", "units"), [(1, 4), (1 << 20, 1)])
+def test_row_groups_are_read_once_and_small_ones_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int, units: int
+) -> None:
+    monkeypatch.setattr("precache_workers.sources.parquet_tables.UNIT_BYTES", unit_bytes)
     photos = [encoded(cut(number)) for number in range(40)]
     write(tmp_path / "a.parquet", {"image": photos}, row_group_size=10)
     opened: list[str] = []
@@ -155,7 +174,7 @@ def test_a_row_group_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("precache_workers.sources.parquet_tables.open_file", noted)
     build(str(tmp_path / "a.parquet"), tmp_path / "store", shard_samples=100)
-    assert len(opened) <= 1 + 4 + 24  # the listing, row groups, and at most the probe's rows
+    assert len(opened) == 1 + 2 * units  # for the listing, the probe and the build
 
 
 def build(source: str, store: Path, **options: Any) -> Any:
@@ -298,23 +317,21 @@ def test_what_the_system_cannot_read_is_no_hole(
     def failing(*arguments: Any) -> None:
         raise failure
 
-    monkeypatch.setattr("precache_workers.sources.parquet_tables._read_images", failing)
+    monkeypatch.setattr("precache_workers.sources.parquet_tables._images", failing)
     assert {type(error) for error in opened.fetch(table.keys, [-1] * 3, table.locations)} == {kind}
 
 
 def test_short_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
     table = opened.list(lambda count: None).table
-    read = parquet_tables._read_images
+    read = parquet_tables._images
 
-    def short(
-        table: Any, group: int, chosen: Any, rows: set[int], images: Any, most_bytes: int
-    ) -> None:
+    def short(table: Any, group: int, chosen: Any, rows: set[int], most_bytes: int) -> Any:
         if len(rows) > 1:
             raise pa.ArrowMemoryError("malloc of size 4096000000 failed")
-        read(table, group, chosen, rows, images, most_bytes)
+        return read(table, group, chosen, rows, most_bytes)
 
-    monkeypatch.setattr(parquet_tables, "_read_images", short)
+    monkeypatch.setattr(parquet_tables, "_images", short)
     fetched = opened.fetch(table.keys, [-1] * 3, table.locations)
     assert [type(sample) for sample in fetched] == [Sample] * 3
 

@@ -91,6 +91,17 @@ def test_labels_may_be_names_and_numbers_but_not_both(tmp_path: Path) -> None:
         listed(str(tmp_path / "*.tar"))
 
 
+def test_shards_of_webdatasets_own_writer(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.ShardWriter(str(tmp_path / "w-%02d.tar"), maxcount=3, verbose=0) as writer:
+        for number in range(7):
+            sample = {"jpg": encoded(cut(number)), "cls": number % 3, "json": {"a": 1}}
+            writer.write({"__key__": f"{number:04d}", **sample})
+    table = check_source(open_source(str(tmp_path / "w-*.tar"))).table
+    assert table.labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert list(table.keys)[3] == "w-01.tar/0003.jpg"
+
+
 def test_two_labels_of_a_stem_are_refused(tmp_path: Path) -> None:
     source = write_tar(tmp_path / "a.tar", {"1.jpg": PHOTO, "1.cls": b"1", "1.b.cls": b"2"})
     with pytest.raises(SourceError, match=r"a\.tar has two labels of a\.tar/1: 1 and 2"):

@@ -129,6 +129,63 @@ def quiet_datasets() -> Iterator[None]:
         datasets.config.ARROW_RECORD_BATCH_SIZE_FOR_IMAGE_DATASETS = size
 
 
+def write_tfrecords(photos: Path, to: Path) -> str:
+    """TFRecord files of examples, with a number of the class beside each photograph."""
+    from tfrecord import TFRecordWriter
+
+    paths = photos_of(photos)
+    classes = sorted({path.parent.name for path in paths})
+    for number in range(PARTS):
+        writer = TFRecordWriter(str(to / f"train-{number}.tfrecord"))
+        for path in paths[number::PARTS]:
+            label = classes.index(path.parent.name)
+            writer.write(
+                {
+                    "image": (path.read_bytes(), "byte"),
+                    "name": (path.stem.encode(), "byte"),
+                    "label": (label, "int"),
+                }
+            )
+        writer.close()
+    return str(to / "train-*.tfrecord")
+
+
+def write_lmdb(photos: Path, to: Path) -> str:
+    """An LMDB database of the files by their names."""
+    import lmdb
+
+    with (
+        lmdb.open(str(to / "photos.lmdb"), map_size=1 << 26) as database,
+        database.begin(write=True) as transaction,
+    ):
+        for path in photos_of(photos):
+            transaction.put(path.relative_to(photos).as_posix().encode(), path.read_bytes())
+    (to / "photos.lmdb/lock.mdb").unlink()
+    return str(to / "photos.lmdb")
+
+
+def write_array_records(photos: Path, to: Path) -> str:
+    """ArrayRecord files of the examples that `write_tfrecords` writes."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+    from tfrecord import TFRecordWriter
+
+    paths = photos_of(photos)
+    for number in range(PARTS):
+        writer = ArrayRecordWriter(str(to / f"train-{number}.array_record"), "group_size:4")
+        for path in paths[number::PARTS]:
+            features = {
+                "image": (path.read_bytes(), "byte"),
+                "name": (path.stem.encode(), "byte"),
+                "label": (path.parent.name.encode(), "byte"),
+            }
+            writer.write(TFRecordWriter.serialize_tf_example(features))
+        writer.close()
+    return str(to / "train-*.array_record")
+
+
+KEY_COLUMNS = {"tfrecord": "name", "arrayrecord": "name"}
+"""What names photographs in containers that give their samples numbers."""
+
 WRITERS: dict[str, Callable[[Path, Path], str]] = {
     "tar": write_tars,
     "webdataset": write_webdataset,
@@ -136,4 +193,10 @@ WRITERS: dict[str, Callable[[Path, Path], str]] = {
     "zip": write_zip,
     "csv": write_csv,
     "datasets": write_datasets,
+    "tfrecord": write_tfrecords,
+    "lmdb": write_lmdb,
+    "arrayrecord": write_array_records,
 }
+
+ON_DISK = frozenset(("csv", "lmdb", "arrayrecord"))
+"""Sources that are not read from a bucket, or have other paths there."""

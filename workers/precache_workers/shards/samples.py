@@ -35,7 +35,7 @@ FETCH_SAMPLES = 16
 HELD_BYTES = 2 * GROUP_BYTES
 """Bytes of samples of containers that are fetched before the first of them is used, at most: a
 group of units, in which rows are shuffled, and what is left of the one before."""
-UNITS_AHEAD = 8
+UNITS_AHEAD = 16
 """Units of containers that are fetched ahead."""
 BASE_MEMORY = 1 << 30
 """Bytes of a worker's process: 350 MB of libraries, the rest for photos of 90 million pixels."""

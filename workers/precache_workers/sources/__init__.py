@@ -1,1 +1,16 @@
-"""Sources, which list and fetch samples; the user's own code and its identity."""
+"""Sources, which list and fetch samples; the user's own code and its identity.
+
+`base` has the interface of a source, `kinds` opens one by its name, `contract` checks one. `folder`
+and `dataset` are sources of their own. Archives and tables with many samples in a file are formats
+of `containers`; `manifests` reads tables of URIs.
+
+- A listing gives each sample an identity and, if it lies in a container, a location: the unit that
+  it is read with, and its place there. Tasks get locations with keys and sizes, so that workers
+  need no index. Locations are never stored: what a store says is not trusted, and a container may
+  be packed anew. Without them, as in the viewer, a source lists once to find its samples.
+- The identity of a sample is what its container tells of it: the CRC-32 in a zip archive, size and
+  time in a tar archive; else it is the container's, and content decides what changed.
+- Units of containers are shuffled among all, rows within groups of units (`planning.rows`), and a
+  task fetches the samples of a unit together (`shards.samples`).
+- An index of all containers, kept in the store, spares the next listing those that did not change.
+"""

@@ -189,7 +189,8 @@ def _messages(folder: Folder, file: FileInfo, where: str) -> Iterator[_Message]:
     """Yield the messages of a file up to its end mark."""
 
     def read(start: int, length: int) -> bytes:
-        return required(*read_parts(folder, [(file.name, start, length)]))
+        part = (file.name, start, min(length, file.size - start))
+        return required(*read_parts(folder, [part]))
 
     offset = 8 if file.size >= 8 and read(0, 8).startswith(MAGIC) else 0
     while True:

@@ -18,6 +18,7 @@ from precache.store.row_table import RowTable
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 )
+IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 MOST_SAMPLE_BYTES = 512 << 20
 
 CONTAINERS = {
@@ -169,6 +170,12 @@ def is_image(name: str) -> bool:
     """Return True if a file is an image by its suffix."""
     stem, _, suffix = name.rpartition(".")
     return stem[-1:] not in ("", "/") and f".{suffix.lower()}" in IMAGE_SUFFIXES
+
+
+def starts_as_image(data: bytes | memoryview) -> bool:
+    """Return True if data begin as an encoded image does, of the kinds in `IMAGE_SUFFIXES`."""
+    head = bytes(data[:12])
+    return head.startswith(IMAGE_STARTS) or (head[:4] == b"RIFF" and head[8:] == b"WEBP")
 
 
 def container_noun(name: str) -> str:

@@ -44,8 +44,8 @@ from precache_workers.sources.base import (
 )
 from precache_workers.sources.container_names import Containers
 
-UNIT_BYTES = 4 << 20
-"""Bytes of neighbours that are read at once."""
+UNIT_BYTES = 1 << 20
+"""Bytes of neighbours that are read at once; with more, rows of sorted containers mix less."""
 
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned at a time."""
@@ -53,8 +53,11 @@ LOCAL_THREADS, REMOTE_THREADS = 2, 8
 _INDEXED = TypeAdapter(
     list[
         tuple[
-            str, int, int, str, NonNegativeInt, bool | None, tuple[str, ...], NonNegativeInt,
-            dict[str, NonNegativeInt], dict[str, NonNegativeInt],
+            str, int, int, str, NonNegativeInt,
+            tuple[
+                bool | None, tuple[str, ...], NonNegativeInt,
+                dict[str, NonNegativeInt], dict[str, NonNegativeInt],
+            ],
         ]
     ]
 )  # fmt: skip
@@ -426,8 +429,8 @@ def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
 
     described = [
         [
-            *file, len(members.keys), members.numbered, members.classes, members.ignored,
-            members.left_out, members.notes,
+            *file, len(members.keys),
+            [members.numbered, members.classes, members.ignored, members.left_out, members.notes],
         ]
         for file, members in listed
     ]  # fmt: skip
@@ -465,8 +468,8 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
         if sum(container[4] for container in containers) != len(table):
             return {}
         known, start = {}, 0
-        for described in containers:
-            name, size, mtime, etag, count, numbered, classes, ignored, *counts = described
+        for name, size, mtime, etag, count, rest in containers:
+            numbered, classes, ignored, *counts = rest
             part = table.slice(start, count)
             start += count
             members = Members(

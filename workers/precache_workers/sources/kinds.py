@@ -16,6 +16,7 @@ from precache.errors import SourceError, UsageError
 from precache.messages import shown
 from precache.storage.open import StorageOptions, open_folder
 from precache_workers.sources import manifests
+from precache_workers.sources.array_records import ArrayRecordFormat
 from precache_workers.sources.arrow_tables import ArrowFormat, is_saved_dataset, saved_files
 from precache_workers.sources.base import (
     MOST_SAMPLE_BYTES,
@@ -30,8 +31,10 @@ from precache_workers.sources.container_names import Containers
 from precache_workers.sources.containers import ContainerSource, Format
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.lmdb_databases import LMDBFormat
 from precache_workers.sources.parquet_tables import ParquetFormat
 from precache_workers.sources.tar_archives import TarFormat
+from precache_workers.sources.tf_records import TFRecordFormat
 from precache_workers.sources.user_code import load_object
 from precache_workers.sources.zip_archives import ZipFormat
 
@@ -114,6 +117,13 @@ def _open_arrow(spec: SourceSpec) -> Source:
     return replace(source, containers=saved)
 
 
+def _open_lmdb(spec: SourceSpec) -> Source:
+    # A database is a file, or a folder with the file data.mdb: then this one is named.
+    inside = Path(spec.uri, "data.mdb")
+    uri = str(inside) if inside.expanduser().is_file() else spec.uri
+    return open_containers(replace(spec, uri=uri), LMDBFormat())
+
+
 KINDS: dict[str, SourceKind] = {
     "folder": SourceKind(_open_folder),
     "python": SourceKind(_open_dataset, schemes=("python",)),
@@ -122,6 +132,15 @@ KINDS: dict[str, SourceKind] = {
         lambda spec: open_containers(spec, ParquetFormat(spec.columns)), (".parquet",)
     ),
     "arrow": SourceKind(_open_arrow, (".arrow",)),
+    "tfrecord": SourceKind(
+        lambda spec: open_containers(spec, TFRecordFormat(spec.columns)),
+        (".tfrecord", ".tfrecords"),
+    ),
+    "arrayrecord": SourceKind(
+        lambda spec: open_containers(spec, ArrayRecordFormat(spec.columns)),
+        (".array_record", ".arrayrecord"),
+    ),
+    "lmdb": SourceKind(_open_lmdb, (".lmdb", "data.mdb")),
     "zip": SourceKind(lambda spec: open_containers(spec, ZipFormat()), (".zip",)),
     "manifest": SourceKind(_open_manifest, manifests.SUFFIXES),
 }
@@ -173,8 +192,10 @@ def _kind_of(spec: SourceSpec, name: str | None) -> SourceKind:
             f"there is no source kind {name!r}; choose one of {', '.join([*KINDS, *plug_ins])}"
         )
     if "://" not in source and os.path.isdir(Path(source).expanduser()):  # noqa: PTH112 - no error
-        saved = is_saved_dataset(Path(source).expanduser())
-        return KINDS["arrow" if saved else "folder"]  # whatever its name
+        folder = Path(source).expanduser()
+        if (folder / "data.mdb").is_file():
+            return KINDS["lmdb"]
+        return KINDS["arrow" if is_saved_dataset(folder) else "folder"]  # whatever its name
     own = kind_of_name(source)
     if own:
         return KINDS[own]

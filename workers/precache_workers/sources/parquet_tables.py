@@ -5,13 +5,15 @@ sample's key is what the column of keys has, if one is named; else the name of i
 path that its struct has, if all of a file have different ones, or the number of its row.
 
 A row has neither size nor time of its own: its identity is that of its file, so that after a change
-of the file its rows are compared by content. A row group is read at once, as far as needed.
+of the file its rows are compared by content. A row group, or several small ones, are read at once,
+as far as needed.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from precache.messages import did_you_mean, printable
 from precache.storage.base import FileInfo, Folder, is_name
 from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
 from precache_workers.sources.containers import (
+    UNIT_BYTES,
     Members,
     TimeUpError,
     Wanted,
@@ -89,15 +92,15 @@ class ParquetFormat:
             members.notes[columns_note(chosen)] += 1
             keys = _Names(self.columns.key, chosen)
             etag = container_etag(file)
+            units = _units(table, chosen, file.size)
             table = open_table(stream, table.metadata, keys.columns(chosen.label))
             for group in range(table.num_row_groups):
-                unit = f"{file.name}#{group}:{file.size}~{_row_bytes(table, group, chosen)}"
                 place = 0
                 for names, labels in keys.read(table, group, chosen.label):
                     if time.monotonic() > until:
                         raise TimeUpError
                     for name, label in zip(names, labels, strict=True):
-                        location = f"{unit}\t{place}:{etag}"
+                        location = f"{file.name}#{units[group]}\t{group}:{place}:{etag}"
                         members.add(name, location, size=-1, mtime=-1, etag=etag, label=label)
                         place += 1
                 _require_rows(table, group, place, where)
@@ -107,24 +110,28 @@ class ParquetFormat:
     def read(
         self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
     ) -> Sequence[Fetched]:
-        group, _, size = unit.partition("~")[0].partition(":")
-        file = FileInfo(name, int(size), -1, "")
-        places = [sample.place.partition(":") for sample in wanted]
-        rows = [int(row) for row, _, _ in places]
+        file = FileInfo(name, int(unit.partition("~")[0].partition(":")[2]), -1, "")
+        places = [sample.place.split(":") for sample in wanted]
+        numbers = [(int(group), int(row)) for group, row, _ in places]
+        rows: dict[int, set[int]] = defaultdict(set)
+        for group, row in numbers:
+            rows[group].add(row)
         where = folder.path(name)
-        images: dict[int, Fetched] = {}
+        images: dict[tuple[int, int], Fetched] = {}
         missing = SampleError(f"{where} has no such row: its footer claims more than there are")
         try:
             with open_file(folder, file) as stream, damaged(where):
                 table = open_table(stream)
                 chosen = choose_columns(table.schema_arrow, self.columns, where)
-                _read_images(table, int(group), chosen, set(rows), images, most_bytes)
+                for group, some in sorted(rows.items()):
+                    for row, image in _images(table, group, chosen, some, most_bytes):
+                        images[group, row] = image
         except SourceError as error:
             missing = SampleError(str(error))
         now = folder.info(name)  # only now: it may have been replaced while it was read
         if now is None or any(listed != container_etag(now) for _, _, listed in places):
             return [changed(folder, name, sample.key) for sample in wanted]
-        return [images.get(row, missing) for row in rows]
+        return [images.get(number, missing) for number in numbers]
 
 
 def name_rows(members: Members, container: str, key: str | None, where: str) -> None:
@@ -185,16 +192,32 @@ def open_table(stream: BinaryIO, metadata: Any = None, repeated: Sequence[str] =
     )
 
 
-def _row_bytes(table: Any, group: int, chosen: ChosenColumns) -> int:
-    """Return the mean bytes of an image of a row group, as its footer has them."""
-    described = table.metadata.row_group(group)
-    columns = map(described.column, range(described.num_columns))
+def _units(table: Any, chosen: ChosenColumns, size: int) -> list[str]:
+    """Return the unit that each row group is read in, with the file's size: small neighbours share
+    one."""
+    groups: list[list[int]] = []
+    held = 0
+    for group in range(table.num_row_groups):
+        nbytes = table.metadata.row_group(group).total_byte_size
+        if not groups or held + nbytes > UNIT_BYTES:
+            groups.append([])
+            held = 0
+        groups[-1].append(group)
+        held += nbytes
+    names = [f"{n}:{size}~{_row_bytes(table, some, chosen)}" for n, some in enumerate(groups)]
+    return [name for name, some in zip(names, groups, strict=True) for _ in some]
+
+
+def _row_bytes(table: Any, groups: Sequence[int], chosen: ChosenColumns) -> int:
+    """Return the mean bytes of an image of some row groups, as the footer has them."""
+    described = [table.metadata.row_group(group) for group in groups]
     nbytes = sum(
         column.total_uncompressed_size
-        for column in columns
+        for group in described
+        for column in map(group.column, range(group.num_columns))
         if column.path_in_schema == chosen.image_leaf
     )
-    mean: int = nbytes // max(1, described.num_rows)
+    mean: int = nbytes // max(1, sum(group.num_rows for group in described))
     return max(1, mean)
 
 
@@ -206,17 +229,12 @@ def _require_rows(table: Any, group: int, rows: int, where: str) -> None:
         )
 
 
-def _read_images(
-    table: Any,
-    group: int,
-    chosen: ChosenColumns,
-    rows: set[int],
-    images: dict[int, Fetched],
-    most_bytes: int,
-) -> None:
-    """Read images of a row group into `images`, by row, up to the last one that is wanted."""
+def _images(
+    table: Any, group: int, chosen: ChosenColumns, rows: set[int], most_bytes: int
+) -> Iterator[tuple[int, Fetched]]:
+    """Read images of a row group, up to the last one that is wanted."""
     row, last = 0, max(rows)
-    at_once = max(1, min(READ_ROWS, READ_BYTES // _row_bytes(table, group, chosen)))
+    at_once = max(1, min(READ_ROWS, READ_BYTES // _row_bytes(table, [group], chosen)))
     batches = table.iter_batches(at_once, [group], [chosen.image_leaf], use_threads=False)
     for batch in batches:
         column = batch.column(0)
@@ -224,11 +242,10 @@ def _read_images(
             column = column.field(0)
         for number in range(len(column)):
             if row + number in rows:
-                data = column[number].as_py()
-                images[row + number] = _sample(data, most_bytes)
+                yield row + number, _sample(column[number].as_py(), most_bytes)
         row += len(column)
         if row > last:
-            break
+            return
 
 
 def _sample(data: bytes | None, most_bytes: int) -> Fetched:

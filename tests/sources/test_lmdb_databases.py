@@ -1,0 +1,150 @@
+"""LMDB databases: keys, labels, changes, and hostile files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+import precache
+from precache.errors import FetchError, SampleError, SourceError, UsageError
+from precache.storage.base import NO_NAME
+from precache.storage.open import open_folder
+from precache_workers.sources.base import Listing, Sample
+from precache_workers.sources.contract import check_source
+from precache_workers.sources.kinds import open_source
+from tests.support.building import cut, encoded
+from tests.support.servers import S3Server
+
+PHOTO = encoded(cut(0))
+
+
+def write(path: Path, values: dict[str, bytes], **options: Any) -> str:
+    with (
+        lmdb.open(str(path), map_size=1 << 24, **options) as database,
+        database.begin(write=True) as transaction,
+    ):
+        for key, value in values.items():
+            transaction.put(key.encode(), value)
+    return str(path)
+
+
+def listed(source: str) -> Listing:
+    return open_source(source).list(lambda count: None)
+
+
+def fetch_all(source: str, **options: Any) -> list[Any]:
+    opened = open_source(source, **options)
+    table = opened.list(lambda count: None).table
+    return list(opened.fetch(table.keys, [-1] * len(table), table.locations))
+
+
+def test_values_are_images_by_their_keys_or_first_bytes(tmp_path: Path) -> None:
+    values = {
+        "0a1b": PHOTO, "17.webp": b"damaged", "num-samples": b"3", "__keys__": pickle.dumps(["a"]),
+        "füße": PHOTO,
+    }  # fmt: skip
+    listing = check_source(open_source(write(tmp_path / "data", values)))
+    names = [key.removeprefix("data.mdb/") for key in listing.table.keys]
+    assert names == ["0a1b", "17.webp", "füße"]
+    assert listing.ignored == 2
+    assert listing.table.labels.tolist() == [-1] * 3
+
+
+def test_a_database_may_be_one_file(tmp_path: Path) -> None:
+    source = write(tmp_path / "photos.lmdb", {"cat/1": PHOTO, "dog/2": PHOTO}, subdir=False)
+    table = check_source(open_source(source)).table
+    assert list(table.keys) == ["photos.lmdb/cat/1", "photos.lmdb/dog/2"]
+    assert table.classes == ("cat", "dog")
+
+
+def test_labels_beside_numbered_images(tmp_path: Path) -> None:
+    values = {f"image-{n:09d}": PHOTO for n in (1, 2, 3)}
+    values |= {"label-000000001": b"word", "label-000000003": b"another", "num-samples": b"3"}
+    table = listed(write(tmp_path / "data", values)).table
+    assert table.classes == ("another", "word")
+    assert table.labels.tolist() == [1, -1, 0]
+
+
+def test_labels_under_keys_with_another_suffix(tmp_path: Path) -> None:
+    values = {"a/1.jpg": PHOTO, "a/1.cls": b"7\n", "2": PHOTO, "2.cls": b"3"}
+    table = listed(write(tmp_path / "data", values)).table
+    assert dict(zip(table.keys, table.labels.tolist(), strict=True)) == {
+        "data.mdb/2": 3, "data.mdb/a/1.jpg": 7
+    }  # fmt: skip
+
+
+def test_labels_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"1\.cls has 5,000 bytes; a label is"):
+        listed(write(tmp_path / "a", {"1.jpg": PHOTO, "1.cls": b"x" * 5000}))
+    with pytest.raises(SourceError, match=r"1\.cls is not UTF-8"):
+        listed(write(tmp_path / "b", {"1.jpg": PHOTO, "1.cls": b"\xff"}))
+
+
+def test_keys_that_lead_elsewhere_are_left_out(tmp_path: Path) -> None:
+    listing = listed(write(tmp_path / "data", {"../a.jpg": PHOTO, "/b.jpg": PHOTO, "c": PHOTO}))
+    assert list(listing.table.keys) == ["data.mdb/c"]
+    assert listing.left_out == {NO_NAME: 2}
+
+
+def test_a_value_over_the_limit_is_a_hole(tmp_path: Path) -> None:
+    source = write(tmp_path / "data", {"1": PHOTO, "2": PHOTO[:10]})
+    fetched = fetch_all(source, most_bytes=100)
+    assert [type(one) for one in fetched] == [SampleError, Sample]
+
+
+def test_rows_of_a_changed_database_are_compared_by_content(tmp_path: Path) -> None:
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    photos = {f"{n}.jpg": encoded(cut(n)) for n in range(8)}
+    source = write(tmp_path / "data", photos)
+    precache.build(source, tmp_path / "store", recipe, address="serial")
+    opened = open_source(source)
+    table = opened.list(lambda count: None).table
+    write(tmp_path / "data", {"4.jpg": encoded(cut(99))})
+    os.utime(tmp_path / "data/data.mdb", (1, 1))
+    for error in opened.fetch(table.keys, [-1] * 8, table.locations):
+        assert isinstance(error, FetchError)
+        assert "has changed since it was listed" in str(error)
+    result = precache.build(source, tmp_path / "store", recipe, address="serial")
+    assert result.rows_reused == 7
+
+
+# --- hostile files ------------------------------------------------------------------------------
+
+
+def test_a_database_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "data", {f"{n}.jpg": PHOTO for n in range(20)})
+    path = tmp_path / "data/data.mdb"
+    data = path.read_bytes()
+    for length in (0, 20, 4096, 8192, len(data) // 2, len(data) - 4096):
+        path.write_bytes(data[:length])
+        with pytest.raises(SourceError, match=r"data\.mdb (is cut off|cannot be read)"):
+            listed(source)
+
+
+def test_other_bytes_are_no_database(tmp_path: Path) -> None:
+    (tmp_path / "a.lmdb").write_bytes(b"no database at all" * 1000)
+    with pytest.raises(SourceError, match=r"a\.lmdb cannot be read"):
+        listed(str(tmp_path / "a.lmdb"))
+
+
+def test_a_database_in_a_bucket_is_refused_with_the_way_out(tmp_path: Path, s3: S3Server) -> None:
+    write(tmp_path / "data", {"1.jpg": PHOTO})
+    bucket = open_folder("s3://bucket", s3.options())
+    bucket.put("data.mdb", [(tmp_path / "data/data.mdb").read_bytes()])
+    with pytest.raises(SourceError, match=r"which is read from a disk; copy it there"):
+        open_source("s3://bucket/data.mdb", s3.options()).list(lambda count: None)
+
+
+def test_without_its_library_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "data", {"1.jpg": PHOTO})
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(UsageError, match=r"pip install 'precache\[lmdb\]'"):
+        listed(source)

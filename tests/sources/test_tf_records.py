@@ -1,0 +1,238 @@
+"""TFRecord files: features, labels, checksums, and hostile files."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorboard.summary.writer.record_writer import RecordWriter
+from tfrecord import TFRecordWriter
+
+import precache
+from precache.errors import FetchError, PrecacheError, SampleError, SourceError
+from precache_workers.sources.base import Columns, Listing, Sample
+from precache_workers.sources.contract import check_source
+from precache_workers.sources.kinds import open_source
+from precache_workers.sources.tf_examples import parts_of
+from tests.support.building import cut, encoded
+
+PHOTO = encoded(cut(0))
+HEAD = 12
+
+
+def write(path: Path, *records: dict[str, tuple[Any, str]]) -> str:
+    writer = TFRecordWriter(str(path))
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return str(path)
+
+
+def example(image: Any = PHOTO, label: Any = 1, name: str = "image") -> dict[str, Any]:
+    return {name: (image, "byte"), "label": (label, "int"), "bbox": ([0.1, 0.2], "float")}
+
+
+def listed(source: str, *columns: str | None) -> Listing:
+    return open_source(source, columns=Columns(*columns)).list(lambda count: None)
+
+
+def fetch_all(source: str, *columns: str | None) -> list[Any]:
+    opened = open_source(source, columns=Columns(*columns))
+    table = opened.list(lambda count: None).table
+    return list(opened.fetch(table.keys, table.sizes.tolist(), table.locations))
+
+
+# --- features -----------------------------------------------------------------------------------
+
+
+def test_features_of_tensorflows_image_examples_are_found(tmp_path: Path) -> None:
+    records = [
+        {
+            "image/encoded": (encoded(cut(n)), "byte"),
+            "image/format": (b"JPEG", "byte"),
+            "image/class/label": (n, "int"),
+            "image/class/text": (b"cat", "byte"),
+            "image/height": (40, "int"),
+        }
+        for n in range(3)
+    ]
+    source = write(tmp_path / "train.tfrecord", *records)
+    listing = check_source(open_source(source))
+    assert listing.notes == (
+        "Images from the feature 'image/encoded', labels from 'image/class/label'",
+    )
+    assert listing.table.labels.tolist() == [0, 1, 2]
+    assert list(listing.table.keys) == [f"train.tfrecord/{n}" for n in range(3)]
+    assert [one.inputs["bytes"] for one in fetch_all(source)] == [encoded(cut(n)) for n in range(3)]
+
+
+def test_features_are_chosen_by_name(tmp_path: Path) -> None:
+    record = {
+        "left": (PHOTO, "byte"), "right": (b"other", "byte"), "breed": (b"pug", "byte"),
+        "id": (-7, "int"),
+    }  # fmt: skip
+    source = write(tmp_path / "a.tfrecords", record)
+    table = listed(source, "right", "breed", "id").table
+    assert list(table.keys) == ["-7"]
+    assert table.classes == ("pug",)
+    assert fetch_all(source, "right")[0].inputs == {"bytes": b"other"}
+    with pytest.raises(SourceError, match=r"first record, it has no feature 'breeds' \(did you "):
+        listed(source, None, "breeds")
+    with pytest.raises(SourceError, match="'id' has no bytes"):
+        listed(source, "id")
+
+
+def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
+    two = {"left": (PHOTO, "byte"), "right": (PHOTO, "byte")}
+    with pytest.raises(SourceError, match="several images: left, right; choose one by --image"):
+        listed(write(tmp_path / "a.tfrecord", two))
+    with pytest.raises(SourceError, match="no feature with an encoded image; it has 'text'"):
+        listed(write(tmp_path / "b.tfrecord", {"text": (b"a", "byte")}))
+
+
+def test_records_may_be_images(tmp_path: Path) -> None:
+    with (tmp_path / "a.tfrecord").open("wb") as file:
+        writer = RecordWriter(file)
+        for n in range(3):
+            writer.write(encoded(cut(n)))
+    listing = check_source(open_source(str(tmp_path / "a.tfrecord")))
+    assert listing.notes == ("Each record is an image, without a label",)
+    assert listing.table.labels.tolist() == [-1] * 3
+
+
+@pytest.mark.parametrize(
+    ("label", "kind", "why"),
+    [(0.5, "float", "with a fraction"), ([1, 2], "int", "2 values"), ([], "int", "0 values")],
+)
+def test_labels_that_are_no_class_are_refused(
+    tmp_path: Path, label: Any, kind: str, why: str
+) -> None:
+    record = {"image": (PHOTO, "byte"), "label": (label, kind)}
+    with pytest.raises(SourceError, match=why):
+        listed(write(tmp_path / "a.tfrecord", record))
+
+
+def test_labels_of_two_kinds_are_refused(tmp_path: Path) -> None:
+    text = {"image": (PHOTO, "byte"), "label": (b"cat", "byte")}
+    with pytest.raises(SourceError, match=r"labels that are numbers and labels that are text"):
+        listed(write(tmp_path / "a.tfrecord", example(), text))
+
+
+def test_a_record_without_an_image_is_a_hole(tmp_path: Path) -> None:
+    none = {"label": (1, "int")}
+    source = write(tmp_path / "a.tfrecord", example(), none, example(image=[]), example())
+    fetched = fetch_all(source)
+    assert [type(one) for one in fetched] == [Sample, SampleError, SampleError, Sample]
+    assert "no feature with an encoded image" in str(fetched[1])
+    assert "has 0 images" in str(fetched[2])
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=8),
+        st.one_of(
+            st.tuples(st.lists(st.binary(max_size=300), max_size=3), st.just("byte")),
+            st.tuples(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), st.just("int")),
+            st.tuples(st.lists(st.floats(width=32), max_size=3), st.just("float")),
+        ),
+        max_size=5,
+    ),
+    st.integers(-(2**63), 2**63 - 1),
+    st.binary(max_size=300),
+)
+def test_every_example_is_read_as_it_was_written(
+    features: dict[str, Any], label: int, image: bytes
+) -> None:
+    features |= {"i": ([image], "byte"), "l": ([label], "int"), "k": ([b"key"], "byte")}
+    parts = parts_of(TFRecordWriter.serialize_tf_example(features), Columns("i", "l", "k"))
+    assert (bytes(parts.image), parts.label, parts.key) == (image, str(label), "key")
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+def test_only_a_record_that_changed_is_fetched_and_decoded_again(tmp_path: Path) -> None:
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    records = [example(encoded(cut(n)), n % 2) for n in range(6)]
+    source = write(tmp_path / "a.tfrecord", *records)
+    precache.build(source, tmp_path / "store", recipe, address="serial")
+    before = listed(source).table.etags
+    records[2] = example(encoded(cut(99)), 0)
+    write(tmp_path / "a.tfrecord", *records)
+    after = listed(source).table.etags
+    assert [n for n in range(6) if before[n] != after[n]] == [2]
+    result = precache.build(source, tmp_path / "store", recipe, address="serial")
+    assert result.rows_reused == 5
+
+
+def test_a_record_that_is_not_where_it_was_is_noticed(tmp_path: Path) -> None:
+    source = open_source(write(tmp_path / "a.tfrecord", example(), example()))
+    table = source.list(lambda count: None).table
+    write(tmp_path / "a.tfrecord", example(encoded(cut(7))), example())
+    for error in source.fetch(table.keys, table.sizes.tolist(), table.locations):
+        assert isinstance(error, FetchError)
+        assert "has changed since it was listed" in str(error)
+
+
+# --- hostile files ------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.tfrecord", example(), example()))
+    data = path.read_bytes()
+    for length in (1, HEAD - 1, HEAD, 100, len(data) // 2 + 5, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(SourceError, match=r"cut off|no TFRecord file"):
+            listed(str(path))
+
+
+def test_a_length_that_lies_is_refused(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.tfrecord", example(), example()))
+    data = bytearray(path.read_bytes())
+    length = 1 << 62
+    data[:HEAD] = length.to_bytes(8, "little") + TFRecordWriter.masked_crc(
+        length.to_bytes(8, "little")
+    )
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match="the record at byte 0 has 4,611,686,018,427,387,904 by"):
+        listed(str(path))
+    data[3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match="is no TFRecord file"):
+        listed(str(path))
+
+
+def test_a_damaged_record_is_a_hole(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.tfrecord", *[example(name="scan")] * 3))
+    data = bytearray(path.read_bytes())
+    for number in (0, 2):
+        data[number * len(data) // 3 + 500] ^= 1
+    path.write_bytes(data)
+    fetched = fetch_all(str(path), "scan")
+    assert [type(one) for one in fetched] == [SampleError, Sample, SampleError]
+    assert str(fetched[0]) == "its record is damaged: it has another CRC-32C"
+
+
+def test_a_compressed_file_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.tfrecord", example()))
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(SourceError, match=r"is compressed: .*decompress it"):
+        listed(str(path))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_damaged_examples_are_refused_or_lead_into_the_record(data: st.DataObject) -> None:
+    record = bytearray(TFRecordWriter.serialize_tf_example(example(image=b"\xff\xd8\xff" * 20)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(record) - 1))
+        record[place] = data.draw(st.integers(0, 255))
+    try:
+        parts = parts_of(bytes(record[: data.draw(st.integers(0, len(record)))]), Columns())
+    except (PrecacheError, ValueError):
+        return
+    assert len(parts.image) <= len(record)

@@ -1,0 +1,124 @@
+"""ArrayRecord files, whose records are examples with an image, or images, as in TFRecord files.
+
+A record has neither time nor a checksum that its reader shows: its identity is that of its file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from precache.errors import SampleError, SourceError, UsageError
+from precache.messages import printable
+from precache.storage.base import FileInfo, Folder
+from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched
+from precache_workers.sources.containers import (
+    Members,
+    TimeUpError,
+    Wanted,
+    changed,
+    container_etag,
+)
+from precache_workers.sources.parquet_tables import name_rows
+from precache_workers.sources.tf_examples import Parts, add_parts, parts_of, sample_of
+
+UNIT_RECORDS, LISTED_RECORDS = 32, 256
+"""Records that are read at once, while samples are fetched and while they are listed."""
+
+FORMAT_NOUN = "an ArrayRecord file"
+_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
+
+
+@dataclass(frozen=True)
+class ArrayRecordFormat:
+    """ArrayRecord files on a local disk; see the module."""
+
+    columns: Columns = NO_COLUMNS
+    noun: str = FORMAT_NOUN
+    suffixes: tuple[str, ...] = (".array_record", ".arrayrecord")
+
+    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
+        members, where, etag = Members(), folder.path(file.name), container_etag(file)
+        with _opened(folder, file) as reader:
+            count = reader.num_records()
+            for start in range(0, count, LISTED_RECORDS):
+                if time.monotonic() > until:
+                    raise TimeUpError
+                numbers = range(start, min(start + LISTED_RECORDS, count))
+                for number, record in zip(numbers, _records(reader, numbers), strict=True):
+                    location = f"{file.name}#{number // UNIT_RECORDS}\t{number}:{etag}"
+                    try:
+                        if isinstance(record, SampleError):
+                            raise ValueError(str(record))
+                        parts = parts_of(record, self.columns)
+                    except ValueError as error:
+                        if not members.keys and isinstance(record, bytes):
+                            raise SourceError(f"{where}: of its first record, {error}") from None
+                        parts = Parts(key=f"{file.name}/{number}")  # it will be a hole
+                    add_parts(members, parts, where, location, etag)
+        name_rows(members, file.name, self.columns.key, where)
+        return members
+
+    def read(
+        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+    ) -> Sequence[Fetched]:
+        file = folder.info(name)
+        places = [sample.place.partition(":") for sample in wanted]
+        if file is None or any(etag != container_etag(file) for _, _, etag in places):
+            return [changed(folder, name, sample.key) for sample in wanted]
+        try:
+            with _opened(folder, file) as reader:
+                records = _records(reader, [int(number) for number, _, _ in places])
+        except SourceError as error:
+            return [SampleError(str(error)) for _ in wanted]
+        return [
+            record if isinstance(record, SampleError) else sample_of(record, self.columns)
+            for record in records
+        ]
+
+
+def _records(reader: Any, numbers: Sequence[int]) -> list[bytes | SampleError]:
+    """Read records; one by one if one of them is damaged."""
+    try:
+        return list(reader.read(list(numbers)))
+    except RuntimeError as error:
+        if len(numbers) == 1:
+            return [SampleError(f"its record is damaged: {printable(str(error))}")]
+        return [record for number in numbers for record in _records(reader, [number])]
+
+
+@contextmanager
+def _opened(folder: Folder, file: FileInfo) -> Iterator[Any]:
+    """Open a file.
+
+    Raises
+    ------
+    SourceError
+        It lies elsewhere than on a disk, or is damaged.
+    UsageError
+        `array_record` is not installed.
+    """
+    try:
+        from array_record.python.array_record_module import ArrayRecordReader
+    except ImportError:
+        raise UsageError(
+            "ArrayRecord files need a library that is not installed: "
+            "pip install 'precache[arrayrecord]'"
+        ) from None
+    path, where = folder.local(file.name), folder.path(file.name)
+    if path is None:
+        raise SourceError(f"{where} is {FORMAT_NOUN}, which is read from a disk; copy it there")
+    reader = ArrayRecordReader(str(path), _OPTIONS)
+    if not reader.ok():
+        try:
+            reader.close()
+        except RuntimeError as error:
+            raise SourceError(f"{where} cannot be read: {printable(str(error))}") from None
+    try:
+        yield reader
+    finally:
+        with suppress(RuntimeError):  # of a record, which is raised when that is read
+            reader.close()

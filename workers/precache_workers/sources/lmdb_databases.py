@@ -1,0 +1,162 @@
+"""LMDB databases of encoded images by key.
+
+A value is a sample if its key ends as an image does, or if it begins as one. Its label is the text
+of the key ``label-N`` beside ``image-N``, as data sets of text recognition have them, or a class
+number or name under the key with the suffix ``.cls`` instead of its own; without any of these in a
+database it is the first folder of the key.
+
+A value has neither time nor checksum: its identity is that of its file, so that after a change all
+are compared by content. LMDB maps its file and believes what is in it: only one that is shorter
+than it says is noticed.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from precache.errors import SampleError, SourceError, UsageError
+from precache.messages import printable
+from precache.storage.base import NO_NAME, FileInfo, Folder
+from precache_workers.sources.base import TICK, Fetched, Sample, is_image, starts_as_image
+from precache_workers.sources.containers import (
+    Members,
+    TimeUpError,
+    Wanted,
+    changed,
+    container_etag,
+    member_key,
+    too_large,
+)
+
+UNIT_SAMPLES = 64
+"""Neighbours by key that are read at once."""
+
+MOST_LABEL = 4096
+
+_NUMBERED = re.compile(r"image(-\d+)")
+_NUMBER = re.compile(r"-1|[0-9]{1,18}")
+_lock = threading.Lock()
+"""A process must not open a database twice."""
+
+
+@dataclass(frozen=True)
+class LMDBFormat:
+    """Databases on a local disk; see the module."""
+
+    noun: str = "an LMDB database"
+    suffixes: tuple[str, ...] = ("data.mdb", ".lmdb")
+
+    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
+        members, labels, where = Members(), dict[str, str](), folder.path(file.name)
+        etag = container_etag(file)
+        with _opened(folder, file) as transaction:
+            for number, (name, value) in enumerate(transaction.cursor()):
+                if number % TICK == 0 and time.monotonic() > until:
+                    raise TimeUpError
+                text = bytes(name).decode("utf-8", "surrogateescape")
+                key = member_key(file.name, text)
+                if text.startswith("label-") or text.lower().endswith(".cls"):
+                    labels[text] = _label(value, f"{where}: {printable(text)}")
+                elif not (is_image(text) or starts_as_image(value)):
+                    members.ignored += 1
+                elif key is None:
+                    members.left_out[NO_NAME] += 1
+                else:
+                    unit, place = len(members.keys) // UNIT_SAMPLES, f"{etag}:{bytes(name).hex()}"
+                    location = f"{file.name}#{unit}\t{place}"
+                    members.add(key, location, size=len(value), mtime=-1, etag=etag, label="")
+        for row, key in enumerate(members.keys):
+            members.labels[row] = _label_of(key[len(file.name) + 1 :], labels)
+        texts = set(members.labels) - {""}
+        if texts:
+            members.numbered = bool(labels) and all(map(_NUMBER.fullmatch, texts))
+        return members
+
+    def read(
+        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+    ) -> Sequence[Fetched]:
+        file = folder.info(name)
+        places = [sample.place.partition(":") for sample in wanted]
+        if file is None or any(etag != container_etag(file) for etag, _, _ in places):
+            return [changed(folder, name, sample.key) for sample in wanted]
+        fetched: list[Fetched] = []
+        try:
+            with _opened(folder, file) as transaction:
+                for sample, (_, _, key) in zip(wanted, places, strict=True):
+                    value = transaction.get(bytes.fromhex(key))
+                    if value is None:
+                        fetched.append(changed(folder, name, sample.key))
+                    elif len(value) > most_bytes:
+                        fetched.append(too_large(len(value), most_bytes))
+                    else:
+                        data = bytes(value)
+                        content = xxhash.xxh3_128_hexdigest(data)
+                        fetched.append(Sample({"bytes": data}, content=content))
+        except SourceError as error:
+            return [SampleError(str(error)) for _ in wanted]
+        return fetched
+
+
+@contextmanager
+def _opened(folder: Folder, file: FileInfo) -> Iterator[Any]:
+    """Open a database, and a transaction of it that gives views of values.
+
+    Raises
+    ------
+    SourceError
+        It lies elsewhere than on a disk, is damaged, or is shorter than it says.
+    UsageError
+        `lmdb` is not installed.
+    """
+    try:
+        import lmdb
+    except ImportError:
+        raise UsageError(
+            "LMDB databases need a library that is not installed: pip install 'precache[lmdb]'"
+        ) from None
+    path, where = folder.local(file.name), folder.path(file.name)
+    if path is None:
+        raise SourceError(f"{where} is an LMDB database, which is read from a disk; copy it there")
+    with _lock:
+        try:
+            # Nobody may write meanwhile: no lock is taken, as the disk may be read-only.
+            with lmdb.open(
+                str(path), subdir=False, readonly=True, lock=False, readahead=False
+            ) as database:
+                pages = database.info()["last_pgno"] + 1
+                if pages * database.stat()["psize"] > file.size:
+                    raise SourceError(
+                        f"{where} is cut off: it is to have {pages:,} pages, and has "
+                        f"{file.size:,} bytes; if it is whole, copy it by mdb_copy -c"
+                    )
+                with database.begin(buffers=True) as transaction:
+                    yield transaction
+        except lmdb.Error as error:
+            raise SourceError(f"{where} cannot be read: {printable(str(error))}") from None
+
+
+def _label(value: Any, what: str) -> str:
+    if len(value) > MOST_LABEL:
+        raise SourceError(f"{what} has {len(value):,} bytes; a label is a class number or name")
+    try:
+        return bytes(value).decode().strip()
+    except UnicodeDecodeError:
+        raise SourceError(f"{what} is not UTF-8, and a label is") from None
+
+
+def _label_of(name: str, labels: dict[str, str]) -> str:
+    """Return the label of an image by its name and what a database has for labels."""
+    if not labels:
+        folder, slash, _ = name.partition("/")
+        return folder if slash else ""
+    numbered = _NUMBERED.fullmatch(name)
+    stem = name.rpartition(".")[0] or name
+    return labels.get(f"label{numbered[1]}" if numbered else f"{stem}.cls", "")

@@ -1,0 +1,216 @@
+"""Records of TensorFlow: `tf.train.Example` with an encoded image, or the image itself.
+
+Of an example the features of the image, the label and the key are taken: those that the user names,
+else those of TensorFlow's own image examples and of TensorFlow Datasets.
+
+Format: https://www.tensorflow.org/api_docs/python/tf/train/Example and
+https://protobuf.dev/programming-guides/encoding/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from precache.errors import SampleError, SourceError
+from precache.messages import did_you_mean, first_ones, printable
+from precache_workers.sources.base import Columns, Fetched, Sample, starts_as_image
+from precache_workers.sources.containers import Members
+
+IMAGE_NAMES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")
+LABEL_NAMES = ("image/class/label", "label", "labels", "class", "target", "image/class/text")
+"""Names of features, the first of which an example has being taken."""
+
+MOST_LABEL = 4096
+"""Bytes of a label or key."""
+
+_BYTES, _FLOATS, _NUMBERS = 1, 2, 3
+
+Features = Mapping[str, tuple[int, memoryview]]
+"""Name -> kind of its list, and the list as it is encoded."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is taken of a record: the image, as a part of it, and label and key as text.
+
+    Attributes
+    ----------
+    numbered
+        The label is a class number; None if there is none.
+    image_name, label_name
+        The features taken; empty where a record is the image itself.
+    """
+
+    image: bytes | memoryview = b""
+    label: str = ""
+    key: str = ""
+    numbered: bool | None = None
+    image_name: str = ""
+    label_name: str = ""
+
+    @property
+    def note(self) -> str:
+        if not self.image_name:
+            return "Each record is an image, without a label"
+        labels = f"labels from {self.label_name!r}" if self.label_name else "no labels"
+        return f"Images from the feature {self.image_name!r}, {labels}"
+
+
+def parts_of(record: bytes, columns: Columns) -> Parts:
+    """Take image, label and key from a record.
+
+    Raises
+    ------
+    ValueError
+        It is neither, or has no such features, or of another kind.
+    """
+    if starts_as_image(record) and columns.image is None:
+        return Parts(memoryview(record))
+    features = _features(memoryview(record))
+    for name in (columns.image, columns.label, columns.key):
+        if name is not None and name not in features:
+            raise ValueError(
+                f"it has no feature {name!r}{did_you_mean(name, features)}; it has "
+                f"{_names(features)}"
+            )
+    image_name = columns.image or _guess_image(features)
+    images = _values(image_name, features, _BYTES)
+    if len(images) != 1:
+        raise ValueError(f"its feature {image_name!r} has {len(images)} images")
+    label_name = columns.label or next((name for name in LABEL_NAMES if name in features), "")
+    label, numbered = _text(label_name, features) if label_name else ("", None)
+    key, _ = _text(columns.key, features) if columns.key else ("", None)
+    return Parts(images[0], label, key, numbered, image_name, label_name)
+
+
+def sample_of(record: bytes, columns: Columns) -> Fetched:
+    """Return the sample that a record has, or the error of one that has none."""
+    try:
+        image = bytes(parts_of(record, columns).image)
+    except ValueError as error:
+        return SampleError(f"its record cannot be used: {error}")
+    return Sample({"bytes": image}, content=xxhash.xxh3_128_hexdigest(image))
+
+
+def add_parts(members: Members, parts: Parts, where: str, location: str, etag: str) -> None:
+    """Add the sample of a record to those of a container; its key is only that of its column.
+
+    Raises
+    ------
+    SourceError
+        Its label is of another kind than those before it.
+    """
+    if parts.numbered is not None:
+        if members.numbered not in (None, parts.numbered):
+            raise SourceError(
+                f"{where} has labels that are numbers and labels that are text "
+                f"({printable(parts.label)}); choose one feature by --label-column"
+            )
+        members.numbered = parts.numbered
+    if not members.keys:
+        members.notes[parts.note] += 1
+    size = len(parts.image)
+    members.add(parts.key, location, size=size, mtime=-1, etag=etag, label=parts.label)
+
+
+def _guess_image(features: Features) -> str:
+    able = [name for name, (kind, _) in features.items() if kind == _BYTES]
+    images = [
+        name for name in able if any(map(starts_as_image, _values(name, features, _BYTES)[:1]))
+    ]
+    candidates = [name for name in IMAGE_NAMES if name in able][:1] or images
+    if not candidates:
+        raise ValueError(f"it has no feature with an encoded image; it has {_names(features)}")
+    if len(candidates) > 1:
+        raise ValueError(
+            f"it has several images: {first_ones(sorted(candidates))}; choose one by --image-column"
+        )
+    return candidates[0]
+
+
+def _names(features: Features) -> str:
+    return first_ones([printable(repr(name)) for name in features]) or "none"
+
+
+def _text(name: str, features: Features) -> tuple[str, bool]:
+    """Return a label or key as text, and whether it is a number."""
+    kind, _ = features[name]
+    if kind == _FLOATS:
+        raise ValueError(f"its feature {name!r} has numbers with a fraction; they are no class")
+    values = _values(name, features, kind)
+    if len(values) != 1 or len(values[0]) > MOST_LABEL:
+        raise ValueError(f"its feature {name!r} has {len(values)} values, or a long one")
+    if kind == _BYTES:
+        return bytes(values[0]).decode(), False
+    return str(int.from_bytes(values[0], "little", signed=True)), True
+
+
+# --- encoding -----------------------------------------------------------------------------------
+
+
+def _features(data: memoryview) -> Features:
+    """Return the features of an example; of two of one name the last counts."""
+    features: dict[str, tuple[int, memoryview]] = {}
+    for _, entries in _fields(data, 1):
+        for _, entry in _fields(entries, 1):
+            parts = dict(_fields(entry, 1, 2))
+            lists = list(_fields(parts.get(2, data[:0]), _BYTES, _FLOATS, _NUMBERS))
+            if lists:
+                features[bytes(parts.get(1, b"")).decode()] = lists[-1]
+    if not features:
+        raise ValueError("it has no features")
+    return features
+
+
+def _values(name: str, features: Features, kind: int) -> Sequence[memoryview]:
+    """Return the values of a list; numbers as 8 bytes."""
+    held, data = features[name]
+    if held != kind:
+        raise ValueError(f"its feature {name!r} has no bytes; an image is a feature of bytes")
+    if kind == _BYTES:
+        return [value for _, value in _fields(data, 1)]
+    numbers: list[memoryview] = []
+    for _, value in _fields(data, 1):
+        place = 0
+        while place < len(value) and len(numbers) < 2:  # more are refused
+            number, place = _varint(value, place)
+            numbers.append(memoryview((number & (2**64 - 1)).to_bytes(8, "little")))
+    return numbers
+
+
+def _fields(data: memoryview, *wanted: int) -> Iterator[tuple[int, memoryview]]:
+    """Yield number and content of the wanted fields of a message."""
+    place = 0
+    while place < len(data):
+        tag, place = _varint(data, place)
+        start, wire = place, tag & 7
+        if wire == 0:
+            _, place = _varint(data, place)
+        elif wire == 2:
+            length, start = _varint(data, place)
+            place = start + length
+        elif wire in (1, 5):
+            place += 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"a field has the wire type {wire}")
+        if place > len(data):
+            raise ValueError("a field is longer than what it lies in")
+        if tag >> 3 in wanted:
+            yield tag >> 3, data[start:place]
+
+
+def _varint(data: memoryview, place: int) -> tuple[int, int]:
+    number = shift = 0
+    while shift < 70:
+        if place >= len(data):
+            raise ValueError("it is cut off in a number")
+        byte = data[place]
+        place += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, place
+        shift += 7
+    raise ValueError("a number has more than 64 bits")
