@@ -61,7 +61,9 @@ def burn(seconds: float) -> None:
 
 
 def loader(work: Callable[[int], Any], **options: Any) -> DataLoader[torch.Tensor]:
-    return DataLoader(Samples(work), **{"batch_size": 2, **options})
+    context = "fork" if options.get("num_workers") else None  # others cannot pickle a lambda
+    settings = {"batch_size": 2, "multiprocessing_context": context, **options}
+    return DataLoader(Samples(work), **settings)
 
 
 def tail(index: int) -> None:
