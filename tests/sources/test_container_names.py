@@ -45,9 +45,19 @@ def test_patterns_find_files_sorted(tars: Path) -> None:
     assert named(tars / "?.tar") == ["a.tar", "b.tar"]
     assert named(tars / "[b-z].tar") == ["b.tar"]
     assert named(tars / "*/*.tar") == ["sub/a.tar"]
-    assert named(tars / "**/*.tar") == [
-        ".hidden.tar", "a.tar", "b.tar", "sub/a.tar", "sub/deep/d.tar",
-    ]  # fmt: skip
+    assert named(tars / "**/*.tar") == ["a.tar", "b.tar", "sub/a.tar", "sub/deep/d.tar"]
+
+
+def test_hidden_files_and_folders_fit_only_a_pattern_with_a_dot(tmp_path: Path) -> None:
+    for name in ("a.tar", "._a.tar", ".cache/b.tar", "sub/.c.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    for pattern in ("*.tar", "**/*.tar", "**"):
+        assert named(tmp_path / pattern) == ["a.tar"]
+    assert named(tmp_path) == [f"{tmp_path.name}/a.tar"]
+    assert named(tmp_path / ".*.tar") == ["._a.tar"]
+    assert named(tmp_path / "**/.*.tar") == ["._a.tar", "sub/.c.tar"]
+    assert named(tmp_path / ".cache/*.tar") == ["b.tar"]
 
 
 def test_one_file_and_all_files_of_a_folder(tars: Path) -> None:

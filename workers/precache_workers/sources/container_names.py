@@ -113,7 +113,8 @@ class Containers:
         folder = self.folder.folder(name) if name else self.folder
         if folder.kind() is None:
             raise SourceError(f"the source {self} does not exist; correct the path")
-        files = sorted(info for info in folder.walk() if info.name.lower().endswith(self.suffixes))
+        walked = sorted(_walk(folder, "**"))
+        files = [info for info in walked if info.name.lower().endswith(self.suffixes)]
         if not files:
             raise SourceError(
                 f"the source {self} is a folder without a file that ends in "
@@ -202,11 +203,7 @@ def _matching(folder: Folder, parts: list[str], prefix: str = "") -> Iterator[st
     """Yield the names below a folder that fit a pattern, part by part, sorted."""
     first, *rest = parts
     if _MAGIC.search(first):
-        names = [
-            name
-            for name in folder.names(prefix.rstrip("/"))
-            if fnmatch.fnmatchcase(name, first) and (not name.startswith(".") or first[0] == ".")
-        ]
+        names = [name for name in folder.names(prefix.rstrip("/")) if _fits([name], [first])]
     else:
         names = [first]
     for name in names:
@@ -223,9 +220,14 @@ def _walk(folder: Folder, pattern: str) -> Iterator[FileInfo]:
 
 
 def _fits(names: list[str], parts: list[str]) -> bool:
-    """Return True if the parts of a name fit those of a pattern; ``**`` fits any number."""
+    """Return True if the parts of a name fit those of a pattern; ``**`` fits any number.
+
+    As in a shell, a hidden name fits only a part that begins with a dot.
+    """
     if not parts or not names:
         return not names and all(part == "**" for part in parts)
+    if names[0].startswith(".") and not parts[0].startswith("."):
+        return parts[0] == "**" and _fits(names, parts[1:])
     if parts[0] == "**":
         return _fits(names, parts[1:]) or _fits(names[1:], parts)
     return fnmatch.fnmatchcase(names[0], parts[0]) and _fits(names[1:], parts[1:])

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from precache.errors import FetchError, SampleError, SourceError, StorageError
+from precache.errors import SampleError, SourceError, StorageError
 from precache.messages import did_you_mean, printable
 from precache.storage.base import FileInfo, Folder, is_name
 from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
@@ -92,7 +92,7 @@ class ParquetFormat:
             members.notes[columns_note(chosen)] += 1
             keys = _Names(self.columns.key, chosen)
             etag = container_etag(file)
-            units = _units(table, chosen)
+            units = _units(table, chosen, file.size)
             table = open_table(stream, table.metadata, keys.columns(chosen.label))
             for group in range(table.num_row_groups):
                 place = 0
@@ -110,13 +110,8 @@ class ParquetFormat:
     def read(
         self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
     ) -> Sequence[Fetched]:
-        file = folder.info(name)
-        if file is None:
-            return [FetchError(f"{folder.path(name)} is not there any more") for _ in wanted]
-        etag = container_etag(file)
+        file = FileInfo(name, int(unit.partition("~")[0].partition(":")[2]), -1, "")
         places = [sample.place.split(":") for sample in wanted]
-        if any(listed != etag for _, _, listed in places):
-            return [changed(folder, name, sample.key) for sample in wanted]
         numbers = [(int(group), int(row)) for group, row, _ in places]
         rows: dict[int, set[int]] = defaultdict(set)
         for group, row in numbers:
@@ -133,7 +128,8 @@ class ParquetFormat:
                         images[group, row] = image
         except SourceError as error:
             missing = SampleError(str(error))
-        if folder.info(name) != file:
+        now = folder.info(name)  # only now: it may have been replaced while it was read
+        if now is None or any(listed != container_etag(now) for _, _, listed in places):
             return [changed(folder, name, sample.key) for sample in wanted]
         return [images.get(number, missing) for number in numbers]
 
@@ -196,8 +192,9 @@ def open_table(stream: BinaryIO, metadata: Any = None, repeated: Sequence[str] =
     )
 
 
-def _units(table: Any, chosen: ChosenColumns) -> list[str]:
-    """Return the unit that each row group is read in: small neighbours share one."""
+def _units(table: Any, chosen: ChosenColumns, size: int) -> list[str]:
+    """Return the unit that each row group is read in, with the file's size: small neighbours share
+    one."""
     groups: list[list[int]] = []
     held = 0
     for group in range(table.num_row_groups):
@@ -207,7 +204,7 @@ def _units(table: Any, chosen: ChosenColumns) -> list[str]:
             held = 0
         groups[-1].append(group)
         held += nbytes
-    names = [f"{n}~{_row_bytes(table, some, chosen)}" for n, some in enumerate(groups)]
+    names = [f"{n}:{size}~{_row_bytes(table, some, chosen)}" for n, some in enumerate(groups)]
     return [name for name, some in zip(names, groups, strict=True) for _ in some]
 
 
