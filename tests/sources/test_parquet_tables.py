@@ -168,9 +168,9 @@ def test_row_groups_are_read_once_and_small_ones_together(
     write(tmp_path / "a.parquet", {"image": photos}, row_group_size=10)
     opened: list[str] = []
 
-    def noted(folder: Any, file: Any) -> Any:
+    def noted(folder: Any, file: Any, *rest: Any) -> Any:
         opened.append(file.name)
-        return file_ranges.open_file(folder, file)
+        return file_ranges.open_file(folder, file, *rest)
 
     monkeypatch.setattr("precache_workers.sources.parquet_tables.open_file", noted)
     build(str(tmp_path / "a.parquet"), tmp_path / "store", shard_samples=100)
@@ -371,3 +371,20 @@ def test_large_images_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     runs = list(_runs_of_units([-1] * 32, table.locations))
     assert sorted(row for run in runs for row in run) == list(range(32))
     assert max(map(len, runs)) <= HELD_BYTES // 8_000_000
+
+
+def test_a_remote_listing_reads_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {"image": [os.urandom(20_000) for _ in range(400)], "label": [1] * 400}
+    source = write(tmp_path / "a.parquet", columns, row_group_size=100, use_dictionary=False)
+    read: list[int] = []
+    ranges = LocalFolder.read_ranges
+
+    def noted(self: LocalFolder, parts: Any) -> Any:
+        read.extend(length for _, _, length in parts)
+        return ranges(self, parts)
+
+    monkeypatch.setattr(LocalFolder, "open", lambda folder, name: None)
+    monkeypatch.setattr(LocalFolder, "read_ranges", noted)
+    assert len(listed(source).table) == 400
+    assert sum(read) < 1_000_000
+    assert len(read) < 10

@@ -23,8 +23,8 @@ SPAN_BYTES = 16 << 20
 class RemoteFile(io.RawIOBase):
     """A remote file as a stream; what is not far ahead comes with one request for a block."""
 
-    def __init__(self, folder: Folder, file: FileInfo) -> None:
-        self._folder, self._file = folder, file
+    def __init__(self, folder: Folder, file: FileInfo, block_bytes: int) -> None:
+        self._folder, self._file, self._block_bytes = folder, file, block_bytes
         self._place = 0
         self._start, self._block = 0, b""
 
@@ -52,7 +52,7 @@ class RemoteFile(io.RawIOBase):
         size = left if size is None or size < 0 else min(size, left)
         at = self._place - self._start
         if not (at >= 0 and at + size <= len(self._block)):
-            length = min(left, max(size, BLOCK_BYTES))
+            length = min(left, max(size, self._block_bytes))
             read = self._folder.read_ranges([(self._file.name, self._place, length)])
             self._start, self._block, at = self._place, required(*read), 0
         data = self._block[at : at + size]
@@ -60,8 +60,13 @@ class RemoteFile(io.RawIOBase):
         return data
 
 
-def open_file(folder: Folder, file: FileInfo) -> BinaryIO:
+def open_file(folder: Folder, file: FileInfo, block_bytes: int = BLOCK_BYTES) -> BinaryIO:
     """Open a file to be read here and there.
+
+    Parameters
+    ----------
+    block_bytes
+        Bytes that a request reads at least, if the file is remote.
 
     Raises
     ------
@@ -72,7 +77,7 @@ def open_file(folder: Folder, file: FileInfo) -> BinaryIO:
     if descriptor is not None:
         return os.fdopen(descriptor, "rb")
     require_size(folder, file)
-    return cast("BinaryIO", RemoteFile(folder, file))
+    return cast("BinaryIO", RemoteFile(folder, file, block_bytes))
 
 
 def require_size(folder: Folder, file: FileInfo) -> None:

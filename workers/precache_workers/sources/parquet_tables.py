@@ -34,7 +34,7 @@ from precache_workers.sources.containers import (
     container_etag,
     too_large,
 )
-from precache_workers.sources.file_ranges import open_file
+from precache_workers.sources.file_ranges import GAP_BYTES, open_file
 
 IMAGE_NAMES = ("image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content")
 LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "cls", "category")
@@ -80,7 +80,7 @@ class ParquetFormat:
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         where = folder.path(file.name)
-        with open_file(folder, file) as stream, damaged(where):
+        with open_file(folder, file, GAP_BYTES) as stream, damaged(where):
             table = open_table(stream)
             rows = table.metadata.num_rows
             if rows > file.size:
