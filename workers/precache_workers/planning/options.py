@@ -138,15 +138,15 @@ class PlacementOptions(BaseModel):
 
 
 class SourceOptions(BaseModel):
-    """How the samples of a source are found in it."""
+    """Options by which the samples of a source are found in it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     group: ClassVar[str] = "source"
 
     source_kind: Annotated[str | None, Flag("KIND")] = Field(
         default=None,
-        description="folder, tar, parquet, zip, manifest, or one of a plug-in; "
-        "default by the suffix of SOURCE",
+        description="folder, tar, zip, parquet, arrow, tfrecord, lmdb, arrayrecord, manifest, or "
+        "the kind of a plug-in; default by the suffix of SOURCE",
     )
     image_column: Annotated[str | None, Flag("NAME")] = Field(
         default=None,

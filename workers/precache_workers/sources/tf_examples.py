@@ -34,7 +34,7 @@ Features = Mapping[str, tuple[int, memoryview]]
 
 @dataclass(frozen=True)
 class Parts:
-    """What is taken of a record: the image, as a part of it, and label and key as text.
+    """The parts of a record that a sample is made of: the image in place, label and key as text.
 
     Attributes
     ----------
