@@ -52,7 +52,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     if plan.differences is not None:
         yield from _differences(plan.differences, plan.keeps_rows)
     removed = f"; {plan.removed:,} removed, whose rows stay as holes" if plan.removed else ""
-    ignored = f"; other files, which are no images by suffix: {plan.ignored:,}" if plan.ignored else ""
+    ignored = f"; other files, no images: {plan.ignored:,}" if plan.ignored else ""
     left_out = left_out_text(plan.left_out)
     yield "samples", f"{plan.samples:,}{removed}{ignored}{left_out}"
     yield "row", row_types_text(plan.row_types)
