@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -11,7 +12,7 @@ import torch
 from precache import outputs
 from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset
-from precache.loading.loader import Loader
+from precache.loading.loader import Loader, end_all
 from precache.loading.mixing import work_time_of
 from precache.metering.publisher import MeterSettings, SampleKeys
 from precache.metering.recorder import StallRecorder, keys_in_batch
@@ -33,12 +34,19 @@ class Meter(Generic[Batch]):
     def __init__(self, loader: Iterable[Batch], settings: MeterSettings) -> None:
         self.loader = loader
         self._recorder = StallRecorder(settings, self._locate, partial(work_time_of, loader))
+        self._iterators: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
+        weakref.finalize(self, end_all, self._iterators)  # at exit, while modules can still be used
 
     def __len__(self) -> int:
         """Return the batches per epoch, if the loader has a length."""
         return len(self.loader)  # type: ignore[arg-type]  # a TypeError for a loader without one
 
     def __iter__(self) -> Iterator[Batch]:
+        iterator = self._measured()
+        self._iterators.add(iterator)
+        return iterator
+
+    def _measured(self) -> Generator[Batch, None, None]:
         recorder, ended = self._recorder, False
         recorder.begin()
         try:

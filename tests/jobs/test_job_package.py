@@ -19,6 +19,10 @@ from tests.support.building import write
 RECIPE = precache.Recipe.image(resize=(20, 24), crop=16)
 
 OTHERWISE: dict[str, Any] = {
+    "source_kind": "parquet",
+    "image_column": "picture",
+    "label_column": "species",
+    "key_column": "id",
     "labels": "/elsewhere/labels.csv",
     "classes": "s3://bucket/train.store",
     "accept_unmatched": True,
