@@ -131,7 +131,7 @@ class Threads:
         self._end.detach()
         _cancel(self._queue, len(self._threads))
         for thread in self._threads if wait and not collected() else ():
-            thread.join()
+            _join(thread)
 
 
 _Queue = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
@@ -160,6 +160,12 @@ def _cancel(queue: _Queue, threads: int) -> None:
         queue.put(None)
 
 
+def _join(thread: threading.Thread, seconds: float | None = None) -> None:
+    """Join a thread, unless Ctrl+C came before it began: then it finds nothing to do."""
+    with contextlib.suppress(RuntimeError):
+        thread.join(seconds)
+
+
 def _end_at_exit(
     queue: _Queue, threads: list[threading.Thread], stop: Callable[[], None], process: int
 ) -> None:
@@ -171,11 +177,11 @@ def _end_at_exit(
     _deadlines.append(time.monotonic() + EXIT_SECONDS)
     stop()
     for thread in threads:
-        thread.join(max(0.0, _deadlines[0] - time.monotonic()))
+        _join(thread, max(0.0, _deadlines[0] - time.monotonic()))
         if thread.ident in _computing:
             while thread.ident in _computing:
-                thread.join(0.05)
-            thread.join(EXIT_SECONDS)  # to release its results
+                _join(thread, 0.05)
+            _join(thread, EXIT_SECONDS)  # to release its results
 
 
 def prefetch(

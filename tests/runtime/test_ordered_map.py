@@ -229,3 +229,15 @@ def test_a_result_that_was_dropped_is_gone_when_the_next_one_comes() -> None:
         assert before is None or before() is None
         before = weakref.ref(result)
         del result
+
+
+def test_ctrl_c_while_a_thread_starts_is_what_the_caller_gets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pressed(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    results = prefetch(str, range(9), threads=2, ahead=4)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", pressed)
+        next(results)
