@@ -238,6 +238,6 @@ def test_ctrl_c_while_a_thread_starts_is_what_the_caller_gets(
         raise KeyboardInterrupt
 
     results = prefetch(str, range(9), threads=2, ahead=4)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(threading.Thread, "start", pressed)
+    monkeypatch.setattr(threading.Thread, "start", pressed)
+    with pytest.raises(KeyboardInterrupt):
         next(results)
