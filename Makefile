@@ -4,8 +4,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(notdir $(PYTHON))
 FRAMEWORKS := $(VENV)/.frameworks
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
-PROCESSES ?= 2
+PROCESSES ?= 3
 EXTRAS := workers,report,cluster,gcs,s3,azure,meter,completion,test
+
+# Tests start hundreds of processes; without bytecode each would compile precache anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -47,6 +47,12 @@ def many_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("precache_workers.planning.row_placement.MOST_TOUCHED", 0)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("heavy") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
+
+
 @dataclass(frozen=True)
 class BuiltStore:
     """A store, the folder it was built from, and what the build returned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import inspect
@@ -237,15 +238,15 @@ def _top_modules(files: Iterable[str]) -> dict[str, str]:
 
 def _check_names(files: Mapping[str, Path]) -> None:
     """Refuse modules that would be imported in place of modules that the build needs."""
-    taken = _needed_modules()
     for module, name in _top_modules(files).items():
-        if module in taken or module in sys.stdlib_module_names:
+        if module in sys.stdlib_module_names or module in _needed_modules():
             raise UsageError(
                 f"{files[name]} would be imported in place of the module {module!r} that precache "
                 "needs; rename it, or give --code a narrower path"
             )
 
 
+@functools.cache
 def _needed_modules() -> set[str]:
     """Return the modules of precache and of the packages that it requires."""
     try:
