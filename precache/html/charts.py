@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 from precache.errors import StorageError, UsageError
 from precache.html.pages import part
 from precache.messages import printable
+from precache.units import in_ms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -310,8 +311,8 @@ def distributions(
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4 if wide else 2)
 
     descriptions = (
-        f"{row}: median {np.median(ms):.3g}, mean {ms.mean():.3g}, "
-        f"95th percentile {np.percentile(ms, 95):.3g}, longest {ms.max():.3g} ms"
+        f"{row}: median {in_ms(np.median(ms) / 1e3)}, mean {in_ms(ms.mean() / 1e3)}, "
+        f"95th percentile {in_ms(np.percentile(ms, 95) / 1e3)}, longest {in_ms(ms.max() / 1e3)}"
         for row, ms in rows.items()
     )
     heights = (80 + 40 * len(rows), 100 + 40 * len(rows))

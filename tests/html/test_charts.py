@@ -58,7 +58,7 @@ def test_a_chart_is_two_drawings_in_the_pages_colours(chart: Chart) -> None:
 def test_values_are_read_to_those_who_do_not_see_them() -> None:
     assert "speed: one 3/s, " in BARS.alt
     chart = distributions("d", "Times", {"load": np.array([1.0, 2.0, 6.0])})
-    assert chart.alt == ("Times; load: median 2, mean 3, 95th percentile 5.6, longest 6 ms")
+    assert chart.alt == "Times; load: median 2 ms, mean 3 ms, 95th percentile 5.6 ms, longest 6 ms"
 
 
 def test_the_same_charts_make_a_png(tmp_path: Path) -> None:

@@ -383,7 +383,7 @@ def test_whatever_a_killed_build_left_is_collected(
     one.
     """
     path, versions = store
-    for change in (0, 2, 5, 8, 11, 15, 20, 40, 60):
+    for change in (0, 5, 11, 20, 60):
         killed = tmp_path / str(change)
         shutil.copytree(path, killed)
         options = {"shard_samples": 4}

@@ -197,7 +197,13 @@ def _assert_flat(held: list[Held]) -> None:
     assert many.anonymous - few.anonymous <= SLACK
 
 
-@pytest.mark.parametrize("fresh", [False, True], ids=["one loader", "a loader each"])
+@pytest.mark.parametrize(
+    "fresh",
+    [
+        pytest.param(False, id="one loader"),
+        pytest.param(True, id="a loader each", marks=pytest.mark.heavy),
+    ],
+)
 def test_two_hundred_epochs_hold_no_more_than_twenty(fresh: bool, store: BuiltStore) -> None:
     _assert_flat(ask(_soak, store.path, "early breaks", fresh))
 

@@ -432,7 +432,7 @@ def test_a_limit_needs_a_cache(stores: dict[str, BuiltStore], tmp_path: Path) ->
         assert loader.state_dict()["shuffle"]["kind"] == "full"  # it is on a local disk
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.heavy)])
 def test_a_dataset_reads_by_range_in_any_kind_of_worker(
     context: str, url: str, large: BuiltStore, s3: S3Server
 ) -> None:

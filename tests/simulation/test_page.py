@@ -112,9 +112,10 @@ def test_the_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[st
 # --- the picture --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("found", SETTINGS.values(), ids=SETTINGS)
-def test_the_picture_shows_loading_steps_and_waits(found: Simulation, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["steady", "many loaders", "nothing came"])
+def test_the_picture_shows_loading_steps_and_waits(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    found = SETTINGS[name]
     found.png(tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as image:
         pixels = np.asarray(image.convert("RGB"))
