@@ -621,6 +621,7 @@ def test_the_module_runs_as_the_command_does(store: BuiltStore) -> None:
     assert cli("info", "/nowhere").returncode == 2
 
 
+@pytest.mark.heavy
 def test_a_terminal_that_shows_ascii_alone(tmp_path: Path) -> None:
     source = write_jpegs(tmp_path / "in", 3, classes=("Zoë",))
     env = environment(PYTHONIOENCODING="ascii")

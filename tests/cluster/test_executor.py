@@ -216,6 +216,7 @@ def test_a_build_whose_driver_was_killed_is_finished_by_the_same_command(tmp_pat
     assert remains(tmp_path / "store") == []
 
 
+@pytest.mark.heavy
 def test_a_build_whose_worker_was_killed_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     line, env = held(tmp_path, 12)
     with running(line, env) as process:

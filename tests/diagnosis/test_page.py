@@ -121,7 +121,11 @@ def test_what_cannot_be_drawn_or_written_is_said(
 
 @in_a_browser
 @pytest.mark.parametrize(
-    ("found", "after"), [(LOOP, None), (WORKERS, LOOP)], ids=["alone", "after"]
+    ("found", "after"),
+    [
+        pytest.param(LOOP, None, id="alone", marks=pytest.mark.heavy),
+        pytest.param(WORKERS, LOOP, id="after"),
+    ],
 )
 def test_a_page_is_fine_and_what_it_plays_is_what_was_recorded(
     tab: Tab, tmp_path: Path, found: Diagnosis, after: Diagnosis | None

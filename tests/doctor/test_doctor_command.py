@@ -39,6 +39,7 @@ def test_as_an_object(photos: Path) -> None:
     assert found["host"]["cores"] >= 1
 
 
+@pytest.mark.heavy
 def test_for_people(photos: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     precache_recipe = (

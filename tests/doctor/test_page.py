@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib", reason="the charts need matplotlib")
 
 from precache.cli import main as cli
 from precache.errors import StorageError, UsageError
-from precache.units import size
+from precache.units import in_ms, size
 from precache_workers.doctor import page as doctor_page
 from precache_workers.doctor.report import DoctorReport
 from tests.doctor.test_report import ask, measured, times
@@ -56,7 +56,7 @@ def test_a_page_has_the_figures_of_what_was_found() -> None:
     for at in FOUND.storage:
         assert f"<td>{at.pattern}</td><td>{at.depth}</td><td>{at.requests_per_s:,.0f}</td>" in page
     decode = FOUND.stages[1].cpu_ms
-    alt = f"decode: median {decode.median:.3g}, mean {decode.mean:.3g}"
+    alt = f"decode: median {in_ms(decode.median / 1e3)}, mean {in_ms(decode.mean / 1e3)}"
     assert page.count(alt) == 2, "of the chart for wide screens and of that for narrow ones"
     assert not re.findall(r"""(?:src|href)=["']?(?!data:|\#)[^"'\s>]+|https?://|@import""", page)
 
@@ -135,7 +135,10 @@ def test_what_cannot_be_written_is_said_before_measuring(
 
 
 @in_a_browser
-@pytest.mark.parametrize("found", [FOUND, NOTHING], ids=["found", "hostile"])
+@pytest.mark.parametrize(
+    "found",
+    [pytest.param(FOUND, id="found", marks=pytest.mark.heavy), pytest.param(NOTHING, id="hostile")],
+)
 def test_a_page_is_fine_and_what_it_plays_can_be_stepped_through(
     tab: Tab, tmp_path: Path, found: DoctorReport
 ) -> None:

@@ -928,7 +928,7 @@ def test_a_build_killed_at_random_changes_finishes(tmp_path: Path, source: Path)
     options = {"shard_samples": 2}
 
     def some(total: int) -> list[int]:
-        return sorted(random.Random(2).sample(range(total - 20), 6))
+        return sorted(random.Random(2).sample(range(total - 20), 3))
 
     assert_finishes(tmp_path, some, source, options)
 

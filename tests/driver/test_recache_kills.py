@@ -97,7 +97,7 @@ def read_on(store: Path, expected: Path, seen: Path, done: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "kills"),
-    [("changed", 3), *(pytest.param(kind, 12, marks=HEAVY) for kind in KINDS)],
+    [("changed", 2), *(pytest.param(kind, 12, marks=HEAVY) for kind in KINDS)],
 )
 def test_a_change_killed_at_any_moment_finishes_and_its_parent_stays(
     kind: str, kills: int, tmp_path: Path

@@ -240,6 +240,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, options: Any, text: str)
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.heavy
 def test_in_a_bucket_too_two_make_one_build(asking: Asking, s3: S3Server) -> None:
     store = "s3://bucket/ensured"
     options = {"storage_options": s3.options(), "shard_samples": 4}

@@ -78,7 +78,10 @@ def _assert_ends(process: subprocess.Popen[str]) -> None:
         process.communicate()
 
 
-@pytest.mark.parametrize("cached", [False, True], ids=["ranges", "cache"])
+@pytest.mark.parametrize(
+    "cached",
+    [pytest.param(False, id="ranges", marks=pytest.mark.heavy), pytest.param(True, id="cache")],
+)
 @pytest.mark.parametrize("loading", [{}, pytest.param({"num_threads": 1}, marks=pytest.mark.heavy)])
 def test_an_exit_does_not_wait_for_a_server_that_hangs(
     stores: dict[str, BuiltStore],

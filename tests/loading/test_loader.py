@@ -613,6 +613,7 @@ def _widen(store: BuiltStore, rows: int) -> None:
     (folder / "zarr.json").write_text(json.dumps(root))
 
 
+@pytest.mark.heavy
 def test_three_thousand_shards_are_read_with_few_files_open(
     image_folder: Callable[..., Path],
     make_store: Callable[..., BuiltStore],

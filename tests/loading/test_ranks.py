@@ -192,6 +192,7 @@ def _together(ranks: Ranks) -> list[list[int]]:
     return [sorted(row for batch in step for row in batch) for step in zip(*ranks, strict=True)]
 
 
+@pytest.mark.heavy
 def test_ranks_of_torchrun_share_an_epoch(stores: dict[str, BuiltStore], tmp_path: Path) -> None:
     ranks, _ = _torchrun(2, stores["raw"], tmp_path / "two", 8)
     assert _together(ranks)[:-1] == _alone(stores["raw"], 8)[:-1]

@@ -152,6 +152,7 @@ def run(what: str, photos: Path, store: Path, *more: str, libraries: Path | None
 SERIAL = "--address", "serial"
 
 
+@pytest.mark.heavy
 def test_a_library_of_another_version_and_the_same_pixels_changes_nothing(
     photos: Path, tmp_path: Path
 ) -> None:
@@ -180,8 +181,7 @@ def test_a_library_that_changes_a_pixel_of_one_kind_of_picture_makes_another_ver
         env=environment(PYTHONPATH=f"{other}{os.pathsep}{PYTHONPATH}"),
     )
     assert "decode: simplejpeg computes other pixels, first of the probe jpeg-" in shown.stdout
-    second = run("build", photos, store, *SERIAL, libraries=other)
-    assert (second["version"] != first["version"], second["rows_reused"]) == (True, 0)
+    assert (planned["version"] != first["version"], planned["rows_reused"]) == (True, 0)
 
 
 def test_what_first_stood_for_a_digest_stands_for_it_from_then_on(
@@ -195,6 +195,7 @@ def test_what_first_stood_for_a_digest_stands_for_it_from_then_on(
     assert build_here(photos, store, recipe).version == first
 
 
+@pytest.mark.heavy
 def test_outputs_are_kept_and_not_used_for_another_library(
     photos: Path, tmp_path: Path, cache: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_all_ranks_of_torchrun_together_see_each_sample_once(stopped: Path) -> N
     assert all(math.isfinite(loss) for _, _, loss in logged)
 
 
+@pytest.mark.heavy
 def test_one_process_resumes_with_the_samples_that_are_left(
     store: Path, stopped: Path, tmp_path: Path
 ) -> None:

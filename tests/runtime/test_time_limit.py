@@ -487,6 +487,7 @@ def test_the_command_line_takes_both_limits(photos: Path) -> None:
     assert holes["cat/0000.jpg"] == "has 1.1 TB, over the limit of 1 MB (--max-sample-bytes)"
 
 
+@pytest.mark.heavy
 def test_after_a_limit_was_raised_the_way_to_use_it_is_said(photos: Path) -> None:
     make_sparse(photos / "cat/0000.jpg", 1 << 40)
     write(photos / "eel/0023.jpg", encoded(cut(1), quality=90) + bytes(100_000))

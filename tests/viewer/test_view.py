@@ -493,6 +493,7 @@ def test_the_command_serves_until_ctrl_c(built: BuiltStore) -> None:
     assert err == "precache: only this machine can open this address; press Ctrl-C to stop\n"
 
 
+@pytest.mark.heavy
 def test_a_static_page_needs_nothing_else(built: BuiltStore, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     ran = cli("view", built.path, "--source", built.source, "--rows", 20, "--out", out)
