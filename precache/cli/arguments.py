@@ -23,9 +23,9 @@ def add_store(to: Any, **settings: Any) -> None:
     )
 
 
-def add_json(to: Any) -> None:
-    """Add ``--json``."""
-    to.add_argument("--json", action="store_true", help="one JSON object on stdout")
+def add_json(to: Any, text: str = "one JSON object on stdout") -> None:
+    """Add ``--json``, whose value is where JSON goes: standard output, or None for text."""
+    to.add_argument("--json", action="store_const", const=sys.stdout, help=text)
 
 
 def add_common(to: Any) -> None:

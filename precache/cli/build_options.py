@@ -8,7 +8,7 @@ import json
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from precache.cli.arguments import add_storage_options
+from precache.cli.arguments import add_json, add_storage_options
 from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
 from precache_workers.planning.options import (
@@ -61,7 +61,7 @@ def add_options(to: argparse.ArgumentParser, model: type[RunOptions], **descript
                 if name in model.model_fields and name not in _APART:
                     add_option(groups[title], name, descriptions.get(name))
     run = groups[RunOptions.group]
-    run.add_argument("--json", action="store_true", help="JSON on stdout, one object per version")
+    add_json(run, "JSON on stdout, one object per version")
     return run
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import re
 import sys
@@ -139,8 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from precache.runtime.terminal import guard_output, say_error
 
     guard_output()
+    # Only results go to standard output where it is JSON: Ray and users' ops print, too.
+    elsewhere = sys.stderr if getattr(options, "json", None) else sys.stdout
     try:
-        status: int = options.run(options) or 0
+        with contextlib.redirect_stdout(elsewhere):
+            status: int = options.run(options) or 0
     except PrecacheError as error:
         say_error(error)
         return error.exit_status

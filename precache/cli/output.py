@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.text import Text
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from precache_workers.planning.request import BuildResult
 
 
-def show(as_json: bool, data: Mapping[str, Any], result: object) -> None:
-    """Print the data of a result as one line of JSON, or its text."""
-    if as_json:
-        sys.stdout.write(json.dumps(data) + "\n")
+def show(json_to: TextIO | None, data: Mapping[str, Any], result: object) -> None:
+    """Write the data of a result as one line of JSON, or print its text."""
+    if json_to:
+        json_to.write(json.dumps(data) + "\n")
     else:
         say_text(str(result))
+    (json_to or sys.stdout).flush()
 
 
 def build_json(result: BuildResult) -> dict[str, Any]:
@@ -33,16 +34,15 @@ def build_json(result: BuildResult) -> dict[str, Any]:
     return {**dataclasses.asdict(result), "ratio": result.ratio}
 
 
-def show_job(job: ClusterJob, no_wait: bool, as_json: bool) -> int:
+def show_job(job: ClusterJob, no_wait: bool, json_to: TextIO | None) -> int:
     """Print a job's id, or follow the job and print its results; returns the exit status."""
     if no_wait:
-        show(as_json, _job_json(job), job.id)
+        show(json_to, _job_json(job), job.id)
         return 0
 
     def print_result(result: BuildResult) -> None:
         data = {**_job_json(job), "result": build_json(result)}
-        show(as_json, data, result)
-        sys.stdout.flush()
+        show(json_to, data, result)
 
     was = "is under way already" if job.attached else "is submitted"
     _say(f"precache: job {job.id} {was}")

@@ -432,9 +432,13 @@ def test_every_flag_of_the_recipe_arrives(run: Run, source: Path, tmp_path: Path
     assert ran.json["shards"] == 1
 
 
-def test_a_users_own_function_is_found_in_the_current_folder(tmp_path: Path) -> None:
+def test_a_users_own_function_is_found_here_and_what_it_prints_is_no_part_of_json(
+    tmp_path: Path,
+) -> None:
     write_jpegs(tmp_path / "in", 3)
-    (tmp_path / "mine.py").write_text("def invert(array):\n    return 255 - array\n")
+    (tmp_path / "mine.py").write_text(
+        "def invert(array):\n    print('inverting')\n    return 255 - array\n"
+    )
     (tmp_path / "recipe.toml").write_text(
         '[fields.image]\nops = [{ op = "decode" }, '
         '{ op = "function", function = "mine:invert" }]\ncodec = "raw"\n'
@@ -445,6 +449,7 @@ def test_a_users_own_function_is_found_in_the_current_folder(tmp_path: Path) -> 
     )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["samples"] == 3
+    assert "inverting" in ran.stderr
 
 
 def test_nothing_to_do_loads_neither_torch_nor_ray(source: Path, tmp_path: Path) -> None:

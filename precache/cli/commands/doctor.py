@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> None:
             tick=tick,
         )
     if options.json:
-        show(True, _plain(dataclasses.asdict(report)), report)
+        show(options.json, _plain(dataclasses.asdict(report)), report)
     else:
         print_doctor_report(report)
     if options.html is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 import precache
 from precache.cli.arguments import import_from_here
@@ -14,6 +15,7 @@ from precache_workers.planning.options import BuildOptions, RunOptions, read_opt
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("document", metavar="JSON")
+    parser.set_defaults(json=sys.stdout)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -26,10 +28,10 @@ def run(options: argparse.Namespace) -> None:
 
         read_options(RunOptions, keywords)
         keywords |= {"times": document["times"], "every": document["every"]}
-        print_refreshes(True, store, source, **keywords)
+        print_refreshes(options.json, store, source, **keywords)
         return
     read_options(BuildOptions, keywords)  # an option that only another release has is named
     recipe = Recipe.from_dict(document["recipe"])
     import_from_here(source, bool(recipe.functions))
     result = precache.build(source, store, recipe, **keywords)
-    show(True, build_json(result), result)
+    show(options.json, build_json(result), result)

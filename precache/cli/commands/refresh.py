@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import precache
 from precache.building.refresh import refreshes
@@ -85,7 +84,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def print_refreshes(as_json: bool, store: str, source: str | None, **keywords: Any) -> None:
+def print_refreshes(
+    json_to: TextIO | None, store: str, source: str | None, **keywords: Any
+) -> None:
     """Refresh, and print each child version when it is complete."""
     import_from_here(source, keywords.get("run_functions", False))
     variables = keywords.get("storage_options_env")
@@ -94,8 +95,7 @@ def print_refreshes(as_json: bool, store: str, source: str | None, **keywords: A
         version = precache.open(result.path, None, storage_options)
         fields = {n: field for n, field in version.fields.items() if field.variants > 1}
         data = {**build_json(result), "fields": {n: asdict(field) for n, field in fields.items()}}
-        show(as_json, data, "\n".join([*_variants(fields), str(result)]))
-        sys.stdout.flush()
+        show(json_to, data, "\n".join([*_variants(fields), str(result)]))
 
 
 def _variants(fields: Mapping[str, FieldInfo]) -> Iterator[str]:

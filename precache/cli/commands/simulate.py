@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 
+from precache.cli.arguments import add_json
+from precache.cli.output import show
 from precache.runtime.terminal import say
 from precache.simulation import text as simulation_text
 from precache.simulation.distributions import ORDERS, SPREADS, read_times
@@ -82,9 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--png", metavar="FILE", help='write charts as a PNG; needs pip install "precache[report]"'
     )
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object on stdout, with all series"
-    )
+    add_json(parser, "one JSON object on stdout, with all series")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -118,7 +116,7 @@ def run(options: argparse.Namespace) -> None:
     if options.png is not None:
         result.png(options.png)
     if options.json:
-        sys.stdout.write(json.dumps(result.to_dict()) + "\n")
+        show(options.json, result.to_dict(), result)
     else:
         _print(result)
 
