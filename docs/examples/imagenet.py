@@ -112,7 +112,7 @@ def train(options: argparse.Namespace) -> None:
                 average = mean(loss)
                 if first_rank:
                     print(f"epoch {epoch}, batch {batch} of {len(loader)}: loss {average:.4f}")
-                    with options.log.open("a") as log:
+                    with options.losses.open("a") as log:
                         log.write(json.dumps([epoch, batch, average]) + "\n")
                     save(options.checkpoint, parts)
             if stop:
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=100, help="steps between two checkpoints")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
-    parser.add_argument("--log", type=Path, default=Path("losses.jsonl"))
+    parser.add_argument("--losses", type=Path, default=Path("losses.jsonl"))
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     options = parser.parse_args(arguments)
     if "RANK" in os.environ:  # torchrun sets it

@@ -122,7 +122,7 @@ def _command(store: BuiltStore, folder: Path, processes: int, *more: object) -> 
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     options = {
         "--depth": 18, "--width": 8, "--crop": 32, "--batch-size": GLOBAL_BATCH, "--every": 1,
-        "--lr": 0.01, "--checkpoint": folder / "run.pt", "--log": folder / "losses.jsonl",
+        "--lr": 0.01, "--checkpoint": folder / "run.pt", "--losses": folder / "losses.jsonl",
     }  # fmt: skip
     return [
         sys.executable, *(launcher if processes > 1 else []), str(IMAGENET), str(store.path),
