@@ -233,7 +233,7 @@ def test_a_slow_disk_is_told_from_slow_code(slow_disk: Path) -> None:
         lambda _: measured_rate(itertools.repeat(data), sleep_in_step, count=15),
     )
     assert found.verdict == "storage-bound"
-    assert "reads" in found.reason
+    assert "waits for data" in found.reason
 
 
 @heavy
