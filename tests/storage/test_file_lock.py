@@ -77,7 +77,8 @@ from precache.storage.file_lock import LockedFile, remove_if_free
 from precache.storage.private_folder import OwnFolder
 
 def interrupt(*arguments):
-    raise KeyboardInterrupt
+    if armed:
+        raise KeyboardInterrupt
 
 folder, dice, kept = Path(sys.argv[1]), random.Random(3), None
 own, cache = OwnFolder(folder), DiskCache(folder / "cache", OVERHEAD + 10**6)
@@ -92,12 +93,14 @@ def lease():
 
 for work, times in ((alone, 300), (lease, 150)):
     for _ in range(times):
+        armed = True
         try:
             # Again after a while: some callbacks of Python's swallow what breaks into them.
             signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-5, 4e-4), 0.1)
             while True:
                 work()
         except KeyboardInterrupt as error:
+            armed = False  # a signal may still come during the call below
             signal.setitimer(signal.ITIMER_REAL, 0)
             kept = error  # with its traceback, as a notebook does
         assert remove_if_free(own, "alone")
