@@ -366,13 +366,15 @@ def _identity(file: FileInfo) -> tuple[Any, ...]:
     return (*file,) if known else (file.name, object())
 
 
-def require_unique(keys: Sequence[str], source: object) -> None:
+def require_unique(
+    keys: Sequence[str], source: object, way_out: str = "rename or remove all but one"
+) -> None:
     """Raise `SourceError` for keys of several samples."""
     if len(set(keys)) < len(keys):
         twice, count = Counter(keys).most_common(1)[0]
         raise SourceError(
             f"the source {source} has {count} samples {printable(twice)}; keys name samples, so "
-            "rename or remove all but one"
+            f"{way_out}"
         )
 
 
