@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import precache
+from precache.errors import UsageError
 from precache.viewer.source_trace import SourceTracer
 from tests.support.building import cli, pixels, write_jpegs
 from tests.support.containers import WRITERS
@@ -29,6 +30,21 @@ def test_refresh_finds_the_source_in_the_log(kind: str, photos: Path, tmp_path: 
     built = precache.build(source, tmp_path / "store", recipe, address="serial")
     [fresh] = precache.refresh(tmp_path / "store", address="serial")
     assert fresh.version != built.version
+    assert not fresh.failed
+
+
+def test_a_refresh_takes_the_columns_of_the_build(photos: Path, tmp_path: Path) -> None:
+    rows = [
+        json.dumps({"path": str(path), "id": path.stem, "label": path.parent.name})
+        for path in sorted(photos.rglob("*.jpg"))
+    ]
+    (tmp_path / "list.jsonl").write_text("\n".join(rows), "utf-8")
+    recipe = precache.Recipe.image(random_resized_crop=32, variants=2)
+    options = {"address": "serial", "key_column": "id"}
+    precache.build(tmp_path / "list.jsonl", tmp_path / "store", recipe, **options)
+    with pytest.raises(UsageError, match=r"none of the samples .* --key-column, give them again"):
+        precache.refresh(tmp_path / "store", address="serial")
+    [fresh] = precache.refresh(tmp_path / "store", **options)
     assert not fresh.failed
 
 
