@@ -241,6 +241,21 @@ def test_an_archive_that_changed_after_listing_is_noticed(tmp_path: Path) -> Non
     assert isinstance(again, Sample)
 
 
+def test_an_archive_changed_within_its_size_and_time_is_listed_anew_after_an_error(
+    tmp_path: Path,
+) -> None:
+    members = photos_with_times(4)
+    source = write_tar(tmp_path / "a.tar", members)
+    os.utime(source, (1, 1))
+    build(source, tmp_path / "store", RECIPE)
+    write_tar(tmp_path / "a.tar", dict(reversed(members.items())))
+    os.utime(source, (1, 1))
+    recipe = precache.Recipe.image(resize=41, crop=32)
+    with pytest.raises(SourceError, match="has changed since it was listed"):
+        build(source, tmp_path / "store", recipe)
+    assert build(source, tmp_path / "store", recipe).samples == 4
+
+
 # --- hostile archives ---------------------------------------------------------------------------
 
 

@@ -47,6 +47,9 @@ from precache_workers.sources.container_names import Containers
 UNIT_BYTES = 1 << 20
 """Bytes of neighbours that are read at once; with more, rows of sorted containers mix less."""
 
+CHANGED = "has changed since it was listed"
+"""Text of errors after which a container is to be listed anew, even if it seems unchanged."""
+
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned at a time."""
 
@@ -340,8 +343,8 @@ def too_large(nbytes: int, most_bytes: int) -> SampleError:
 def changed(folder: Folder, name: str, key: str) -> FetchError:
     """Return the error of a sample that is not where its container had it when it was listed."""
     return FetchError(
-        f"{folder.path(name)} has changed since it was listed: {printable(key)} is not where it "
-        "was; build again to list it anew"
+        f"{folder.path(name)} {CHANGED}: {printable(key)} is not where it was; build again to list "
+        "it anew"
     )
 
 
