@@ -189,7 +189,8 @@ class ContainerSource:
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         until = time.monotonic() + seconds
-        files = self.containers.files()
+        left_out = Counter[str]()
+        files = self.containers.files(left_out)
         known = _read_index(index) if index is not None else {}
         listed: list[tuple[FileInfo, Members]] = []
         whole, complete = Members(), True
@@ -201,8 +202,9 @@ class ContainerSource:
             if time.monotonic() > until and len(listed) < len(files):
                 break
         complete = len(listed) == len(files)
+        left_out = sum((members.left_out for _, members in listed), +left_out)
         if not whole.keys:
-            raise self._nothing(listed, complete)
+            raise self._nothing(listed, complete, left_out)
         require_unique(whole.keys, self)
         require_utf8(whole.keys)
         table = row_table(listed, whole, self)
@@ -212,7 +214,7 @@ class ContainerSource:
             table,
             sum(members.ignored for _, members in listed),
             complete,
-            dict(sum((members.left_out for _, members in listed), Counter[str]())),
+            dict(left_out),
             _write_index(listed) if fresh or len(known) != len(files) else None,
             notes_of(listed),
         )
@@ -239,9 +241,13 @@ class ContainerSource:
                 return
             yield members
 
-    def _nothing(self, listed: Sequence[tuple[FileInfo, Members]], complete: bool) -> SourceError:
+    def _nothing(
+        self,
+        listed: Sequence[tuple[FileInfo, Members]],
+        complete: bool,
+        left_out: Mapping[str, int],
+    ) -> SourceError:
         ignored = sum(members.ignored for _, members in listed)
-        left_out = sum((members.left_out for _, members in listed), Counter[str]())
         if not complete:
             return SourceError(f"the source {self} was not listed in time; give more seconds")
         return SourceError(

@@ -19,7 +19,7 @@ import math
 import os
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -107,7 +107,8 @@ class ManifestSource:
         until = time.monotonic() + seconds
         listed: list[tuple[FileInfo, Members]] = []
         whole, complete = Members(), True
-        for file in self.containers.files():
+        left_out = Counter[str]()
+        for file in self.containers.files(left_out):
             members = Members()
             for row in self._rows(file, members):
                 if len(members.keys) % TICK == 0 and time.monotonic() > until and members.keys:
@@ -134,7 +135,7 @@ class ManifestSource:
             whole.etags.append(info.etag if info else "")
         tick(len(whole.keys))
         table = row_table(listed, whole, self)
-        return Listing(table, complete=complete, notes=notes_of(listed))
+        return Listing(table, 0, complete, dict(+left_out), notes=notes_of(listed))
 
     def _rows(self, file: FileInfo, members: Members) -> Iterator[tuple[str, str, str]]:
         """Yield key, location and label of each row."""
