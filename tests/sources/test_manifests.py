@@ -219,7 +219,7 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
         ("path\n", "names no file"),
         ("", "names no file"),
         ("path\nin/0.jpg\nin/0.jpg\n", "has 2 samples in/0.jpg"),
-        ('path\n"in/0.jpg\n', "cannot be read"),
+        ('path\n"in/0.jpg\n', "cannot be read: .*; correct its quotes"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(photos: Path, text: str, why: str) -> None:

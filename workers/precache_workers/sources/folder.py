@@ -187,7 +187,9 @@ def _how_to_read(folder: Folder, name: str) -> str:
 
 def _no_folder(kind: str | None) -> str:
     """Describe a source that is no folder."""
-    return f"{'is not a folder' if kind else 'does not exist'}; give a folder of images"
+    if kind is None:
+        return "does not exist; give a folder of images"
+    return "is not a folder; give a folder of images, or --source-kind for a file with many samples"
 
 
 def first_folders(keys: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -348,8 +348,10 @@ def _parsed(
         else:
             delimiter = "\t" if name.lower().endswith(".tsv") else ","
             yield from _csv_rows(_lines(text, where), delimiter, where)
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise SourceError(f"{where} cannot be read: {error}; save it as UTF-8") from None
+    except csv.Error as error:
+        raise SourceError(f"{where} cannot be read: {error}; correct its quotes") from None
     finally:
         text.detach()  # its file is closed by the caller
 
