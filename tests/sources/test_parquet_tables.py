@@ -244,6 +244,20 @@ def test_pages_that_are_damaged_make_holes(tmp_path: Path) -> None:
     assert "cannot be read" in str(fetched[0])
 
 
+def test_checksums_of_pages_are_verified(tmp_path: Path) -> None:
+    photos = [encoded(cut(number)) for number in range(3)]
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    path = tmp_path / "a.parquet"
+    opened = open_source(write(path, {"image": photos}, write_page_checksum=True, **plain))
+    data = bytearray(path.read_bytes())
+    data[data.index(photos[1]) + 300] ^= 1
+    path.write_bytes(data)
+    table = opened.list(lambda count: None).table
+    for sample in opened.fetch(table.keys, table.sizes.tolist(), table.locations):
+        assert isinstance(sample, SampleError)
+        assert "CRC" in str(sample)
+
+
 def test_a_footer_that_claims_more_rows_is_refused(tmp_path: Path) -> None:
     images = pa.array([b""] * 200_000)
     source = write(tmp_path / "a.parquet", {"image": images}, compression="zstd")

@@ -190,6 +190,7 @@ def open_table(stream: BinaryIO, metadata: Any = None, repeated: Sequence[str] =
         read_dictionary=list(repeated),
         buffer_size=1 << 20,
         pre_buffer=False,
+        page_checksum_verification=True,
     )
 
 
