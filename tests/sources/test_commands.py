@@ -108,6 +108,15 @@ def test_flags_name_columns(photos: Path, tmp_path: Path) -> None:
     assert precache.open(store).classes == ("cat", "dog", "eel")
 
 
+@pytest.mark.parametrize("kind", ["tar", "zip", "lmdb", "folder"])
+def test_columns_of_a_source_without_any_are_refused(
+    kind: str, photos: Path, tmp_path: Path
+) -> None:
+    source = photos if kind == "folder" else WRITERS[kind](photos, tmp_path)
+    with pytest.raises(UsageError, match="is of a kind without columns"):
+        precache.build(source, tmp_path / "store", label_column="label", address="serial")
+
+
 def test_a_version_of_containers_is_copied_and_cleaned_up_as_any(
     photos: Path, tmp_path: Path
 ) -> None:
