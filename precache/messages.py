@@ -47,13 +47,14 @@ def indented(text: str) -> str:
 def shown(uri: str | os.PathLike[str]) -> str:
     """Return a path or URL without user, password, query and fragment, which may be secret.
 
-    URLs of object stores have no fragment; their keys may contain ``#``.
+    URLs of object stores have no fragment: their keys may contain ``#``. There ``?`` is part of a
+    key or a pattern, unless ``name=`` follows it.
     """
     scheme, mark, rest = os.fspath(uri).partition("://")
     if not mark:
         return scheme
     rest = rest[len(_user(scheme, rest)) :]
-    end = "[?#]" if scheme.lower() in _WITH_PORTS else "[?]"
+    end = "[?#]" if scheme.lower() in _WITH_PORTS else r"[?](?=[^/?]*=)"
     return f"{scheme}://{re.split(end, rest, maxsplit=1)[0]}"
 
 

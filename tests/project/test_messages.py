@@ -79,10 +79,13 @@ def test_no_error_holds_what_a_terminal_obeys(kind: type[errors.PrecacheError], 
         ("s3://AKIA:a?b#c@bucket/photos@3f2a", "s3://3f2a"),
         ("https://user:pa/ss@host/photos", "https://host/photos"),
         ("https://token@host/photos", "https://host/photos"),
+        ("https://host/photos?token", "https://host/photos"),
+        ("s3://bucket/photos?versionId=a/b", "s3://bucket/photos"),
         # what looks like a secret, and is none
         ("s3://bucket/store@3f2a", "s3://bucket/store@3f2a"),
         ("s3://bucket@3f2a", "s3://bucket@3f2a"),
         ("s3://bucket/a#1.jpg", "s3://bucket/a#1.jpg"),
+        ("s3://bucket/year=1/shard-??.tar", "s3://bucket/year=1/shard-??.tar"),
         (
             "s3://arn:aws:s3:eu-west-1:1234:accesspoint/mine/store@3f2a",
             "s3://arn:aws:s3:eu-west-1:1234:accesspoint/mine/store@3f2a",

@@ -314,7 +314,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_file_is_no_source(tmp_path: Path) -> None:
     write(tmp_path / "a.jpg", b"x")
-    with pytest.raises(SourceError, match=r"a\.jpg is not a folder"):
+    with pytest.raises(SourceError, match=r"a\.jpg is not a folder; .* or --source-kind"):
         listed(tmp_path / "a.jpg")
 
 

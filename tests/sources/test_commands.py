@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import precache
+from precache.errors import UsageError
 from precache.viewer.source_trace import SourceTracer
 from tests.support.building import cli, pixels, write_jpegs
 from tests.support.containers import WRITERS
@@ -29,6 +30,21 @@ def test_refresh_finds_the_source_in_the_log(kind: str, photos: Path, tmp_path: 
     built = precache.build(source, tmp_path / "store", recipe, address="serial")
     [fresh] = precache.refresh(tmp_path / "store", address="serial")
     assert fresh.version != built.version
+    assert not fresh.failed
+
+
+def test_a_refresh_takes_the_columns_of_the_build(photos: Path, tmp_path: Path) -> None:
+    rows = [
+        json.dumps({"path": str(path), "id": path.stem, "label": path.parent.name})
+        for path in sorted(photos.rglob("*.jpg"))
+    ]
+    (tmp_path / "list.jsonl").write_text("\n".join(rows), "utf-8")
+    recipe = precache.Recipe.image(random_resized_crop=32, variants=2)
+    options = {"address": "serial", "key_column": "id"}
+    precache.build(tmp_path / "list.jsonl", tmp_path / "store", recipe, **options)
+    with pytest.raises(UsageError, match=r"none of the samples .* --key-column, give them again"):
+        precache.refresh(tmp_path / "store", address="serial")
+    [fresh] = precache.refresh(tmp_path / "store", **options)
     assert not fresh.failed
 
 
@@ -90,6 +106,15 @@ def test_flags_name_columns(photos: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "URIs from the column 'where', labels from 'what'; 1 other columns" in done.stderr
     assert precache.open(store).classes == ("cat", "dog", "eel")
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip", "lmdb", "folder"])
+def test_columns_of_a_source_without_any_are_refused(
+    kind: str, photos: Path, tmp_path: Path
+) -> None:
+    source = photos if kind == "folder" else WRITERS[kind](photos, tmp_path)
+    with pytest.raises(UsageError, match="is of a kind without columns"):
+        precache.build(source, tmp_path / "store", label_column="label", address="serial")
 
 
 def test_a_version_of_containers_is_copied_and_cleaned_up_as_any(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from precache.errors import SourceError, UsageError
+from precache.storage.base import LINK_OUT
 from precache_workers.sources.container_names import Containers, expand_braces
 
 
 def named(uri: str | Path) -> list[str]:
-    return [file.name for file in Containers.named(str(uri), (".tar",)).files()]
+    return [file.name for file in Containers.named(str(uri), (".tar",)).files(Counter())]
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_a_file_of_a_list_that_is_missing_is_named(tars: Path) -> None:
         named(f"{tars}/{{a,x}}.tar")
     with pytest.raises(SourceError, match=r"x\.tar does not exist"):
         named(tars / "x.tar")
-    with pytest.raises(SourceError, match="no file fits the source"):
+    with pytest.raises(SourceError, match=r"no file fits the source"):
         named(tars / "x*.tar")
 
 
@@ -89,3 +91,36 @@ def test_a_url_that_leads_out_is_refused() -> None:
         Containers.named("s3://bucket/../other/*.tar", (".tar",))
     with pytest.raises(UsageError, match="in one bucket"):
         Containers.named("s3://{a,b}/x.tar", (".tar",))
+
+
+@pytest.mark.parametrize("pattern", ["*.tar", "**/*.tar"])
+def test_links_that_lead_out_are_counted_and_followed_where_allowed(
+    tars: Path, pattern: str
+) -> None:
+    links = tars / "links"
+    links.mkdir()
+    (links / "own.tar").write_bytes(b"x")
+    (links / "link.tar").symlink_to(tars / "a.tar")
+    (links / "link.txt").symlink_to(tars / "c.txt")
+    left_out = Counter[str]()
+    uri = f"{links}/{pattern}"
+    [file] = Containers.named(uri, (".tar",)).files(left_out)
+    assert file.name == "own.tar"
+    assert left_out == {LINK_OUT: 1}
+    followed = Containers.named(uri, (".tar",), follow_links=True).files(Counter())
+    assert [file.name for file in followed] == ["link.tar", "own.tar"]
+    (links / "own.tar").unlink()
+    with pytest.raises(SourceError, match=r"no file fits .* 1 links that lead out of it"):
+        named(uri)
+
+
+def test_a_named_link_that_leads_out_is_refused_with_the_way_out(tars: Path) -> None:
+    link = tars / "other/links/link.tar"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tars / "a.tar")
+    with pytest.raises(SourceError, match=r"is a link that leads out of .*; give --follow-links"):
+        named(link)
+    with pytest.raises(SourceError, match=r"is a link that leads out of .*; give --follow-links"):
+        named(link.with_name("{link,missing}.tar"))
+    with pytest.raises(SourceError, match="1 links that lead out of it"):
+        named(link.parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import precache
-from precache.errors import FetchError, SourceError
+from precache.errors import FetchError, HangError, SourceError
 from precache.storage.open import open_folder
+from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources import manifests
 from precache_workers.sources.base import Columns, Listing, Sample
 from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, labels, pixels, write
-from tests.support.servers import S3Server
+from tests.support.servers import S3Server, web_server
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 
@@ -121,6 +123,47 @@ def test_files_may_lie_in_several_buckets(photos: Path, s3: S3Server) -> None:
     assert all(one_by_one.etags[:6])
 
 
+def test_urls_are_requested_as_they_stand_and_their_secrets_are_no_part_of_keys(
+    photos: Path,
+) -> None:
+    write(photos / "in/a b#1.jpg", encoded(cut(7)))
+    with web_server(photos) as base:
+        host = base.removeprefix("http://")
+        uris = [
+            f"{base}/in/a%20b%231.jpg",
+            f"{base}/in/0.jpg?width=3&sig=secret",
+            f"{base}/in/1.jpg#secret",
+            f"http://someone:secret@{host}/in/2.jpg",
+        ]
+        source = open_source(table(photos, "\n".join(["path", *uris])))
+        rows = source.list(lambda count: None).table
+        samples = source.fetch(rows.keys, rows.sizes.tolist(), rows.locations)
+    assert [key.removeprefix(base) for key in rows.keys] == [
+        "/in/a%20b%231.jpg", "/in/0.jpg", "/in/1.jpg", "/in/2.jpg"
+    ]  # fmt: skip
+    contents = [sample.inputs["bytes"] for sample in samples if isinstance(sample, Sample)]
+    assert contents == [encoded(cut(number)) for number in (7, 0, 1, 2)]
+
+
+def test_urls_that_differ_by_their_queries_alone_take_a_column_of_keys(photos: Path) -> None:
+    uris = [f"http://127.0.0.1/photo?id={number},{number}" for number in range(2)]
+    source = table(photos, "\n".join(["path,id", *uris]))
+    with pytest.raises(SourceError, match=r"2 samples http://127.0.0.1/photo; .* by --key-column"):
+        listed(source)
+    assert list(listed(source, columns=Columns(key="id")).table.keys) == ["0", "1"]
+
+
+def test_a_file_that_takes_too_long_is_known_by_its_key(photos: Path) -> None:
+    answer = threading.Event()
+    with web_server(photos, {"/in/0.jpg": answer}) as base:
+        source = open_source(table(photos, f"path\n{base}/in/0.jpg\n"))
+        rows = source.list(lambda count: None).table
+        with pytest.raises(HangError) as raised:
+            run_in_time(lambda: source.fetch(rows.keys, [-1], rows.locations), 0.1)
+        answer.set()
+    assert list(raised.value.late) == list(rows.keys)
+
+
 def test_of_many_files_the_folder_is_listed(
     photos: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +219,7 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
         ("path\n", "names no file"),
         ("", "names no file"),
         ("path\nin/0.jpg\nin/0.jpg\n", "has 2 samples in/0.jpg"),
-        ('path\n"in/0.jpg\n', "cannot be read"),
+        ('path\n"in/0.jpg\n', "cannot be read: .*; correct its quotes"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(photos: Path, text: str, why: str) -> None:

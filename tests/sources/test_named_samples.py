@@ -11,6 +11,9 @@ import pytest
 
 import precache
 from precache.errors import SourceError
+from precache_workers.shards.samples import fetch_ahead
+from precache_workers.sources.base import Sample
+from precache_workers.sources.kinds import open_source
 from tests.support.building import build_here, pixels, write
 
 CODE = """
@@ -103,3 +106,41 @@ def test_keys_of_another_state_of_the_dataset_are_not_fetched(say: Say, tmp_path
     fetched = open_source("python:named:make").fetch(["b", "0", "../a"], [-1] * 3)
     assert np.array_equal(fetched[0].inputs[0][0, 0], [2, 2, 2])  # type: ignore[union-attr]
     assert all(isinstance(each, FetchError) for each in fetched[1:])
+
+
+THREADED = """
+import threading
+import numpy as np
+
+at_work = threading.Barrier(4)
+
+class Data:
+    fetch_threads = {threads}
+    def __len__(self):
+        return 64
+    def __getitem__(self, number):
+        at_work.wait(timeout=20)
+        return np.full((8, 8, 3), number, np.uint8), 0
+"""
+
+
+def test_a_dataset_may_be_read_by_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write(tmp_path / "threaded.py", THREADED.format(threads=4).encode())
+    source = open_source("python:threaded:Data")
+    table = source.list(lambda count: None).table
+    samples = list(fetch_ahead(source, table.keys, table.sizes.tolist()))
+    assert [key for key, _ in samples] == list(table.keys)
+    arrays = [sample.inputs[0] for _, sample in samples if isinstance(sample, Sample)]
+    assert [int(array[0, 0, 0]) for array in arrays] == list(range(64))
+
+
+def test_threads_that_are_no_number_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write(tmp_path / "threadless.py", THREADED.format(threads="'many'").encode())
+    with pytest.raises(SourceError, match="fetch_threads is 'many'"):
+        _ = open_source("python:threadless:Data").fetch_threads

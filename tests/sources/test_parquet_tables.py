@@ -17,11 +17,13 @@ from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.storage.local import LocalFolder
 from precache.store.row_table import unit_of
 from precache_workers.planning.rows import expected_bytes
+from precache_workers.runtime.time_limit import Notes
 from precache_workers.shards.samples import HELD_BYTES, _runs_of_units
 from precache_workers.sources import file_ranges, parquet_tables
-from precache_workers.sources.base import Columns, Listing, Sample
+from precache_workers.sources.base import Columns, Fetched, Listing, Sample
 from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
+from precache_workers.sources.parquet_tables import READ_ROWS
 from tests.support.building import cut, encoded, pixels
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
@@ -242,6 +244,20 @@ def test_pages_that_are_damaged_make_holes(tmp_path: Path) -> None:
     assert "cannot be read" in str(fetched[0])
 
 
+def test_checksums_of_pages_are_verified(tmp_path: Path) -> None:
+    photos = [encoded(cut(number)) for number in range(3)]
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    path = tmp_path / "a.parquet"
+    opened = open_source(write(path, {"image": photos}, write_page_checksum=True, **plain))
+    data = bytearray(path.read_bytes())
+    data[data.index(photos[1]) + 300] ^= 1
+    path.write_bytes(data)
+    table = opened.list(lambda count: None).table
+    for sample in opened.fetch(table.keys, table.sizes.tolist(), table.locations):
+        assert isinstance(sample, SampleError)
+        assert "CRC" in str(sample)
+
+
 def test_a_footer_that_claims_more_rows_is_refused(tmp_path: Path) -> None:
     images = pa.array([b""] * 200_000)
     source = write(tmp_path / "a.parquet", {"image": images}, compression="zstd")
@@ -388,3 +404,23 @@ def test_a_remote_listing_reads_no_images(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(listed(source).table) == 400
     assert sum(read) < 1_000_000
     assert len(read) < 10
+
+
+def test_time_limits_hold_for_a_batch_of_rows_and_not_for_a_row_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 4 * READ_ROWS}))
+    table = source.list(lambda count: None).table
+    kept, make = Notes(seconds=1.0), parquet_tables._sample
+    late: list[str] = []
+
+    def slow(*arguments: Any) -> Fetched:
+        kept.clock += 0.9 / READ_ROWS
+        late.extend(kept.late())
+        return make(*arguments)
+
+    monkeypatch.setattr(parquet_tables, "_sample", slow)
+    with kept.kept():
+        source.fetch(table.keys, table.sizes.tolist(), table.locations)
+    assert kept.clock > 3
+    assert not late

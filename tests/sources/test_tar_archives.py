@@ -20,7 +20,7 @@ from precache_workers.sources import containers, file_ranges
 from precache_workers.sources.base import Listing, Sample
 from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
-from tests.support.building import cut, encoded, pixels, write_jpegs
+from tests.support.building import cut, encoded, pixels, write, write_jpegs
 from tests.support.containers import add, write_tars
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
@@ -66,6 +66,16 @@ def test_a_leading_dot_is_no_part_of_a_key(tmp_path: Path) -> None:
     table = listed(source).table
     assert list(table.keys) == ["a.tar/cat/1.jpg"]
     assert table.classes == ("cat",)
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_folders_are_not_left_out(tmp_path: Path, form: int) -> None:
+    write(tmp_path / "in" / "/".join(["long"] * 30) / "cat/1.jpg", PHOTO)
+    with tarfile.open(tmp_path / "a.tar", "w", format=form) as tar:
+        tar.add(tmp_path / "in", ".")
+    listing = listed(str(tmp_path / "a.tar"))
+    assert len(listing.table) == 1
+    assert not listing.left_out
 
 
 def test_members_of_a_stem_are_one_sample(tmp_path: Path) -> None:
@@ -229,6 +239,21 @@ def test_an_archive_that_changed_after_listing_is_noticed(tmp_path: Path) -> Non
     # By keys alone it is listed anew.
     [again] = source.fetch([table.keys[0]], [-1])
     assert isinstance(again, Sample)
+
+
+def test_an_archive_changed_within_its_size_and_time_is_listed_anew_after_an_error(
+    tmp_path: Path,
+) -> None:
+    members = photos_with_times(4)
+    source = write_tar(tmp_path / "a.tar", members)
+    os.utime(source, (1, 1))
+    build(source, tmp_path / "store", RECIPE)
+    write_tar(tmp_path / "a.tar", dict(reversed(members.items())))
+    os.utime(source, (1, 1))
+    recipe = precache.Recipe.image(resize=41, crop=32)
+    with pytest.raises(SourceError, match="has changed since it was listed"):
+        build(source, tmp_path / "store", recipe)
+    assert build(source, tmp_path / "store", recipe).samples == 4
 
 
 # --- hostile archives ---------------------------------------------------------------------------

@@ -117,6 +117,17 @@ def test_an_archive_that_changed_after_listing_is_noticed(tmp_path: Path) -> Non
     assert isinstance(first[0], FetchError)
 
 
+def test_an_archive_that_was_cut_off_after_listing_makes_no_holes(tmp_path: Path) -> None:
+    source = write_zip(tmp_path / "a.zip", photos(3), zipfile.ZIP_STORED)
+    opened = open_source(source)
+    table = opened.list(lambda count: None).table
+    os.truncate(source, len(PHOTO) + len(PHOTO) // 2)
+    first, second, _ = opened.fetch(table.keys, table.sizes.tolist(), table.locations)
+    assert isinstance(first, Sample)
+    assert isinstance(second, FetchError)
+    assert "has changed since it was listed" in str(second)
+
+
 # --- hostile archives ---------------------------------------------------------------------------
 
 

@@ -52,7 +52,7 @@ from precache_workers.driver.shard_log_writer import keep_followed
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.committed import flaws_of, is_committed, is_whole
-from precache_workers.planning.listing import ListedSource, list_rows
+from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import BuildResult, Request, check_request, source_of
 from precache_workers.planning.target_version import (
     SCRATCH,
@@ -69,6 +69,7 @@ from precache_workers.planning.work import (
     remaining,
     requested_target,
 )
+from precache_workers.sources.containers import CHANGED
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
     from precache_workers.profiling.probe import ProbeTask
@@ -110,6 +111,9 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
             result = replace(build.run(), left_out=build.listed.left_out)
         except BaseException as error:
             report_failure(monitor, error, progress.say)
+            if isinstance(error, PrecacheError) and CHANGED in str(error):
+                with contextlib.suppress(StorageError):
+                    forget_index(build.store, build.source)
             raise
         timings = {**build.timings, **result.timings}
         result = replace(result, seconds=time.perf_counter() - started, timings=timings)

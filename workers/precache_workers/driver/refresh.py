@@ -132,6 +132,12 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     fingerprint = recipe.fingerprint(decides(recipe))
     source = source_of(request)
     table = with_locations(store, source, table)
+    if source.index_name and not any(table.locations):
+        raise UsageError(
+            f"{shown(request.source)} has none of the samples of version {version.id[:8]}; if it "
+            "was built with --source-kind, --image-column, --label-column or --key-column, give "
+            "them again"
+        )
     return ListedSource(
         VersionSpec(recipe, fingerprint, table, attributes.rows_digest),
         Placed(table, attributes.rows_per_shard),

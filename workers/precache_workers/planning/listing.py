@@ -163,6 +163,12 @@ def _kept_index(store: Folder, source: Source) -> bytes | None:
     return store.get(_index_object(source.index_name)) if source.index_name else None
 
 
+def forget_index(store: Folder, source: Source) -> None:
+    """Remove the kept index of a source, so that the next listing reads all containers."""
+    if source.index_name:
+        store.remove(_index_object(source.index_name))
+
+
 def with_locations(store: Folder, source: Source, table: RowTable) -> RowTable:
     """Give the rows of a version the locations that their samples have now, if these have any."""
     if not source.index_name:

@@ -146,6 +146,12 @@ class Notes:
                 slot = self._slots[thread] = next(self._numbers)
             self._watcher.note(slot, what + self._limit, *keys)
 
+    def advance(self) -> None:
+        """Note that this thread is done with some of its samples; the time of the others begins."""
+        thread = threading.get_ident()
+        if thread in self._at:
+            self._at[thread] = self.clock, *self._at[thread][1:]
+
     def end(self) -> None:
         """Note that this thread works on none."""
         thread = threading.get_ident()

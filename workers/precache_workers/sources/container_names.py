@@ -6,6 +6,7 @@ import fnmatch
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from precache.errors import SourceError, UsageError
 from precache.messages import shown
 from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
-from precache.storage.base import FileInfo, Folder
+from precache.storage.base import LINK_OUT, FileInfo, Folder, left_out_text
 from precache.storage.open import StorageOptions, open_folder
 
 MOST_NAMES = 100_000
@@ -73,8 +74,13 @@ class Containers:
     def __str__(self) -> str:
         return shown(self.uri)
 
-    def files(self) -> list[FileInfo]:
+    def files(self, left_out: Counter[str]) -> list[FileInfo]:
         """Find the files, in the order of the patterns, and sorted where one has several.
+
+        Parameters
+        ----------
+        left_out
+            Gets the number of files that a pattern fits and that are left out, by reason.
 
         Raises
         ------
@@ -88,7 +94,7 @@ class Containers:
             if not (magic and _MAGIC.search(pattern)):
                 names[pattern] = None
             elif "**" in pattern.split("/"):
-                walked = {info.name: info for info in sorted(_walk(self.folder, pattern))}
+                walked = {i.name: i for i in sorted(_walk(self.folder, pattern, (), left_out))}
                 infos |= walked
                 names |= dict.fromkeys(walked)
             else:
@@ -99,26 +105,41 @@ class Containers:
         infos |= {name: i for name, i in zip(unknown, looked, strict=True) if i is not None}
         missing = [name for name in names if name not in infos]
         named = [name for name in missing if name in set(patterns)]
+        links = [name for name in missing if self._is_link_out(name)]
+        if named and named[0] in links:
+            raise SourceError(
+                f"{self.folder.path(named[0])} is a link that leads out of {self.folder}; give "
+                "--follow-links, or the path that it leads to"
+            )
+        left_out[LINK_OUT] += len(links)
         if len(names) == 1 and named:
-            return self._in_folder(named[0])
+            return self._in_folder(named[0], left_out)
         if named:
             more = f", and {len(named) - 1:,} more are missing" if len(named) > 1 else ""
             raise SourceError(f"the source {self} has no {self.folder.path(named[0])}{more}")
         if not infos:
-            raise SourceError(f"no file fits the source {self}; correct the path or the pattern")
+            raise SourceError(
+                f"no file fits the source {self}{left_out_text(+left_out)}; correct the path or "
+                "the pattern"
+            )
         return [infos[name] for name in names if name in infos]
 
-    def _in_folder(self, name: str) -> list[FileInfo]:
+    def _is_link_out(self, name: str) -> bool:
+        """Return True for a file that lies elsewhere, where a link leads that is not followed."""
+        path = self.folder.local(name)
+        return path is not None and path.is_file() and self.folder.info(name) is None
+
+    def _in_folder(self, name: str, left_out: Counter[str]) -> list[FileInfo]:
         """Find the files below a folder; raises if there is none."""
         folder = self.folder.folder(name) if name else self.folder
         if folder.kind() is None:
             raise SourceError(f"the source {self} does not exist; correct the path")
-        walked = sorted(_walk(folder, "**"))
-        files = [info for info in walked if info.name.lower().endswith(self.suffixes)]
+        files = sorted(_walk(folder, "**", self.suffixes, left_out))
         if not files:
             raise SourceError(
                 f"the source {self} is a folder without a file that ends in "
-                f"{' or '.join(self.suffixes)}; name the files by a pattern"
+                f"{' or '.join(self.suffixes)}{left_out_text(+left_out)}; name the files by a "
+                "pattern"
             )
         prefix = f"{name}/" if name else ""
         return [info._replace(name=prefix + info.name) for info in files]
@@ -213,10 +234,19 @@ def _matching(folder: Folder, parts: list[str], prefix: str = "") -> Iterator[st
             yield f"{prefix}{name}"
 
 
-def _walk(folder: Folder, pattern: str) -> Iterator[FileInfo]:
-    """Yield the files below a folder that fit a pattern with ``**``."""
+def _walk(
+    folder: Folder, pattern: str, suffixes: tuple[str, ...], left_out: Counter[str]
+) -> Iterator[FileInfo]:
+    """Yield the files below a folder that fit a pattern with ``**``, and one of any suffixes."""
     parts = pattern.split("/")
-    return (info for info in folder.walk() if _fits(info.name.split("/"), parts))
+
+    def fits(name: str) -> bool:
+        return _fits(name.split("/"), parts) and name.lower().endswith(suffixes or "")
+
+    def leave_out(name: str, reason: str) -> None:
+        left_out[reason] += name.endswith("/") or fits(name)
+
+    return (info for info in folder.walk(leave_out) if fits(info.name))
 
 
 def _fits(names: list[str], parts: list[str]) -> bool:

@@ -47,6 +47,9 @@ from precache_workers.sources.container_names import Containers
 UNIT_BYTES = 1 << 20
 """Bytes of neighbours that are read at once; with more, rows of sorted containers mix less."""
 
+CHANGED = "has changed since it was listed"
+"""Text of errors after which a container is to be listed anew, even if it seems unchanged."""
+
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned at a time."""
 
@@ -186,7 +189,8 @@ class ContainerSource:
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         until = time.monotonic() + seconds
-        files = self.containers.files()
+        left_out = Counter[str]()
+        files = self.containers.files(left_out)
         known = _read_index(index) if index is not None else {}
         listed: list[tuple[FileInfo, Members]] = []
         whole, complete = Members(), True
@@ -198,8 +202,9 @@ class ContainerSource:
             if time.monotonic() > until and len(listed) < len(files):
                 break
         complete = len(listed) == len(files)
+        left_out = sum((members.left_out for _, members in listed), +left_out)
         if not whole.keys:
-            raise self._nothing(listed, complete)
+            raise self._nothing(listed, complete, left_out)
         require_unique(whole.keys, self)
         require_utf8(whole.keys)
         table = row_table(listed, whole, self)
@@ -209,7 +214,7 @@ class ContainerSource:
             table,
             sum(members.ignored for _, members in listed),
             complete,
-            dict(sum((members.left_out for _, members in listed), Counter[str]())),
+            dict(left_out),
             _write_index(listed) if fresh or len(known) != len(files) else None,
             notes_of(listed),
         )
@@ -236,9 +241,13 @@ class ContainerSource:
                 return
             yield members
 
-    def _nothing(self, listed: Sequence[tuple[FileInfo, Members]], complete: bool) -> SourceError:
+    def _nothing(
+        self,
+        listed: Sequence[tuple[FileInfo, Members]],
+        complete: bool,
+        left_out: Mapping[str, int],
+    ) -> SourceError:
         ignored = sum(members.ignored for _, members in listed)
-        left_out = sum((members.left_out for _, members in listed), Counter[str]())
         if not complete:
             return SourceError(f"the source {self} was not listed in time; give more seconds")
         return SourceError(
@@ -340,8 +349,8 @@ def too_large(nbytes: int, most_bytes: int) -> SampleError:
 def changed(folder: Folder, name: str, key: str) -> FetchError:
     """Return the error of a sample that is not where its container had it when it was listed."""
     return FetchError(
-        f"{folder.path(name)} has changed since it was listed: {printable(key)} is not where it "
-        "was; build again to list it anew"
+        f"{folder.path(name)} {CHANGED}: {printable(key)} is not where it was; build again to list "
+        "it anew"
     )
 
 
@@ -366,13 +375,15 @@ def _identity(file: FileInfo) -> tuple[Any, ...]:
     return (*file,) if known else (file.name, object())
 
 
-def require_unique(keys: Sequence[str], source: object) -> None:
+def require_unique(
+    keys: Sequence[str], source: object, way_out: str = "rename or remove all but one"
+) -> None:
     """Raise `SourceError` for keys of several samples."""
     if len(set(keys)) < len(keys):
         twice, count = Counter(keys).most_common(1)[0]
         raise SourceError(
             f"the source {source} has {count} samples {printable(twice)}; keys name samples, so "
-            "rename or remove all but one"
+            f"{way_out}"
         )
 
 

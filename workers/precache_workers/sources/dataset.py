@@ -29,6 +29,9 @@ class DatasetSource:
     `classes`, as torchvision names them, are used where it has them. The source counts as changed
     when the factory's code, or what that reaches, does.
 
+    Its attribute `fetch_threads` is the number of threads of a task that may fetch at a time: by
+    default 1, as a Dataset promises nothing about threads.
+
     A dataset may have methods ``key(i)``, a name for sample i, by which it keeps its row wherever
     it stands, and ``fingerprint(i)``, text that changes if and only if the sample does: then the
     code does not count, and labels are the `targets`, where it has them.
@@ -42,7 +45,6 @@ class DatasetSource:
     factory: str
     code: str
     content_decides: bool = False  # of an array or an image its plain bytes are hashed
-    fetch_threads: int = 1  # a Dataset promises nothing about threads
     index_name: str = ""
 
     @property
@@ -50,6 +52,16 @@ class DatasetSource:
         """False if it has fingerprints and `targets`: then rows can be reused unseen."""
         dataset = _dataset(self.factory, self.code)
         return not (hasattr(dataset, "fingerprint") and hasattr(dataset, "targets"))
+
+    @property
+    def fetch_threads(self) -> int:
+        count = getattr(_dataset(self.factory, self.code), "fetch_threads", 1)
+        if not isinstance(count, int) or count < 1:
+            raise SourceError(
+                f"{self.factory}: fetch_threads is {count!r}; it is to be a number of threads, 1 "
+                "or more"
+            )
+        return count
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
         return None
@@ -128,14 +140,17 @@ def _indices(dataset: Any, factory: str) -> Mapping[str, int]:
     """Return key -> number of each sample of a dataset, in order."""
     if not hasattr(dataset, "key"):
         return _Numbers(len(dataset))
-    held = _named.get(factory)
-    if held is None or held[0] is not dataset:
-        keys = _texts(dataset.key, len(dataset), f"{factory}: key")
-        numbers = {key: number for number, key in enumerate(keys)}
-        if len(numbers) < len(keys) or "" in numbers:
-            twice = next(key for key, count in Counter(["", *keys]).items() if count > 1)
-            raise SourceError(f"{factory}: key gives {twice!r} to several samples, or to one ''")
-        held = _named[factory] = dataset, numbers
+    with _lock:
+        held = _named.get(factory)
+        if held is None or held[0] is not dataset:
+            keys = _texts(dataset.key, len(dataset), f"{factory}: key")
+            numbers = {key: number for number, key in enumerate(keys)}
+            if len(numbers) < len(keys) or "" in numbers:
+                twice = next(key for key, count in Counter(["", *keys]).items() if count > 1)
+                raise SourceError(
+                    f"{factory}: key gives {twice!r} to several samples, or to one ''"
+                )
+            held = _named[factory] = dataset, numbers
     return held[1]
 
 

@@ -7,8 +7,8 @@ import math
 import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -44,6 +44,8 @@ class FolderSource:
     """Limit of a sample; larger ones are not fetched."""
 
     index_name: str = ""
+    sample_keys: Mapping[str, str] = field(default_factory=dict)
+    """Name of a file -> key of its sample, if that is another."""
 
     def file_of(self, key: str) -> tuple[Folder, str]:
         return self.folder, key
@@ -118,12 +120,13 @@ class FolderSource:
     def _read(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[bytes | StorageError]:
         """Read files of a known size together; of others no more than a sample may have."""
         known = [n for n, size in enumerate(sizes) if size >= 0]
-        notes().begin(FETCHING, *(keys[n] for n in known), foreign=False)
+        samples = [self.sample_keys.get(key, key) for key in keys]
+        notes().begin(FETCHING, *(samples[n] for n in known), foreign=False)
         contents = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
         read: dict[int, bytes | StorageError] = dict(zip(known, contents, strict=True))
         for number in range(len(keys)):
             if number not in read:
-                notes().begin(FETCHING, keys[number], foreign=False)
+                notes().begin(FETCHING, samples[number], foreign=False)
                 try:
                     read[number] = self.folder.read_first(keys[number], self.most_bytes + 1)
                 except StorageError as error:
@@ -184,7 +187,9 @@ def _how_to_read(folder: Folder, name: str) -> str:
 
 def _no_folder(kind: str | None) -> str:
     """Describe a source that is no folder."""
-    return f"{'is not a folder' if kind else 'does not exist'}; give a folder of images"
+    if kind is None:
+        return "does not exist; give a folder of images"
+    return "is not a folder; give a folder of images, or --source-kind for a file with many samples"
 
 
 def first_folders(keys: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -62,11 +62,14 @@ class SourceKind:
         Opens a source; nothing is listed yet.
     suffixes, schemes
         Of URIs of this kind, such as ``.tar`` and ``python``.
+    columns
+        `SourceSpec.columns` may name some.
     """
 
     open: Callable[[SourceSpec], Source]
     suffixes: tuple[str, ...] = ()
     schemes: tuple[str, ...] = ()
+    columns: bool = True
 
     def fits(self, uri: str) -> bool:
         """Return True if a URI has a scheme or suffix of this kind."""
@@ -125,9 +128,9 @@ def _open_lmdb(spec: SourceSpec) -> Source:
 
 
 KINDS: dict[str, SourceKind] = {
-    "folder": SourceKind(_open_folder),
-    "python": SourceKind(_open_dataset, schemes=("python",)),
-    "tar": SourceKind(lambda spec: open_containers(spec, TarFormat()), (".tar",)),
+    "folder": SourceKind(_open_folder, columns=False),
+    "python": SourceKind(_open_dataset, schemes=("python",), columns=False),
+    "tar": SourceKind(lambda spec: open_containers(spec, TarFormat()), (".tar",), columns=False),
     "parquet": SourceKind(
         lambda spec: open_containers(spec, ParquetFormat(spec.columns)), (".parquet",)
     ),
@@ -140,8 +143,8 @@ KINDS: dict[str, SourceKind] = {
         lambda spec: open_containers(spec, ArrayRecordFormat(spec.columns)),
         (".array_record", ".arrayrecord"),
     ),
-    "lmdb": SourceKind(_open_lmdb, (".lmdb", "data.mdb")),
-    "zip": SourceKind(lambda spec: open_containers(spec, ZipFormat()), (".zip",)),
+    "lmdb": SourceKind(_open_lmdb, (".lmdb", "data.mdb"), columns=False),
+    "zip": SourceKind(lambda spec: open_containers(spec, ZipFormat()), (".zip",), columns=False),
     "manifest": SourceKind(_open_manifest, manifests.SUFFIXES),
 }
 
@@ -167,12 +170,18 @@ def open_source(
     Raises
     ------
     UsageError
-        There is no such kind, or the name is no pattern.
+        There is no such kind, it has no columns, or the name is no pattern.
     SourceError
         The source is of a kind that cannot be read.
     """
     spec = SourceSpec(source, storage_options, follow_links, most_bytes, columns)
-    return _kind_of(spec, kind).open(spec)
+    chosen = _kind_of(spec, kind)
+    if columns != NO_COLUMNS and not chosen.columns:
+        raise UsageError(
+            f"the source {shown(source)} is of a kind without columns; leave out --image-column, "
+            "--label-column and --key-column, or give another --source-kind"
+        )
+    return chosen.open(spec)
 
 
 def kind_of_name(name: str) -> str:

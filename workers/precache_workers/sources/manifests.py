@@ -19,15 +19,16 @@ import math
 import os
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 import xxhash
 
 from precache.errors import FetchError, SourceError
-from precache.messages import did_you_mean, printable
+from precache.messages import did_you_mean, printable, shown
 from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import FileInfo, Folder, is_name
@@ -106,7 +107,8 @@ class ManifestSource:
         until = time.monotonic() + seconds
         listed: list[tuple[FileInfo, Members]] = []
         whole, complete = Members(), True
-        for file in self.containers.files():
+        left_out = Counter[str]()
+        for file in self.containers.files(left_out):
             members = Members()
             for row in self._rows(file, members):
                 if len(members.keys) % TICK == 0 and time.monotonic() > until and members.keys:
@@ -125,7 +127,7 @@ class ManifestSource:
             raise SourceError(
                 f"the source {self} names no file; the first line of CSV and TSV names columns"
             )
-        require_unique(whole.keys, self)
+        require_unique(whole.keys, self, "remove all but one, or name samples by --key-column")
         require_utf8(whole.keys)
         for info in self._infos(whole.locations):
             whole.sizes.append(info.size if info else -1)
@@ -133,7 +135,7 @@ class ManifestSource:
             whole.etags.append(info.etag if info else "")
         tick(len(whole.keys))
         table = row_table(listed, whole, self)
-        return Listing(table, complete=complete, notes=notes_of(listed))
+        return Listing(table, 0, complete, dict(+left_out), notes=notes_of(listed))
 
     def _rows(self, file: FileInfo, members: Members) -> Iterator[tuple[str, str, str]]:
         """Yield key, location and label of each row."""
@@ -148,10 +150,11 @@ class ManifestSource:
                     chosen = _Chosen.of(list(row), self.columns, where)
                     members.notes[chosen.note()] += 1
                 uri, label = row.get(chosen.uri), row.get(chosen.label or "")
-                key = uri if chosen.key is None else row.get(chosen.key)
                 line = f"line {number} of {where}"
                 if not isinstance(uri, str) or not uri:
                     raise SourceError(f"{line} has no {chosen.uri}, which is to be a path or URL")
+                # Keys are stored, and so may hold no secret of a URL.
+                key = shown(uri) if chosen.key is None else row.get(chosen.key)
                 if key is None or key == "":
                     raise SourceError(f"{line} has no {chosen.key}, which is to name its sample")
                 location = self._location(uri, file.name, line)
@@ -163,7 +166,7 @@ class ManifestSource:
         if "\t" in uri:
             raise SourceError(f"{where}: {printable(uri)} has a tab")
         if mark and scheme != "file":
-            return uri
+            return uri.partition("#")[0] if scheme in WEB else uri
         local = self.folder.local("")
         path = path if mark else uri
         if path.startswith("/"):
@@ -226,7 +229,11 @@ class ManifestSource:
                 fetched[number] = FetchError(why)
         for root, numbers in roots.items():
             names = [self._place(locations[number])[1] for number in numbers]
-            source = FolderSource(self._folder(root), most_bytes=self.most_bytes)
+            source = FolderSource(
+                self._folder(root),
+                most_bytes=self.most_bytes,
+                sample_keys=dict(zip(names, (keys[number] for number in numbers), strict=True)),
+            )
             samples = source.fetch(names, [sizes[number] for number in numbers])
             fetched.update(zip(numbers, samples, strict=True))
         return [fetched[number] for number in range(len(keys))]
@@ -242,7 +249,8 @@ class ManifestSource:
 
     def _place(self, location: str) -> tuple[Folder, str]:
         root = _root(location)
-        return self._folder(root), location[len(root) :].lstrip("/")
+        name = location[len(root) :].lstrip("/")
+        return self._folder(root), unquote(name) if root.partition("://")[0] in WEB else name
 
     def _folder(self, root: str) -> Folder:
         if not root:
@@ -288,8 +296,13 @@ class _Chosen:
 
 
 def _root(location: str) -> str:
-    """Return the bucket or server of a URL, the root of a local disk, or nothing if relative."""
+    """Return the bucket or server of a URL, the root of a local disk, or nothing if relative.
+
+    A URL with a query is a root of its own, with one file without a name.
+    """
     scheme, mark, path = location.partition("://")
+    if scheme in WEB and "?" in path:
+        return location
     if mark:
         return f"{scheme}://{path.partition('/')[0]}"
     return "/" if location.startswith("/") else ""
@@ -335,8 +348,10 @@ def _parsed(
         else:
             delimiter = "\t" if name.lower().endswith(".tsv") else ","
             yield from _csv_rows(_lines(text, where), delimiter, where)
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise SourceError(f"{where} cannot be read: {error}; save it as UTF-8") from None
+    except csv.Error as error:
+        raise SourceError(f"{where} cannot be read: {error}; correct its quotes") from None
     finally:
         text.detach()  # its file is closed by the caller
 

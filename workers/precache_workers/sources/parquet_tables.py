@@ -24,6 +24,7 @@ import xxhash
 from precache.errors import SampleError, SourceError, StorageError
 from precache.messages import did_you_mean, printable
 from precache.storage.base import FileInfo, Folder, is_name
+from precache_workers.runtime.time_limit import notes
 from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
 from precache_workers.sources.containers import (
     UNIT_BYTES,
@@ -189,6 +190,7 @@ def open_table(stream: BinaryIO, metadata: Any = None, repeated: Sequence[str] =
         read_dictionary=list(repeated),
         buffer_size=1 << 20,
         pre_buffer=False,
+        page_checksum_verification=True,
     )
 
 
@@ -237,6 +239,7 @@ def _images(
     at_once = max(1, min(READ_ROWS, READ_BYTES // _row_bytes(table, [group], chosen)))
     batches = table.iter_batches(at_once, [group], [chosen.image_leaf], use_threads=False)
     for batch in batches:
+        notes().advance()  # row groups may be large, and networks slow
         column = batch.column(0)
         if chosen.struct:
             column = column.field(0)

@@ -63,7 +63,7 @@ class _Member(NamedTuple):
     crc
         CRC-32 of that header.
     regular
-        It is a file, and no link, folder or device.
+        It is a file, and no link or device.
     """
 
     name: str
@@ -89,8 +89,7 @@ class TarFormat:
                     raise TimeUpError
                 key = member_key(file.name, member.name) if member.regular else ""
                 if not key:
-                    if not member.name.endswith("/"):  # a folder
-                        members.left_out[NO_FILE if key is not None else NO_NAME] += 1
+                    members.left_out[NO_FILE if key is not None else NO_NAME] += 1
                 elif is_image(key) and not key.rpartition("/")[2].startswith("._"):  # by macOS
                     samples.add_image(key, member)
                 elif key.lower().endswith(".cls"):
@@ -240,7 +239,7 @@ def _label(stream: BinaryIO, member: _Member, where: str) -> str:
 
 
 def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
-    """Yield the members of an archive: of ustar, GNU and pax (POSIX.1-2001) formats.
+    """Yield the members of an archive (ustar, GNU, or pax of POSIX.1-2001), folders apart.
 
     Raises
     ------
@@ -295,11 +294,13 @@ def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
             if nbytes > MOST_HEADER:
                 raise SourceError(f"{where} has {nbytes:,} bytes of attributes of a member")
             named |= _long(info.type, stream.read(nbytes), where)
+        elif info.type == tarfile.DIRTYPE or name[-1:] == "/":
+            named = {}
         elif info.type != tarfile.XGLTYPE:
             sparse = info.type == tarfile.GNUTYPE_SPARSE or any(
                 key.startswith("GNU.sparse.") for key in named
             )
-            regular = info.type in tarfile.REGULAR_TYPES and not sparse and name[-1:] != "/"
+            regular = info.type in tarfile.REGULAR_TYPES and not sparse
             yield _Member(name, nbytes, mtime, start, zlib.crc32(header), regular)
             named = {}
         offset = start + (-(-nbytes // BLOCK) * BLOCK if has_data else 0)
