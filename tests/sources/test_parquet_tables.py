@@ -82,8 +82,8 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     source = write(tmp_path / "b.parquet", {"uri": ["s3://bucket/a.jpg"]})
     with pytest.raises(SourceError, match="give --source-kind manifest"):
         listed(source)
-    with pytest.raises(SourceError, match="column score has values of type double"):
-        listed(write(tmp_path / "c.parquet", {"image": [PHOTO], "score": [0.5]}), None, "score")
+    with pytest.raises(SourceError, match="column box has values of type struct"):
+        listed(write(tmp_path / "c.parquet", {"image": [PHOTO], "box": [{"x": 1}]}), None, "box")
 
 
 @pytest.mark.parametrize(

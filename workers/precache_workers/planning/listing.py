@@ -15,6 +15,7 @@ from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.commit_log import CodeDigests
+from precache.store.labels import are_classes, has_label
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.row_table import LISTINGS_FOLDER, RowTable
 from precache_workers.ops.identity import decides
@@ -89,17 +90,19 @@ class ListedSource:
     def warn_of_missing_labels(self) -> None:
         """Log a warning if some samples have a label, and others have none."""
         table = self.spec.table
-        bare = np.flatnonzero(table.labels < 0).tolist()
+        bare = np.flatnonzero(~has_label(table.labels)).tolist()
         missing = [table.keys[row] for row in bare if row not in table.removed]
         samples = len(table) - len(table.removed)
         if self.fetches_labels or not 0 < len(missing) < samples:
             return
-        outside = sum("/" not in key for key in missing)
+        classes = are_classes(table.labels)
+        outside = sum("/" not in key for key in missing) if classes else 0
         why = f": {outside:,} are in no class folder" if outside else ""
         log.warning(
-            "%s of %s samples have no label (-1), such as %s%s",
+            "%s of %s samples have no label (%s), such as %s%s",
             f"{len(missing):,}",
             f"{samples:,}",
+            "-1" if classes else "NaN" if table.labels.ndim == 1 else "zeros",
             printable(missing[0]),
             why,
         )
@@ -149,9 +152,16 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
         fetches_labels,
         seconds,
         left_out=listing.left_out,
-        notes=listing.notes,
+        notes=(*listing.notes, *_label_notes(table.labels)),
         index=(source.index_name, listing.index) if listing.index is not None else None,
     )
+
+
+def _label_notes(labels: np.ndarray) -> list[str]:
+    """Describe labels that are no class numbers."""
+    if labels.ndim == 2:
+        return [f"Labels are multi-hot: several of {labels.shape[1]:,} classes for each sample"]
+    return [] if are_classes(labels) else ["Labels are numbers: float32, NaN for none"]
 
 
 def _index_object(name: str) -> str:
@@ -228,7 +238,7 @@ def _labelled(request: Request, source: Source, table: RowTable) -> RowTable:
         )
     if request.classes is None or frozen is None:
         return table
-    if source.labels_with_samples and (table.labels < 0).all():
+    if source.labels_with_samples and not has_label(table.labels).any():
         raise SourceError(
             f"--classes {shown(request.classes)} numbers labels before samples are fetched, and "
             f"{shown(request.source)} has no targets; give it targets, or --labels"

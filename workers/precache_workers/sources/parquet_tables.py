@@ -35,6 +35,7 @@ from precache_workers.sources.containers import (
     too_large,
 )
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file
+from precache_workers.sources.labels import Kind, label_of
 
 IMAGE_NAMES = ("image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content")
 LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "cls", "category")
@@ -88,12 +89,13 @@ class ParquetFormat:
             chosen = choose_columns(table.schema_arrow, self.columns, where)
             members = Members(classes=chosen.classes)
             if chosen.label is not None:
-                members.numbered = is_number(table.schema_arrow.field(chosen.label).type)
+                members.kind = label_kind(table.schema_arrow.field(chosen.label).type)
             members.notes[columns_note(chosen)] += 1
             keys = _Names(self.columns.key, chosen)
             etag = container_etag(file)
             units = _units(table, chosen, file.size)
-            table = open_table(stream, table.metadata, keys.columns(chosen.label))
+            flat = chosen.label if members.kind in ("names", "numbers") else None
+            table = open_table(stream, table.metadata, keys.columns(flat))
             for group in range(table.num_row_groups):
                 place = 0
                 for names, labels in keys.read(table, group, chosen.label):
@@ -281,7 +283,7 @@ class _Names:
             if self._key is not None:
                 names = texts_of(_leaf(batch, self._key), self._key)
             if label is not None:
-                labels = texts_of(batch.column(label), label)
+                labels = labels_of(batch.column(label), label)
             yield names, labels
 
 
@@ -293,8 +295,53 @@ def _leaf(batch: Any, name: str) -> Any:
     return batch.column(outer).field(inner)
 
 
+def labels_of(column: Any, name: str) -> list[str]:
+    """Return labels as text, empty where there is none.
+
+    Raises
+    ------
+    SourceError
+        Some are none, or the column has none.
+    """
+    kind = label_kind(column.type)
+    if kind in ("names", "numbers"):
+        return texts_of(column, name)
+    if kind is None:
+        raise SourceError(
+            f"its column {name} has values of type {column.type}; a label is a class, a number, or "
+            "a list of classes"
+        )
+    values = column.to_pylist()
+    if kind == "values":
+        return ["" if value is None else label_of(float(value))[0] for value in values]
+    labels = []
+    for row, value in enumerate(values):
+        try:
+            labels.append(label_of(value)[0])
+        except ValueError as error:
+            key = f"value {row} of {len(values)} that were read at once"
+            raise SourceError(f"its column {name}, {key}, {error}") from None
+    return labels
+
+
+def label_kind(kind: Any) -> Kind | None:
+    """Return the kind of the labels that a column of a type has; None if it can have none."""
+    import pyarrow as pa
+
+    if is_number(kind):
+        return "numbers"
+    if _is_text(kind):
+        return "names"
+    if pa.types.is_floating(kind):
+        return "values"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = label_kind(kind.value_type)
+        return "several names" if inner == "names" else inner and "several numbers"
+    return None
+
+
 def texts_of(column: Any, name: str) -> list[str]:
-    """Return keys or labels as text, empty where there is none."""
+    """Return keys, or labels of one class, as text, empty where there is none."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -367,7 +414,8 @@ def choose_columns(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     parts = [kind.field(number).name for number in range(kind.num_fields)] if struct else []
     label = columns.label or _guess_label(schema, features)
     named = features.get(label or "", {})
-    names = named.get("names") if named.get("_type") == "ClassLabel" else None
+    named = named.get("feature", named)  # of a list
+    names = named.get("names") if _is_class(named) else None
     classes = tuple(map(str, names)) if isinstance(names, list) else ()
     paths = "path" in parts and _is_text(kind.field("path").type)
     return ChosenColumns(image, struct, label, classes, paths)
@@ -403,16 +451,18 @@ def _guess_image(schema: Any, features: dict[str, dict[str, Any]], where: str) -
 
 
 def _guess_label(schema: Any, features: dict[str, dict[str, Any]]) -> str | None:
-    declared = [
-        name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"
-    ]
+    declared = [name for name in schema.names if _is_class(features.get(name))]
     able = [
         name
         for name in LABEL_NAMES
-        if name in schema.names
-        and (is_number(schema.field(name).type) or _is_text(schema.field(name).type))
+        if name in schema.names and label_kind(schema.field(name).type) is not None
     ]
     return next(iter([*declared[:1], *able]), None)
+
+
+def _is_class(feature: Any) -> bool:
+    """Return True for what Hugging Face's metadata says of a class."""
+    return isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
 
 
 def columns_note(chosen: ChosenColumns) -> str:
