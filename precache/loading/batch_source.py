@@ -359,7 +359,7 @@ class BatchSource:
     def _require_labels(self, rows: np.ndarray) -> None:
         """Refuse labels that the transform cannot mix."""
         labels = self.reader.small.get("label")
-        if self._mixing and labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+        if self._mixing and labels is not None:
             self._mixing.require(labels[rows], rows, self.version.path)
 
 

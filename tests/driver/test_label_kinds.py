@@ -200,6 +200,14 @@ def test_the_viewer_shows_them(store: Path, kind: str) -> None:
         assert len(rows) == 3
 
 
+def test_a_transform_that_mixes_classes_refuses_them(store: Path, kind: str) -> None:
+    why = "labels of float32 " if kind == "numbers" else r"labels of uint8 \(3,\)"
+    with pytest.raises(UsageError, match=why + ".*MixUp takes a class number"):
+        precache.Loader(
+            store, batch_size=4, device="cpu", transform=precache.transforms.MixUp(classes=3)
+        )
+
+
 def test_missing_numbers_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         build(write_table(tmp_path / "in", NUMBERS), tmp_path / "n.store")
