@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -388,3 +390,42 @@ def test_a_remote_listing_reads_no_images(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(listed(source).table) == 400
     assert sum(read) < 1_000_000
     assert len(read) < 10
+
+
+PEAK = """
+import resource, sys
+from precache_workers.sources.kinds import open_source
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+source = open_source(sys.argv[1])
+table = source.list(lambda count: None).table
+before = peak()
+samples = source.fetch(table.keys, table.sizes.tolist(), table.locations)
+sizes = {len(sample.inputs["bytes"]) for sample in samples}
+print(len(samples), *sizes, peak() - before)
+"""
+
+
+@pytest.mark.parametrize("struct", [False, True])
+def test_a_large_image_that_comes_often_takes_little_memory(tmp_path: Path, struct: bool) -> None:
+    large, rows = 8 << 20, 64
+    images = pa.array([bytes([n]) * large for n in range(3)], pa.binary())
+    numbers = pa.array([n % 3 for n in range(rows)], pa.int32())
+    column = pa.DictionaryArray.from_arrays(numbers, images)
+    if struct:
+        column = pa.StructArray.from_arrays(
+            [column, pa.nulls(rows, pa.string())], ["bytes", "path"]
+        )
+    # One page has each image once, and 512 MiB when it is decoded.
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"image": column}), path, store_schema=False, dictionary_pagesize_limit=1 << 30
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True
+    )
+    count, size, mebibytes = map(int, done.stdout.split())
+    assert (count, size) == (rows, large)
+    assert mebibytes < 200

@@ -41,8 +41,9 @@ IMAGE_NAMES = ("image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp",
 LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "cls", "category")
 """Names of columns, the first of which a file has being taken."""
 
-LISTED_ROWS, READ_ROWS, READ_BYTES = 8192, 32, 16 << 20
-"""Rows that are decoded at a time, of labels and of images, and bytes of these."""
+LISTED_ROWS, LISTED_LISTS = 8192, 128
+"""Rows of which labels and names are decoded at a time; of labels that are lists fewer, as a page
+may have a long one for all of its rows."""
 
 MOST_TEXT = 4096
 """Characters of a key, a path or a label."""
@@ -94,11 +95,12 @@ class ParquetFormat:
             keys = _Names(self.columns.key, chosen)
             etag = container_etag(file)
             units = _units(table, chosen, file.size)
-            flat = chosen.label if members.kind in ("names", "numbers") else None
+            several = members.kind in ("several names", "several numbers")
+            flat, at_once = (None, LISTED_LISTS) if several else (chosen.label, LISTED_ROWS)
             table = open_table(stream, table.metadata, keys.columns(flat))
             for group in range(table.num_row_groups):
                 place = 0
-                for names, labels in keys.read(table, group, chosen.label):
+                for names, labels in keys.read(table, group, chosen.label, at_once):
                     if time.monotonic() > until:
                         raise TimeUpError
                     for name, label in zip(names, labels, strict=True):
@@ -234,19 +236,21 @@ def _require_rows(table: Any, group: int, rows: int, where: str) -> None:
 def _images(
     table: Any, group: int, chosen: ChosenColumns, rows: set[int], most_bytes: int
 ) -> Iterator[tuple[int, Fetched]]:
-    """Read images of a row group, up to the last one that is wanted."""
-    row, last = 0, max(rows)
-    at_once = max(1, min(READ_ROWS, READ_BYTES // _row_bytes(table, [group], chosen)))
-    batches = table.iter_batches(at_once, [group], [chosen.image_leaf], use_threads=False)
-    for batch in batches:
-        column = batch.column(0)
-        if chosen.struct:
-            column = column.field(0)
-        for number in range(len(column)):
-            if row + number in rows:
-                yield row + number, _sample(column[number].as_py(), most_bytes)
-        row += len(column)
-        if row > last:
+    """Read images of a row group, up to the last one that is wanted.
+
+    Each row is decoded alone, and equal images are held once: a page may have one large image for
+    thousands of rows.
+    """
+    last, known = max(rows), dict[str, Sample]()
+    batches = table.iter_batches(1, [group], [chosen.image_leaf], use_threads=False)
+    for row, batch in enumerate(batches):
+        if row in rows:
+            column = batch.column(0).field(0) if chosen.struct else batch.column(0)
+            sample = _sample(column[0].as_py(), most_bytes)
+            if isinstance(sample, Sample):
+                sample = known.setdefault(sample.content, sample)
+            yield row, sample
+        if row == last:
             return
 
 
@@ -271,14 +275,14 @@ class _Names:
         return [name for name in (self._key, label) if name is not None]
 
     def read(
-        self, table: Any, group: int, label: str | None
+        self, table: Any, group: int, label: str | None, at_once: int
     ) -> Iterator[tuple[list[str], list[str]]]:
         columns = self.columns(label)
         if not columns:
             rows = table.metadata.row_group(group).num_rows
             yield [""] * rows, [""] * rows
             return
-        for batch in table.iter_batches(LISTED_ROWS, [group], columns, use_threads=False):
+        for batch in table.iter_batches(at_once, [group], columns, use_threads=False):
             names = labels = [""] * len(batch)
             if self._key is not None:
                 names = texts_of(_leaf(batch, self._key), self._key)
