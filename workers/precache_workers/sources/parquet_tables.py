@@ -305,16 +305,11 @@ def labels_of(column: Any, name: str) -> list[str]:
     Raises
     ------
     SourceError
-        Some are none, or the column has none.
+        Some are no labels.
     """
     kind = label_kind(column.type)
     if kind in ("names", "numbers"):
         return texts_of(column, name)
-    if kind is None:
-        raise SourceError(
-            f"its column {name} has values of type {column.type}; a label is a class, a number, or "
-            "a list of classes"
-        )
     values = column.to_pylist()
     if kind == "values":
         return ["" if value is None else label_of(float(value))[0] for value in values]
@@ -417,6 +412,11 @@ def choose_columns(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     struct = bool(pa.types.is_struct(kind))
     parts = [kind.field(number).name for number in range(kind.num_fields)] if struct else []
     label = columns.label or _guess_label(schema, features)
+    if label is not None and label_kind(schema.field(label).type) is None:
+        raise SourceError(
+            f"{where}: its column {label} has values of type {schema.field(label).type}; a label "
+            "is a class, a number, or a list of classes"
+        )
     named = features.get(label or "", {})
     named = named.get("feature", named)  # of a list
     names = named.get("names") if _is_class(named) else None
