@@ -47,6 +47,18 @@ LISTINGS_FOLDER = "_listings"
 """Folder of a store for indexes of its sources' containers, one object for each source; whatever
 it holds, the next listing only takes longer without it."""
 
+
+def listing_prefix(source: str | None) -> str:
+    """Return the beginning of the names of a source's indexes; `gc` knows by it whose they are.
+
+    Parameters
+    ----------
+    source
+        As the commit log records it.
+    """
+    return hashlib.sha256((source or "").encode()).hexdigest()[:16] + "-"
+
+
 _CLASSES = TypeAdapter(tuple[str, ...])
 
 MIN_ROW_NBYTES = 8

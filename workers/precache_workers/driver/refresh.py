@@ -130,7 +130,7 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     recipe, code = with_recorded_code(store, request.recipe)
     fingerprint = recipe.fingerprint(decides(recipe))
     source = source_of(request)
-    table = with_locations(store, source, table)
+    table = with_locations(request, store, source, table)
     return ListedSource(
         VersionSpec(recipe, fingerprint, table, attributes.rows_digest),
         Placed(table, attributes.rows_per_shard),

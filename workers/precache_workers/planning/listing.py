@@ -14,10 +14,10 @@ from precache.errors import HangError, RecipeError, SourceError
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
-from precache.store.commit_log import CodeDigests
+from precache.store.commit_log import CodeDigests, recordable_source
 from precache.store.labels import are_classes, has_label
 from precache.store.layout import RowShape, rows_per_shard
-from precache.store.row_table import LISTINGS_FOLDER, RowTable
+from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix
 from precache_workers.ops.identity import decides
 from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
@@ -60,7 +60,7 @@ class ListedSource:
     notes
         Lines for the user about the listing.
     index
-        Name and content of the index of the source, where it is to be kept.
+        Name in the store and content of the index of the source, where it is to be kept.
     """
 
     spec: VersionSpec
@@ -80,7 +80,7 @@ class ListedSource:
         """Keep in the store what spares the next listing the containers that did not change."""
         if self.index is not None:
             name, data = self.index
-            store.put(_index_object(name), [data])
+            store.put(name, [data])
 
     @property
     def digests(self) -> dict[str, str]:
@@ -127,7 +127,8 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
         The source cannot be listed, or does not fit the request.
     """
     began = time.perf_counter()
-    listing = source.list(tick, index=_kept_index(store, source))
+    name = _index_name(request, source)
+    listing = source.list(tick, index=store.get(name) if name else None)
     recipe, code = with_recorded_code(store, _with_current_variants(request.recipe, store))
     table = listing.table
     if isinstance(source, DatasetSource):
@@ -153,7 +154,7 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
         seconds,
         left_out=listing.left_out,
         notes=(*listing.notes, *_label_notes(table.labels)),
-        index=(source.index_name, listing.index) if listing.index is not None else None,
+        index=(name, listing.index) if listing.index is not None else None,
     )
 
 
@@ -164,20 +165,18 @@ def _label_notes(labels: np.ndarray) -> list[str]:
     return [] if are_classes(labels) else ["Labels are numbers: float32, NaN for none"]
 
 
-def _index_object(name: str) -> str:
-    return f"{LISTINGS_FOLDER}/{name}.parquet"
+def _index_name(request: Request, source: Source) -> str:
+    """Return the name in the store of the index of a source; empty if it has none."""
+    prefix = listing_prefix(recordable_source(request.source))
+    return f"{LISTINGS_FOLDER}/{prefix}{source.index_name}.parquet" if source.index_name else ""
 
 
-def _kept_index(store: Folder, source: Source) -> bytes | None:
-    """Return the index of the last listing of a source, if it has one and a build kept it."""
-    return store.get(_index_object(source.index_name)) if source.index_name else None
-
-
-def with_locations(store: Folder, source: Source, table: RowTable) -> RowTable:
+def with_locations(request: Request, store: Folder, source: Source, table: RowTable) -> RowTable:
     """Give the rows of a version the locations that their samples have now, if these have any."""
-    if not source.index_name:
+    name = _index_name(request, source)
+    if not name:
         return table
-    listed = source.list(lambda count: None, index=_kept_index(store, source)).table
+    listed = source.list(lambda count: None, index=store.get(name)).table
     known = dict(zip(listed.keys, listed.locations, strict=True))
     return replace(table, locations=[known.get(key, "") for key in table.keys])
 
