@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from pathlib import Path
@@ -310,3 +311,24 @@ def test_targets_of_a_dataset_may_be_of_any_kind(
     assert precache.verify(tmp_path / "a.store").ok
     with pytest.raises(SourceError, match="Give the dataset an attribute `targets`"):
         build(f"python:{name}:Bare", tmp_path / "b.store")
+
+
+# --- while a version is built -------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+def test_a_training_that_follows_a_build_gets_them(
+    tmp_path: Path, labels: list[Any], kind: str
+) -> None:
+    version = precache.ensure(
+        write_table(tmp_path / "in", labels),
+        tmp_path / "a.store",
+        RECIPE,
+        address="serial",
+        shard_samples=4,
+        follow=True,
+    )
+    with precache.Loader(version, batch_size=4, device="cpu") as loader:
+        for batch in itertools.chain(loader, loader):
+            for key, label in zip(loader.keys(batch["row"]), batch["label"], strict=True):
+                np.testing.assert_array_equal(label.numpy(), expected(int(key[0]), kind))
