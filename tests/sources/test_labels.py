@@ -162,6 +162,25 @@ def encode(values: list[Value], classes: tuple[str, ...] = ()) -> tuple[np.ndarr
 
 
 @pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        (["1", "", "-1", "nan"], "numbers"),
+        (["1", "2.5", "-3e-2", "NaN", ".5"], "values"),
+        (["12345678901234567890", "7"], "names"),  # an identifier
+        (["1", "two"], "names"),
+        (["nan", "cat"], "names"),
+        (["[cat", "dog"], "names"),
+        (["", "[]"], None),
+        (["", ""], None),
+        (["[1]", "2", ""], "several numbers"),
+        (['["1"]', "two"], "several names"),
+    ],
+)
+def test_labels_without_a_type_are_what_fits_all(texts: list[str], kind: str | None) -> None:
+    assert source_labels.infer_kind(texts, [str(n) for n in range(len(texts))], "it") == kind
+
+
+@pytest.mark.parametrize(
     ("values", "expected"),
     [
         ([[True, False], [False, False]], [[1, 0], [0, 0]]),

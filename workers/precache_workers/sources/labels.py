@@ -108,7 +108,8 @@ def infer_kind(labels: list[str], keys: Sequence[str], where: str) -> Kind | Non
     lists = {text: parsed for text in texts if (parsed := _parsed(text)) is not None}
     if not lists:
         known = {text for text in texts if text.lower() != "nan"}
-        if not (known and all(map(_VALUE.fullmatch, known))):
+        identifiers = all(map(str.isdecimal, known)) and max(map(len, known), default=0) > 18
+        if identifiers or not (known and all(map(_VALUE.fullmatch, known))):
             return "names" if texts else None
         labels[:] = ["" if text.lower() == "nan" else text for text in labels]
         return "numbers" if all(map(_INTEGER.fullmatch, known)) else "values"
