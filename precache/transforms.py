@@ -402,7 +402,12 @@ class Mixing(Transform):
             raise UsageError(f"alpha is {alpha!r}; give a number above 0")
 
     def require(self, labels: np.ndarray, rows: np.ndarray, where: str) -> None:
-        """Raise `UsageError` if a label (n,) of rows (n,) is outside of the classes."""
+        """Raise `UsageError` if a label (n,) of rows (n,) is none of the classes."""
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise UsageError(
+                f"{where} has labels of {labels.dtype} {labels.shape[1:]}, and "
+                f"{type(self).__name__} takes a class number as each label"
+            )
         wrong = np.flatnonzero((labels < 0) | (labels >= self.classes))
         if len(wrong):
             first = ", ".join(map(str, rows[wrong[:5]].tolist()))

@@ -167,7 +167,8 @@ def build(
         plug-in; by default it follows from the suffix.
     image_column, label_column, key_column
         Columns of a table with images or their URIs, labels, and names of samples. By default the
-        first two are guessed, and a sample's key is its place, or its URI.
+        first two are guessed, and a sample's key is its place, or its URI. The type of the labels
+        decides their kind: classes, numbers (float32), or several classes (multi-hot).
 
     Raises
     ------

@@ -32,6 +32,7 @@ from precache.reading.disk_cache import DiskCache
 from precache.reading.version_reader import VersionReader
 from precache.runtime.step_clock import ThreadTime, WorkTime
 from precache.sampling.order import Order, Shuffle
+from precache.store.labels import has_label
 from precache.store.live_version import LiveVersion
 from precache.store.version import Version
 from precache.transforms import Draw, is_drawn, label_mixing, run
@@ -326,14 +327,19 @@ class BatchSource:
     def _warn_of_missing_labels(self) -> None:
         """Log a warning if rows that are read have no label, once for each version."""
         labels = self.reader.small.get("label")
-        if labels is None or labels.ndim != 1 or labels.dtype.kind != "i" or labels.min() >= 0:
-            return
+        if labels is None or labels.ndim != 1 or labels.dtype.kind not in "if":
+            return  # of multi-hot labels, none of the classes is a label as well
         rows = self._rows_with_labels()
-        missing = rows[labels[rows] < 0]
+        missing = rows[~has_label(labels[rows])]
         if len(missing) and self.version.path not in _warned:
             _warned.add(self.version.path)
-            way_out = "use output='dict'"
-            if len(missing) < len(rows):
+            none, way_out = "-1", "use output='dict'"
+            if labels.dtype.kind == "f":
+                none, way_out = (
+                    "NaN",
+                    "leave them out with rows=~numpy.isnan(precache.open(…).labels)",
+                )
+            elif len(missing) < len(rows):
                 way_out = (
                     "leave them out with rows=precache.open(…).labels >= 0, or have the loss "
                     "ignore them, as by ignore_index=-1"
@@ -341,10 +347,11 @@ class BatchSource:
             first = int(missing[0])
             example = f"row {first}" if self.version.foreign else self.version.keys[first]
             log.warning(
-                "%s of %s rows of %s have no label (-1), such as %s: %s",
+                "%s of %s rows of %s have no label (%s), such as %s: %s",
                 f"{len(missing):,}",
                 f"{len(rows):,}",
                 self.version.path,
+                none,
                 printable(example),
                 way_out,
             )
@@ -352,7 +359,7 @@ class BatchSource:
     def _require_labels(self, rows: np.ndarray) -> None:
         """Refuse labels that the transform cannot mix."""
         labels = self.reader.small.get("label")
-        if self._mixing and labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+        if self._mixing and labels is not None:
             self._mixing.require(labels[rows], rows, self.version.path)
 
 
@@ -437,7 +444,7 @@ class LiveSource(BatchSource):
 
     def _rows_with_labels(self) -> np.ndarray:
         rows = super()._rows_with_labels()
-        labelled: np.ndarray = rows[self._live.labels[rows] >= 0]
+        labelled: np.ndarray = rows[has_label(self._live.labels[rows])]
         return labelled
 
     def _runs(self, epoch: int, start: int) -> Iterator[Rows]:

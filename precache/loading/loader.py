@@ -59,7 +59,8 @@ class Loader:
         batch on the device as a dict, and returns what the loop gets. Unless that is a CUDA
         device, `precache.transforms` run on the decoding threads of the CPU, ahead of the loop.
     output
-        ``dict``: field -> tensor, with `row` (int64). ``tuple``: (image, label), after the
+        ``dict``: field -> tensor, with `row` (int64), and `label`: class numbers (int64), numbers
+        (float32), or uint8 (N, classes) of several classes. ``tuple``: (image, label), after the
         transform.
     order
         Without shuffle: ``row`` (as stored) or ``key`` (sorted by key).

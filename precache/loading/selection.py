@@ -99,7 +99,11 @@ def _weights(columns: VersionReader, weights: np.ndarray) -> np.ndarray:
 
 def rows_where(version: Version, predicate: Callable[..., np.ndarray]) -> np.ndarray:
     """Implement `Version.rows_where`."""
-    small = [n for n, (_, array) in version.arrays.items() if array.row_nbytes <= SMALL_ROW_NBYTES]
+    small = [
+        name
+        for name, (_, array) in version.arrays.items()
+        if array.row_nbytes <= SMALL_ROW_NBYTES or (name == "label" and not version.foreign)
+    ]
     known = small if version.foreign else [*small, "key"]
     values = []
     for name in inspect.signature(predicate).parameters:

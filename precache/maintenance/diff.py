@@ -14,6 +14,7 @@ from precache.recipe.recipe import Recipe, op_texts
 from precache.recipe.variants import variants_of
 from precache.storage.open import StorageOptions
 from precache.store.documents import Attributes
+from precache.store.labels import label_texts
 from precache.store.open import open_version
 from precache.store.row_table import REMOVED, RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
@@ -29,7 +30,7 @@ _KINDS = {
     "removed": "removed",
     "changed": "with changed bytes",
     "touched": "with the same bytes and a new time",
-    "relabelled": "with another class",
+    "relabelled": "with another label",
     "failed": "that became holes",
     "mended": "that are no longer holes",
     "moved": "in other rows",
@@ -108,7 +109,7 @@ class SampleChanges:
     touched
         Samples of the same bytes at another time or entity tag: copied files.
     relabelled
-        Samples of another class, by its name.
+        Samples with another label: the names of classes, or numbers.
     failed, mended
         Samples that became holes, and that are holes no more.
     moved
@@ -191,7 +192,7 @@ class Samples:
     rows
         Row of each sample.
     labels
-        Class names; numbers where there are none, and empty for no label.
+        As `label_texts` returns them.
     valid
         False for holes.
     raw
@@ -238,12 +239,12 @@ def _own(version: Version) -> Attributes:
 def _samples(version: Version, *, with_raw: bool) -> Samples:
     removed = {row for row, (_, reason) in version.holes.items() if reason == REMOVED}
     rows = [row for row in range(version.rows) if row not in removed]
-    keys, labels, valid = list(version.keys), version.labels.tolist(), version.valid.tolist()
+    keys, valid = list(version.keys), version.valid.tolist()
     raw = _raw_samples(version) if with_raw else None
     return Samples(
         [keys[row] for row in rows],
         rows,
-        _class_names([labels[row] for row in rows], version.classes),
+        label_texts(version.labels[rows], version.classes),
         [valid[row] for row in rows],
         None if raw is None else [raw[row] for row in rows],
     )
@@ -252,19 +253,14 @@ def _samples(version: Version, *, with_raw: bool) -> Samples:
 def listed_samples(table: RowTable) -> Samples:
     """Samples of a row table as their source lists them, none of them fetched."""
     rows = [row for row in range(len(table)) if row not in table.removed]
-    sizes, mtimes, labels = table.sizes.tolist(), table.mtimes.tolist(), table.labels.tolist()
+    sizes, mtimes = table.sizes.tolist(), table.mtimes.tolist()
     return Samples(
         [table.keys[row] for row in rows],
         rows,
-        _class_names([labels[row] for row in rows], table.classes),
+        label_texts(table.labels[rows], table.classes),
         [True] * len(rows),
         [RawSample("", sizes[row], mtimes[row], table.etags[row]) for row in rows],
     )
-
-
-def _class_names(labels: Sequence[int], classes: Sequence[str]) -> list[str]:
-    names = dict(enumerate(classes)) | {-1: ""}
-    return [names.get(label, str(label)) for label in labels]
 
 
 def _raw_samples(version: Version) -> list[RawSample]:
@@ -311,6 +307,7 @@ def _layout(attributes: Attributes) -> dict[str, Any]:
         "rows": attributes.rows,
         "holes": attributes.holes,
         "rows per shard": attributes.rows_per_shard,
+        "labels": attributes.label_kind,
     }
     for name, arrays in variants_of(attributes.fields).items():
         field = attributes.fields[arrays[0]]

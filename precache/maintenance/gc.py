@@ -18,7 +18,8 @@ removed finds them gone and computes them; a build that loses objects of its own
 commit (`precache_workers.driver.commit`).
 
 Scratch files in ``_build``, left by a process that was killed right after a commit, are removed
-from versions that stay.
+from versions that stay. So are old indexes of sources (``_listings``) that no version that stays
+was built from: without one, the next listing only takes longer.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from precache.maintenance.scan import (
     TRASH,
     StoredVersion,
     dated_log,
+    list_objects,
     pull_claim,
     recorded_version,
     scan_folder,
@@ -56,6 +58,7 @@ from precache.storage.rename import is_link, move, refuse_link, remove_if_empty
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch
 from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, read_commits
 from precache.store.lease import QUIET_SECONDS, NamedLease, decision_lease, remove_ended_leases
+from precache.store.row_table import LISTINGS_FOLDER, listing_prefix
 from precache.store.shard_log import followed_log_name
 from precache.units import ago, size
 
@@ -107,6 +110,8 @@ class GcResult:
     ----------
     swept
         Versions that stay, from which scratch files of a killed process were removed.
+    listings
+        Names of removed indexes of sources that no version was built from that stays.
     """
 
     store: str
@@ -114,6 +119,7 @@ class GcResult:
     removed: tuple[Removal, ...]
     kept: tuple[Kept, ...]
     swept: tuple[str, ...] = ()
+    listings: tuple[str, ...] = ()
 
     @property
     def freed_nbytes(self) -> int:
@@ -128,6 +134,7 @@ class GcResult:
                 *(f"{removed} {removal}" for removal in self.removed),
                 *(f"{kept} {version.version[:12]}: {version.why}" for version in self.kept),
                 *(f"{removed} temporary files of {swept[:12]}" for swept in self.swept),
+                *(f"{removed} {name}, an index of a former source" for name in self.listings),
                 f"{freed} {size(self.freed_nbytes)}" if self.removed else "nothing to remove",
             ]
         )
@@ -176,6 +183,8 @@ def gc(
     clock = partial(_latest_time, folders) if dry_run else store_clock(folder)
     plan = plan_gc(dated_log(folder, log), folders, keep, min_age, clock())
     kept = list(plan.kept)
+    stay = {version.version for version in kept}
+    listings = _stale_listings(folder, [c for c in log if c.version in stay], min_age, clock())
     removed = _removals(plan.removed, folders)
     if not dry_run:
         done = []
@@ -191,10 +200,26 @@ def gc(
             remove_abandoned_scratch(folder.folder(name))
             if folder.local("") is None:
                 folder.remove(f"{COPIES}/{name}")
-        for name in (TRASH, COPIES):
+        for name in listings:
+            folder.remove(name)
+        for name in (TRASH, COPIES, LISTINGS_FOLDER):
             remove_if_empty(folder, name)
         remove_ended_leases(folder)
-    return GcResult(str(folder), dry_run, tuple(removed), tuple(kept), plan.swept)
+    return GcResult(str(folder), dry_run, tuple(removed), tuple(kept), plan.swept, listings)
+
+
+def _stale_listings(
+    store: Folder, log: Sequence[Commit], min_age: float, now: float
+) -> tuple[str, ...]:
+    """Return the names of old indexes of sources that are none of the given commits'."""
+    if is_link(store, LISTINGS_FOLDER):
+        return ()
+    used = {listing_prefix(commit.source) for commit in log}
+    return tuple(
+        f"{LISTINGS_FOLDER}/{item.name}"
+        for item in list_objects(store.folder(LISTINGS_FOLDER))
+        if item.name.partition("-")[0] + "-" not in used and now - item.mtime >= min_age
+    )
 
 
 def _latest_time(folders: Sequence[StoredVersion]) -> float:

@@ -29,6 +29,8 @@ class VersionInfo:
         Number of rows, holes included.
     holes
         (key, reason) of every hole.
+    labels
+        Kind of the labels: class numbers, numbers, or multi-hot; empty where unknown.
     fields
         Row shape, dtype, codec and bytes by field.
     mean, std
@@ -48,6 +50,7 @@ class VersionInfo:
     std: Mapping[str, list[float]]
     recipe: Recipe
     libraries: Mapping[str, str]
+    labels: str = ""
 
     def __str__(self) -> str:
         rows = [
@@ -56,6 +59,7 @@ class VersionInfo:
             ("created", self.created),
             ("rows", f"{self.rows:,}, {len(self.holes)} of them holes"),
             *((name, _field_text(field)) for name, field in self.fields.items()),
+            *([("labels", self.labels)] if self.labels else []),
             *statistics(self.mean, self.std),
         ]
         if self.classes:
@@ -104,4 +108,5 @@ def info(store: str | os.PathLike[str], storage_options: StorageOptions = None) 
         std=version.std,
         recipe=version.recipe,
         libraries=attributes.libraries if attributes else {},
+        labels=attributes.label_kind if attributes else "",
     )

@@ -147,7 +147,7 @@ def scan_folder(
         return None
     version = name.rpartition("/")[2]
     record = (_records(store) if records is None else records).get(version)
-    objects = tuple(_objects(folder))
+    objects = tuple(list_objects(folder))
     names = {item.name for item in objects}
     build = read_build_or_none(folder) if DESCRIPTION in names else None
     scratch = any(item.startswith(f"{BUILD}/") for item in names)
@@ -201,12 +201,13 @@ def _records(store: Folder) -> dict[str, ListedObject]:
         return {}
     return {
         record.name: record._replace(name=f"{COPIES}/{record.name}")
-        for record in _objects(store.folder(COPIES))
+        for record in list_objects(store.folder(COPIES))
         if VERSION.fullmatch(record.name)
     }
 
 
-def _objects(folder: Folder) -> Iterator[ListedObject]:
+def list_objects(folder: Folder) -> Iterator[ListedObject]:
+    """Yield the objects of a folder; none if it is missing."""
     path = folder.local("")
     if path is not None:
         if folder.exists():  # and is not a link out of the store
@@ -238,7 +239,7 @@ def _files(root: Path) -> Iterator[ListedObject]:
 
 def dated_log(store: Folder, log: Sequence[Commit]) -> list[Commit]:
     """Return the log with the times that the store gave its entries; infinite if unknown."""
-    times = {entry.name: entry.mtime for entry in _objects(store.folder("commits"))}
+    times = {entry.name: entry.mtime for entry in list_objects(store.folder("commits"))}
     return [
         dataclasses.replace(commit, time=times.get(f"{commit.number:06d}.json", math.inf))
         for commit in log
@@ -263,7 +264,7 @@ def _touch(store: Folder) -> float:
     while True:
         name = uuid.uuid4().hex
         store.put(f"{TRASH}/now/{name}", [b"now"])
-        times = {entry.name: entry.mtime for entry in _objects(store.folder(f"{TRASH}/now"))}
+        times = {entry.name: entry.mtime for entry in list_objects(store.folder(f"{TRASH}/now"))}
         store.remove(f"{TRASH}/now")  # also those of killed runs
         if name in times:  # unless another run removed it
             return times[name] if times[name] < math.inf else time.time()

@@ -17,6 +17,7 @@ from precache.reading.shard_files import MappedObjects, ShardFiles
 from precache.reading.shard_prefetch import CachedShards
 from precache.sampling.order import ValidRows
 from precache.storage.open import StorageOptions
+from precache.store.labels import are_classes
 from precache.store.live_version import LiveVersion
 from precache.store.open import open_version
 from precache.store.version import SMALL_ROW_NBYTES, Version
@@ -119,7 +120,9 @@ class VersionReader:
         return ArrayReader(self.version, array, self._verify, objects)
 
     def _is_small(self, array: str) -> bool:
-        complete = array == "label" or not isinstance(self.version, LiveVersion)
+        if array == "label" and not self.version.foreign:
+            return True
+        complete = not isinstance(self.version, LiveVersion)
         return complete and self.version.arrays[array][1].row_nbytes <= SMALL_ROW_NBYTES
 
     def _objects(self, array: str) -> ShardFiles:
@@ -166,7 +169,7 @@ class VersionReader:
 def read_small_field(
     version: Version, name: str, objects: ShardFiles | None = None, verify: str = "first"
 ) -> np.ndarray:
-    """Read all (rows, ...) of a small field; labels as int64.
+    """Read all (rows, ...) of a small field; class numbers as int64.
 
     Parameters
     ----------
@@ -174,7 +177,8 @@ def read_small_field(
         The field's stored objects; by default mapped on a local disk, else read remotely.
     """
     if name == "label" and not version.foreign:
-        return version.labels.astype(np.int64, copy=False)  # a live version's labels grow
+        labels = version.labels  # a live version's labels grow
+        return labels.astype(np.int64, copy=False) if are_classes(labels) else labels
     if objects is None:
         local = version.folder.local("") is not None
         objects = (MappedObjects if local else RangedObjects)(version, name)

@@ -7,15 +7,22 @@ a repair writes them again if they do not.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from precache.codecs.chunk import codec_metadata, zstd_content_size
 from precache.errors import DamageError, StoreError
 from precache.recipe.recipe import CODEC_CLASSES, Codec, Field
 from precache.store.documents import Attributes
+from precache.store.labels import CLASS_DTYPES
 from precache.store.layout import RowShape
-from precache.store.small_arrays import file_document, small_document, small_layout, string_document
+from precache.store.small_arrays import (
+    ROWS_PER_CHUNK,
+    file_document,
+    small_document,
+    small_layout,
+    string_document,
+)
 from precache.store.zarr_metadata import (
     Array,
     Json,
@@ -28,8 +35,8 @@ from precache.store.zarr_metadata import (
 SUMS = "_sums"
 """Folder of a version with the channel sums."""
 
-LABEL_DTYPES = ("int8", "int16", "int32", "int64")
-"""Dtypes of labels: the first that holds all of them is used."""
+LABEL_CHUNK_NBYTES = 64 << 20
+"""Most bytes of a chunk of multi-hot labels: so many are plausible, however small it is stored."""
 
 
 def is_summed(field: Field, row: RowShape) -> bool:
@@ -74,7 +81,27 @@ def field_layout(attributes: Attributes, name: str, where: str) -> Array:
     return parse_array(document, where)
 
 
-def label_layout(rows: int, first: bytes) -> Array:
+def label_form(row_shape: Sequence[int], dtype: str) -> tuple[list[str], Any, int]:
+    """Return names of axes, fill value and rows per chunk of labels, as `small_array` takes them.
+
+    The labels of a row have a shape: () unless they are multi-hot.
+    """
+    if row_shape:
+        return ["row", "class"], 0, min(ROWS_PER_CHUNK, max(1, LABEL_CHUNK_NBYTES // row_shape[0]))
+    return ["row"], 0 if dtype == "float32" else -1, ROWS_PER_CHUNK
+
+
+def label_layouts(attributes: Attributes) -> list[Array]:
+    """Return the possible layouts of the labels: the dtype of class numbers follows from these."""
+    stored = attributes.label
+    forms = [(stored.shape, stored.dtype)] if stored else [((), dtype) for dtype in CLASS_DTYPES]
+    return [
+        small_layout((attributes.rows, *shape), dtype, *label_form(shape, dtype)[1:])
+        for shape, dtype in forms
+    ]
+
+
+def label_layout(attributes: Attributes, first: bytes) -> Array:
     """Return the layout of the labels, from the decoded size of their first chunk.
 
     Raises
@@ -82,9 +109,9 @@ def label_layout(rows: int, first: bytes) -> Array:
     DamageError
         The size fits no dtype that labels have.
     """
-    layouts = (small_layout((rows,), dtype, -1) for dtype in LABEL_DTYPES)
     size = zstd_content_size(memoryview(first))
-    fitting = (layout for layout in layouts if layout.chunk_shape[0] * layout.row_nbytes == size)
+    layouts = label_layouts(attributes)
+    fitting = (layout for layout in layouts if layout.chunk_nbytes == size)
     layout = next(fitting, None)
     if layout is None:
         raise DamageError("a chunk does not decode: its frame is another size")
@@ -116,8 +143,9 @@ def array_documents(
     """
     rows, per_shard = attributes.rows, attributes.rows_per_shard
     shards = -(-rows // per_shard)
+    shape = attributes.label.shape if attributes.label else ()
     documents = {
-        "label": small_document((rows,), labels, ["row"], -1),
+        "label": small_document((rows, *shape), labels, *label_form(shape, labels)),
         "valid": small_document((rows,), "bool", ["row"], False),
         "key": string_document(rows, "row"),
         "rows": file_document(row_table),

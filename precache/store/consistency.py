@@ -22,20 +22,20 @@ from precache.storage.base import is_missing
 from precache.storage.batch_get import Ahead
 from precache.store import zarr_metadata
 from precache.store.array_metadata import (
-    LABEL_DTYPES,
     SUMS,
     array_documents,
     is_summed,
     label_layout,
+    label_layouts,
 )
 from precache.store.commit_log import ROOT
 from precache.store.documents import format_of, version_id
+from precache.store.labels import are_classes, differ, has_label, narrow
 from precache.store.layout import RowShape
 from precache.store.object_names import ObjectNames
 from precache.store.row_table import RowTable
 from precache.store.small_arrays import (
     KEYS_PER_CHUNK,
-    ROWS_PER_CHUNK,
     decode_chunk,
     decode_strings,
     join_chunks,
@@ -62,13 +62,6 @@ class Flaw:
 
     name: str
     reason: str
-
-
-def narrow(labels: np.ndarray) -> np.ndarray:
-    """Convert labels to the narrowest signed integer type that holds them and -1."""
-    top = int(labels.max(initial=0))
-    fitting = (dtype for dtype in LABEL_DTYPES if top <= np.iinfo(dtype).max)
-    return labels.astype(next(fitting))
 
 
 def inspect(version: Version, table: RowTable | None = None) -> list[Flaw]:
@@ -185,7 +178,8 @@ class _Inspection:
         self._require(own.version == right_id, ROOT, reason)
         same = own.version == name or not _VERSION.fullmatch(name)
         self._require(same, ROOT, f"it is that of version {own.version}")
-        self._require(own.format == format_of(own.fields), ROOT, f"its format is {own.format}")
+        right_format = format_of(own.fields, class_labels=own.label is None)
+        self._require(own.format == right_format, ROOT, f"its format is {own.format}")
         for summed in (ROW_TABLE, HOLES):
             checksum = _DIGEST.fullmatch(own.digests.get(summed, ""))
             self._require(bool(checksum), ROOT, f"it has no checksum of {summed}")
@@ -203,6 +197,10 @@ class _Inspection:
             self._require(
                 own.classes == classes, ROOT, "its classes are not those of its row table"
             )
+            labels = self.table.labels
+            stored = (labels.shape[1:], labels.dtype.name) if not are_classes(labels) else None
+            same = stored == (own.label and (own.label.shape, own.label.dtype))
+            self._require(same, ROOT, "its labels are of another kind than its row table's")
 
     @functools.cached_property
     def _fields(self) -> Mapping[str, Field]:
@@ -289,24 +287,28 @@ class _Inspection:
     @functools.cached_property
     def _label_values(self) -> np.ndarray:
         """Labels, decoded with the dtype that fits their bytes: their document may be wrong."""
+        first = f"label/{label_layouts(self.attributes)[0].object_name(0)}"
         try:
-            layout = label_layout(self.attributes.rows, self._read("label/c/0"))
+            layout = label_layout(self.attributes, self._read(first))
         except DamageError as error:
-            raise self._flaw("label/c/0", str(error)) from None
+            raise self._flaw(first, str(error)) from None
         return self._small("label", layout)
 
     def _labels(self) -> None:
-        labels = self._label_values
-        self._require(bool(labels.min() >= -1), "label/c/0", "it has labels below -1")
+        labels, layout = self._label_values, label_layouts(self.attributes)[0]
+        first = f"label/{layout.object_name(0)}"
+        known = not are_classes(labels) or bool(labels.min() >= -1)
+        self._require(known, first, "it has labels below -1")
         if self.table is None:
             return
-        wrong = labels != self.table.labels
+        wrong = differ(labels, self.table.labels)
         if has_labels_with_samples(self.table):
             wrong = np.zeros_like(wrong)
         removed = list(self.table.removed)
-        wrong[removed] = labels[removed] != -1
-        for number in dict.fromkeys((np.flatnonzero(wrong) // ROWS_PER_CHUNK).tolist()):
-            self._flaw(f"label/c/{number}", "its labels are not those of the row table")
+        wrong[removed] = has_label(labels[removed])
+        for number in dict.fromkeys((np.flatnonzero(wrong) // layout.chunk_shape[0]).tolist()):
+            name = f"label/{layout.object_name(number)}"
+            self._flaw(name, "its labels are not those of the row table")
 
     # --- shards ---------------------------------------------------------------------------------
 
@@ -353,7 +355,8 @@ class _Inspection:
         if self.table is not None:
             return narrow(self.table.labels).dtype.name
         dtype = self._json(f"label/{ROOT}").get("data_type")
-        return dtype if dtype in LABEL_DTYPES else LABEL_DTYPES[0]
+        dtypes = [layout.dtype for layout in label_layouts(self.attributes)]
+        return dtype if dtype in dtypes else dtypes[0]
 
     def _nbytes(self, name: str) -> int:
         """Size of an object; if it is flawed, the size that its document has."""
@@ -372,8 +375,9 @@ def _same(one: Json, other: Json) -> bool:
 def has_labels_with_samples(table: RowTable) -> bool:
     """Return whether labels may have come with the samples, as from a Python dataset.
 
-    The samples of a Python dataset have neither size nor time, and all the same etag.
+    The samples of a Python dataset have neither size nor time, and all the same etag. Only class
+    numbers may.
     """
     etags = [etag for row, etag in enumerate(table.etags) if row not in table.removed]
     unknown = bool((table.sizes < 0).all() and (table.mtimes < 0).all())
-    return unknown and len(set(etags)) == 1 and bool(etags[0])
+    return are_classes(table.labels) and unknown and len(set(etags)) == 1 and bool(etags[0])

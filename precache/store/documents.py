@@ -17,15 +17,18 @@ from pydantic import (
     StringConstraints,
     TypeAdapter,
     ValidationError,
+    model_validator,
 )
 
 from precache.errors import StoreError
 from precache.recipe.base import canonical_json
 from precache.recipe.ops import DTYPES
 from precache.runtime.process_id import Process
+from precache.store.labels import MOST_CLASSES
 
-FORMAT = 2
-"""Newest store format; a reader refuses higher ones. In format 1, no field has variants."""
+FORMAT = 3
+"""Newest store format; a reader refuses higher ones. In format 1, no field has variants, and up to
+format 2 labels are class numbers."""
 
 _HEX = re.compile("[0-9a-f]{16,64}")
 Model = TypeVar("Model", bound=BaseModel)
@@ -101,8 +104,10 @@ def version_id(fingerprint: str, rows_digest: str, rows_per_shard: int, retries:
     return hashlib.sha256(canonical_json(parts)).hexdigest()[:32]
 
 
-def format_of(arrays: Iterable[str]) -> int:
-    """Lowest store format in which a version with these arrays can be written."""
+def format_of(arrays: Iterable[str], *, class_labels: bool) -> int:
+    """Lowest store format in which a version with these arrays and labels can be written."""
+    if not class_labels:
+        return 3
     return 2 if any("." in name for name in arrays) else 1
 
 
@@ -139,6 +144,20 @@ class RowAttributes(_Document):
 
     shape: Annotated[tuple[Extent, ...], Field(max_length=MAX_ROW_AXES)]
     dtype: Dtype
+
+
+class LabelAttributes(RowAttributes):
+    """Labels that are no class numbers: numbers (float32), or several classes (uint8)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        several = self.dtype == "uint8" and len(self.shape) == 1
+        if not (several and 0 < self.shape[0] <= MOST_CLASSES) and (self.dtype, self.shape) != (
+            "float32",
+            (),
+        ):
+            raise ValueError(f"labels are never {self.dtype} {self.shape}")
+        return self
 
 
 class FieldAttributes(RowAttributes):
@@ -185,7 +204,8 @@ class Attributes(_Document):
 
     `decides` has, by name, the text in the fingerprint for everything besides parameters that
     decides the pixels; `behaviours` the outputs of ops for each of their probes, as in
-    `precache_workers.ops.behaviour`. Versions of older releases have neither.
+    `precache_workers.ops.behaviour`. Versions of older releases have neither. `label` is None for
+    class numbers.
     """
 
     format: int
@@ -198,6 +218,7 @@ class Attributes(_Document):
     holes: NonNegativeInt
     retries: NonNegativeInt = 0
     classes: tuple[str, ...] = ()
+    label: LabelAttributes | None = None
     mean: dict[str, list[FiniteFloat]] = {}
     std: dict[str, list[FiniteFloat]] = {}
     pipeline: Annotated[dict[str, Any], AfterValidator(_recipe)]
@@ -206,3 +227,10 @@ class Attributes(_Document):
     decides: dict[str, str] = {}
     behaviours: dict[str, dict[str, str]] = {}
     created: str = ""
+
+    @property
+    def label_kind(self) -> str:
+        """The kind of the labels, in words."""
+        if self.label is None:
+            return "class numbers"
+        return f"multi-hot, {self.label.shape[0]:,} classes" if self.label.shape else "numbers"

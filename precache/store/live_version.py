@@ -14,6 +14,7 @@ from precache.storage.base import Folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT
 from precache.store.documents import Attributes, Identity
+from precache.store.labels import are_classes
 from precache.store.lease import ALIVE_SECONDS, QUIET_SECONDS, NamedLease, read_leases
 from precache.store.open import open_own
 from precache.store.shard_log import FinishedShard, followed_log_name, from_entry, read_entries
@@ -64,7 +65,7 @@ class LiveVersion(Version):
         self._store = store
         self._row_keys = keys
         self._claims = claims
-        self.labels = labels.astype(np.int64)
+        self.labels = labels.copy()
         self.valid = np.ones(self.rows, np.bool_)
         self.valid[list(removed)] = False
         self.holes = {}
@@ -144,7 +145,8 @@ class LiveVersion(Version):
     def _add(self, shard: FinishedShard) -> None:
         rows = self.rows_of(shard.shard)
         inside = shard.shard < self.shards and all(row in rows for row in shard.holes)
-        labelled = shard.labels is None or len(shard.labels) == len(rows)
+        fitting = are_classes(self.labels) and len(shard.labels or ()) == len(rows)
+        labelled = shard.labels is None or fitting
         if shard.objects.keys() != self._tables.keys() or not (inside and labelled):
             raise StoreError(
                 f"the log of {self.path} is damaged: it has shard {shard.shard} of fields "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from precache.store.array_metadata import SUMS
+from precache.store.array_metadata import SUMS, label_layouts
 from precache.store.commit_log import ROOT
 from precache.store.documents import Attributes
 from precache.store.small_arrays import KEYS_PER_CHUNK, ROWS_PER_CHUNK
@@ -44,12 +44,10 @@ class ObjectNames:
         }
         small = ["shards/zarr.json", f"rows/{ROOT}", ROW_TABLE, f"holes/{ROOT}", HOLES]
         small += [f"{name}/{ROOT}" for name in shards]
-        for name, per_chunk in (
-            ("label", ROWS_PER_CHUNK),
-            ("valid", ROWS_PER_CHUNK),
-            ("key", KEYS_PER_CHUNK),
-        ):
-            small += _array(name, rows, per_chunk)
+        labels = label_layouts(attributes)[0]
+        small += _array("label", rows, labels.chunk_shape[0], "/0" * len(labels.row_shape))
+        small += _array("valid", rows, ROWS_PER_CHUNK)
+        small += _array("key", rows, KEYS_PER_CHUNK)
         sums = [f"{SUMS}/{ROOT}"]
         for name in shards:
             small += _array(f"shards/{name}", count, ROWS_PER_CHUNK, "/0")

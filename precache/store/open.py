@@ -14,10 +14,10 @@ from precache.storage.base import Folder, is_missing
 from precache.storage.batch_get import Ahead, Readable
 from precache.storage.open import StorageOptions, open_folder
 from precache.store import zarr_metadata
-from precache.store.array_metadata import LABEL_DTYPES, field_layout, layout_difference
+from precache.store.array_metadata import field_layout, label_layouts, layout_difference
 from precache.store.commit_log import BUILD, ROOT, Commit, read_commits
 from precache.store.documents import Attributes
-from precache.store.small_arrays import ROWS_PER_CHUNK, small_layout
+from precache.store.small_arrays import ROWS_PER_CHUNK
 from precache.store.version import (
     REPAIR_HINT,
     Version,
@@ -216,9 +216,9 @@ def _layouts(folder: Folder, attributes: Attributes) -> dict[str, Array]:
 
 
 def _label_layout(attributes: Attributes, stored: Array) -> Array:
-    """Return the layout of the labels, whose dtype only their own document has."""
-    dtype = stored.dtype if stored.dtype in LABEL_DTYPES else LABEL_DTYPES[0]
-    return small_layout((attributes.rows,), dtype, -1)
+    """Return the layout of the labels; the dtype of class numbers only their own document has."""
+    layouts = label_layouts(attributes)
+    return next((layout for layout in layouts if layout.dtype == stored.dtype), layouts[0])
 
 
 def _require_small_objects(folder: Folder, attributes: Attributes) -> None:

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from precache.codecs.chunk import require_plausible
 from precache.errors import DamageError, StoreError
+from precache.store.labels import MOST_CLASSES, MOST_NBYTES, are_classes
 
 REMOVED = "removed from the source"
 """Reason for a hole whose sample is no longer in the source."""
@@ -32,12 +33,31 @@ COLUMN_TYPES = {
 }
 """Columns of a stored table and their types, in the order in which they are written."""
 
+LABEL_TYPES = ("float", "list<element: int32>", "list<item: int32>")
+"""Other types of the column of labels: numbers, and lists of the class numbers of multi-hot
+labels."""
+
+_CLASS_COUNT = b"label_classes"
+"""Key of the schema's metadata that has the number of classes of multi-hot labels."""
+
 IDENTITY = ("key", "size", "mtime_ns", "etag", "label")
 """Columns that identify samples; so does `removed`, if a table has it."""
 
 LISTINGS_FOLDER = "_listings"
 """Folder of a store for indexes of its sources' containers, one object for each source; whatever
 it holds, the next listing only takes longer without it."""
+
+
+def listing_prefix(source: str | None) -> str:
+    """Return the beginning of the names of a source's indexes; `gc` knows by it whose they are.
+
+    Parameters
+    ----------
+    source
+        As the commit log records it.
+    """
+    return hashlib.sha256((source or "").encode()).hexdigest()[:16] + "-"
+
 
 _CLASSES = TypeAdapter(tuple[str, ...])
 
@@ -61,7 +81,8 @@ class RowTable:
     etags
         Identifier of the content if the source has one, else empty.
     labels
-        Class numbers, -1 for none; int64.
+        Class numbers, -1 for none; int64. Or numbers or multi-hot labels, as in
+        `precache.store.labels`.
     classes
         Class names by number.
     removed
@@ -120,7 +141,9 @@ class RowTable:
     def digest(self) -> str:
         """SHA-256 (hex) over keys, identities, labels and class names."""
         digest = hashlib.sha256(json.dumps(self.classes).encode())
-        columns = self.sizes, self.mtimes, self.labels
+        columns = [self.sizes, self.mtimes]
+        if are_classes(self.labels):
+            columns.append(self.labels)
         for start in range(0, len(self), 4096):
             part = slice(start, start + 4096)
             numbers = (column[part].tolist() for column in columns)
@@ -128,6 +151,9 @@ class RowTable:
             digest.update(json.dumps(list(rows)).encode())
         if self.removed:
             digest.update(json.dumps(sorted(self.removed)).encode())
+        if not are_classes(self.labels):
+            digest.update(json.dumps([self.labels.dtype.name, self.labels.shape]).encode())
+            digest.update(self.labels.astype(self.labels.dtype.newbyteorder("<")).data)
         return digest.hexdigest()
 
     def to_parquet(
@@ -159,12 +185,18 @@ class RowTable:
         if self.removed:
             columns["removed"] = np.isin(np.arange(len(self)), list(self.removed))
         types = {n: pa.type_for_alias(t) for n, t in COLUMN_TYPES.items() if n in columns}
-        schema = pa.schema(types, {"classes": json.dumps(self.classes)})
+        metadata = {b"classes": json.dumps(self.classes).encode()}
+        if self.labels.ndim == 2:
+            types["label"] = pa.list_(pa.int32())
+            metadata[_CLASS_COUNT] = str(self.labels.shape[1]).encode()
+        elif not are_classes(self.labels):
+            types["label"] = pa.float32()
+        schema = pa.schema(types, metadata)
         sink = io.BytesIO()
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
             for start in range(0, len(self), ROWS_PER_GROUP):
                 part = slice(start, start + ROWS_PER_GROUP)
-                arrays = [pa.array(columns[name][part], type_) for name, type_ in types.items()]
+                arrays = [_to_arrow(columns[name][part], type_) for name, type_ in types.items()]
                 writer.write_table(pa.table(arrays, schema=schema))
         pa.default_memory_pool().release_unused()  # or it keeps 100 MB for a million rows
         return sink.getvalue()
@@ -179,7 +211,7 @@ class RowTable:
                 table["size"].to_numpy(),
                 table["mtime_ns"].to_numpy(),
                 table["etag"].to_pylist(),
-                table["label"].to_numpy(),
+                _labels(table),
                 _CLASSES.validate_json(table.schema.metadata[b"classes"]),
                 _removed(table),
             )
@@ -208,6 +240,33 @@ def _read_column(data: bytes, where: str, column: str) -> list[str]:
     with _reading(where):
         values: list[str] = _read(data, [column])[column].to_pylist()
         return values
+
+
+def _to_arrow(values: Any, type_: Any) -> Any:
+    import pyarrow as pa
+
+    if getattr(values, "ndim", 1) == 1:
+        return pa.array(values, type_)
+    rows, numbers = np.nonzero(values)
+    ends = np.searchsorted(rows, np.arange(len(values) + 1))
+    return pa.ListArray.from_arrays(ends.astype(np.int32), numbers.astype(np.int32), type_)
+
+
+def _labels(table: Any) -> np.ndarray:
+    """Return the labels of a table: of a column of lists, which are class numbers, multi-hot."""
+    column = table["label"]
+    if str(column.type) in ("int64", "float"):
+        return np.asarray(column.to_numpy())
+    count = int(table.schema.metadata[_CLASS_COUNT])
+    if not (0 < count <= MOST_CLASSES and len(table) * count <= MOST_NBYTES):
+        raise ValueError(f"it claims labels of {count} classes")
+    lists = column.combine_chunks()
+    numbers = np.asarray(lists.flatten().to_numpy(zero_copy_only=True))
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
+        raise ValueError(f"it has class numbers that are not from 0 to {count - 1}")
+    labels = np.zeros((len(table), count), np.uint8)
+    labels[np.repeat(np.arange(len(table)), np.diff(lists.offsets.to_numpy())), numbers] = 1
+    return labels
 
 
 def _removed(table: Any) -> frozenset[int]:
@@ -244,7 +303,8 @@ def _read(data: bytes, columns: Sequence[str], types: Mapping[str, str] = COLUMN
     table = file.read([*columns, *(["removed"] if removed else [])])
     for name in (*columns, *table.column_names):
         column, expected = table[name], types[name]
-        if str(column.type) != expected or column.null_count:
+        also = LABEL_TYPES if name == "label" and types is COLUMN_TYPES else ()
+        if str(column.type) not in (expected, *also) or column.null_count:
             missing = f", {column.null_count} of them missing" if column.null_count else ""
             raise ValueError(
                 f"its column {name} has values of type {column.type}{missing}, and not {expected}"

@@ -31,22 +31,27 @@ READ_TOGETHER = 256
 
 
 def small_document(
-    shape: Sequence[int], dtype: str, dimension_names: Sequence[str], fill_value: Any = 0
+    shape: Sequence[int],
+    dtype: str,
+    dimension_names: Sequence[str],
+    fill_value: Any = 0,
+    per_chunk: int | None = None,
 ) -> zarr_metadata.Json:
     """Return the `zarr.json` of a `small_array`."""
-    chunk_shape = (max(1, min(shape[0], ROWS_PER_CHUNK)), *shape[1:])
+    chunk_shape = (max(1, min(shape[0], per_chunk or ROWS_PER_CHUNK)), *shape[1:])
     codecs = codec_metadata(ZstdCodec(), "uint8")
     return zarr_metadata.array_document(
         shape, dtype, chunk_shape, codecs, fill_value=fill_value, dimension_names=dimension_names
     )
 
 
-def small_layout(shape: Sequence[int], dtype: str, fill_value: Any = 0) -> zarr_metadata.Array:
+def small_layout(
+    shape: Sequence[int], dtype: str, fill_value: Any = 0, per_chunk: int | None = None
+) -> zarr_metadata.Array:
     """Return the layout of a `small_array`."""
     names = [""] * len(shape)
-    return zarr_metadata.parse_array(
-        small_document(shape, dtype, names, fill_value), "a small array"
-    )
+    document = small_document(shape, dtype, names, fill_value, per_chunk)
+    return zarr_metadata.parse_array(document, "a small array")
 
 
 def file_document(nbytes: int) -> zarr_metadata.Json:
@@ -145,14 +150,19 @@ def _require_size(frame: bytes, nbytes: int | None) -> None:
 
 
 def small_array(
-    values: np.ndarray, dimension_names: Sequence[str], fill_value: Any = 0
+    values: np.ndarray,
+    dimension_names: Sequence[str],
+    fill_value: Any = 0,
+    per_chunk: int | None = None,
 ) -> dict[str, bytes]:
     """Make a zstd-compressed array: name below its folder -> bytes."""
-    document = small_document(values.shape, values.dtype.name, dimension_names, fill_value)
+    document = small_document(
+        values.shape, values.dtype.name, dimension_names, fill_value, per_chunk
+    )
     files = {"zarr.json": json.dumps(document).encode()}
-    tail = "/0" * (values.ndim - 1)
-    for number, part in enumerate(_runs(values, ROWS_PER_CHUNK)):
-        rows = min(len(values), ROWS_PER_CHUNK)
+    tail, per_chunk = "/0" * (values.ndim - 1), per_chunk or ROWS_PER_CHUNK
+    for number, part in enumerate(_runs(values, per_chunk)):
+        rows = min(len(values), per_chunk)
         chunk = np.full((rows, *values.shape[1:]), fill_value, values.dtype)
         chunk[: len(part)] = part
         files[f"c/{number}{tail}"] = _compress(chunk.astype(chunk.dtype.newbyteorder("<")))

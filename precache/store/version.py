@@ -34,7 +34,7 @@ from precache.runtime.integers import whole
 from precache.storage.base import Folder, is_missing, required
 from precache.storage.batch_get import Readable
 from precache.store import zarr_metadata
-from precache.store.array_metadata import SUMS, label_layout
+from precache.store.array_metadata import SUMS, label_layout, label_layouts
 from precache.store.commit_log import ROOT
 from precache.store.documents import FORMAT, Attributes, FieldAttributes, document_error
 from precache.store.layout import RowShape
@@ -222,7 +222,11 @@ class Version:
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
-        """(rows,) integers, -1 for none."""
+        """Labels of the rows, of one of three kinds.
+
+        (rows,) integers are class numbers, -1 for none; (rows,) float32 are numbers, NaN for none;
+        (rows, classes) uint8 has a 1 for each class of a row.
+        """
         if self.foreign:
             raise StoreError(f"{self.path} was written by other software; name its labels as field")
         return self._small("label")
@@ -247,13 +251,23 @@ class Version:
     def rows_of_classes(self, *classes: str | int) -> np.ndarray:
         """Row numbers (int64) of some classes, by name or number, holes included.
 
+        Of multi-hot labels, a row is one that has any of the classes.
+
         Raises
         ------
         UsageError
-            There is no such class.
+            There is no such class, or labels are numbers.
         """
-        numbers = [self._class_number(name) for name in classes]
-        return np.flatnonzero(np.isin(self.labels, numbers))
+        numbers, labels = [self._class_number(name) for name in classes], self.labels
+        if labels.ndim == 2:
+            known = [number for number in numbers if 0 <= number < labels.shape[1]]
+            return np.flatnonzero(labels[:, known].any(axis=1))
+        if labels.dtype.kind == "f":
+            raise UsageError(
+                f"the labels of {self.path} are numbers, and no classes; choose rows by "
+                "rows_where(lambda label: ...)"
+            )
+        return np.flatnonzero(np.isin(labels, numbers))
 
     def _class_number(self, name: str | int) -> int:
         if not isinstance(name, str):
@@ -288,8 +302,8 @@ class Version:
         ----------
         predicate
             Called once. Its parameters name the columns that it takes: fields of at most 64 bytes a
-            row (``label`` as int64), each as (rows, ...), and ``key`` as (rows,) str. It returns
-            (rows,) bool.
+            row, each as (rows, ...), ``label`` (class numbers as int64), and ``key`` as (rows,)
+            str. It returns (rows,) bool.
 
         Raises
         ------
@@ -428,13 +442,18 @@ class Version:
         """Return the layout of a small array, from the version's rows and shards."""
         if name == "label":
             known = self.arrays.get(name)
-            return known[1] if known else label_layout(self.rows, self.small_object("label/c/0"))
+            return known[1] if known else self._label_layout()
         if name == "valid":
             return small_layout((self.rows,), "bool", False)
         kind, _, array = name.partition("/")
         if kind == SUMS:
             return self.sums_layout(array)
         return small_layout((self.arrays[array][1].objects, 2), "uint64")
+
+    def _label_layout(self) -> zarr_metadata.Array:
+        assert self.attributes is not None  # of a foreign group, fields name the labels
+        first = f"label/{label_layouts(self.attributes)[0].object_name(0)}"
+        return label_layout(self.attributes, self.small_object(first))
 
     def sums_layout(self, array: str) -> zarr_metadata.Array:
         """Return the layout of the channel sums of an array of images."""

@@ -153,7 +153,7 @@ class Cards:
                 else:
                     text = _join(array_summary(arrays[array]), comparison)
                     numbers.append((_array_title(array), text))
-        label = self._catalogue.class_name(self._catalogue.label(row))
+        label = self._catalogue.label(row)
         return Card(row, key, label, self._catalogue.hole(row), problems, pictures, numbers)
 
 

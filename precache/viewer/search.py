@@ -11,6 +11,7 @@ import numpy as np
 from precache.errors import DamageError, StorageError, UsageError
 from precache.reading.version_reader import VersionReader
 from precache.storage.open import StorageOptions
+from precache.store.labels import label_texts
 from precache.store.small_arrays import KEYS_PER_CHUNK
 
 KEY_CHUNKS = 32
@@ -102,17 +103,18 @@ class Catalogue:
 
     @functools.cached_property
     def counts(self) -> list[tuple[int, str, int]]:
-        """(label, class name, valid rows), ordered by label."""
-        labels, counts = np.unique(self.version.labels[self.version.valid], return_counts=True)
-        pairs = zip(labels.tolist(), counts.tolist(), strict=True)
-        return [(label, self.class_name(label), count) for label, count in pairs]
+        """(class number, its name, valid rows), by number; empty if labels are numbers.
 
-    def class_name(self, label: int) -> str:
-        """Return the class of a label: its number if it has no name, empty if it is negative."""
-        if label < 0:
-            return ""
-        classes = self.version.classes
-        return classes[label] if label < len(classes) else str(label)
+        The name is the number if it has none, and empty for rows without a label.
+        """
+        labels = self.version.labels[self.version.valid]
+        if labels.dtype.kind == "f":
+            return []
+        if labels.ndim == 2:
+            labels = np.nonzero(labels)[1]
+        numbers, counts = np.unique(labels, return_counts=True)
+        names = label_texts(numbers.astype(np.int64), self.version.classes)
+        return list(zip(numbers.tolist(), names, counts.tolist(), strict=True))
 
     def key(self, row: int) -> str:
         """Return the key of a row.
@@ -126,8 +128,9 @@ class Catalogue:
             raise UsageError(f"there is no row {row}; rows go from 0 to {self.version.rows - 1}")
         return self.version.keys[row]
 
-    def label(self, row: int) -> int:
-        return int(self.version.labels[row])
+    def label(self, row: int) -> str:
+        """Return the label of a row: names of classes, or a number; empty if it has none."""
+        return label_texts(self.version.labels[row : row + 1], self.version.classes)[0]
 
     def hole(self, row: int) -> str:
         """Return why a row is a hole; empty if it is valid."""

@@ -306,9 +306,9 @@ def test_a_store_of_a_newer_format(stores: dict[str, BuiltStore], copy_store: Co
     newer = copy_store(stores["raw"])
     path = newer.version_folder / "zarr.json"
     document = json.loads(path.read_text())
-    document["attributes"]["precache"]["format"] = 3
+    document["attributes"]["precache"]["format"] = 4
     path.write_text(json.dumps(document))
-    with pytest.raises(StoreError, match=r"store format 3.*reads formats up to 2; update precache"):
+    with pytest.raises(StoreError, match=r"store format 4.*reads formats up to 3; update precache"):
         precache.verify(newer.path)
 
 

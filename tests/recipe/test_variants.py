@@ -379,7 +379,7 @@ def _forge(document: dict[str, Any], kind: str) -> None:
     elif kind == "name":
         fields["image.x"] = fields["image.0"]
     elif kind == "format":
-        document["format"] = 3
+        document["format"] = 4
 
 
 @pytest.mark.parametrize("kind", ["gap", "shape", "both", "name", "format"])

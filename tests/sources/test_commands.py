@@ -125,7 +125,32 @@ def test_a_version_of_containers_is_copied_and_cleaned_up_as_any(
     precache.build(source, store, recipe, address="serial")
     assert (store / "_listings").is_dir()
     assert not precache.verify(store).damage
-    precache.gc(store, keep=1)
+    assert precache.gc(store, keep=1, older_than=0).listings == ()
     precache.pull(store, tmp_path / "copy")
     assert not (tmp_path / "copy/_listings").exists()
     assert pixels(tmp_path / "copy").keys() == pixels(store).keys()
+
+
+def test_gc_removes_indexes_of_sources_that_no_version_has(photos: Path, tmp_path: Path) -> None:
+    recipe, store = precache.Recipe.image(resize=40, crop=32), tmp_path / "store"
+    for name in ("before", "now"):
+        (tmp_path / name).mkdir()
+        source = WRITERS["tar"](photos, tmp_path / name)
+        precache.build(source, store, recipe, address="serial", compact=True)
+        if name == "before":
+            former = {path.name for path in (store / "_listings").iterdir()}
+            recipe = precache.Recipe.image(resize=44, crop=32)
+    (store / "_listings/of-no-source.parquet").write_bytes(b"")
+    kept = (
+        {path.name for path in (store / "_listings").iterdir()} - former - {"of-no-source.parquet"}
+    )
+    assert (len(former), len(kept)) == (1, 1)
+
+    assert precache.gc(store, keep=2, older_than=0).listings == ("_listings/of-no-source.parquet",)
+    assert precache.gc(store, keep=1).listings == ()
+    planned = precache.gc(store, keep=1, older_than=0, dry_run=True)
+    assert {path.name for path in (store / "_listings").iterdir()} == former | kept
+    done = precache.gc(store, keep=1, older_than=0)
+    assert done.listings == planned.listings == tuple(f"_listings/{name}" for name in former)
+    assert f"removed {done.listings[0]}, an index of a former source" in str(done)
+    assert {path.name for path in (store / "_listings").iterdir()} == kept

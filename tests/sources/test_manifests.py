@@ -215,7 +215,7 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
     [
         ("path,label\nin/0.jpg\n", "line 2 of .* has not as many cells as the first line"),
         ("path,label\nin/0.jpg,a,b\n", "line 2 of .* has not as many cells as the first line"),
-        ("path,label\nin/0.jpg,0.5\nin/1.jpg,2\n", "labels such as .*fraction cannot be stored"),
+        ("path,label\nin/0.jpg,0.5\nin/1.jpg,1e99\n", "in/1.jpg is 1e99, which is no finite"),
         ("path\n", "names no file"),
         ("", "names no file"),
         ("path\nin/0.jpg\nin/0.jpg\n", "has 2 samples in/0.jpg"),
@@ -232,8 +232,9 @@ def test_tables_that_do_not_fit_are_refused(photos: Path, text: str, why: str) -
     [
         ("[1]", "line 1 of .* is no JSON object"),
         ("{", "line 1 of .* is not JSON"),
-        ('{"path": "in/0.jpg", "label": [1, 2]}', "Several labels"),
-        ('{"path": "in/0.jpg", "label": 0.5}', "numbers with a fraction"),
+        ('{"path": "in/0.jpg", "label": [1, -2]}', "in/0.jpg has the class number -2; .* from 0"),
+        ('{"path": "in/0.jpg", "label": {"a": 1}}', "a label is a class, a number, or a list"),
+        ('{"path": "in/0.jpg", "label": Infinity}', "in/0.jpg is inf, which is no finite"),
         ('{"path": 7}', "has no path"),
         ("x" * (manifests.LONGEST_LINE + 1), "a line of more than 1,048,576 characters"),
     ],

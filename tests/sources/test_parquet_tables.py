@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,6 @@ from precache_workers.sources import file_ranges, parquet_tables
 from precache_workers.sources.base import Columns, Fetched, Listing, Sample
 from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
-from precache_workers.sources.parquet_tables import READ_ROWS
 from tests.support.building import cut, encoded, pixels
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
@@ -84,8 +85,8 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     source = write(tmp_path / "b.parquet", {"uri": ["s3://bucket/a.jpg"]})
     with pytest.raises(SourceError, match="give --source-kind manifest"):
         listed(source)
-    with pytest.raises(SourceError, match="column score has values of type double"):
-        listed(write(tmp_path / "c.parquet", {"image": [PHOTO], "score": [0.5]}), None, "score")
+    with pytest.raises(SourceError, match="column box has values of type struct"):
+        listed(write(tmp_path / "c.parquet", {"image": [PHOTO], "box": [{"x": 1}]}), None, "box")
 
 
 @pytest.mark.parametrize(
@@ -406,16 +407,16 @@ def test_a_remote_listing_reads_no_images(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(read) < 10
 
 
-def test_time_limits_hold_for_a_batch_of_rows_and_not_for_a_row_group(
+def test_time_limits_hold_for_a_row_and_not_for_a_row_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 4 * READ_ROWS}))
+    source = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 4}))
     table = source.list(lambda count: None).table
     kept, make = Notes(seconds=1.0), parquet_tables._sample
     late: list[str] = []
 
     def slow(*arguments: Any) -> Fetched:
-        kept.clock += 0.9 / READ_ROWS
+        kept.clock += 0.9
         late.extend(kept.late())
         return make(*arguments)
 
@@ -424,3 +425,42 @@ def test_time_limits_hold_for_a_batch_of_rows_and_not_for_a_row_group(
         source.fetch(table.keys, table.sizes.tolist(), table.locations)
     assert kept.clock > 3
     assert not late
+
+
+PEAK = """
+import resource, sys
+from precache_workers.sources.kinds import open_source
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+source = open_source(sys.argv[1])
+table = source.list(lambda count: None).table
+before = peak()
+samples = source.fetch(table.keys, table.sizes.tolist(), table.locations)
+sizes = {len(sample.inputs["bytes"]) for sample in samples}
+print(len(samples), *sizes, peak() - before)
+"""
+
+
+@pytest.mark.parametrize("struct", [False, True])
+def test_a_large_image_that_comes_often_takes_little_memory(tmp_path: Path, struct: bool) -> None:
+    large, rows = 8 << 20, 64
+    images = pa.array([bytes([n]) * large for n in range(3)], pa.binary())
+    numbers = pa.array([n % 3 for n in range(rows)], pa.int32())
+    column = pa.DictionaryArray.from_arrays(numbers, images)
+    if struct:
+        column = pa.StructArray.from_arrays(
+            [column, pa.nulls(rows, pa.string())], ["bytes", "path"]
+        )
+    # One page has each image once, and 512 MiB when it is decoded.
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"image": column}), path, store_schema=False, dictionary_pagesize_limit=1 << 30
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True
+    )
+    count, size, mebibytes = map(int, done.stdout.split())
+    assert (count, size) == (rows, large)
+    assert mebibytes < 200

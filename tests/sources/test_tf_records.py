@@ -106,7 +106,11 @@ def test_records_may_be_images(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("label", "kind", "why"),
-    [(0.5, "float", "with a fraction"), ([1, 2], "int", "2 values"), ([], "int", "0 values")],
+    [
+        ([0.5, 1.5], "float", "'label' is .0.5, 1.5.; a list has class names"),
+        ([1, -2], "int", "has the class number -2; .* from 0 to"),
+        (float("inf"), "float", "is inf, which is no finite"),
+    ],
 )
 def test_labels_that_are_no_class_are_refused(
     tmp_path: Path, label: Any, kind: str, why: str
@@ -118,7 +122,7 @@ def test_labels_that_are_no_class_are_refused(
 
 def test_labels_of_two_kinds_are_refused(tmp_path: Path) -> None:
     text = {"image": (PHOTO, "byte"), "label": (b"cat", "byte")}
-    with pytest.raises(SourceError, match=r"labels that are numbers and labels that are text"):
+    with pytest.raises(SourceError, match=r"labels that are numbers and labels that are names"):
         listed(write(tmp_path / "a.tfrecord", example(), text))
 
 

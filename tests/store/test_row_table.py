@@ -148,3 +148,59 @@ def test_a_few_bytes_are_not_read_as_ten_million_rows() -> None:
     assert len(sink.getvalue()) < 100_000
     with pytest.raises(StoreError, match=r"rows/c/0 is no row table: .* cannot be 80000000 bytes"):
         read_contents(sink.getvalue(), "rows/c/0")
+
+
+# --- labels of other kinds ----------------------------------------------------------------------
+
+
+def _with_labels(labels: np.ndarray) -> RowTable:
+    count = len(labels)
+    numbers = np.arange(count)
+    keys = [str(number) for number in numbers]
+    return RowTable(keys, numbers, numbers, [""] * count, labels, ())
+
+
+OTHER_LABELS = [
+    np.array([0.5, np.nan, -3, 1e30], np.float32),
+    np.array([[0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0]], np.uint8),
+    np.zeros((3, 2), np.uint8),
+    np.ones((1, 1), np.uint8),
+]
+
+
+@pytest.mark.parametrize("labels", OTHER_LABELS)
+def test_labels_of_every_kind_round_trip(
+    labels: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache.store.row_table.ROWS_PER_GROUP", 3)
+    table = _with_labels(labels)
+    again = RowTable.from_parquet(table.to_parquet(), "rows.parquet")
+    assert again.labels.dtype == labels.dtype
+    np.testing.assert_array_equal(again.labels, labels)
+    assert again.digest == table.digest
+
+
+def test_the_digest_tells_labels_of_all_kinds_apart() -> None:
+    several = np.eye(4, dtype=np.uint8)
+    kinds = [
+        np.arange(4),
+        np.arange(4, dtype=np.float32),
+        np.zeros(4, np.float32),
+        several,
+        several[::-1],
+        np.eye(4, 5, dtype=np.uint8),
+    ]
+    assert len({_with_labels(labels).digest for labels in kinds}) == len(kinds)
+
+
+@pytest.mark.parametrize("count", [b"0", b"-1", b"2", b"99999999999", b"many", None])
+def test_a_forged_number_of_classes_is_refused(count: bytes | None) -> None:
+    table = pq.read_table(io.BytesIO(_with_labels(OTHER_LABELS[1]).to_parquet()))
+    metadata = dict(table.schema.metadata)
+    metadata.pop(b"label_classes")
+    if count is not None:
+        metadata[b"label_classes"] = count
+    sink = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(metadata), sink)
+    with pytest.raises(StoreError, match=r"rows\.parquet is no row table"):
+        RowTable.from_parquet(sink.getvalue(), "rows.parquet")

@@ -27,6 +27,7 @@ from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
 from precache.store.build_status import remove_abandoned_scratch, remove_scratch
 from precache.store.commit_log import ROOT, append_commit, recordable_source, require_create_only
+from precache.store.labels import has_label
 from precache.store.lease import BuildLease, decision_lease, remove_ended_leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
@@ -113,7 +114,7 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
             report_failure(monitor, error, progress.say)
             if isinstance(error, PrecacheError) and CHANGED in str(error):
                 with contextlib.suppress(StorageError):
-                    forget_index(build.store, build.source)
+                    forget_index(request, build.store, build.source)
             raise
         timings = {**build.timings, **result.timings}
         result = replace(result, seconds=time.perf_counter() - started, timings=timings)
@@ -212,7 +213,7 @@ class _Build:
         if listed.placed.changed:
             self.progress.say(listed.placed.changed)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
-        if not listed.fetches_labels and (table.labels < 0).all():
+        if not listed.fetches_labels and not has_label(table.labels).any():
             classes = " without labels"
         ignored = f"; {listed.ignored} not images by suffix" if listed.ignored else ""
         ignored += left_out_text(listed.left_out)

@@ -17,11 +17,11 @@ from precache.errors import BuildError, StorageError
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
 from precache.store import zarr_metadata
-from precache.store.array_metadata import SUMS, field_document
+from precache.store.array_metadata import SUMS, field_document, label_form
 from precache.store.build_status import remove_abandoned_scratch
 from precache.store.commit_log import NO_CODE, ROOT, CodeDigests, append_commit, read_commits
-from precache.store.consistency import narrow
 from precache.store.documents import format_of
+from precache.store.labels import are_classes, label_attributes, narrow
 from precache.store.lease import ExclusiveLease, decision_lease
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
@@ -137,7 +137,7 @@ class Facts:
     content
         XXH3-128 (hex) of each raw sample, empty where it could not be fetched.
     labels
-        By row, -1 for none.
+        By row, as in the row table.
     shards
         Field -> (shards, 2) uint64 bytes and XXH3-64 of its objects.
     sums
@@ -178,7 +178,9 @@ def small_objects(target: TargetVersion, facts: Facts) -> dict[str, bytes]:
         if name in facts.sums:
             sums = small_array(facts.sums[name], ["shard", "count_total_squares"])
             _add(objects, f"{SUMS}/{name}", sums)
-    _add(objects, "label", small_array(narrow(facts.labels), ["row"], fill_value=-1))
+    labels = narrow(facts.labels)
+    form = label_form(labels.shape[1:], labels.dtype.name)
+    _add(objects, "label", small_array(labels, *form))
     _add(objects, "valid", small_array(valid, ["row"], fill_value=False))
     _add(objects, "key", string_array(table.keys, "row"))
     named = {row: [table.keys[row], why] for row, why in reasons.items()}
@@ -201,7 +203,7 @@ def _add(objects: dict[str, bytes], folder: str, files: Mapping[str, bytes]) -> 
 
 def _labels(target: TargetVersion, receipts: Sequence[Receipt]) -> np.ndarray:
     labels = target.table.labels
-    if any(receipt.labels for receipt in receipts):
+    if are_classes(labels) and any(receipt.labels for receipt in receipts):
         fetched = np.concatenate([np.array(r.labels or [-1] * len(r.content)) for r in receipts])
         labels = np.where(fetched < 0, labels, fetched)
     return labels
@@ -217,11 +219,12 @@ def _attributes(target: TargetVersion, receipts: Sequence[Receipt]) -> dict[str,
         described["raw"] = sum(receipt.objects[name].raw_nbytes for receipt in receipts)
         described["stored"] = sum(receipt.objects[name].size for receipt in receipts)
     return {
-        "format": format_of(target.shapes),
+        "format": format_of(target.shapes, class_labels=are_classes(target.table.labels)),
         **own,
         "rows": len(target.table),
         "holes": len(holes(receipts)),
         "classes": list(target.table.classes),
+        **label_attributes(target.table.labels),
         "mean": mean,
         "std": std,
         "pipeline": target.spec.declared.to_dict(),

@@ -10,14 +10,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from precache.errors import RecipeError, StoreError, UsageError
 from precache.messages import shown
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import read_commits, recordable_source, recorded_source
 from precache.store.documents import Identity
+from precache.store.labels import has_label
 from precache.store.lease import live_leases
 from precache.store.open import open_version
 from precache.store.row_table import REMOVED, RowTable
@@ -131,7 +130,7 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     recipe, code = with_recorded_code(store, request.recipe)
     fingerprint = recipe.fingerprint(decides(recipe))
     source = source_of(request)
-    table = with_locations(store, source, table)
+    table = with_locations(request, store, source, table)
     if source.index_name and not any(table.locations):
         raise UsageError(
             f"{shown(request.source)} has none of the samples of version {version.id[:8]}; if it "
@@ -143,7 +142,7 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
         Placed(table, attributes.rows_per_shard),
         ignored=0,
         code=code,
-        fetches_labels=source.labels_with_samples and bool(np.all(table.labels < 0)),
+        fetches_labels=source.labels_with_samples and not has_label(table.labels).any(),
         seconds=0.0,
         pinned=True,
         barred={key: why for key, why in failed.items() if why.startswith(KILLS) or is_late(why)},

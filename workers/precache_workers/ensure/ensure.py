@@ -18,16 +18,16 @@ from precache.errors import BuildError
 from precache.recipe.recipe import Recipe
 from precache.runtime.terminal import say
 from precache.storage.open import open_folder
-from precache.store.array_metadata import field_layout
+from precache.store.array_metadata import field_layout, label_layouts
 from precache.store.build_status import DESCRIPTION, is_alive, read_build
 from precache.store.commit_log import ROOT
 from precache.store.documents import FORMAT, Attributes
+from precache.store.labels import label_attributes
 from precache.store.lease import POLL_LOCAL, POLL_REMOTE, ExclusiveLease, NamedLease
 from precache.store.live_version import LiveVersion
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
 from precache.store.shard_log import FATE, follow_log, followed_log_name
-from precache.store.small_arrays import small_layout
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
 from precache_workers.ensure.background import Background, begin_build, new_log
@@ -240,11 +240,12 @@ def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
     for name, described in own["fields"].items():
         codec = target.spec.recipe.fields[name].stored_as.name
         described.update(codec=codec, raw=0, stored=0)
-    more = {"rows": len(table), "holes": 0, "classes": list(table.classes)}
+    classes = {"classes": list(table.classes), **label_attributes(table.labels)}
+    more = {"rows": len(table), "holes": 0, **classes}
     document = {"format": FORMAT, **own, **more, "pipeline": target.spec.declared.to_dict()}
     attributes = Attributes.read(json.dumps(document).encode(), str(target.folder))
     layouts = {name: field_layout(attributes, name, str(target.folder)) for name in target.shapes}
-    layouts["label"] = small_layout((len(table),), "int64", -1)
+    layouts["label"] = label_layouts(attributes)[-1]  # the widest of class numbers
     arrays = {name: (name, layout) for name, layout in layouts.items()}
     columns = table.keys, table.labels, table.removed
     return LiveVersion(wanted.store, attributes, arrays, *columns, wanted.claims)

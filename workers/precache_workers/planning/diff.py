@@ -43,7 +43,7 @@ class SourceChanges:
     added, changed, removed
         Samples that are new, that have another identity, that it has no more.
     relabelled
-        Samples of another class, or of another label where classes have no names.
+        Samples with another label: the names of classes, or numbers.
     classes_changed
         Whether classes have other names or numbers.
     """

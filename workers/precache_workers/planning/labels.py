@@ -23,6 +23,7 @@ import numpy as np
 from precache.errors import SourceError, StoreError
 from precache.messages import shown
 from precache.storage.open import StorageOptions
+from precache.store.labels import are_classes
 from precache.store.open import open_version
 from precache.store.row_table import RowTable
 from precache_workers.planning.rows import default_max_failures
@@ -55,7 +56,7 @@ class _Line(NamedTuple):
 def override_labels(
     table: RowTable, path: str, classes: Iterable[str] = (), *, accept_unmatched: bool = False
 ) -> RowTable:
-    """Give samples the labels of a CSV file of (key, label); other samples keep theirs.
+    """Give samples the labels of a CSV file of (key, label); other samples keep their class.
 
     Labels that are all whole numbers from -1 up are class numbers, -1 for none; others are class
     names, sorted together with those of the samples that keep theirs.
@@ -75,6 +76,8 @@ def override_labels(
     """
     where = shown(path)
     lines = _read_lines(path)
+    if not are_classes(table.labels):  # of another kind than those of the file
+        table = _relabelled(table, [-1] * len(table), ())
     line_of, unmatched = _matched(table, lines, where)
     if not line_of:
         raise SourceError(
@@ -282,10 +285,27 @@ def _composed(text: str) -> str:
 
 
 def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTable:
-    """Number the labels by a given class map."""
+    """Number the labels by a given class map.
+
+    Multi-hot labels whose classes have no names keep their numbers, and get as many classes as the
+    map has.
+
+    Raises
+    ------
+    SourceError
+        The source has classes that the map lacks, or its labels are numbers.
+    """
+    if table.labels.dtype.kind == "f":
+        raise SourceError(f"the source's labels are numbers, and no classes; leave out {where}")
     numbers = {_composed(name): i for i, name in enumerate(classes)}
     numbers |= {name: i for i, name in enumerate(classes)}  # an exact match comes first
-    used = _names(table)
+    several = table.labels.ndim == 2
+    if several:
+        columns = table.classes or [*classes, *map(str, range(len(classes), table.labels.shape[1]))]
+        some = set(np.flatnonzero(table.labels.any(axis=0)).tolist())
+        used = [name if column in some else None for column, name in enumerate(columns)]
+    else:
+        used = _names(table)
     number_of: dict[str, int] = {}
     name_of: dict[int, str] = {}
     unknown = []
@@ -306,6 +326,11 @@ def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTa
             "remove them or build without --classes"
         )
     labels = [-1 if name is None else number_of[name] for name in used]
+    if several:
+        chosen = [column for column, number in enumerate(labels) if number >= 0]
+        frozen = np.zeros((len(table), len(classes)), np.uint8)
+        frozen[:, [labels[column] for column in chosen]] = table.labels[:, chosen]
+        return replace(table, labels=frozen, classes=tuple(classes))
     return _relabelled(table, labels, tuple(classes))
 
 

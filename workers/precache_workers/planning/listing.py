@@ -14,9 +14,10 @@ from precache.errors import HangError, RecipeError, SourceError
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
-from precache.store.commit_log import CodeDigests
+from precache.store.commit_log import CodeDigests, recordable_source
+from precache.store.labels import are_classes, has_label
 from precache.store.layout import RowShape, rows_per_shard
-from precache.store.row_table import LISTINGS_FOLDER, RowTable
+from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix
 from precache_workers.ops.identity import decides
 from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
@@ -59,7 +60,7 @@ class ListedSource:
     notes
         Lines for the user about the listing.
     index
-        Name and content of the index of the source, where it is to be kept.
+        Name in the store and content of the index of the source, where it is to be kept.
     """
 
     spec: VersionSpec
@@ -79,7 +80,7 @@ class ListedSource:
         """Keep in the store what spares the next listing the containers that did not change."""
         if self.index is not None:
             name, data = self.index
-            store.put(_index_object(name), [data])
+            store.put(name, [data])
 
     @property
     def digests(self) -> dict[str, str]:
@@ -89,17 +90,19 @@ class ListedSource:
     def warn_of_missing_labels(self) -> None:
         """Log a warning if some samples have a label, and others have none."""
         table = self.spec.table
-        bare = np.flatnonzero(table.labels < 0).tolist()
+        bare = np.flatnonzero(~has_label(table.labels)).tolist()
         missing = [table.keys[row] for row in bare if row not in table.removed]
         samples = len(table) - len(table.removed)
         if self.fetches_labels or not 0 < len(missing) < samples:
             return
-        outside = sum("/" not in key for key in missing)
+        classes = are_classes(table.labels)
+        outside = sum("/" not in key for key in missing) if classes else 0
         why = f": {outside:,} are in no class folder" if outside else ""
         log.warning(
-            "%s of %s samples have no label (-1), such as %s%s",
+            "%s of %s samples have no label (%s), such as %s%s",
             f"{len(missing):,}",
             f"{samples:,}",
+            "-1" if classes else "NaN" if table.labels.ndim == 1 else "zeros",
             printable(missing[0]),
             why,
         )
@@ -124,7 +127,8 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
         The source cannot be listed, or does not fit the request.
     """
     began = time.perf_counter()
-    listing = source.list(tick, index=_kept_index(store, source))
+    name = _index_name(request, source)
+    listing = source.list(tick, index=store.get(name) if name else None)
     recipe, code = with_recorded_code(store, _with_current_variants(request.recipe, store))
     table = listing.table
     if isinstance(source, DatasetSource):
@@ -149,31 +153,36 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
         fetches_labels,
         seconds,
         left_out=listing.left_out,
-        notes=listing.notes,
-        index=(source.index_name, listing.index) if listing.index is not None else None,
+        notes=(*listing.notes, *_label_notes(table.labels)),
+        index=(name, listing.index) if listing.index is not None else None,
     )
 
 
-def _index_object(name: str) -> str:
-    return f"{LISTINGS_FOLDER}/{name}.parquet"
+def _label_notes(labels: np.ndarray) -> list[str]:
+    """Describe labels that are no class numbers."""
+    if labels.ndim == 2:
+        return [f"Labels are multi-hot: several of {labels.shape[1]:,} classes for each sample"]
+    return [] if are_classes(labels) else ["Labels are numbers: float32, NaN for none"]
 
 
-def _kept_index(store: Folder, source: Source) -> bytes | None:
-    """Return the index of the last listing of a source, if it has one and a build kept it."""
-    return store.get(_index_object(source.index_name)) if source.index_name else None
+def _index_name(request: Request, source: Source) -> str:
+    """Return the name in the store of the index of a source; empty if it has none."""
+    prefix = listing_prefix(recordable_source(request.source))
+    return f"{LISTINGS_FOLDER}/{prefix}{source.index_name}.parquet" if source.index_name else ""
 
 
-def forget_index(store: Folder, source: Source) -> None:
+def forget_index(request: Request, store: Folder, source: Source) -> None:
     """Remove the kept index of a source, so that the next listing reads all containers."""
-    if source.index_name:
-        store.remove(_index_object(source.index_name))
+    if name := _index_name(request, source):
+        store.remove(name)
 
 
-def with_locations(store: Folder, source: Source, table: RowTable) -> RowTable:
+def with_locations(request: Request, store: Folder, source: Source, table: RowTable) -> RowTable:
     """Give the rows of a version the locations that their samples have now, if these have any."""
-    if not source.index_name:
+    name = _index_name(request, source)
+    if not name:
         return table
-    listed = source.list(lambda count: None, index=_kept_index(store, source)).table
+    listed = source.list(lambda count: None, index=store.get(name)).table
     known = dict(zip(listed.keys, listed.locations, strict=True))
     return replace(table, locations=[known.get(key, "") for key in table.keys])
 
@@ -234,7 +243,7 @@ def _labelled(request: Request, source: Source, table: RowTable) -> RowTable:
         )
     if request.classes is None or frozen is None:
         return table
-    if source.labels_with_samples and (table.labels < 0).all():
+    if source.labels_with_samples and not has_label(table.labels).any():
         raise SourceError(
             f"--classes {shown(request.classes)} numbers labels before samples are fetched, and "
             f"{shown(request.source)} has no targets; give it targets, or --labels"

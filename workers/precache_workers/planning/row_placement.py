@@ -9,6 +9,7 @@ import numpy as np
 
 from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
+from precache.store.labels import no_labels
 from precache.store.layout import RowShape
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import REMOVED, RowTable, read_contents
@@ -209,12 +210,14 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
     added = order_rows(listing.take(np.fromiter(new.values(), np.int64, len(new))), keep_order)
     keys = list(parent.keys)
     etags = ["" if row in removed else etag for row, etag in enumerate(placed.etags)]
+    labels = placed.labels.copy()
+    labels[blank] = no_labels(int(blank.sum()), labels)
     return RowTable(
         keys + list(added.keys),
         np.concatenate([np.where(blank, -1, placed.sizes), added.sizes]),
         np.concatenate([np.where(blank, -1, placed.mtimes), added.mtimes]),
         etags + list(added.etags),
-        np.concatenate([np.where(blank, -1, placed.labels), added.labels]),
+        np.concatenate([labels, added.labels]),
         listing.classes,
         removed,
         [*placed.locations, *added.locations],

@@ -39,7 +39,8 @@ from precache_workers.sources.parquet_tables import (
     choose_columns,
     columns_note,
     damaged,
-    is_number,
+    label_kind,
+    labels_of,
     name_rows,
     texts_of,
 )
@@ -76,7 +77,7 @@ class ArrowFormat:
                     chosen = choose_columns(schema, self.columns, where)
                     members.classes = chosen.classes
                     if chosen.label is not None:
-                        members.numbered = is_number(schema.field(chosen.label).type)
+                        members.kind = label_kind(schema.field(chosen.label).type)
                     members.notes[columns_note(chosen)] += 1
                 elif message.kind == _BATCH and chosen is not None:
                     rows = _rows(folder, file.name, message, schema, chosen, self.columns.key)
@@ -288,7 +289,7 @@ def _rows(
     starts = np.where(present, message.body + buffers[images][0] + offsets[:-1], -1)
     sizes = np.where(present, np.diff(offsets), -1)
     empty = [""] * len(column)
-    labels = empty if chosen.label is None else texts_of(batch.column(chosen.label), chosen.label)
+    labels = empty if chosen.label is None else labels_of(batch.column(chosen.label), chosen.label)
     if key is not None:
         names = texts_of(batch.column(key), key)
     else:

@@ -43,6 +43,7 @@ from precache_workers.sources.base import (
     require_utf8,
 )
 from precache_workers.sources.container_names import Containers
+from precache_workers.sources.labels import Kind, encode_labels, joined
 
 UNIT_BYTES = 1 << 20
 """Bytes of neighbours that are read at once; with more, rows of sorted containers mix less."""
@@ -58,7 +59,7 @@ _INDEXED = TypeAdapter(
         tuple[
             str, int, int, str, NonNegativeInt,
             tuple[
-                bool | None, tuple[str, ...], NonNegativeInt,
+                Kind | None, tuple[str, ...], NonNegativeInt,
                 dict[str, NonNegativeInt], dict[str, NonNegativeInt],
             ],
         ]
@@ -84,9 +85,9 @@ class Members:
     Attributes
     ----------
     labels
-        Class names, or class numbers as text; empty for none.
-    numbered
-        Labels are class numbers; None if there are none.
+        As text; empty for none.
+    kind
+        Kind of the labels; None if there are none.
     classes
         Names of all classes by number, if the container has them.
     ignored, left_out
@@ -101,7 +102,7 @@ class Members:
     etags: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)
-    numbered: bool | None = None
+    kind: Kind | None = None
     classes: tuple[str, ...] = ()
     ignored: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
@@ -397,33 +398,19 @@ def row_table(
     listed: Sequence[tuple[FileInfo, Members]], whole: Members, source: object
 ) -> RowTable:
     """Number the labels of the members of all containers, and return them as a table."""
-    labelled = [(file, members) for file, members in listed if members.numbered is not None]
-    kinds = {(members.numbered, members.classes) for _, members in labelled}
-    if len(kinds) > 1:
-        one, other = (
-            next(file.name for file, m in labelled if (m.numbered, m.classes) == kind)
-            for kind in list(kinds)[:2]
-        )
+    kinds: dict[tuple[Kind, tuple[str, ...]], str] = {}
+    for file, members in listed:
+        if members.kind is not None:
+            kinds.setdefault((members.kind, members.classes), file.name)
+    kind = joined(kind for kind, _ in kinds) if kinds else None
+    if kinds and (kind is None or len({classes for _, classes in kinds}) > 1):
+        (one, first), (other, second) = list(kinds.items())[:2]
         raise SourceError(
-            f"labels of {printable(one)} and {printable(other)} in {source} are not of one kind "
-            "(names or numbers), or have other class names; make them alike"
+            f"labels of {printable(first)} and {printable(second)} in {source} are not of one kind "
+            f"({one[0]}, {other[0]}), or have other class names; make them alike"
         )
-    numbered, classes = next(iter(kinds), (False, ()))
-    if numbered:
-        given = [int(text or -1) for text in whole.labels]
-        if max(given) >= 1 << 63:
-            raise SourceError(f"{source} has the class number {max(given)}, which is too large")
-        labels = np.array(given, np.int64)
-        if labels.min() < -1 or (classes and labels.max() >= len(classes)):
-            wrong = int(labels.min() if labels.min() < -1 else labels.max())
-            raise SourceError(
-                f"{source} has the class number {wrong}; they are from -1, for none, up"
-                + (f" to {len(classes) - 1}, as it names {len(classes)} classes" if classes else "")
-            )
-    else:
-        classes = tuple(sorted(set(whole.labels) - {""}))
-        numbers = {name: number for number, name in enumerate(classes)} | {"": -1}
-        labels = np.fromiter(map(numbers.__getitem__, whole.labels), np.int64, len(whole.keys))
+    names = next((classes for _, classes in kinds), ())
+    labels, classes = encode_labels(whole.labels, kind, names, whole.keys, str(source))
     sizes, mtimes = np.array(whole.sizes, np.int64), np.array(whole.mtimes, np.int64)
     return RowTable(
         whole.keys, sizes, mtimes, whole.etags, labels, classes, locations=whole.locations
@@ -441,7 +428,7 @@ def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
     described = [
         [
             *file, len(members.keys),
-            [members.numbered, members.classes, members.ignored, members.left_out, members.notes],
+            [members.kind, members.classes, members.ignored, members.left_out, members.notes],
         ]
         for file, members in listed
     ]  # fmt: skip
@@ -480,7 +467,7 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
             return {}
         known, start = {}, 0
         for name, size, mtime, etag, count, rest in containers:
-            numbered, classes, ignored, *counts = rest
+            kind, classes, ignored, *counts = rest
             part = table.slice(start, count)
             start += count
             members = Members(
@@ -490,15 +477,15 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
                 part["etag"].to_pylist(),
                 part["label"].to_pylist(),
                 part["location"].to_pylist(),
-                numbered,
+                kind,
                 classes,
                 ignored,
                 *map(Counter, counts),
             )
             if not all(location.startswith(f"{name}#") for location in members.locations):
                 return {}
-            if numbered and max(int(label or -1) for label in members.labels) >= 1 << 63:
-                return {}
+            if members.keys:  # a wrong label of an index must not be one of the source
+                encode_labels(members.labels, kind, classes, members.keys, name)
             known[name, size, mtime, etag] = members
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
         return {}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from precache.errors import FetchError
+from precache.store.labels import are_classes
 from precache.store.row_table import RowTable
 from precache_workers.sources.base import Fetched, Listing, Sample, Source
 
@@ -44,14 +45,29 @@ def _check_table(table: RowTable) -> None:
     count = len(table)
     _require(len(set(table.keys)) == count, "keys name one sample each")
     _require(all(table.keys), "no key is empty")
-    for name in ("sizes", "mtimes", "labels"):
+    numbers = ("sizes", "mtimes", *(["labels"] if are_classes(table.labels) else []))
+    for name in numbers:
         column = getattr(table, name)
         _require(column.shape == (count,) and column.dtype == np.int64, f"{name} are int64")
         _require(bool((column >= -1).all()), f"{name} are -1 where unknown, and never below")
     _require(len(table.etags) == count, "each sample has an etag, which may be empty")
     _require(len(table.locations) in (0, count), "all samples have a location, or none has")
-    known = not table.classes or table.labels.max() < len(table.classes)
-    _require(known, "each label has a class, if classes have names")
+    _check_labels(table.labels, len(table), len(table.classes))
+
+
+def _check_labels(labels: np.ndarray, count: int, classes: int) -> None:
+    kinds = (
+        "class numbers are (rows,) int64, numbers (rows,) float32, multi-hot (rows, classes) uint8"
+    )
+    if labels.ndim == 2:
+        right = len(labels) == count and labels.dtype == np.uint8 and bool((labels <= 1).all())
+        _require(right and classes in (0, labels.shape[1]), kinds)
+    elif are_classes(labels):
+        known = not classes or labels.max() < classes
+        _require(bool(known), "each label has a class, if classes have names")
+    else:
+        right = labels.shape == (count,) and labels.dtype == np.float32
+        _require(right and not np.isinf(labels).any(), kinds)
 
 
 def _check_index(source: Source, listing: Listing) -> None:

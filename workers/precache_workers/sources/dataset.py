@@ -15,9 +15,11 @@ import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError
 from precache.storage.base import Folder
+from precache.store.labels import are_classes
 from precache.store.row_table import RowTable
 from precache_workers.runtime.time_limit import FETCHING, notes
 from precache_workers.sources.base import Fetched, Listing, Sample, Tick
+from precache_workers.sources.labels import Kind, encode_labels, joined, label_of
 from precache_workers.sources.user_code import load_object
 
 
@@ -49,9 +51,12 @@ class DatasetSource:
 
     @property
     def labels_with_samples(self) -> bool:
-        """False if it has fingerprints and `targets`: then rows can be reused unseen."""
+        """False if `targets` tell all: with fingerprints, or where they are no class numbers."""
         dataset = _dataset(self.factory, self.code)
-        return not (hasattr(dataset, "fingerprint") and hasattr(dataset, "targets"))
+        if getattr(dataset, "targets", None) is None:
+            return True
+        labels, _ = _labels(dataset.targets, (), len(dataset))
+        return are_classes(labels) and not hasattr(dataset, "fingerprint")
 
     @property
     def fetch_threads(self) -> int:
@@ -79,10 +84,10 @@ class DatasetSource:
         if not count:
             raise SourceError(f"the dataset of {self.factory} is empty")
         tick(count)
-        targets = getattr(dataset, "targets", None)
-        labels = np.full(count, -1, np.int64) if targets is None else _labels(targets, count)
         unknown = np.full(count, -1, np.int64)
-        classes = tuple(map(str, getattr(dataset, "classes", ())))
+        labels, classes = unknown, tuple(map(str, getattr(dataset, "classes", ())))
+        if getattr(dataset, "targets", None) is not None:
+            labels, classes = _labels(dataset.targets, classes, count)
         keys = list(_indices(dataset, self.factory))
         etags = [self.etag] * count
         if hasattr(dataset, "fingerprint"):
@@ -96,6 +101,7 @@ class DatasetSource:
         dataset = _dataset(self.factory, self.code)
         self._count(dataset)
         indices = _indices(dataset, self.factory)
+        known = getattr(dataset, "targets", None) is not None
         fetched: list[Fetched] = []
         for key in keys:
             if key not in indices:
@@ -104,7 +110,7 @@ class DatasetSource:
                 continue
             notes().begin(FETCHING, key)
             try:
-                fetched.append(_dataset_sample(dataset[indices[key]]))
+                fetched.append(_dataset_sample(dataset[indices[key]], known=known))
             except MemoryError:
                 fetched.append(SampleError("making it takes more memory than there is"))
             except (Exception, SystemExit) as error:
@@ -184,18 +190,38 @@ def _dataset(factory: str, code: str) -> Any:
         return held[1]
 
 
-def _labels(targets: Any, count: int) -> np.ndarray:
-    labels = np.asarray(targets)
-    whole = labels.shape == (count,) and labels.dtype.kind in "iub"
-    if not whole or labels.min() < -1:
+def _labels(targets: Any, classes: Sequence[str], count: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the labels of a row table from the `targets` of a dataset, and names of classes."""
+    try:
+        labels = np.asarray(targets)
+    except ValueError:  # lists of different lengths
+        labels = np.empty((), object)
+    if labels.shape == (count,) and labels.dtype.kind in "iub" and labels.min() >= -1:
+        return labels.astype(np.int64), tuple(classes)
+    if labels.shape == (count,) and labels.dtype.kind == "f":
+        texts = [label_of(float(number)) for number in labels]
+    elif len(targets) == count and labels.ndim != 1:
+        texts = [_text(row, some) for row, some in enumerate(labels.tolist() or targets)]
+    else:
         raise SourceError(
             f"the dataset's targets are {labels.dtype} {labels.shape}; they are to be {count} "
-            "whole numbers from -1 up, one for each sample"
+            "labels, one for each sample: whole numbers from -1 up, numbers with a fraction, or "
+            "lists of classes"
         )
-    return labels.astype(np.int64)
+    kind = joined({kind for _, kind in texts if kind} or {"values"})
+    keys = [f"number {row}" for row in range(count)]
+    return encode_labels([text for text, _ in texts], kind, classes, keys, "the dataset's targets")
 
 
-def _number(label: Any) -> int | None:
+def _text(row: int, some: Any) -> tuple[str, Kind | None]:
+    try:
+        return label_of(list(some))
+    except (TypeError, ValueError) as error:
+        raise SourceError(f"the dataset's target of sample {row} {error}") from None
+
+
+def _number(label: Any, *, known: bool) -> int | None:
+    """Return the label that came with a sample; None if it has none, or if `targets` have it."""
     if label is None or np.ndim(label):
         return None
     try:
@@ -203,12 +229,16 @@ def _number(label: Any) -> int | None:
         whole = number == label and number >= -1
     except (TypeError, ValueError):
         whole = False
-    if not whole:
-        raise SourceError(f"a sample's label is {label!r}; a Dataset's are numbers from -1 up")
-    return number
+    if not whole and not known:
+        raise SourceError(
+            f"a sample's label is {label!r}; one that comes with a sample is a class number from "
+            "-1 up. Give the dataset an attribute `targets` with the labels of all samples, which "
+            "may be of any kind"
+        )
+    return number if whole else None
 
 
-def _dataset_sample(item: Any) -> Sample:
+def _dataset_sample(item: Any, *, known: bool) -> Sample:
     inputs: dict[str | int, Any]
     if isinstance(item, Mapping):
         label = next((item[n] for n in ("label", "target") if n in item), None)
@@ -227,4 +257,4 @@ def _dataset_sample(item: Any) -> Sample:
             digest.update(repr(value).encode() if array.dtype.hasobject else array.tobytes())
         else:
             digest.update(repr(value).encode())
-    return Sample(inputs, _number(label), digest.hexdigest())
+    return Sample(inputs, _number(label, known=known), digest.hexdigest())

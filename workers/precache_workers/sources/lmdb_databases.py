@@ -1,9 +1,9 @@
 """LMDB databases of encoded images by key.
 
 A value is a sample if its key ends as an image does, or if it begins as one. Its label is the text
-of the key ``label-N`` beside ``image-N``, as data sets of text recognition have them, or a class
-number or name under the key with the suffix ``.cls`` instead of its own; without any of these in a
-database it is the first folder of the key.
+of the key ``label-N`` beside ``image-N``, as data sets of text recognition have them, or under the
+key with the suffix ``.cls`` instead of its own, of any kind that `infer_kind` knows; without any of
+these in a database it is the first folder of the key.
 
 A value has neither time nor checksum: its identity is that of its file, so that after a change all
 are compared by content. LMDB maps its file and believes what is in it: only one that is shorter
@@ -35,6 +35,7 @@ from precache_workers.sources.containers import (
     member_key,
     too_large,
 )
+from precache_workers.sources.labels import infer_kind
 
 UNIT_SAMPLES = 64
 """Neighbours by key that are read at once."""
@@ -42,7 +43,6 @@ UNIT_SAMPLES = 64
 MOST_LABEL = 4096
 
 _NUMBERED = re.compile(r"image(-\d+)")
-_NUMBER = re.compile(r"-1|[0-9]{1,18}")
 _lock = threading.Lock()
 """A process must not open a database twice."""
 
@@ -75,9 +75,10 @@ class LMDBFormat:
                     members.add(key, location, size=len(value), mtime=-1, etag=etag, label="")
         for row, key in enumerate(members.keys):
             members.labels[row] = _label_of(key[len(file.name) + 1 :], labels)
-        texts = set(members.labels) - {""}
-        if texts:
-            members.numbered = bool(labels) and all(map(_NUMBER.fullmatch, texts))
+        if labels:
+            members.kind = infer_kind(members.labels, members.keys, where)
+        elif any(members.labels):
+            members.kind = "names"
         return members
 
     def read(

@@ -17,7 +17,6 @@ import io
 import json
 import math
 import os
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -47,6 +46,7 @@ from precache_workers.sources.container_names import REQUESTS, Containers
 from precache_workers.sources.containers import Members, notes_of, require_unique, row_table
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.labels import infer_kind
 from precache_workers.sources.parquet_tables import LABEL_NAMES, LISTED_ROWS, damaged, open_table
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -62,9 +62,6 @@ FEW = 64
 """Files of a bucket that are looked at one by one; for more, their folder is listed."""
 
 LONGEST_LINE = 1 << 20
-
-_NUMBER = re.compile(r"-1|[0-9]{1,18}")
-_FRACTION = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.?[0-9]+)([eE][-+]?[0-9]+)?")
 
 Row = Mapping[str, Any]
 
@@ -117,7 +114,8 @@ class ManifestSource:
                 members.keys.append(row[0])
                 members.locations.append(row[1])
                 members.labels.append(row[2])
-            _number_labels(members, self.folder.path(file.name))
+            where = self.folder.path(file.name)
+            members.kind = infer_kind(members.labels, members.keys, where)
             listed.append((file, members))
             for name in ("keys", "locations", "labels"):
                 getattr(whole, name).extend(getattr(members, name))
@@ -158,7 +156,7 @@ class ManifestSource:
                 if key is None or key == "":
                     raise SourceError(f"{line} has no {chosen.key}, which is to name its sample")
                 location = self._location(uri, file.name, line)
-                yield str(key), location, _label(label, chosen.label, line)
+                yield str(key), location, _text(label, chosen.label, line)
 
     def _location(self, uri: str, name: str, where: str) -> str:
         """Return a URL, an absolute path, or a path below the folder of the tables."""
@@ -308,30 +306,24 @@ def _root(location: str) -> str:
     return "/" if location.startswith("/") else ""
 
 
-def _label(value: Any, column: str | None, where: str) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value.strip()
-    if isinstance(value, int):
-        return str(int(value))
+def _text(value: Any, column: str | None, where: str) -> str:
+    """Return a label as text, of a list as JSON; its kind follows from all labels of a table."""
+    match value:
+        case None:
+            return ""
+        case str():
+            return value.strip()
+        case bool():
+            return str(int(value))
+        case int() | float():
+            return repr(value)
+        case list():
+            with contextlib.suppress(TypeError):
+                return json.dumps(value)
     raise SourceError(
-        f"{where}: {column} is {printable(repr(value)[:60])}; a label is a class number or name. "
-        "Several labels, and numbers with a fraction, cannot be stored yet"
+        f"{where}: {column} is {printable(repr(value)[:60])}; a label is a class, a number, or a "
+        "list of classes"
     )
-
-
-def _number_labels(members: Members, where: str) -> None:
-    """Find out whether the labels of a table are class numbers."""
-    texts = set(members.labels) - {""}
-    if not texts:
-        return
-    members.numbered = all(map(_NUMBER.fullmatch, texts))
-    if not members.numbered and all(map(_FRACTION.fullmatch, texts)):
-        raise SourceError(
-            f"{where} has labels such as {min(texts, key=len)}; a label is a class number from -1 "
-            "up or a name. Numbers with a fraction cannot be stored yet"
-        )
 
 
 def _parsed(

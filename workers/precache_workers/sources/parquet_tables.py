@@ -36,13 +36,15 @@ from precache_workers.sources.containers import (
     too_large,
 )
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file
+from precache_workers.sources.labels import Kind, label_of
 
 IMAGE_NAMES = ("image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content")
 LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "cls", "category")
 """Names of columns, the first of which a file has being taken."""
 
-LISTED_ROWS, READ_ROWS, READ_BYTES = 8192, 32, 16 << 20
-"""Rows that are decoded at a time, of labels and of images, and bytes of these."""
+LISTED_ROWS, LISTED_LISTS = 8192, 128
+"""Rows of which labels and names are decoded at a time; of labels that are lists fewer, as a page
+may have a long one for all of its rows."""
 
 MOST_TEXT = 4096
 """Characters of a key, a path or a label."""
@@ -89,15 +91,17 @@ class ParquetFormat:
             chosen = choose_columns(table.schema_arrow, self.columns, where)
             members = Members(classes=chosen.classes)
             if chosen.label is not None:
-                members.numbered = is_number(table.schema_arrow.field(chosen.label).type)
+                members.kind = label_kind(table.schema_arrow.field(chosen.label).type)
             members.notes[columns_note(chosen)] += 1
             keys = _Names(self.columns.key, chosen)
             etag = container_etag(file)
             units = _units(table, chosen, file.size)
-            table = open_table(stream, table.metadata, keys.columns(chosen.label))
+            several = members.kind in ("several names", "several numbers")
+            flat, at_once = (None, LISTED_LISTS) if several else (chosen.label, LISTED_ROWS)
+            table = open_table(stream, table.metadata, keys.columns(flat))
             for group in range(table.num_row_groups):
                 place = 0
-                for names, labels in keys.read(table, group, chosen.label):
+                for names, labels in keys.read(table, group, chosen.label, at_once):
                     if time.monotonic() > until:
                         raise TimeUpError
                     for name, label in zip(names, labels, strict=True):
@@ -234,20 +238,22 @@ def _require_rows(table: Any, group: int, rows: int, where: str) -> None:
 def _images(
     table: Any, group: int, chosen: ChosenColumns, rows: set[int], most_bytes: int
 ) -> Iterator[tuple[int, Fetched]]:
-    """Read images of a row group, up to the last one that is wanted."""
-    row, last = 0, max(rows)
-    at_once = max(1, min(READ_ROWS, READ_BYTES // _row_bytes(table, [group], chosen)))
-    batches = table.iter_batches(at_once, [group], [chosen.image_leaf], use_threads=False)
-    for batch in batches:
+    """Read images of a row group, up to the last one that is wanted.
+
+    Each row is decoded alone, and equal images are held once: a page may have one large image for
+    thousands of rows.
+    """
+    last, known = max(rows), dict[str, Sample]()
+    batches = table.iter_batches(1, [group], [chosen.image_leaf], use_threads=False)
+    for row, batch in enumerate(batches):
         notes().advance()  # row groups may be large, and networks slow
-        column = batch.column(0)
-        if chosen.struct:
-            column = column.field(0)
-        for number in range(len(column)):
-            if row + number in rows:
-                yield row + number, _sample(column[number].as_py(), most_bytes)
-        row += len(column)
-        if row > last:
+        if row in rows:
+            column = batch.column(0).field(0) if chosen.struct else batch.column(0)
+            sample = _sample(column[0].as_py(), most_bytes)
+            if isinstance(sample, Sample):
+                sample = known.setdefault(sample.content, sample)
+            yield row, sample
+        if row == last:
             return
 
 
@@ -272,19 +278,19 @@ class _Names:
         return [name for name in (self._key, label) if name is not None]
 
     def read(
-        self, table: Any, group: int, label: str | None
+        self, table: Any, group: int, label: str | None, at_once: int
     ) -> Iterator[tuple[list[str], list[str]]]:
         columns = self.columns(label)
         if not columns:
             rows = table.metadata.row_group(group).num_rows
             yield [""] * rows, [""] * rows
             return
-        for batch in table.iter_batches(LISTED_ROWS, [group], columns, use_threads=False):
+        for batch in table.iter_batches(at_once, [group], columns, use_threads=False):
             names = labels = [""] * len(batch)
             if self._key is not None:
                 names = texts_of(_leaf(batch, self._key), self._key)
             if label is not None:
-                labels = texts_of(batch.column(label), label)
+                labels = labels_of(batch.column(label), label)
             yield names, labels
 
 
@@ -296,8 +302,48 @@ def _leaf(batch: Any, name: str) -> Any:
     return batch.column(outer).field(inner)
 
 
+def labels_of(column: Any, name: str) -> list[str]:
+    """Return labels as text, empty where there is none.
+
+    Raises
+    ------
+    SourceError
+        Some are no labels.
+    """
+    kind = label_kind(column.type)
+    if kind in ("names", "numbers"):
+        return texts_of(column, name)
+    values = column.to_pylist()
+    if kind == "values":
+        return ["" if value is None else label_of(float(value))[0] for value in values]
+    labels = []
+    for row, value in enumerate(values):
+        try:
+            labels.append(label_of(value)[0])
+        except ValueError as error:
+            key = f"value {row} of {len(values)} that were read at once"
+            raise SourceError(f"its column {name}, {key}, {error}") from None
+    return labels
+
+
+def label_kind(kind: Any) -> Kind | None:
+    """Return the kind of the labels that a column of a type has; None if it can have none."""
+    import pyarrow as pa
+
+    if is_number(kind):
+        return "numbers"
+    if _is_text(kind):
+        return "names"
+    if pa.types.is_floating(kind):
+        return "values"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = label_kind(kind.value_type)
+        return "several names" if inner == "names" else inner and "several numbers"
+    return None
+
+
 def texts_of(column: Any, name: str) -> list[str]:
-    """Return keys or labels as text, empty where there is none."""
+    """Return keys, or labels of one class, as text, empty where there is none."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -369,8 +415,14 @@ def choose_columns(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     struct = bool(pa.types.is_struct(kind))
     parts = [kind.field(number).name for number in range(kind.num_fields)] if struct else []
     label = columns.label or _guess_label(schema, features)
+    if label is not None and label_kind(schema.field(label).type) is None:
+        raise SourceError(
+            f"{where}: its column {label} has values of type {schema.field(label).type}; a label "
+            "is a class, a number, or a list of classes"
+        )
     named = features.get(label or "", {})
-    names = named.get("names") if named.get("_type") == "ClassLabel" else None
+    named = named.get("feature", named)  # of a list
+    names = named.get("names") if _is_class(named) else None
     classes = tuple(map(str, names)) if isinstance(names, list) else ()
     paths = "path" in parts and _is_text(kind.field("path").type)
     return ChosenColumns(image, struct, label, classes, paths)
@@ -406,16 +458,18 @@ def _guess_image(schema: Any, features: dict[str, dict[str, Any]], where: str) -
 
 
 def _guess_label(schema: Any, features: dict[str, dict[str, Any]]) -> str | None:
-    declared = [
-        name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"
-    ]
+    declared = [name for name in schema.names if _is_class(features.get(name))]
     able = [
         name
         for name in LABEL_NAMES
-        if name in schema.names
-        and (is_number(schema.field(name).type) or _is_text(schema.field(name).type))
+        if name in schema.names and label_kind(schema.field(name).type) is not None
     ]
     return next(iter([*declared[:1], *able]), None)
+
+
+def _is_class(feature: Any) -> bool:
+    """Return True for what Hugging Face's metadata says of a class."""
+    return isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
 
 
 def columns_note(chosen: ChosenColumns) -> str:

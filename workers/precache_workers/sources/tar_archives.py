@@ -1,8 +1,8 @@
 """Tar archives, as WebDataset writes them: members that share a stem are one sample.
 
 The images of a stem are the inputs of its sample, named by their suffixes where there are several.
-The label is the text of its ``.cls`` member, a class number or name; without any in an archive it
-is the first folder of the stem. A sample's key is the name of its first image.
+The label is the text of its ``.cls`` member, of any kind that `infer_kind` knows; without any in an
+archive it is the first folder of the stem. A sample's key is the name of its first image.
 
 The identity of a sample is its size and the time in the headers of its images. A time that several
 samples of an archive have says nothing, as some writers set it: then it is the archive's own, so
@@ -36,6 +36,7 @@ from precache_workers.sources.containers import (
     member_key,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts
+from precache_workers.sources.labels import infer_kind
 
 BLOCK = tarfile.BLOCKSIZE
 
@@ -47,8 +48,6 @@ MOST_LABEL = 4096
 
 MOST_TIME = (1 << 63) - 1
 """Nanoseconds since 1970 that a row table holds."""
-
-_NUMBER = re.compile(r"-1|[0-9]{1,18}")
 
 
 class _Member(NamedTuple):
@@ -210,9 +209,10 @@ class _Samples:
             time_ns = -1 if etag else mtime
             location = f"{self._file.name}#{unit}\t{places}"
             members.add(key, location, size=size, mtime=time_ns, etag=etag, label=label)
-        texts = set(members.labels) - {""}
-        if texts:
-            members.numbered = bool(self._labels) and all(map(_NUMBER.fullmatch, texts))
+        if self._labels:
+            members.kind = infer_kind(members.labels, members.keys, self._file.name)
+        elif any(members.labels):
+            members.kind = "names"
         alone = len(self._labels.keys() - used)
         if alone:
             members.notes["{count} .cls members of tar archives have no image beside them"] += alone

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import xxhash
 
 from precache.errors import SampleError, SourceError
 from precache.messages import did_you_mean, first_ones, printable
+from precache.store.labels import MOST_CLASSES
 from precache_workers.sources.base import Columns, Fetched, Sample, starts_as_image
 from precache_workers.sources.containers import Members
+from precache_workers.sources.labels import Kind, joined, label_of
 
 IMAGE_NAMES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")
 LABEL_NAMES = ("image/class/label", "label", "labels", "class", "target", "image/class/text")
 """Names of features, the first of which an example has being taken."""
-
-MOST_LABEL = 4096
-"""Bytes of a label or key."""
 
 _BYTES, _FLOATS, _NUMBERS = 1, 2, 3
 
@@ -38,8 +39,8 @@ class Parts:
 
     Attributes
     ----------
-    numbered
-        The label is a class number; None if there is none.
+    kind
+        Kind of the label; None if there is none.
     image_name, label_name
         The features taken; empty where a record is the image itself.
     """
@@ -47,7 +48,7 @@ class Parts:
     image: bytes | memoryview = b""
     label: str = ""
     key: str = ""
-    numbered: bool | None = None
+    kind: Kind | None = None
     image_name: str = ""
     label_name: str = ""
 
@@ -77,13 +78,15 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
                 f"{_names(features)}"
             )
     image_name = columns.image or _guess_image(features)
-    images = _values(image_name, features, _BYTES)
+    images = _values(image_name, features)
     if len(images) != 1:
         raise ValueError(f"its feature {image_name!r} has {len(images)} images")
     label_name = columns.label or next((name for name in LABEL_NAMES if name in features), "")
-    label, numbered = _text(label_name, features) if label_name else ("", None)
-    key, _ = _text(columns.key, features) if columns.key else ("", None)
-    return Parts(images[0], label, key, numbered, image_name, label_name)
+    label, kind = _label(label_name, features) if label_name else ("", None)
+    key, key_kind = _label(columns.key, features) if columns.key else ("", None)
+    if key_kind not in (None, "names", "numbers"):
+        raise ValueError(f"its feature {columns.key!r} is {printable(key[:60])}; a key is one text")
+    return Parts(images[0], label, key, kind, image_name, label_name)
 
 
 def sample_of(record: bytes, columns: Columns) -> Fetched:
@@ -103,13 +106,14 @@ def add_parts(members: Members, parts: Parts, where: str, location: str, etag: s
     SourceError
         Its label is of another kind than those before it.
     """
-    if parts.numbered is not None:
-        if members.numbered not in (None, parts.numbered):
+    if parts.kind is not None:
+        kind = joined([parts.kind, members.kind or parts.kind])
+        if kind is None:
             raise SourceError(
-                f"{where} has labels that are numbers and labels that are text "
+                f"{where} has labels that are {members.kind} and labels that are {parts.kind} "
                 f"({printable(parts.label)}); choose one feature by --label-column"
             )
-        members.numbered = parts.numbered
+        members.kind = kind
     if not members.keys:
         members.notes[parts.note] += 1
     size = len(parts.image)
@@ -118,9 +122,7 @@ def add_parts(members: Members, parts: Parts, where: str, location: str, etag: s
 
 def _guess_image(features: Features) -> str:
     able = [name for name, (kind, _) in features.items() if kind == _BYTES]
-    images = [
-        name for name in able if any(map(starts_as_image, _values(name, features, _BYTES)[:1]))
-    ]
+    images = [name for name in able if any(map(starts_as_image, _values(name, features)[:1]))]
     candidates = [name for name in IMAGE_NAMES if name in able][:1] or images
     if not candidates:
         raise ValueError(f"it has no feature with an encoded image; it has {_names(features)}")
@@ -135,17 +137,21 @@ def _names(features: Features) -> str:
     return first_ones([printable(repr(name)) for name in features]) or "none"
 
 
-def _text(name: str, features: Features) -> tuple[str, bool]:
-    """Return a label or key as text, and whether it is a number."""
-    kind, _ = features[name]
+def _label(name: str, features: Features) -> tuple[str, Kind | None]:
+    """Return a label or key as text, and its kind."""
+    kind, data = features[name]
+    values: list[Any]
     if kind == _FLOATS:
-        raise ValueError(f"its feature {name!r} has numbers with a fraction; they are no class")
-    values = _values(name, features, kind)
-    if len(values) != 1 or len(values[0]) > MOST_LABEL:
-        raise ValueError(f"its feature {name!r} has {len(values)} values, or a long one")
-    if kind == _BYTES:
-        return bytes(values[0]).decode(), False
-    return str(int.from_bytes(values[0], "little", signed=True)), True
+        packed = b"".join(bytes(value) for _, value in _fields(data, 1))
+        values = np.frombuffer(packed, "<f4").tolist()
+    elif kind == _NUMBERS:
+        values = _numbers(data)
+    else:
+        values = [bytes(value).decode() for value in _values(name, features)]
+    try:
+        return label_of(values[0] if len(values) == 1 else values)
+    except ValueError as error:
+        raise ValueError(f"its feature {name!r} {error}") from None
 
 
 # --- encoding -----------------------------------------------------------------------------------
@@ -165,19 +171,23 @@ def _features(data: memoryview) -> Features:
     return features
 
 
-def _values(name: str, features: Features, kind: int) -> Sequence[memoryview]:
-    """Return the values of a list; numbers as 8 bytes."""
+def _values(name: str, features: Features) -> Sequence[memoryview]:
+    """Return the values of a list of bytes."""
     held, data = features[name]
-    if held != kind:
+    if held != _BYTES:
         raise ValueError(f"its feature {name!r} has no bytes; an image is a feature of bytes")
-    if kind == _BYTES:
-        return [value for _, value in _fields(data, 1)]
-    numbers: list[memoryview] = []
+    return [value for _, value in _fields(data, 1)]
+
+
+def _numbers(data: memoryview) -> list[int]:
+    """Return the values of a list of numbers, as far as they may be labels."""
+    numbers: list[int] = []
     for _, value in _fields(data, 1):
         place = 0
-        while place < len(value) and len(numbers) < 2:  # more are refused
+        while place < len(value) and len(numbers) <= MOST_CLASSES:
             number, place = _varint(value, place)
-            numbers.append(memoryview((number & (2**64 - 1)).to_bytes(8, "little")))
+            number &= 2**64 - 1
+            numbers.append(number - 2**64 if number >> 63 else number)
     return numbers
 
 

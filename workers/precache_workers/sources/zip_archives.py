@@ -101,7 +101,7 @@ class ZipFormat:
                 etag=f"crc32:{entry.crc:08x}",
                 label=label if slash else "",
             )
-        members.numbered = False if any(members.labels) else None
+        members.kind = "names" if any(members.labels) else None
         return members
 
     def read(

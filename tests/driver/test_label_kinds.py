@@ -1,0 +1,334 @@
+"""Labels that are numbers or several classes, from the build to the batches of a training run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+import precache
+from precache.errors import SourceError, StoreError, UsageError
+from precache.viewer.search import Catalogue, Query
+from tests.support.building import cut, encoded, pixels, write
+
+RECIPE = precache.Recipe.image(resize=40, crop=32)
+NUMBERS = [0.5, None, -2.0, 0.001, 3.5, 4.0, 5.5, 6.0]
+SEVERAL = [["cat", "dog"], [], ["ant"], ["dog"], ["cat"], ["ant"], ["cat"], ["dog"]]
+
+
+def write_table(folder: Path, labels: list[Any]) -> str:
+    """A table of photographs by number, each with its label."""
+    for number in range(len(labels)):
+        if not (folder / f"{number}.jpg").exists():
+            write(folder / f"{number}.jpg", encoded(cut(number)))
+    lines = [json.dumps({"path": f"{n}.jpg", "label": label}) for n, label in enumerate(labels)]
+    write(folder / "list.jsonl", "\n".join(lines).encode())
+    return str(folder / "list.jsonl")
+
+
+def build(source: str, store: Path, **options: Any) -> precache.BuildResult:
+    options = {"address": "serial", "shard_samples": 4, **options}
+    return precache.build(source, store, RECIPE, **options)
+
+
+def by_key(store: Path) -> dict[str, Any]:
+    version = precache.open(store)
+    return dict(zip(version.keys, version.labels.tolist(), strict=True))
+
+
+@pytest.fixture(params=["numbers", "several"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def labels(kind: str) -> list[Any]:
+    return list(NUMBERS if kind == "numbers" else SEVERAL)
+
+
+@pytest.fixture
+def store(tmp_path: Path, labels: list[Any]) -> Path:
+    build(write_table(tmp_path / "in", labels), tmp_path / "a.store")
+    return tmp_path / "a.store"
+
+
+def expected(number: int, kind: str) -> Any:
+    if kind == "numbers":
+        label = NUMBERS[number]
+        return np.float32("nan" if label is None else label)
+    return np.array([name in SEVERAL[number] for name in ("ant", "cat", "dog")], np.uint8)
+
+
+def test_a_loader_yields_them_in_their_shape(store: Path, kind: str) -> None:
+    with precache.Loader(store, batch_size=4, output="tuple", device="cpu", seed=1) as loader:
+        batches = list(loader)
+        rows = [loader.rows_of_batch(0, number) for number in range(2)]
+    label = batches[0][1]
+    assert label.dtype == (torch.float32 if kind == "numbers" else torch.uint8)
+    assert tuple(label.shape) == ((4,) if kind == "numbers" else (4, 3))
+    keys = precache.open(store).keys
+    for (_, label), numbers in zip(batches, rows, strict=True):
+        for got, row in zip(label.numpy(), numbers, strict=True):
+            np.testing.assert_array_equal(got, expected(int(keys[row][0]), kind))
+
+
+def test_zarr_reads_them_and_the_format_is_3(store: Path, kind: str) -> None:
+    version = precache.open(store)
+    array = zarr.open_group(version.path, mode="r")["label"]
+    np.testing.assert_array_equal(array[:], version.labels)
+    assert (
+        json.loads((Path(version.path) / "zarr.json").read_bytes())["attributes"]["precache"][
+            "format"
+        ]
+        == 3
+    )
+    assert len(
+        version.rows_where(lambda label: label == label if label.ndim == 1 else label[:, 0] > 0)
+    ) == (7 if kind == "numbers" else 2)
+
+
+def test_the_build_and_the_plan_say_which_kind_they_are(
+    tmp_path: Path, labels: list[Any], kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = write_table(tmp_path / "in", labels)
+    build(source, tmp_path / "a.store", progress=True)
+    assert _line(kind) in capfd.readouterr().err
+    precache.plan(source, tmp_path / "b.store", RECIPE, address="serial", progress=True)
+    assert _line(kind) in capfd.readouterr().err
+    assert precache.info(tmp_path / "a.store").labels == (
+        "numbers" if kind == "numbers" else "multi-hot, 3 classes"
+    )
+
+
+def _line(kind: str) -> str:
+    return "Labels are numbers" if kind == "numbers" else "Labels are multi-hot: several of 3"
+
+
+def test_changed_labels_cost_no_photo(store: Path, tmp_path: Path, labels: list[Any]) -> None:
+    images = pixels(store)
+    old = precache.open(store).id
+    labels[3] = labels[0]
+    source = write_table(tmp_path / "in", labels)
+    plan = precache.plan(source, store, RECIPE, address="serial")
+    assert plan.differences is not None
+    assert plan.differences.source is not None
+    assert plan.differences.source.relabelled.count == 1
+    result = build(source, store)
+    assert result.rows_reused == 8
+    assert by_key(store)["3.jpg"] == by_key(store)["0.jpg"]
+    np.testing.assert_equal(pixels(store), images)
+    difference = precache.diff(f"{store}@{old}", store)
+    assert difference.samples.relabelled.count == 1
+    assert precache.verify(store).ok
+
+
+def test_another_kind_of_labels_costs_no_photo(store: Path, tmp_path: Path, kind: str) -> None:
+    old = precache.open(store).id
+    source = write_table(tmp_path / "in", SEVERAL if kind == "numbers" else NUMBERS)
+    assert build(source, store).rows_reused == 8
+    assert precache.open(store).labels.ndim == (2 if kind == "numbers" else 1)
+    assert any(change.what == "labels" for change in precache.diff(f"{store}@{old}", store).layout)
+
+
+def test_a_removed_sample_leaves_a_hole_without_a_label(
+    store: Path, tmp_path: Path, labels: list[Any]
+) -> None:
+    build(write_table(tmp_path / "in", labels[:-1]), store)
+    version = precache.open(store)
+    [row] = version.hole_rows.tolist()
+    np.testing.assert_array_equal(
+        version.labels[row], np.zeros(3) if version.labels.ndim == 2 else np.nan
+    )
+    assert precache.verify(store).ok
+
+
+def test_a_build_that_was_cut_off_is_finished(
+    store: Path, tmp_path: Path, labels: list[Any]
+) -> None:
+    version = Path(precache.open(store).path)
+    (version / "zarr.json").unlink()
+    build(write_table(tmp_path / "in", labels), store)
+    assert precache.verify(store).ok
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 40])
+def test_damaged_labels_are_found_and_mended(
+    store: Path, tmp_path: Path, labels: list[Any], damage: bytes
+) -> None:
+    good = precache.open(store).labels
+    [chunk] = [path for path in (Path(precache.open(store).path) / "label/c").rglob("*")
+               if path.is_file()]  # fmt: skip
+    chunk.write_bytes(damage)
+    assert not precache.verify(store).ok
+    build(write_table(tmp_path / "in", labels), store)
+    np.testing.assert_array_equal(precache.open(store).labels, good)
+    assert precache.verify(store).ok
+
+
+def test_other_labels_of_the_same_form_are_found(store: Path) -> None:
+    version = precache.open(store)
+    rolled = np.roll(version.labels, 1, axis=0)
+    zarr.open_group(version.path, mode="r+")["label"][:] = rolled
+    assert not precache.verify(store).ok
+
+
+def test_they_are_pulled_whole(store: Path, tmp_path: Path) -> None:
+    precache.pull(store, tmp_path / "here")
+    np.testing.assert_array_equal(
+        precache.open(tmp_path / "here").labels, precache.open(store).labels
+    )
+
+
+def test_the_viewer_shows_them(store: Path, kind: str) -> None:
+    catalogue = Catalogue(str(store))
+    row = list(precache.open(store).keys).index("0.jpg")
+    assert catalogue.label(row) == ("0.5" if kind == "numbers" else "cat, dog")
+    if kind == "numbers":
+        assert catalogue.counts == []
+        with pytest.raises(UsageError, match="are numbers, and no classes"):
+            catalogue.find(Query(label="1"), 0, 10)
+    else:
+        assert catalogue.counts == [(0, "ant", 2), (1, "cat", 3), (2, "dog", 3)]
+        rows = catalogue.find(Query(label="cat"), 0, 10).rows
+        assert rows == precache.open(store).rows_of_classes("cat").tolist()
+        assert len(rows) == 3
+
+
+def test_a_transform_that_mixes_classes_refuses_them(store: Path, kind: str) -> None:
+    why = "labels of float32 " if kind == "numbers" else r"labels of uint8 \(3,\)"
+    with pytest.raises(UsageError, match=why + ".*MixUp takes a class number"):
+        precache.Loader(
+            store, batch_size=4, device="cpu", transform=precache.transforms.MixUp(classes=3)
+        )
+
+
+def test_missing_numbers_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        build(write_table(tmp_path / "in", NUMBERS), tmp_path / "n.store")
+        precache.Loader(tmp_path / "n.store", batch_size=4, output="tuple", device="cpu").close()
+    texts = [record.getMessage() for record in caplog.records]
+    assert any("1 of 8 samples have no label (NaN), such as 1.jpg" in text for text in texts)
+    assert any("rows=~numpy.isnan(" in text for text in texts)
+
+
+def test_classes_of_another_store_number_several_classes(tmp_path: Path) -> None:
+    build(write_table(tmp_path / "in", SEVERAL), tmp_path / "train.store")
+    source = write_table(tmp_path / "other", [["dog"], ["cat", "dog"]])
+    build(source, tmp_path / "val.store", classes=tmp_path / "train.store")
+    assert by_key(tmp_path / "val.store") == {"0.jpg": [0, 0, 1], "1.jpg": [0, 1, 1]}
+    numbered = write_table(tmp_path / "third", [[2], [0, 1]])
+    build(numbered, tmp_path / "numbers.store", classes=tmp_path / "train.store")
+    assert by_key(tmp_path / "numbers.store") == {"0.jpg": [0, 0, 1], "1.jpg": [1, 1, 0]}
+    with pytest.raises(SourceError, match=r"has classes that .* does not: emu"):
+        build(write_table(tmp_path / "fourth", [["emu"], ["cat"]]), tmp_path / "x.store",
+              classes=tmp_path / "train.store")  # fmt: skip
+    with pytest.raises(SourceError, match="labels are numbers, and no classes; leave out"):
+        build(write_table(tmp_path / "fifth", [0.5, 1.5]), tmp_path / "x.store",
+              classes=tmp_path / "train.store")  # fmt: skip
+
+
+def test_a_labels_file_gives_classes_in_place_of_them(tmp_path: Path, labels: list[Any]) -> None:
+    write(tmp_path / "labels.csv", "".join(f"{n}.jpg,c{n % 2}\n" for n in range(8)).encode())
+    source = write_table(tmp_path / "in", labels)
+    build(source, tmp_path / "a.store", labels=tmp_path / "labels.csv")
+    assert by_key(tmp_path / "a.store") == {f"{n}.jpg": n % 2 for n in range(8)}
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        {"shape": [3], "dtype": "int64"},
+        {"shape": [], "dtype": "uint8"},
+        {"shape": [2], "dtype": "float32"},
+        {"shape": [1 << 40], "dtype": "uint8"},
+        {"shape": [-3], "dtype": "uint8"},
+        {"shape": [2], "dtype": "uint8"},
+    ],
+)
+def test_forged_labels_are_refused(store: Path, label: dict[str, Any]) -> None:
+    root = Path(precache.open(store).path) / "zarr.json"
+    document = json.loads(root.read_bytes())
+    document["attributes"]["precache"]["label"] = label
+    root.write_text(json.dumps(document))
+    with pytest.raises(StoreError, match="damaged or forged"):
+        precache.open(store)
+
+
+# --- datasets of a user -------------------------------------------------------------------------
+
+MODULE = """
+import numpy as np
+from PIL import Image
+
+class Photos:
+    classes = {classes}
+    targets = {targets}
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, number):
+        return np.full((32, 32, 3), number, np.uint8), self.targets[number]
+
+class Bare(Photos):
+    targets = None
+
+    def __getitem__(self, number):
+        return np.full((32, 32, 3), number, np.uint8), 0.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("targets", "classes", "expected_labels"),
+    [
+        ("[0.5, 1.5, float('nan')]", "()", [0.5, 1.5, float("nan")]),
+        ("[[0, 2], [], [1]]", "('a', 'b', 'c')", [[1, 0, 1], [0, 0, 0], [0, 1, 0]]),
+        ("np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]])", "()", [[1, 0, 1], [0, 0, 0], [0, 1, 0]]),
+        ("[['b'], ['a', 'b'], []]", "()", [[0, 1], [1, 1], [0, 0]]),
+    ],
+)
+def test_targets_of_a_dataset_may_be_of_any_kind(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    targets: str,
+    classes: str,
+    expected_labels: list[Any],
+) -> None:
+    name = f"targets_{abs(hash((targets, classes)))}"
+    (tmp_path / f"{name}.py").write_text(MODULE.format(classes=classes, targets=targets))
+    monkeypatch.syspath_prepend(tmp_path)
+    build(f"python:{name}:Photos", tmp_path / "a.store")
+    version = precache.open(tmp_path / "a.store")
+    by_number = dict(zip(version.keys, version.labels.tolist(), strict=True))
+    np.testing.assert_array_equal([by_number[str(n)] for n in range(3)], expected_labels)
+    assert precache.verify(tmp_path / "a.store").ok
+    with pytest.raises(SourceError, match="Give the dataset an attribute `targets`"):
+        build(f"python:{name}:Bare", tmp_path / "b.store")
+
+
+# --- while a version is built -------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+def test_a_training_that_follows_a_build_gets_them(
+    tmp_path: Path, labels: list[Any], kind: str
+) -> None:
+    version = precache.ensure(
+        write_table(tmp_path / "in", labels),
+        tmp_path / "a.store",
+        RECIPE,
+        address="serial",
+        shard_samples=4,
+        follow=True,
+    )
+    with precache.Loader(version, batch_size=4, device="cpu") as loader:
+        for batch in itertools.chain(loader, loader):
+            for key, label in zip(loader.keys(batch["row"]), batch["label"], strict=True):
+                np.testing.assert_array_equal(label.numpy(), expected(int(key[0]), kind))
