@@ -171,13 +171,13 @@ def test_row_groups_are_read_once_and_small_ones_together(
     write(tmp_path / "a.parquet", {"image": photos}, row_group_size=10)
     opened: list[str] = []
 
-    def noted(folder: Any, file: Any, *rest: Any) -> Any:
+    def noted(folder: Any, file: Any, *rest: Any, **options: Any) -> Any:
         opened.append(file.name)
-        return file_ranges.open_file(folder, file, *rest)
+        return file_ranges.open_file(folder, file, *rest, **options)
 
     monkeypatch.setattr("precache_workers.sources.parquet_tables.open_file", noted)
     build(str(tmp_path / "a.parquet"), tmp_path / "store", shard_samples=100)
-    assert len(opened) == 1 + 2 * units  # for the listing, the probe and the build
+    assert len(opened) == 2 + 2 * units  # for the listing and the footer, the probe and the build
 
 
 def build(source: str, store: Path, **options: Any) -> Any:
@@ -464,3 +464,22 @@ def test_a_large_image_that_comes_often_takes_little_memory(tmp_path: Path, stru
     count, size, mebibytes = map(int, done.stdout.split())
     assert (count, size) == (rows, large)
     assert mebibytes < 200
+
+
+def test_a_remote_build_reads_each_row_group_at_most_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many small shards, most of which have rows of few row groups."""
+    photos = [encoded(cut(number)) + os.urandom(20_000) for number in range(320)]
+    source = write(tmp_path / "a.parquet", {"image": photos}, row_group_size=20)
+    read: list[int] = []
+    ranges = LocalFolder.read_ranges
+
+    def noted(self: LocalFolder, parts: Any) -> Any:
+        read.extend(length for _, _, length in parts)
+        return ranges(self, parts)
+
+    monkeypatch.setattr(LocalFolder, "open", lambda folder, name: None)
+    monkeypatch.setattr(LocalFolder, "read_ranges", noted)
+    build(source, tmp_path / "store")
+    assert sum(read) < 3 * Path(source).stat().st_size  # the probe and the footers among it

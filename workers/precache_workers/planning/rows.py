@@ -12,8 +12,10 @@ from precache.store.row_table import RowTable, unit_of
 
 ROW_ORDER_SEED = 0
 
-GROUP_BYTES = 64 << 20
-"""Bytes of samples among which rows of containers are shuffled: a task holds as many at least."""
+GROUP_BYTES, LEAST_GROUPS = 4 << 20, 128
+"""Bytes of samples among which rows of containers are shuffled, at most, and the least number of
+such groups. A group that a shard ends in is read twice, so groups are small beside shards: these
+hold a sixteenth of the rows at most, and mostly more than 16 MiB of samples."""
 
 UNKNOWN_BYTES = 128 << 10
 """Bytes that a sample counts as if nothing is known of its size."""
@@ -29,7 +31,8 @@ def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
     """Order a listing as its rows: by a fixed shuffle, so that any run of rows mixes classes.
 
     Samples of containers are shuffled in two steps: units, which are read at once, among all, and
-    rows within groups of units. So each row of a shard comes with others of its unit.
+    rows within groups of neighbours in that order. So a shard has whole units, but for those at its
+    ends, and each unit is read about once.
 
     Parameters
     ----------
@@ -41,21 +44,23 @@ def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
     places = Permutation(len(listing), "rows", ROW_ORDER_SEED)(np.arange(len(listing)))
     if not listing.has_units:
         return listing.take(places)
-    return listing.take(np.lexsort((places, _groups(listing))))
+    order, groups = _groups(listing)
+    return listing.take(order[np.lexsort((places[order], groups))])
 
 
-def _groups(listing: RowTable) -> np.ndarray:
-    """Number the group of each sample: units, in a fixed shuffle, are grouped by their bytes."""
+def _groups(listing: RowTable) -> tuple[np.ndarray, np.ndarray]:
+    """Order samples by their units, in a fixed shuffle, and number the group of each by bytes.
+
+    Those of a unit keep their order, so that of a large unit each group is one part.
+    """
     names, numbers = _units(listing.locations)
-    units = len(names)
     expected = np.array([expected_bytes(name) for name in names])
-    nbytes = np.where(listing.sizes < 0, expected[numbers], listing.sizes)
-    unit_bytes = np.bincount(numbers, nbytes, units)
-    shuffled = Permutation(units, "units", ROW_ORDER_SEED)(np.arange(units))
-    before = np.empty(units)
-    before[shuffled] = np.cumsum(unit_bytes[shuffled]) - unit_bytes[shuffled]
-    groups: np.ndarray = before[numbers] // GROUP_BYTES
-    return groups
+    nbytes = np.where(listing.sizes < 0, expected[numbers], listing.sizes).clip(max=MOST_EXPECTED)
+    places = Permutation(len(names), "units", ROW_ORDER_SEED)(np.arange(len(names)))
+    order = np.argsort(places[numbers], kind="stable")
+    ends = np.cumsum(nbytes[order])
+    most = max(1, min(GROUP_BYTES, ends[-1] // LEAST_GROUPS))
+    return order, (ends - nbytes[order]) // most
 
 
 def expected_bytes(unit: str) -> int:

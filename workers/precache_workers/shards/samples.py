@@ -18,7 +18,7 @@ from precache.store.row_table import RowTable, unit_of
 from precache_workers.ops.behaviour import Outputs
 from precache_workers.ops.field_recipe import Common, FieldRecipe
 from precache_workers.ops.identity import behaviours, named_ops, require_same_outputs
-from precache_workers.planning.rows import GROUP_BYTES, expected_bytes
+from precache_workers.planning.rows import expected_bytes
 from precache_workers.runtime.time_limit import FETCHING, SAMPLE_SECONDS, notes
 from precache_workers.sources.base import Fetched, Source
 
@@ -32,9 +32,8 @@ Samples = Generator[tuple[str, Fetched], None, None]
 FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
 """A fetch is a run of samples up to either limit; three are under way at a time."""
-HELD_BYTES = 2 * GROUP_BYTES
-"""Bytes of samples of containers that are fetched before the first of them is used, at most: a
-group of units, in which rows are shuffled, and what is left of the one before."""
+HELD_BYTES = 128 << 20
+"""Bytes of samples of containers that are fetched before the first of them is used, at most."""
 UNITS_AHEAD = 16
 """Units of containers that are fetched ahead."""
 BASE_MEMORY = 1 << 30

@@ -21,10 +21,16 @@ SPAN_BYTES = 16 << 20
 
 
 class RemoteFile(io.RawIOBase):
-    """A remote file as a stream; what is not far ahead comes with one request for a block."""
+    """A remote file as a stream, read by requests for blocks, which follow each other.
 
-    def __init__(self, folder: Folder, file: FileInfo, block_bytes: int) -> None:
-        self._folder, self._file, self._block_bytes = folder, file, block_bytes
+    Parameters
+    ----------
+    end
+        Where a block ends at most, unless more is read at once.
+    """
+
+    def __init__(self, folder: Folder, file: FileInfo, block_bytes: int, end: int) -> None:
+        self._folder, self._file, self._block_bytes, self._end = folder, file, block_bytes, end
         self._place = 0
         self._start, self._block = 0, b""
 
@@ -51,22 +57,29 @@ class RemoteFile(io.RawIOBase):
         left = max(0, self._file.size - self._place)
         size = left if size is None or size < 0 else min(size, left)
         at = self._place - self._start
-        if not (at >= 0 and at + size <= len(self._block)):
-            length = min(left, max(size, self._block_bytes))
-            read = self._folder.read_ranges([(self._file.name, self._place, length)])
-            self._start, self._block, at = self._place, required(*read), 0
+        held = max(0, len(self._block) - at) if at >= 0 else 0
+        if size > held:
+            first = self._place + held
+            length = max(size - held, min(self._block_bytes, self._end - first))
+            [more] = self._folder.read_ranges([(self._file.name, first, length)])
+            self._block = (self._block[at:] if held else b"") + required(more)
+            self._start, at = self._place, 0
         data = self._block[at : at + size]
         self._place += len(data)
         return data
 
 
-def open_file(folder: Folder, file: FileInfo, block_bytes: int = BLOCK_BYTES) -> BinaryIO:
+def open_file(
+    folder: Folder, file: FileInfo, block_bytes: int = BLOCK_BYTES, end: int | None = None
+) -> BinaryIO:
     """Open a file to be read here and there.
 
     Parameters
     ----------
     block_bytes
         Bytes that a request reads at least, if the file is remote.
+    end
+        Where the part ends that is needed, as far as known: no such block goes beyond it.
 
     Raises
     ------
@@ -77,7 +90,8 @@ def open_file(folder: Folder, file: FileInfo, block_bytes: int = BLOCK_BYTES) ->
     if descriptor is not None:
         return os.fdopen(descriptor, "rb")
     require_size(folder, file)
-    return cast("BinaryIO", RemoteFile(folder, file, block_bytes))
+    end = file.size if end is None else min(end, file.size)
+    return cast("BinaryIO", RemoteFile(folder, file, block_bytes, end))
 
 
 def require_size(folder: Folder, file: FileInfo) -> None:

@@ -12,6 +12,7 @@ as far as needed.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,9 @@ LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "cls", "categ
 LISTED_ROWS, LISTED_LISTS = 8192, 128
 """Rows of which labels and names are decoded at a time; of labels that are lists fewer, as a page
 may have a long one for all of its rows."""
+
+FOOTER_BYTES = 16 << 20
+"""Bytes of footers that a process keeps."""
 
 MOST_TEXT = 4096
 """Characters of a key, a path or a label."""
@@ -121,22 +125,50 @@ class ParquetFormat:
         rows: dict[int, set[int]] = defaultdict(set)
         for group, row in numbers:
             rows[group].add(row)
-        where = folder.path(name)
+        where, etag = folder.path(name), places[0][2]
+        footer = _footers.get((where, etag))
         images: dict[tuple[int, int], Fetched] = {}
         missing = SampleError(f"{where} has no such row: its footer claims more than there are")
         try:
-            with open_file(folder, file) as stream, damaged(where):
-                table = open_table(stream)
-                chosen = choose_columns(table.schema_arrow, self.columns, where)
-                for group, some in sorted(rows.items()):
-                    for row, image in _images(table, group, chosen, some, most_bytes):
-                        images[group, row] = image
+            with damaged(where):
+                if footer is None:
+                    with open_file(folder, file) as stream:
+                        footer = open_table(stream).metadata
+                chosen = choose_columns(footer.schema.to_arrow_schema(), self.columns, where)
+                end = _end(footer, chosen, *max(numbers))
+                with open_file(folder, file, end=end) as stream:
+                    table = open_table(stream, footer)
+                    for group, some in sorted(rows.items()):
+                        for row, image in _images(table, group, chosen, some, most_bytes):
+                            images[group, row] = image
         except SourceError as error:
             missing = SampleError(str(error))
         now = folder.info(name)  # only now: it may have been replaced while it was read
         if now is None or any(listed != container_etag(now) for _, _, listed in places):
             return [changed(folder, name, sample.key) for sample in wanted]
+        if etag and footer is not None:
+            _keep_footer((where, etag), footer)
         return [images.get(number, missing) for number in numbers]
+
+
+_footers: dict[tuple[str, str], Any] = {}
+"""Footers of files that this process read last, by path and identity."""
+_lock = threading.Lock()
+
+
+def _keep_footer(file: tuple[str, str], footer: Any) -> None:
+    with _lock:
+        _footers[file] = footer
+        while sum(kept.serialized_size for kept in _footers.values()) > FOOTER_BYTES:
+            del _footers[next(iter(_footers))]
+
+
+def _end(footer: Any, chosen: ChosenColumns, group: int, row: int) -> int:
+    """Return where the images of a row group end in the file, up to a row, by estimate."""
+    described = footer.row_group(group)
+    [column] = _image_columns(described, chosen)
+    start = column.dictionary_page_offset or column.data_page_offset
+    return int(start + column.total_compressed_size * (row + 1) // max(1, described.num_rows))
 
 
 def name_rows(members: Members, container: str, key: str | None, where: str) -> None:
@@ -217,14 +249,16 @@ def _units(table: Any, chosen: ChosenColumns, size: int) -> list[str]:
 def _row_bytes(table: Any, groups: Sequence[int], chosen: ChosenColumns) -> int:
     """Return the mean bytes of an image of some row groups, as the footer has them."""
     described = [table.metadata.row_group(group) for group in groups]
-    nbytes = sum(
-        column.total_uncompressed_size
-        for group in described
-        for column in map(group.column, range(group.num_columns))
-        if column.path_in_schema == chosen.image_leaf
-    )
+    columns = [column for group in described for column in _image_columns(group, chosen)]
+    nbytes = sum(column.total_uncompressed_size for column in columns)
     mean: int = nbytes // max(1, sum(group.num_rows for group in described))
     return max(1, mean)
+
+
+def _image_columns(described: Any, chosen: ChosenColumns) -> list[Any]:
+    """Return the column of images of a row group, as the footer describes it."""
+    columns = map(described.column, range(described.num_columns))
+    return [column for column in columns if column.path_in_schema == chosen.image_leaf]
 
 
 def _require_rows(table: Any, group: int, rows: int, where: str) -> None:
