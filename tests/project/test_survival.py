@@ -219,6 +219,7 @@ def _keep_all(store: Path) -> list[int]:
     with precache.Loader(store, SHARD, num_threads=2) as loader:
         list(loader)
     del loader
+    gc.collect()  # what imports left behind, which else goes while batches are kept
     found = [Held.here(store).anonymous]
     with precache.Loader(store, SHARD, num_threads=2) as loader:
         kept = [list(loader) for _ in range(6)]
