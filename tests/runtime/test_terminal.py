@@ -283,7 +283,7 @@ def test_the_log_of_a_job_is_shown_and_not_obeyed(capfd: pytest.CaptureFixture[s
 
     job = ClusterJob(Cluster(), Cluster.address, "precache-0123456789ab-1")
     with pytest.raises(precache.BuildError) as caught:
-        show_job(job, no_wait=False, as_json=False)
+        show_job(job, no_wait=False, json_to=None)
     out, err = capfd.readouterr()
     assert_harmless(out + err)
     assert_harmless(str(caught.value))

@@ -167,8 +167,10 @@ def _label_notes(labels: np.ndarray) -> list[str]:
 
 def _index_name(request: Request, source: Source) -> str:
     """Return the name in the store of the index of a source; empty if it has none."""
+    if not source.index_name:
+        return ""
     prefix = listing_prefix(recordable_source(request.source))
-    return f"{LISTINGS_FOLDER}/{prefix}{source.index_name}.parquet" if source.index_name else ""
+    return f"{LISTINGS_FOLDER}/{prefix}{source.index_name}.parquet"
 
 
 def forget_index(request: Request, store: Folder, source: Source) -> None:
