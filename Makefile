@@ -50,7 +50,7 @@ docs: $(STAMP)  ## make build/site, the documentation as a site
 	@echo "To read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
 # Publish the wheels of cibuildwheel instead, for all interpreters and older systems: pyproject.toml has its settings.
-wheel: $(STAMP)  ## make dist/: an sdist, and a manylinux wheel for this interpreter, both checked
+wheel: $(STAMP)  ## make dist/: an sdist, and a manylinux wheel for CPython 3.11 and later, both checked
 	@$(PIP_INSTALL) --editable '.[$(EXTRAS),release]' --constraint constraints.txt
 	@rm -rf dist build
 	@$(BIN)/python -m build --outdir dist/linux .

@@ -985,6 +985,7 @@ def kill_at_random(folder: Path, source: Path, kills: int, seed: int) -> None:
     assert remains(folder / "store") == []
 
 
+@pytest.mark.heavy
 def test_the_command_line_killed_at_random_moments_finishes(tmp_path: Path) -> None:
     source = write_jpegs(tmp_path / "in", 40)
     kill_at_random(tmp_path, source, kills=2, seed=0)

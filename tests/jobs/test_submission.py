@@ -447,6 +447,7 @@ def refused(tmp_path: Path, address: str, **variables: str) -> str:
     return ran.stderr
 
 
+@pytest.mark.heavy
 def test_an_address_where_nobody_answers(tmp_path: Path) -> None:
     said = refused(tmp_path, "http://127.0.0.1:1")
     assert "no Ray job server answers at http://127.0.0.1:1: " in said

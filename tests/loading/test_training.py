@@ -96,7 +96,7 @@ def _assert_same_curve(store: BuiltStore, batch_size: int) -> None:
 def test_the_losses_from_the_cache_are_those_from_the_photos(
     tmp_path: Path, make_store: Callable[..., BuiltStore]
 ) -> None:
-    photos = write_jpegs(tmp_path, 40, (80, 60))
+    photos = write_jpegs(tmp_path, 24, (80, 60))
     (photos / "cat" / "broken.jpg").write_bytes(b"no photo")
     store = make_store(photos, precache.Recipe.image(resize=48, crop=40), shard_samples=8)
     _assert_same_curve(store, 8)

@@ -126,6 +126,7 @@ def test_a_fifo_in_the_place_of_a_file_is_to_be_removed(built: Path, tmp_path: P
         precache.build(built / "in", store, RECIPE, address="serial", shard_samples=4)
 
 
+@pytest.mark.heavy
 def test_a_store_whose_files_are_none_hangs_nobody(
     built: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

@@ -234,7 +234,8 @@ def test_what_is_kept_may_be_lost_damaged_or_not_kept_at_all(cache: Path) -> Non
     assert found() == first
 
 
-@pytest.mark.parametrize("what", ["build", pytest.param("plan", marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("what", ["build", "plan"])
 def test_what_is_kept_and_wrong_is_found_out_and_forgotten(
     what: str, photos: Path, tmp_path: Path, cache: Path
 ) -> None:

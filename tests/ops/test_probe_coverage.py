@@ -40,6 +40,7 @@ for ops in (
 """
 
 
+@pytest.mark.heavy
 def test_probes_take_every_branch_but_those_of_limits(tmp_path: Path) -> None:
     (tmp_path / "compute.py").write_text(COMPUTE)
     coverage = [sys.executable, "-m", "coverage"]

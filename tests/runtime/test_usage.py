@@ -57,6 +57,7 @@ def _threads(store: BuiltStore, allowed: set[int], *within: str) -> int:
     return int(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.heavy
 def test_a_loader_starts_no_more_threads_than_its_process_may_run(
     stores: dict[str, BuiltStore],
 ) -> None:

@@ -443,7 +443,7 @@ print(len(samples), *sizes, peak() - before)
 """
 
 
-@pytest.mark.parametrize("struct", [False, True])
+@pytest.mark.parametrize("struct", [pytest.param(False, marks=pytest.mark.heavy), True])
 def test_a_large_image_that_comes_often_takes_little_memory(tmp_path: Path, struct: bool) -> None:
     large, rows = 8 << 20, 64
     images = pa.array([bytes([n]) * large for n in range(3)], pa.binary())
