@@ -323,7 +323,6 @@ def test_a_file_is_no_source(tmp_path: Path) -> None:
     [
         ("photos.h5", "an HDF5 file", "torch map-style Dataset.* python:mydata:photos"),
         ("PHOTOS.BETON", "an FFCV dataset", "torch map-style Dataset.* python:mydata:photos"),
-        ("photos.tar.gz", "a compressed tar archive", "decompress it"),
     ],
 )
 def test_a_container_that_no_source_reads_is_named(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import subprocess
 import tarfile
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import precache
@@ -317,13 +321,6 @@ def test_a_damaged_header_is_named_by_its_place(tmp_path: Path) -> None:
         listed(str(path))
 
 
-def test_a_compressed_archive_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w:gz") as tar:
-        add(tar, "1.jpg", PHOTO)
-    with pytest.raises(SourceError, match=r"a\.tar is compressed: decompress it"):
-        listed(str(tmp_path / "a.tar"))
-
-
 def test_a_member_over_the_limit_is_a_hole_that_is_not_read(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", {"1.jpg": bytes(5000), "2.jpg": PHOTO})
     source = open_source(path, most_bytes=4000)
@@ -427,3 +424,110 @@ def test_a_time_that_samples_share_says_nothing_of_them(tmp_path: Path) -> None:
     build(str(tmp_path / "a.tar"), tmp_path / "fresh", RECIPE)
     for key, row in pixels(tmp_path / "fresh").items():
         np.testing.assert_array_equal(pixels(tmp_path / "store")[key], row)
+
+
+# --- compressed ---------------------------------------------------------------------------------
+
+
+COMPRESSED = ["tar.gz", "tgz", "tar.bz2", "tar.xz", "tar.zst"]
+
+
+def compress(data: bytes, suffix: str) -> bytes:
+    if suffix == "tar.zst":
+        return bytes(pa.compress(data, "zstd", asbytes=True))
+    module = {"tar.bz2": bz2, "tar.xz": lzma}.get(suffix, gzip)
+    return bytes(module.compress(data))  # type: ignore[attr-defined]
+
+
+def write_compressed(path: Path, members: dict[str, bytes]) -> str:
+    whole = path.with_name("whole")
+    write_tar(whole, members)
+    path.write_bytes(compress(whole.read_bytes(), path.name.partition(".")[2]))
+    whole.unlink()
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", COMPRESSED)
+def test_compressed_archives_have_the_samples_of_others(tmp_path: Path, suffix: str) -> None:
+    members = {**photos_with_times(9), "7.cls": b"3", "1.txt": b"unused"}
+    plain = fetch_all(write_tar(tmp_path / "a.tar", members))
+    source = write_compressed(tmp_path / f"a.{suffix}", members)
+    check_source(open_source(source))
+    assert fetch_all(source) == plain
+    table = listed(source).table
+    some = [7, 0, 3]  # not in their order
+    fetched = open_source(source).fetch(
+        [table.keys[n] for n in some],
+        table.sizes[some].tolist(),
+        [table.locations[n] for n in some],
+    )
+    assert fetched == [plain[n] for n in some]
+
+
+def test_archives_compressed_in_parts_are_read_to_their_end(tmp_path: Path) -> None:
+    plain = write_tar(tmp_path / "a.tar", photos_with_times(4))
+    data = Path(plain).read_bytes()
+    for suffix in ("tar.gz", "tar.bz2", "tar.zst"):
+        parts = [
+            compress(data[start : start + 5000], suffix) for start in range(0, len(data), 5000)
+        ]
+        path = tmp_path / f"b.{suffix}"
+        path.write_bytes(b"".join(parts))
+        assert fetch_all(str(path)) == fetch_all(plain)
+
+
+def test_the_suffix_need_not_tell_that_an_archive_is_compressed(tmp_path: Path) -> None:
+    source = write_compressed(tmp_path / "a.tar.gz", photos_with_times(3))
+    Path(source).rename(tmp_path / "a.tar")
+    assert len(fetch_all(str(tmp_path / "a.tar"))) == 3
+
+
+@pytest.mark.parametrize("suffix", COMPRESSED)
+def test_compressed_archives_that_are_cut_off_are_refused(tmp_path: Path, suffix: str) -> None:
+    path = Path(write_compressed(tmp_path / f"a.{suffix}", photos_with_times(4)))
+    data = path.read_bytes()
+    for size in range(20, len(data), len(data) // 7):
+        path.write_bytes(data[:size])
+        with pytest.raises(SourceError, match=r"cut off|is damaged"):
+            listed(str(path))
+
+
+@pytest.mark.parametrize("suffix", ["tar.gz", "tar.bz2", "tar.xz"])
+def test_a_flipped_bit_in_a_compressed_archive_is_found(tmp_path: Path, suffix: str) -> None:
+    path = Path(write_compressed(tmp_path / f"a.{suffix}", photos_with_times(4)))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"damaged|no tar archive"):
+        listed(str(path))
+
+
+@pytest.mark.parametrize("suffix", ["tar.gz", "tar.xz", "tar.zst"])
+def test_an_archive_that_decompresses_without_end_is_refused(tmp_path: Path, suffix: str) -> None:
+    info = tarfile.TarInfo("1.jpg")
+    info.size = 1 << 40
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(compress(info.tobuf() + bytes(200 << 20), suffix))
+    with pytest.raises(SourceError, match="over 1,000 times its size"):
+        listed(str(path))
+
+
+def test_xz_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None:
+    whole = write_tar(tmp_path / "a.tar", photos_with_times(2))
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 1 << 30}]
+    path = tmp_path / "a.tar.xz"
+    path.write_bytes(lzma.compress(Path(whole).read_bytes(), filters=filters))
+    with pytest.raises(SourceError, match=r"[Mm]emory"):
+        listed(str(path))
+
+
+def test_a_compressed_archive_that_changes_between_listing_and_reading(tmp_path: Path) -> None:
+    source = write_compressed(tmp_path / "a.tar.gz", photos_with_times(4))
+    opened = open_source(source)
+    table = opened.list(lambda count: None).table
+    whole = Path(source).read_bytes()
+    for data in (b"no archive", compress(bytes(2000), "tgz"), whole[: len(whole) // 2]):
+        Path(source).write_bytes(data)
+        for one in opened.fetch(table.keys, table.sizes.tolist(), table.locations):
+            assert isinstance(one, FetchError)
+            assert "has changed" in str(one)

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 PARTS = 3
 """Containers that photographs are spread over."""
@@ -20,14 +21,21 @@ def photos_of(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.jpg"))
 
 
-def write_tars(photos: Path, to: Path) -> str:
+def write_tars(
+    photos: Path, to: Path, suffix: str = "tar", mode: Literal["w", "w:gz"] = "w"
+) -> str:
     """Tar archives of the files as they lie."""
     paths = photos_of(photos)
     for number in range(PARTS):
-        with tarfile.open(to / f"photos-{number:02d}.tar", "w") as tar:
+        with tarfile.open(to / f"photos-{number:02d}.{suffix}", mode) as tar:
             for path in paths[number::PARTS]:
                 tar.add(path, path.relative_to(photos).as_posix())
-    return str(to / f"photos-{{00..{PARTS - 1:02d}}}.tar")
+    return str(to / f"photos-{{00..{PARTS - 1:02d}}}.{suffix}")
+
+
+def write_compressed_tars(photos: Path, to: Path) -> str:
+    """The same, compressed."""
+    return write_tars(photos, to, "tar.gz", "w:gz")
 
 
 def write_webdataset(photos: Path, to: Path) -> str:
@@ -188,6 +196,7 @@ KEY_COLUMNS = {"tfrecord": "name", "arrayrecord": "name"}
 
 WRITERS: dict[str, Callable[[Path, Path], str]] = {
     "tar": write_tars,
+    "compressed tar": write_compressed_tars,
     "webdataset": write_webdataset,
     "parquet": write_parquet,
     "zip": write_zip,

@@ -21,11 +21,12 @@ IMAGE_SUFFIXES = frozenset(
 IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 MOST_SAMPLE_BYTES = 512 << 20
 
+TAR_SUFFIXES = (
+    ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst",
+)  # fmt: skip
 CONTAINERS = {
     ".csv": "a CSV table", ".tsv": "a table", ".parquet": "a Parquet table",
-    ".arrow": "an Arrow table", ".tar": "a tar archive", ".tgz": "a compressed tar archive",
-    ".tar.gz": "a compressed tar archive", ".tar.bz2": "a compressed tar archive",
-    ".tar.xz": "a compressed tar archive", ".tar.zst": "a compressed tar archive",
+    ".arrow": "an Arrow table", **dict.fromkeys(TAR_SUFFIXES, "a tar archive"),
     ".zip": "a zip archive", ".h5": "an HDF5 file", ".hdf5": "an HDF5 file",
     ".npz": "a NumPy archive", ".npy": "a NumPy array", ".tfrecord": "a TFRecord file",
     ".lmdb": "an LMDB database", "data.mdb": "an LMDB database", ".beton": "an FFCV dataset",
@@ -37,10 +38,6 @@ BY_DATASET = (
     "read it by a torch map-style Dataset: write a function that returns one, such as "
     "`def photos(): return MyDataset(...)` in mydata.py, and give python:mydata:photos as the "
     "source"
-)
-UNPACK = (
-    "a sample within cannot be reached without reading all before it; decompress it (gunzip, "
-    "bunzip2, unxz, unzstd), images hardly get larger"
 )
 TICK = 1000
 """Files between two reports of their number."""
@@ -178,15 +175,15 @@ def starts_as_image(data: bytes | memoryview) -> bool:
     return head.startswith(IMAGE_STARTS) or (head[:4] == b"RIFF" and head[8:] == b"WEBP")
 
 
+def container_suffix(name: str) -> str:
+    """Return the suffix of a file that holds many samples; empty for any other file."""
+    suffixes = [suffix for suffix in CONTAINERS if name.lower().endswith(suffix)]
+    return max(suffixes, key=len, default="")
+
+
 def container_noun(name: str) -> str:
     """Name the kind of a file that holds many samples; empty for any other file."""
-    suffixes = [suffix for suffix in CONTAINERS if name.lower().endswith(suffix)]
-    return CONTAINERS[max(suffixes, key=len)] if suffixes else ""
-
-
-def way_out(noun: str) -> str:
-    """Say how to read a file with many samples that no source here reads."""
-    return UNPACK if noun.startswith("a compressed") else BY_DATASET
+    return CONTAINERS.get(container_suffix(name), "")
 
 
 def require_utf8(names: Sequence[str]) -> None:

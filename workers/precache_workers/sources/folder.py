@@ -19,6 +19,7 @@ from precache.store.row_table import RowTable
 from precache.units import size as in_units
 from precache_workers.runtime.time_limit import FETCHING, notes
 from precache_workers.sources.base import (
+    BY_DATASET,
     IMAGE_SUFFIXES,
     MOST_SAMPLE_BYTES,
     TICK,
@@ -27,9 +28,9 @@ from precache_workers.sources.base import (
     Sample,
     Tick,
     container_noun,
+    container_suffix,
     is_image,
     require_utf8,
-    way_out,
 )
 
 
@@ -179,9 +180,9 @@ def _how_to_read(folder: Folder, name: str) -> str:
 
     noun, kind = container_noun(name), kind_of_name(name)
     if not kind:
-        return f"{name} is {noun}: {way_out(noun)}"
-    one_name = name.endswith("data.mdb")  # all databases have it, and lock.mdb beside it is none
-    pattern = "**/data.mdb" if one_name else "**/*." + name.rpartition(".")[2]
+        return f"{name} is {noun}: {BY_DATASET}"
+    suffix = name[-len(container_suffix(name)) :]
+    pattern = f"**/*{suffix}" if suffix.startswith(".") else f"**/{suffix}"
     return f"{name} is {noun}: give '{folder.path(pattern)}' to read all of them"
 
 

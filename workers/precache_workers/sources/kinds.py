@@ -19,12 +19,13 @@ from precache_workers.sources import manifests
 from precache_workers.sources.array_records import ArrayRecordFormat
 from precache_workers.sources.arrow_tables import ArrowFormat, is_saved_dataset, saved_files
 from precache_workers.sources.base import (
+    BY_DATASET,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
+    TAR_SUFFIXES,
     Columns,
     Source,
     container_noun,
-    way_out,
 )
 from precache_workers.sources.code_digest import code_digest
 from precache_workers.sources.container_names import Containers
@@ -130,7 +131,7 @@ def _open_lmdb(spec: SourceSpec) -> Source:
 KINDS: dict[str, SourceKind] = {
     "folder": SourceKind(_open_folder, columns=False),
     "python": SourceKind(_open_dataset, schemes=("python",), columns=False),
-    "tar": SourceKind(lambda spec: open_containers(spec, TarFormat()), (".tar",), columns=False),
+    "tar": SourceKind(lambda spec: open_containers(spec, TarFormat()), TAR_SUFFIXES, columns=False),
     "parquet": SourceKind(
         lambda spec: open_containers(spec, ParquetFormat(spec.columns)), (".parquet",)
     ),
@@ -215,7 +216,7 @@ def _kind_of(spec: SourceSpec, name: str | None) -> SourceKind:
                 return plug_in
     noun = container_noun(source)
     if noun and open_folder(source, spec.storage_options).kind() == "file":
-        raise SourceError(f"the source {shown(source)} is {noun}: {way_out(noun)}")
+        raise SourceError(f"the source {shown(source)} is {noun}: {BY_DATASET}")
     return KINDS["folder"]
 
 

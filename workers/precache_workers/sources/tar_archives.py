@@ -7,10 +7,13 @@ archive it is the first folder of the stem. A sample's key is the name of its fi
 The identity of a sample is its size and the time in the headers of its images. A time that several
 samples of an archive have says nothing, as some writers set it: then it is the archive's own, so
 that after any change of the archive these samples are compared by their content.
+
+Of a compressed archive all samples are one unit: to read some, all before them is decompressed.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import tarfile
 import time
@@ -24,8 +27,9 @@ import xxhash
 
 from precache.errors import FetchError, SourceError, StorageError
 from precache.messages import printable
-from precache.storage.base import NO_FILE, NO_NAME, FileInfo, Folder
-from precache_workers.sources.base import TICK, Fetched, Sample, is_image
+from precache.storage.base import NO_FILE, NO_NAME, FileInfo, Folder, Range
+from precache_workers.sources.base import TAR_SUFFIXES, TICK, Fetched, Sample, is_image
+from precache_workers.sources.compressed import DecompressedFile, compression_of
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Members,
@@ -35,10 +39,15 @@ from precache_workers.sources.containers import (
     container_etag,
     member_key,
 )
-from precache_workers.sources.file_ranges import open_file, read_parts
+from precache_workers.sources.file_ranges import open_file, read_parts, require_size
 from precache_workers.sources.labels import infer_kind
 
 BLOCK = tarfile.BLOCKSIZE
+
+COMPRESSED_NOTE = (
+    "{count} tar archives are compressed: each shard decompresses an archive from its beginning to "
+    "the last sample that it needs, so decompress large ones first"
+)
 
 MOST_HEADER = 1 << 20
 """Bytes of a long name or of extended attributes."""
@@ -75,15 +84,24 @@ class _Member(NamedTuple):
 
 @dataclass(frozen=True)
 class TarFormat:
-    """Uncompressed tar archives; see the module."""
+    """Tar archives; see the module."""
 
     noun: str = "a tar archive"
-    suffixes: tuple[str, ...] = (".tar",)
+    suffixes: tuple[str, ...] = TAR_SUFFIXES
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, samples = Members(), _Samples(file)
-        with open_file(folder, file) as stream:
-            for number, member in enumerate(_members(stream, folder.path(file.name), file.size)):
+        members, where = Members(), folder.path(file.name)
+        with open_file(folder, file) as packed:
+            compression = compression_of(packed.read(6))
+            packed.seek(0)
+            stream: BinaryIO | DecompressedFile = packed
+            if compression:
+                require_size(folder, file)
+                stream = DecompressedFile(packed, compression, file.size, where)
+                members.notes[COMPRESSED_NOTE] += 1
+            size = math.inf if compression else file.size
+            samples = _Samples(file, compression)
+            for number, member in enumerate(_members(stream, where, size)):
                 if number % TICK == 0 and time.monotonic() > until:
                     raise TimeUpError
                 key = member_key(file.name, member.name) if member.regular else ""
@@ -92,7 +110,7 @@ class TarFormat:
                 elif is_image(key) and not key.rpartition("/")[2].startswith("._"):  # by macOS
                     samples.add_image(key, member)
                 elif key.lower().endswith(".cls"):
-                    samples.add_label(key, _label(stream, member, folder.path(file.name)))
+                    samples.add_label(key, _label(stream, member, where))
                 else:
                     members.ignored += 1
                     suffix = key.rpartition("/")[2].partition(".")[2]
@@ -101,6 +119,8 @@ class TarFormat:
                             f"{{count}} .{suffix} members of tar archives are not used: text and "
                             "JSON beside an image cannot be stored yet"
                         ] += 1
+            if isinstance(stream, DecompressedFile):
+                stream.finish()
         samples.finish(members)
         return members
 
@@ -111,11 +131,33 @@ class TarFormat:
         parts = [
             (name, place.offset - BLOCK, BLOCK + place.size) for some in places for place in some
         ]
-        contents = iter(read_parts(folder, parts))
+        compression, _, size = unit.partition(":")
+        try:
+            contents = iter(
+                _decompressed_parts(folder, FileInfo(name, int(size), -1, ""), compression, parts)
+                if size
+                else read_parts(folder, parts)
+            )
+        except SourceError:  # all of it could be decompressed when it was listed
+            return [changed(folder, name, sample.key) for sample in wanted]
         return [
             _sample(folder, name, sample.key, some, [next(contents) for _ in some])
             for sample, some in zip(wanted, places, strict=True)
         ]
+
+
+def _decompressed_parts(
+    folder: Folder, file: FileInfo, compression: str, parts: Sequence[Range]
+) -> list[bytes | StorageError]:
+    """Read parts of a compressed archive, as their offsets in its contents name them."""
+    contents: dict[Range, bytes] = {}
+    with open_file(folder, file) as packed:
+        stream = DecompressedFile(packed, compression, file.size, folder.path(file.name))
+        for part in sorted(set(parts)):
+            _, start, length = part
+            stream.seek(start)
+            contents[part] = stream.read(length)
+    return [contents[part] for part in parts]
 
 
 class _Place(NamedTuple):
@@ -158,8 +200,9 @@ def _sample(
 class _Samples:
     """The samples of an archive, in the order of their first images."""
 
-    def __init__(self, file: FileInfo) -> None:
+    def __init__(self, file: FileInfo, compression: str) -> None:
         self._file = file
+        self._compression = compression
         self._stems: dict[str, None] = {}
         self._images: list[tuple[str, int, int, str]] = []
         self._labels: dict[str, str] = {}
@@ -193,6 +236,7 @@ class _Samples:
         times = Counter(mtime for _, _, mtime, _ in self._images)
         archive = container_etag(self._file)
         unit, start = 0, 0
+        whole = f"{self._compression}:{self._file.size}" if self._compression else ""
         prefix = f"{self._file.name}/"
         used: set[str] = set()
         for key, size, mtime, places in self._images:
@@ -207,7 +251,7 @@ class _Samples:
                 label = folder if slash else ""
             etag = archive if times[mtime] > 1 or len(times) == 1 else ""
             time_ns = -1 if etag else mtime
-            location = f"{self._file.name}#{unit}\t{places}"
+            location = f"{self._file.name}#{whole or unit}\t{places}"
             members.add(key, location, size=size, mtime=time_ns, etag=etag, label=label)
         if self._labels:
             members.kind = infer_kind(members.labels, members.keys, self._file.name)
@@ -225,7 +269,7 @@ def _split(key: str) -> tuple[str, str]:
     return f"{folder}{slash}{name[:1]}{stem}", suffix.lower()
 
 
-def _label(stream: BinaryIO, member: _Member, where: str) -> str:
+def _label(stream: BinaryIO | DecompressedFile, member: _Member, where: str) -> str:
     if member.size > MOST_LABEL:
         raise SourceError(
             f"{where}: {printable(member.name)} has {member.size:,} bytes; a .cls member has a "
@@ -238,7 +282,7 @@ def _label(stream: BinaryIO, member: _Member, where: str) -> str:
         raise SourceError(f"{where}: {printable(member.name)} is not UTF-8") from None
 
 
-def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
+def _members(stream: BinaryIO | DecompressedFile, where: str, size: float) -> Iterator[_Member]:
     """Yield the members of an archive (ustar, GNU, or pax of POSIX.1-2001), folders apart.
 
     Raises
@@ -252,7 +296,7 @@ def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
         stream.seek(offset)
         header = stream.read(BLOCK)
         if len(header) == BLOCK and not any(header):
-            _require_end(stream, where, offset)
+            _require_end(stream.read(tarfile.RECORDSIZE), where, offset)
             return
         if len(header) < BLOCK:
             raise SourceError(
@@ -306,10 +350,9 @@ def _members(stream: BinaryIO, where: str, size: int) -> Iterator[_Member]:
         offset = start + (-(-nbytes // BLOCK) * BLOCK if has_data else 0)
 
 
-def _require_end(stream: BinaryIO, where: str, offset: int) -> None:
+def _require_end(rest: bytes, where: str, offset: int) -> None:
     """Raise `SourceError` if another archive follows the end of one."""
-    stream.seek(offset)
-    rest = stream.read(tarfile.RECORDSIZE + BLOCK).lstrip(b"\0")
+    rest = rest.lstrip(b"\0")
     if rest[257:262] == b"ustar":
         raise SourceError(
             f"{where} has members behind its end, at byte {offset:,}: archives were joined byte by "
@@ -320,9 +363,7 @@ def _require_end(stream: BinaryIO, where: str, offset: int) -> None:
 def _no_header(where: str, offset: int, header: bytes, error: Exception) -> str:
     if offset:
         return f"{where} is damaged: at byte {offset:,} it has no header of a member ({error})"
-    packed = header.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"))
-    way = "is compressed: decompress it" if packed else "is no tar archive; give --source-kind"
-    return f"{where} {way}"
+    return f"{where} is no tar archive; give --source-kind"
 
 
 def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:

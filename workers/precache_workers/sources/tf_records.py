@@ -19,7 +19,7 @@ import google_crc32c
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.storage.base import FileInfo, Folder
-from precache_workers.sources.base import NO_COLUMNS, TICK, UNPACK, Columns, Fetched
+from precache_workers.sources.base import NO_COLUMNS, TICK, Columns, Fetched
 from precache_workers.sources.containers import UNIT_BYTES, Members, TimeUpError, Wanted, changed
 from precache_workers.sources.file_ranges import open_file, read_parts
 from precache_workers.sources.parquet_tables import name_rows
@@ -116,5 +116,5 @@ def _no_record(where: str, offset: int, head: bytes) -> str:
     if offset:
         return f"{where} is damaged, or cut off: at byte {offset:,} it has no record"
     if head.startswith((b"\x1f\x8b", b"\x78")):
-        return f"{where} is compressed: {UNPACK}"
+        return f"{where} is compressed: decompress it, as images hardly get larger"
     return f"{where} is no TFRecord file; give --source-kind"

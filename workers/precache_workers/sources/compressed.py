@@ -1,0 +1,129 @@
+"""Compressed files as streams that are read forward, from their beginning."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from precache.errors import SourceError, StorageError
+from precache_workers.runtime.time_limit import notes
+
+MOST_RATIO, LEAST_LIMIT = 1000, 64 << 20
+"""A file that decompresses to more than so many times its size, and so many bytes, is refused."""
+
+SKIPPED_BYTES = 1 << 20
+"""Bytes that are decompressed at once to be left out."""
+
+PACKED_BYTES, MOST_MEMORY = 64 << 10, 256 << 20
+"""Bytes of a file of xz that are read at once, and of the memory that it may take."""
+
+
+def compression_of(start: bytes) -> str:
+    """Return the name of a compression by the first bytes of a file, or "" if there is none."""
+    return next((name for name, (magic, _) in _COMPRESSIONS.items() if start.startswith(magic)), "")
+
+
+class DecompressedFile:
+    """The contents of a compressed file, as a stream that is read forward.
+
+    Parameters
+    ----------
+    name
+        Of the compression, as `compression_of` returns it.
+    size
+        Of the compressed file.
+    where
+        Path or URL of the file, for errors.
+    """
+
+    def __init__(self, stream: BinaryIO, name: str, size: int, where: str) -> None:
+        self._stream = _COMPRESSIONS[name][1](stream)
+        self._place = 0
+        self._most_bytes = max(LEAST_LIMIT, MOST_RATIO * size)
+        self._where = where
+
+    def seek(self, offset: int) -> None:
+        """Leave out what comes before an offset.
+
+        Raises
+        ------
+        ValueError
+            The stream is past it.
+        """
+        if offset < self._place:
+            raise ValueError(f"cannot go back to byte {offset:,}")
+        while self._place < offset and self.read(min(SKIPPED_BYTES, offset - self._place)):
+            pass
+
+    def finish(self) -> None:
+        """Decompress the rest, so that all checksums are checked."""
+        while self.read(SKIPPED_BYTES):
+            pass
+
+    def read(self, size: int) -> bytes:
+        """Return so many bytes, or fewer at the end.
+
+        Raises
+        ------
+        SourceError
+            The file is damaged, cut off, or decompresses to far more than its size.
+        """
+        parts = []
+        while size > 0 and (data := self._part(size)):
+            parts.append(data)
+            size -= len(data)
+        return b"".join(parts)
+
+    def _part(self, size: int) -> bytes:
+        try:
+            data: bytes = self._stream.read(size)
+        except StorageError:
+            raise
+        except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+            raise SourceError(
+                f"{self._where} cannot be decompressed: {error}; it is damaged or cut off"
+            ) from None
+        notes().advance()  # much may come before what is wanted
+        self._place += len(data)
+        if self._place > self._most_bytes:
+            raise SourceError(
+                f"{self._where} decompresses to over {MOST_RATIO:,} times its size; decompress it "
+                "yourself if you trust it"
+            )
+        return data
+
+
+def _open_zstd(stream: BinaryIO) -> Any:
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(pa.PythonFile(stream, "r"), "zstd")
+
+
+class _XZFile:
+    """Contents of a file of xz: `lzma.LZMAFile` has no limit of memory, which files may ask for."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, MOST_MEMORY)
+
+    def read(self, size: int) -> bytes:
+        decompressor, data = self._decompressor, b""
+        while not (data or decompressor.eof):
+            packed = self._stream.read(PACKED_BYTES) if decompressor.needs_input else b""
+            if decompressor.needs_input and not packed:
+                raise EOFError("it ends early")
+            data = decompressor.decompress(packed, size)
+        return data
+
+
+_COMPRESSIONS: dict[str, tuple[bytes, Callable[[Any], Any]]] = {
+    "gzip": (b"\x1f\x8b", lambda stream: gzip.GzipFile(fileobj=stream)),
+    "bzip2": (b"BZh", bz2.BZ2File),
+    "xz": (b"\xfd7zXZ", _XZFile),
+    "zstd": (b"\x28\xb5\x2f\xfd", _open_zstd),
+}
+"""First bytes of files, and functions that open them."""
