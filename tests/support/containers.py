@@ -18,7 +18,7 @@ PARTS = 3
 
 def photos_of(folder: Path) -> list[Path]:
     """The photographs of a folder, sorted."""
-    return sorted(folder.rglob("*.jpg"))
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
 
 
 def write_tars(
