@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import zarr
@@ -241,6 +243,60 @@ def test_a_labels_file_gives_classes_in_place_of_them(tmp_path: Path, labels: li
     assert by_key(tmp_path / "a.store") == {f"{n}.jpg": n % 2 for n in range(8)}
 
 
+def test_classes_of_a_store_without_names_say_how_many_there_are(tmp_path: Path) -> None:
+    build(write_table(tmp_path / "in", [[0], [4]]), tmp_path / "train.store")
+    source = write_table(tmp_path / "other", [[2], [0, 1]])
+    build(source, tmp_path / "val.store", classes=tmp_path / "train.store")
+    assert by_key(tmp_path / "val.store") == {"0.jpg": [0, 0, 1, 0, 0], "1.jpg": [1, 1, 0, 0, 0]}
+    build(write_table(tmp_path / "third", [0, 4]), tmp_path / "numbers.store")
+    with pytest.raises(SourceError, match="a store whose labels have no names of classes"):
+        build(source, tmp_path / "x.store", classes=tmp_path / "numbers.store")
+
+
+def test_a_plan_tells_another_kind_of_the_same_labels(tmp_path: Path) -> None:
+    store = tmp_path / "a.store"
+    build(write_table(tmp_path / "in", [1, 2]), store)
+    plan = precache.plan(write_table(tmp_path / "in", [[1], [2]]), store, RECIPE, address="serial")
+    assert plan.differences is not None
+    assert plan.differences.any
+    assert "labels: class numbers → multi-hot, 3 classes" in str(plan)
+
+
+def test_numbers_that_are_nearly_the_same_differ(tmp_path: Path) -> None:
+    store = tmp_path / "a.store"
+    build(write_table(tmp_path / "in", [123456.71, 0.5]), store)
+    old = precache.open(store).id
+    build(write_table(tmp_path / "in", [123456.72, 0.5]), store)
+    relabelled = precache.diff(f"{store}@{old}", store).samples.relabelled
+    assert relabelled.examples == ("0.jpg: 123456.71 → 123456.72",)
+
+
+def write_parquet(path: Path, labels: list[Any], kind: pa.DataType) -> str:
+    images = [encoded(cut(number)) for number in range(len(labels))]
+    pq.write_table(pa.table({"image": images, "label": pa.array(labels, kind)}), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.int64()], ids=str)
+@pytest.mark.parametrize("empty", [[], None], ids=str)
+def test_lists_that_are_all_empty_are_no_labels(
+    tmp_path: Path, kind: pa.DataType, empty: Any
+) -> None:
+    source = write_parquet(tmp_path / "a.parquet", [empty] * 3, pa.list_(kind))
+    build(source, tmp_path / "a.store")
+    assert precache.open(tmp_path / "a.store").labels.tolist() == [-1, -1, -1]
+    assert precache.verify(tmp_path / "a.store").ok
+
+
+def test_other_labels_than_those_of_a_single_parquet_file_are_found(tmp_path: Path) -> None:
+    store = tmp_path / "a.store"
+    build(write_parquet(tmp_path / "a.parquet", [0, 1, 2], pa.int64()), store)
+    assert precache.verify(store).unchecked == ()
+    version = precache.open(store)
+    zarr.open_group(version.path, mode="r+")["label"][:] = np.roll(version.labels, 1)
+    assert not precache.verify(store).ok
+
+
 @pytest.mark.parametrize(
     "label",
     [
@@ -311,6 +367,28 @@ def test_targets_of_a_dataset_may_be_of_any_kind(
     assert precache.verify(tmp_path / "a.store").ok
     with pytest.raises(SourceError, match="Give the dataset an attribute `targets`"):
         build(f"python:{name}:Bare", tmp_path / "b.store")
+
+
+@pytest.mark.parametrize(
+    ("targets", "why"),
+    [
+        ("np.array([2**63, 1, 2], np.uint64)", r"targets are uint64 \(3,\); .* below 2\*\*63"),
+        ("5", r"targets are int64 \(\)"),
+        ("iter([1, 2, 3])", r"targets are object \(\)"),
+        ("[[1], ['a', 'b'], []]", "targets are several names and several numbers; make them alike"),
+        ("torch.ones(3, dtype=torch.bfloat16)", "target of sample 0"),
+        ("None", r"a sample's label is 9223372036854775808; .* below 2\*\*63"),
+    ],
+)
+def test_targets_that_are_no_labels_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: str, why: str
+) -> None:
+    name = f"refused_{abs(hash(targets))}"
+    code = MODULE.format(classes="()", targets=targets).replace("self.targets[number]", "2**63")
+    (tmp_path / f"{name}.py").write_text(f"import torch\n{code}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SourceError, match=why):
+        build(f"python:{name}:Photos", tmp_path / "a.store")
 
 
 # --- while a version is built -------------------------------------------------------------------
