@@ -192,6 +192,8 @@ def test_the_viewer_shows_them(store: Path, kind: str) -> None:
     catalogue = Catalogue(str(store))
     row = list(precache.open(store).keys).index("0.jpg")
     assert catalogue.label(row) == ("0.5" if kind == "numbers" else "cat, dog")
+    [bare] = catalogue.find(Query(label="-1"), 0, 10).rows
+    assert catalogue.key(bare) == "1.jpg"
     if kind == "numbers":
         assert catalogue.counts == []
         with pytest.raises(UsageError, match="are numbers, and no classes"):
