@@ -253,6 +253,14 @@ def test_the_two_containers_that_do_not_fit_are_named(tmp_path: Path) -> None:
         listed(str(tmp_path / "*.tar"))
 
 
+@pytest.mark.parametrize("writer", [_parquet, _saved])
+def test_the_file_of_what_is_no_label_is_named(tmp_path: Path, writer: Any) -> None:
+    with pytest.raises(
+        SourceError, match=r"\.(parquet|arrow) .*its column label, .* class number -1"
+    ):
+        listed(writer(tmp_path, [[0], [1, -1], [2], []]))
+
+
 # --- hostile ones -------------------------------------------------------------------------------
 
 
