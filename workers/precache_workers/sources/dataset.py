@@ -199,7 +199,9 @@ def _labels(targets: Any, classes: Sequence[str], count: int) -> tuple[np.ndarra
     whole = labels.shape == (count,) and labels.dtype.kind in "iub"
     if whole and _is_class_number(labels.min()) and _is_class_number(labels.max()):
         return labels.astype(np.int64), tuple(classes)
+    without: Kind = "several numbers"  # the kind if no sample has a label
     if labels.shape == (count,) and labels.dtype.kind == "f":
+        without = "values"
         texts = [label_of(float(number)) for number in labels]
     elif labels.ndim != 1 and _length(targets) == count:
         texts = [_text(row, some) for row, some in enumerate(labels.tolist() or targets)]
@@ -210,7 +212,7 @@ def _labels(targets: Any, classes: Sequence[str], count: int) -> tuple[np.ndarra
             "classes"
         )
     kinds = {kind for _, kind in texts if kind}
-    kind = joined(kinds or {"values"})
+    kind = joined(kinds or {without})
     if kind is None:
         raise SourceError(
             f"the dataset's targets are {' and '.join(sorted(kinds))}; make them alike"
