@@ -81,6 +81,16 @@ def test_a_loader_yields_them_in_their_shape(store: Path, kind: str) -> None:
             np.testing.assert_array_equal(got, expected(int(keys[row][0]), kind))
 
 
+def test_kept_labels_of_many_classes_keep_no_images(tmp_path: Path) -> None:
+    build(
+        write_table(tmp_path / "in", [[number * 50] for number in range(8)]), tmp_path / "a.store"
+    )
+    with precache.Loader(tmp_path / "a.store", batch_size=1, device="cpu", num_threads=1) as loader:
+        kept = [(batch["label"], batch["image"].data_ptr()) for _ in range(4) for batch in loader]
+    assert kept[0][0].shape == (1, 351)
+    assert len({address for _, address in kept}) < len(kept) // 2
+
+
 def test_zarr_reads_them_and_the_format_is_3(store: Path, kind: str) -> None:
     version = precache.open(store)
     array = zarr.open_group(version.path, mode="r")["label"]
