@@ -195,7 +195,8 @@ class Catalogue:
             named = query.label in self.version.classes
             number = None if named else _parse_int(query.label)
             if number == -1:
-                return wanted & ~has_label(self.version.labels)
+                wanted &= ~has_label(self.version.labels)
+                return wanted
             of_class = np.zeros(len(valid), bool)
             of_class[self.version.rows_of_classes(query.label if number is None else number)] = True
             wanted &= of_class
