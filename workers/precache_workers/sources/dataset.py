@@ -204,7 +204,9 @@ def _labels(targets: Any, classes: Sequence[str], count: int) -> tuple[np.ndarra
         without = "values"
         texts = [label_of(float(number)) for number in labels]
     elif labels.ndim != 1 and _length(targets) == count:
-        texts = [_text(row, some) for row, some in enumerate(labels.tolist() or targets)]
+        # NumPy makes text of numbers beside text.
+        lists = targets if isinstance(targets, list | tuple) else labels.tolist() or targets
+        texts = [_text(row, some) for row, some in enumerate(lists)]
     else:
         raise SourceError(
             f"the dataset's targets are {labels.dtype} {labels.shape}; they are to be {count} "
@@ -238,7 +240,8 @@ def _length(targets: Any) -> int:
 
 def _text(row: int, some: Any) -> tuple[str, Kind | None]:
     try:
-        return label_of(list(some))
+        values = some.tolist() if hasattr(some, "tolist") else list(some)
+        return label_of([value.item() if hasattr(value, "item") else value for value in values])
     except (TypeError, ValueError) as error:
         raise SourceError(f"the dataset's target of sample {row} {error}") from None
 
