@@ -199,6 +199,8 @@ class BatchStream:
         sizes = {name: row_nbytes(*column) for name, column in columns.shapes.items()}
         # Small fields get their own memory: a list of all labels must not keep all images alive.
         self._small = {name for name, nbytes in sizes.items() if nbytes <= SMALL_ROW_NBYTES}
+        if "label" in sizes and not columns.version.foreign:
+            self._small.add("label")  # multi-hot ones may have any number of classes
         slots = DeviceSlots(columns, batch_size, framed, registered, self._small) if cuda else None
         self._gathered = slots.gathered if slots else set[str]()
         self._schedule = Schedule.plan(

@@ -375,9 +375,10 @@ def _same(one: Json, other: Json) -> bool:
 def has_labels_with_samples(table: RowTable) -> bool:
     """Return whether labels may have come with the samples, as from a Python dataset.
 
-    The samples of a Python dataset have neither size nor time, and all the same etag. Only class
-    numbers may.
+    The samples of a Python dataset have neither size nor time, and all the same etag. So may the
+    rows of a Parquet file, whose etag is an XXH3-64, as that of no dataset. Only class numbers may.
     """
     etags = [etag for row, etag in enumerate(table.etags) if row not in table.removed]
     unknown = bool((table.sizes < 0).all() and (table.mtimes < 0).all())
-    return are_classes(table.labels) and unknown and len(set(etags)) == 1 and bool(etags[0])
+    alike = len(set(etags)) == 1 and etags[0] != "" and not _DIGEST.fullmatch(etags[0])
+    return are_classes(table.labels) and unknown and alike

@@ -24,7 +24,7 @@ from precache.errors import StoreError
 from precache.recipe.base import canonical_json
 from precache.recipe.ops import DTYPES
 from precache.runtime.process_id import Process
-from precache.store.labels import MOST_CLASSES
+from precache.store.labels import MOST_CLASSES, kind_in_words
 
 FORMAT = 3
 """Newest store format; a reader refuses higher ones. In format 1, no field has variants, and up to
@@ -231,6 +231,4 @@ class Attributes(_Document):
     @property
     def label_kind(self) -> str:
         """The kind of the labels, in words."""
-        if self.label is None:
-            return "class numbers"
-        return f"multi-hot, {self.label.shape[0]:,} classes" if self.label.shape else "numbers"
+        return kind_in_words(self.label.shape, self.label.dtype) if self.label else kind_in_words()

@@ -50,6 +50,13 @@ def narrow(labels: np.ndarray) -> np.ndarray:
     return labels.astype(next(fitting))
 
 
+def kind_in_words(row_shape: Sequence[int] = (), dtype: str = "int64") -> str:
+    """Return the kind of labels of which a row has this shape and dtype."""
+    if row_shape:
+        return f"multi-hot, {row_shape[0]:,} classes"
+    return "numbers" if dtype == "float32" else "class numbers"
+
+
 def label_attributes(labels: np.ndarray) -> dict[str, Any]:
     """Return what the attributes of a version say of its labels: nothing of class numbers."""
     if are_classes(labels):
@@ -70,7 +77,7 @@ def label_texts(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
     """Return labels as text: names of classes, numbers where there are none, empty for no label."""
     names = dict(enumerate(classes))
     if labels.dtype.kind == "f":
-        return ["" if np.isnan(number) else f"{number:.6g}" for number in labels]
+        return ["" if np.isnan(number) else str(number) for number in labels]
     if labels.ndim == 1:
         return [names.get(n, str(n)) if n >= 0 else "" for n in labels.tolist()]
     rows, numbers = np.nonzero(labels)

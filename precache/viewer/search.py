@@ -11,7 +11,7 @@ import numpy as np
 from precache.errors import DamageError, StorageError, UsageError
 from precache.reading.version_reader import VersionReader
 from precache.storage.open import StorageOptions
-from precache.store.labels import label_texts
+from precache.store.labels import has_label, label_texts
 from precache.store.small_arrays import KEYS_PER_CHUNK
 
 KEY_CHUNKS = 32
@@ -194,6 +194,9 @@ class Catalogue:
         if query.label:
             named = query.label in self.version.classes
             number = None if named else _parse_int(query.label)
+            if number == -1:
+                wanted &= ~has_label(self.version.labels)
+                return wanted
             of_class = np.zeros(len(valid), bool)
             of_class[self.version.rows_of_classes(query.label if number is None else number)] = True
             wanted &= of_class

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import zarr
@@ -77,6 +79,16 @@ def test_a_loader_yields_them_in_their_shape(store: Path, kind: str) -> None:
     for (_, label), numbers in zip(batches, rows, strict=True):
         for got, row in zip(label.numpy(), numbers, strict=True):
             np.testing.assert_array_equal(got, expected(int(keys[row][0]), kind))
+
+
+def test_kept_labels_of_many_classes_keep_no_images(tmp_path: Path) -> None:
+    build(
+        write_table(tmp_path / "in", [[number * 50] for number in range(8)]), tmp_path / "a.store"
+    )
+    with precache.Loader(tmp_path / "a.store", batch_size=1, device="cpu", num_threads=1) as loader:
+        kept = [(batch["label"], batch["image"].data_ptr()) for _ in range(4) for batch in loader]
+    assert kept[0][0].shape == (1, 351)
+    assert len({address for _, address in kept}) < len(kept) // 2
 
 
 def test_zarr_reads_them_and_the_format_is_3(store: Path, kind: str) -> None:
@@ -190,6 +202,8 @@ def test_the_viewer_shows_them(store: Path, kind: str) -> None:
     catalogue = Catalogue(str(store))
     row = list(precache.open(store).keys).index("0.jpg")
     assert catalogue.label(row) == ("0.5" if kind == "numbers" else "cat, dog")
+    [bare] = catalogue.find(Query(label="-1"), 0, 10).rows
+    assert catalogue.key(bare) == "1.jpg"
     if kind == "numbers":
         assert catalogue.counts == []
         with pytest.raises(UsageError, match="are numbers, and no classes"):
@@ -239,6 +253,60 @@ def test_a_labels_file_gives_classes_in_place_of_them(tmp_path: Path, labels: li
     source = write_table(tmp_path / "in", labels)
     build(source, tmp_path / "a.store", labels=tmp_path / "labels.csv")
     assert by_key(tmp_path / "a.store") == {f"{n}.jpg": n % 2 for n in range(8)}
+
+
+def test_classes_of_a_store_without_names_say_how_many_there_are(tmp_path: Path) -> None:
+    build(write_table(tmp_path / "in", [[0], [4]]), tmp_path / "train.store")
+    source = write_table(tmp_path / "other", [[2], [0, 1]])
+    build(source, tmp_path / "val.store", classes=tmp_path / "train.store")
+    assert by_key(tmp_path / "val.store") == {"0.jpg": [0, 0, 1, 0, 0], "1.jpg": [1, 1, 0, 0, 0]}
+    build(write_table(tmp_path / "third", [0, 4]), tmp_path / "numbers.store")
+    with pytest.raises(SourceError, match="a store whose labels have no names of classes"):
+        build(source, tmp_path / "x.store", classes=tmp_path / "numbers.store")
+
+
+def test_a_plan_tells_another_kind_of_the_same_labels(tmp_path: Path) -> None:
+    store = tmp_path / "a.store"
+    build(write_table(tmp_path / "in", [1, 2]), store)
+    plan = precache.plan(write_table(tmp_path / "in", [[1], [2]]), store, RECIPE, address="serial")
+    assert plan.differences is not None
+    assert plan.differences.any
+    assert "labels: class numbers → multi-hot, 3 classes" in str(plan)
+
+
+def test_numbers_that_are_nearly_the_same_differ(tmp_path: Path) -> None:
+    store = tmp_path / "a.store"
+    build(write_table(tmp_path / "in", [123456.71, 0.5]), store)
+    old = precache.open(store).id
+    build(write_table(tmp_path / "in", [123456.72, 0.5]), store)
+    relabelled = precache.diff(f"{store}@{old}", store).samples.relabelled
+    assert relabelled.examples == ("0.jpg: 123456.71 → 123456.72",)
+
+
+def write_parquet(path: Path, labels: list[Any], kind: pa.DataType) -> str:
+    images = [encoded(cut(number)) for number in range(len(labels))]
+    pq.write_table(pa.table({"image": images, "label": pa.array(labels, kind)}), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.int64()], ids=str)
+@pytest.mark.parametrize("empty", [[], None], ids=str)
+def test_lists_that_are_all_empty_are_no_labels(
+    tmp_path: Path, kind: pa.DataType, empty: Any
+) -> None:
+    source = write_parquet(tmp_path / "a.parquet", [empty] * 3, pa.list_(kind))
+    build(source, tmp_path / "a.store")
+    assert precache.open(tmp_path / "a.store").labels.tolist() == [-1, -1, -1]
+    assert precache.verify(tmp_path / "a.store").ok
+
+
+def test_other_labels_than_those_of_a_single_parquet_file_are_found(tmp_path: Path) -> None:
+    store = tmp_path / "a.store"
+    build(write_parquet(tmp_path / "a.parquet", [0, 1, 2], pa.int64()), store)
+    assert precache.verify(store).unchecked == ()
+    version = precache.open(store)
+    zarr.open_group(version.path, mode="r+")["label"][:] = np.roll(version.labels, 1)
+    assert not precache.verify(store).ok
 
 
 @pytest.mark.parametrize(
@@ -292,6 +360,10 @@ class Bare(Photos):
         ("[[0, 2], [], [1]]", "('a', 'b', 'c')", [[1, 0, 1], [0, 0, 0], [0, 1, 0]]),
         ("np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]])", "()", [[1, 0, 1], [0, 0, 0], [0, 1, 0]]),
         ("[['b'], ['a', 'b'], []]", "()", [[0, 1], [1, 1], [0, 0]]),
+        ("[np.array([0, 2]), np.array([1]), []]", "()", [[1, 0, 1], [0, 1, 0], [0, 0, 0]]),
+        ("[[np.int64(0)], [np.int64(1)], []]", "()", [[1, 0], [0, 1], [0, 0]]),
+        ("[[], [], []]", "()", [-1, -1, -1]),
+        ("[[], [], []]", "('a', 'b')", [[0, 0], [0, 0], [0, 0]]),
     ],
 )
 def test_targets_of_a_dataset_may_be_of_any_kind(
@@ -311,6 +383,29 @@ def test_targets_of_a_dataset_may_be_of_any_kind(
     assert precache.verify(tmp_path / "a.store").ok
     with pytest.raises(SourceError, match="Give the dataset an attribute `targets`"):
         build(f"python:{name}:Bare", tmp_path / "b.store")
+
+
+@pytest.mark.parametrize(
+    ("targets", "why"),
+    [
+        ("np.array([2**63, 1, 2], np.uint64)", r"targets are uint64 \(3,\); .* below 2\*\*63"),
+        ("5", r"targets are int64 \(\)"),
+        ("iter([1, 2, 3])", r"targets are object \(\)"),
+        ("[[1], ['a', 'b'], []]", "targets are several names and several numbers; make them alike"),
+        ("[[1], ['a'], ['b']]", "targets are several names and several numbers; make them alike"),
+        ("torch.ones(3, dtype=torch.bfloat16)", "target of sample 0"),
+        ("None", r"a sample's label is 9223372036854775808; .* below 2\*\*63"),
+    ],
+)
+def test_targets_that_are_no_labels_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: str, why: str
+) -> None:
+    name = f"refused_{abs(hash(targets))}"
+    code = MODULE.format(classes="()", targets=targets).replace("self.targets[number]", "2**63")
+    (tmp_path / f"{name}.py").write_text(f"import torch\n{code}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SourceError, match=why):
+        build(f"python:{name}:Photos", tmp_path / "a.store")
 
 
 # --- while a version is built -------------------------------------------------------------------

@@ -224,6 +224,43 @@ def _label_column(name: str) -> Any:
     return Columns(label=name)
 
 
+def test_labels_of_a_container_may_all_be_missing(tmp_path: Path) -> None:
+    """Lists that are all empty, or texts that are all NaN, fit what other containers have."""
+    for name, labels in (("a", [[1, 2], [0]]), ("b", [[], []])):
+        column = pa.array(labels, pa.list_(pa.int64()))
+        pq.write_table(
+            pa.table({"image": PHOTOS[:2], "label": column}), tmp_path / f"{name}.parquet"
+        )
+    source = open_source(str(tmp_path / "*.parquet"))
+    listing = check_source(source)
+    assert listing.table.labels.tolist() == [[0, 1, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
+    for name, texts in (("a", ("1.5", "2")), ("b", ("nan", "nan"))):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            for number, text in enumerate(texts):
+                add(tar, f"{number}.jpg", PHOTOS[number])
+                add(tar, f"{number}.cls", text.encode())
+    np.testing.assert_array_equal(
+        listed(str(tmp_path / "*.tar")).labels, np.array([1.5, 2, np.nan, np.nan], np.float32)
+    )
+
+
+def test_the_two_containers_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    for name, text in (("a", "1"), ("b", "1.5"), ("c", "cat")):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            add(tar, "0.jpg", PHOTOS[0])
+            add(tar, "0.cls", text.encode())
+    with pytest.raises(SourceError, match=r"labels of a\.tar and c\.tar .*\(numbers, names\)"):
+        listed(str(tmp_path / "*.tar"))
+
+
+@pytest.mark.parametrize("writer", [_parquet, _saved])
+def test_the_file_of_what_is_no_label_is_named(tmp_path: Path, writer: Any) -> None:
+    with pytest.raises(
+        SourceError, match=r"\.(parquet|arrow) .*its column label, .* class number -1"
+    ):
+        listed(writer(tmp_path, [[0], [1, -1], [2], []]))
+
+
 # --- hostile ones -------------------------------------------------------------------------------
 
 

@@ -87,6 +87,11 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
         listed(source)
     with pytest.raises(SourceError, match="column box has values of type struct"):
         listed(write(tmp_path / "c.parquet", {"image": [PHOTO], "box": [{"x": 1}]}), None, "box")
+    source = write(tmp_path / "d.parquet", {"image": [PHOTO], "tags": [["cat"]]})
+    with pytest.raises(
+        SourceError, match=r"d\.parquet: its column 'tags' .* a key is text or a wh"
+    ):
+        listed(source, None, None, "tags")
 
 
 @pytest.mark.parametrize(

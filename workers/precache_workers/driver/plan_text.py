@@ -126,6 +126,8 @@ def _source(differences: Differences) -> Iterator[str]:
         change: KeyChange = getattr(source, name)
         if change.count:
             yield change.text(name)
+    if source.labels is not None:
+        yield str(source.labels)
     if source.classes_changed:
         yield "names or numbers of classes changed"
 

@@ -17,6 +17,7 @@ from precache.maintenance.diff import (
 from precache.recipe.ops import Function
 from precache.recipe.recipe import Recipe
 from precache.store.documents import Attributes
+from precache.store.labels import kind_in_words
 from precache.store.row_table import RowTable
 from precache_workers.ops.behaviour import Outputs, digest_of, first_difference
 from precache_workers.ops.identity import (
@@ -46,6 +47,8 @@ class SourceChanges:
         Samples with another label: the names of classes, or numbers.
     classes_changed
         Whether classes have other names or numbers.
+    labels
+        The kind of the labels, if it is another.
     """
 
     same: int
@@ -54,12 +57,13 @@ class SourceChanges:
     removed: KeyChange
     relabelled: KeyChange
     classes_changed: bool
+    labels: Change | None = None
 
     @property
     def any(self) -> bool:
         """Return whether there is a change."""
         kinds = self.added, self.changed, self.removed, self.relabelled
-        return self.classes_changed or any(kind.count for kind in kinds)
+        return bool(self.labels) or self.classes_changed or any(kind.count for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,9 @@ def _recipe_changes(attributes: Attributes, recipe: Recipe) -> tuple[Change, ...
 def source_changes(before: RowTable, after: RowTable) -> SourceChanges:
     """Compare the rows of a version with those of a listing, by key."""
     listed = listed_samples(before), listed_samples(after)
+    one, other = (
+        kind_in_words(table.labels.shape[1:], table.labels.dtype.name) for table in (before, after)
+    )
     keys = {kind: sorted(changed) for kind, changed in changed_keys(*listed).items()}
     return SourceChanges(
         same=len(listed[1].keys) - len(keys["added"]) - len(keys["changed"]),
@@ -174,6 +181,7 @@ def source_changes(before: RowTable, after: RowTable) -> SourceChanges:
         removed=KeyChange.of(keys["removed"]),
         relabelled=KeyChange.of(keys["relabelled"]),
         classes_changed=before.classes != after.classes,
+        labels=None if one == other else Change("labels", one, other),
     )
 
 

@@ -26,6 +26,7 @@ from precache.storage.open import StorageOptions
 from precache.store.labels import are_classes
 from precache.store.open import open_version
 from precache.store.row_table import RowTable
+from precache.store.version import Version
 from precache_workers.planning.rows import default_max_failures
 
 log = logging.getLogger(__name__)
@@ -339,7 +340,7 @@ def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str,
     path, where = Path(uri), f"--classes {shown(uri)}"
     if not path.is_file():
         try:
-            return open_version(uri, None, storage_options).classes
+            return _classes_of(open_version(uri, None, storage_options), where)
         except StoreError as error:
             raise SourceError(f"{where} is neither a file nor a store: {error}") from None
     try:
@@ -358,6 +359,16 @@ def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str,
     if len(set(map(_composed, classes))) != len(classes) or not classes:
         raise SourceError(f"{where} must name each class once, and at least one")
     return classes
+
+
+def _classes_of(version: Version, where: str) -> tuple[str, ...]:
+    """Return the names of a version's classes; of multi-hot labels without names, their numbers."""
+    label = version.attributes.label if version.attributes else None
+    if version.classes:
+        return version.classes
+    if label is None or not label.shape:
+        raise SourceError(f"{where} is a store whose labels have no names of classes")
+    return tuple(map(str, range(label.shape[0])))
 
 
 def _relabelled(table: RowTable, labels: Iterable[int], classes: tuple[str, ...]) -> RowTable:

@@ -116,7 +116,8 @@ def _opened(folder: Folder, file: FileInfo) -> Iterator[Any]:
         try:
             reader.close()
         except RuntimeError as error:
-            raise SourceError(f"{where} cannot be read: {printable(str(error))}") from None
+            reason = printable(str(error)) or f"it is cut off, or not {FORMAT_NOUN}"
+            raise SourceError(f"{where} cannot be read: {reason}") from None
     try:
         yield reader
     finally:

@@ -13,6 +13,7 @@ process that has only keys, such as the viewer, lists once.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import threading
@@ -404,10 +405,14 @@ def row_table(
             kinds.setdefault((members.kind, members.classes), file.name)
     kind = joined(kind for kind, _ in kinds) if kinds else None
     if kinds and (kind is None or len({classes for _, classes in kinds}) > 1):
-        (one, first), (other, second) = list(kinds.items())[:2]
+        one, other = next(
+            (one, other)
+            for one, other in itertools.combinations(kinds, 2)
+            if one[1] != other[1] or joined([one[0], other[0]]) is None
+        )
         raise SourceError(
-            f"labels of {printable(first)} and {printable(second)} in {source} are not of one kind "
-            f"({one[0]}, {other[0]}), or have other class names; make them alike"
+            f"labels of {printable(kinds[one])} and {printable(kinds[other])} in {source} are not "
+            f"of one kind ({one[0]}, {other[0]}), or have other class names; make them alike"
         )
     names = next((classes for _, classes in kinds), ())
     labels, classes = encode_labels(whole.labels, kind, names, whole.keys, str(source))

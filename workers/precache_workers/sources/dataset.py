@@ -194,28 +194,54 @@ def _labels(targets: Any, classes: Sequence[str], count: int) -> tuple[np.ndarra
     """Return the labels of a row table from the `targets` of a dataset, and names of classes."""
     try:
         labels = np.asarray(targets)
-    except ValueError:  # lists of different lengths
+    except (TypeError, ValueError):  # lists of different lengths, or a type that NumPy lacks
         labels = np.empty((), object)
-    if labels.shape == (count,) and labels.dtype.kind in "iub" and labels.min() >= -1:
+    whole = labels.shape == (count,) and labels.dtype.kind in "iub"
+    if whole and _is_class_number(labels.min()) and _is_class_number(labels.max()):
         return labels.astype(np.int64), tuple(classes)
+    without: Kind = "several numbers"  # the kind if no sample has a label
     if labels.shape == (count,) and labels.dtype.kind == "f":
+        without = "values"
         texts = [label_of(float(number)) for number in labels]
-    elif len(targets) == count and labels.ndim != 1:
-        texts = [_text(row, some) for row, some in enumerate(labels.tolist() or targets)]
+    elif labels.ndim != 1 and _length(targets) == count:
+        # NumPy makes text of numbers beside text.
+        lists = targets if isinstance(targets, list | tuple) else labels.tolist() or targets
+        texts = [_text(row, some) for row, some in enumerate(lists)]
     else:
         raise SourceError(
             f"the dataset's targets are {labels.dtype} {labels.shape}; they are to be {count} "
-            "labels, one for each sample: whole numbers from -1 up, numbers with a fraction, or "
-            "lists of classes"
+            f"labels, one for each sample: {_CLASS_NUMBERS}, numbers with a fraction, or lists of "
+            "classes"
         )
-    kind = joined({kind for _, kind in texts if kind} or {"values"})
+    kinds = {kind for _, kind in texts if kind}
+    kind = joined(kinds or {without})
+    if kind is None:
+        raise SourceError(
+            f"the dataset's targets are {' and '.join(sorted(kinds))}; make them alike"
+        )
     keys = [f"number {row}" for row in range(count)]
     return encode_labels([text for text, _ in texts], kind, classes, keys, "the dataset's targets")
 
 
+_CLASS_NUMBERS = "whole numbers from -1 up, below 2**63"
+
+
+def _is_class_number(number: Any) -> bool:
+    return -1 <= int(number) < 1 << 63
+
+
+def _length(targets: Any) -> int:
+    """Return the number of targets; -1 for what has no length, such as a number."""
+    try:
+        return len(targets)
+    except TypeError:
+        return -1
+
+
 def _text(row: int, some: Any) -> tuple[str, Kind | None]:
     try:
-        return label_of(list(some))
+        values = some.tolist() if hasattr(some, "tolist") else list(some)
+        return label_of([value.item() if hasattr(value, "item") else value for value in values])
     except (TypeError, ValueError) as error:
         raise SourceError(f"the dataset's target of sample {row} {error}") from None
 
@@ -226,14 +252,14 @@ def _number(label: Any, *, known: bool) -> int | None:
         return None
     try:
         number = int(label)
-        whole = number == label and number >= -1
-    except (TypeError, ValueError):
+        whole = number == label and _is_class_number(number)
+    except (OverflowError, TypeError, ValueError):
         whole = False
     if not whole and not known:
         raise SourceError(
-            f"a sample's label is {label!r}; one that comes with a sample is a class number from "
-            "-1 up. Give the dataset an attribute `targets` with the labels of all samples, which "
-            "may be of any kind"
+            f"a sample's label is {label!r}; those that come with samples are class numbers: "
+            f"{_CLASS_NUMBERS}. Give the dataset an attribute `targets` with the labels of all "
+            "samples, which may be of any kind"
         )
     return number if whole else None
 

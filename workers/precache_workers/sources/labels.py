@@ -109,8 +109,10 @@ def infer_kind(labels: list[str], keys: Sequence[str], where: str) -> Kind | Non
     if not lists:
         known = {text for text in texts if text.lower() != "nan"}
         identifiers = all(map(str.isdecimal, known)) and max(map(len, known), default=0) > 18
-        if identifiers or not (known and all(map(_VALUE.fullmatch, known))):
-            return "names" if texts else None
+        if not known:
+            return None  # other files tell if NaN is a number or a name
+        if identifiers or not all(map(_VALUE.fullmatch, known)):
+            return "names"
         labels[:] = ["" if text.lower() == "nan" else text for text in labels]
         return "numbers" if all(map(_INTEGER.fullmatch, known)) else "values"
     texts_of: dict[str, str] = {"": ""}
@@ -166,6 +168,8 @@ def encode_labels(
     SourceError
         A label is out of range, or there are too many classes.
     """
+    if kind in ("several names", "several numbers") and not (classes or any(labels)):
+        kind = None  # nothing tells how many classes there are
     try:
         match kind:
             case "numbers":
@@ -189,7 +193,7 @@ def encode_labels(
 
 
 def _class_numbers(labels: Sequence[str], classes: Sequence[str], where: str) -> np.ndarray:
-    given = [int(text or -1) for text in labels]
+    given = [-1 if text.lower() in ("", "nan") else int(text) for text in labels]
     if max(given) >= 1 << 63:
         raise SourceError(f"{where} has the class number {max(given)}, which is too large")
     lowest, highest = min(given), max(given)

@@ -50,6 +50,8 @@ may have a long one for all of its rows."""
 FOOTER_BYTES = 16 << 20
 """Bytes of footers that a process keeps."""
 
+_KEYS = "a key is text or a whole number"
+
 MOST_TEXT = 4096
 """Characters of a key, a path or a label."""
 
@@ -341,7 +343,7 @@ def labels_of(column: Any, name: str) -> list[str]:
 
     Raises
     ------
-    SourceError
+    ValueError
         Some are no labels.
     """
     kind = label_kind(column.type)
@@ -356,7 +358,7 @@ def labels_of(column: Any, name: str) -> list[str]:
             labels.append(label_of(value)[0])
         except ValueError as error:
             key = f"value {row} of {len(values)} that were read at once"
-            raise SourceError(f"its column {name}, {key}, {error}") from None
+            raise ValueError(f"its column {name}, {key}, {error}") from None
     return labels
 
 
@@ -377,7 +379,13 @@ def label_kind(kind: Any) -> Kind | None:
 
 
 def texts_of(column: Any, name: str) -> list[str]:
-    """Return keys, or labels of one class, as text, empty where there is none."""
+    """Return keys, or labels of one class, as text, empty where there is none.
+
+    Raises
+    ------
+    ValueError
+        They are neither text nor whole numbers, or too long.
+    """
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -386,13 +394,10 @@ def texts_of(column: Any, name: str) -> list[str]:
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     elif not (is_number(column.type) or _is_text(column.type)):
-        raise SourceError(
-            f"its column {name} has values of type {column.type}; a label is a class number or "
-            "name, a key text or a number"
-        )
+        raise ValueError(f"its column {name} has values of type {column.type}; {_KEYS}")
     texts = ["" if value is None else str(value) for value in column.to_pylist()]
     if max(map(len, texts), default=0) > MOST_TEXT:
-        raise SourceError(
+        raise ValueError(
             f"its column {name} has a text of more than {MOST_TEXT:,} characters; keys and labels "
             "are shorter"
         )
@@ -446,6 +451,12 @@ def choose_columns(schema: Any, columns: Columns, where: str) -> ChosenColumns:
             f"{where}: its column {image!r} has values of type {kind}; images are bytes, or a "
             "struct of bytes and path"
         )
+    if columns.key in schema.names:
+        key = schema.field(columns.key).type
+        if not (is_number(key) or _is_text(key)):
+            raise SourceError(
+                f"{where}: its column {columns.key!r} has values of type {key}; {_KEYS}"
+            )
     struct = bool(pa.types.is_struct(kind))
     parts = [kind.field(number).name for number in range(kind.num_fields)] if struct else []
     label = columns.label or _guess_label(schema, features)
