@@ -85,8 +85,9 @@ def test_members_of_a_stem_are_one_sample(tmp_path: Path) -> None:
     assert list(listing.table.keys) == ["a.tar/1.jpg"]
     assert listing.table.labels.tolist() == [3]
     assert listing.table.sizes.tolist() == [len(PHOTO) + 4]
-    [note] = listing.notes
+    note, further = listing.notes
     assert note.startswith("1 .json members of tar archives are not used")
+    assert further.startswith("1 images of tar archives are further inputs of a sample")
     [sample] = fetch_all(source)
     assert sample.inputs == {"jpg": PHOTO, "seg.png": b"mask"}
 
