@@ -145,7 +145,7 @@ class ManifestSource:
         ):
             for number, row in rows:
                 if chosen is None:
-                    chosen = _Chosen.of(list(row), self.columns, where)
+                    chosen = _Chosen.of(self._names(file, row), self.columns, where)
                     members.notes[chosen.note()] += 1
                 uri, label = row.get(chosen.uri), row.get(chosen.label or "")
                 line = f"line {number} of {where}"
@@ -158,15 +158,28 @@ class ManifestSource:
                 location = self._location(uri, file.name, line)
                 yield str(key), location, _text(label, chosen.label, line)
 
+    def _names(self, file: FileInfo, row: Row) -> Sequence[str]:
+        """Return the columns of a table by its first row; lines of JSON may leave out labels."""
+        names = list(row)
+        labels = {self.columns.label} if self.columns.label else {*LABEL_NAMES}
+        if not file.name.lower().endswith(".jsonl") or labels & {*map(_plain, names), *names}:
+            return names
+        where = self.folder.path(file.name)
+        with (
+            open_file(self.folder, file) as stream,
+            contextlib.closing(_parsed(stream, file.name, self.columns, where)) as rows,
+        ):
+            return list({name: None for _, row in rows for name in row})
+
     def _location(self, uri: str, name: str, where: str) -> str:
         """Return a URL, an absolute path, or a path below the folder of the tables."""
         scheme, mark, path = uri.partition("://")
-        if "\t" in uri:
+        path = unquote(path) if mark else uri
+        if "\t" in path:
             raise SourceError(f"{where}: {printable(uri)} has a tab")
         if mark and scheme != "file":
             return uri.partition("#")[0] if scheme in WEB else uri
         local = self.folder.local("")
-        path = path if mark else uri
         if path.startswith("/"):
             if local is None:
                 raise SourceError(
@@ -273,7 +286,7 @@ class _Chosen:
                     f"{where} has no column {name!r}{did_you_mean(name, names)}; it has "
                     f"{', '.join(map(repr, names[:20]))}"
                 )
-        lower = {name.strip().lower(): name for name in reversed(names)}
+        lower = {_plain(name): name for name in reversed(names)}
         uri = columns.image or next((lower[name] for name in URI_NAMES if name in lower), None)
         if uri is None:
             raise SourceError(
@@ -291,6 +304,11 @@ class _Chosen:
         labels = f"labels from {self.label!r}" if self.label else "no labels (--label-column)"
         others = f"; {self.others} other columns are not used" if self.others else ""
         return f"URIs from the column {self.uri!r}, {labels}{others}"
+
+
+def _plain(name: str) -> str:
+    """Return the name of a column as it is compared with usual ones."""
+    return name.strip().lower()
 
 
 def _root(location: str) -> str:
@@ -350,6 +368,11 @@ def _parsed(
 
 def _csv_rows(lines: Iterable[str], delimiter: str, where: str) -> Iterator[tuple[int, Row]]:
     reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+    twice = [name for name, count in Counter(reader.fieldnames).items() if name and count > 1]
+    if twice:
+        raise SourceError(
+            f"{where} has several columns {printable(twice[0])!r}; rename all but one"
+        )
     for row in reader:
         if None in row or None in row.values():
             raise SourceError(
