@@ -58,6 +58,20 @@ def test_columns_are_guessed_and_named_in_one_line(tmp_path: Path) -> None:
     assert class_names(listing) == ["b", "a"]
 
 
+def test_of_several_declared_columns_those_with_usual_names_are_taken(tmp_path: Path) -> None:
+    features = {
+        "mask": {"_type": "Image"},
+        "Image": {"_type": "Image"},
+        "sex": {"_type": "ClassLabel", "names": ["f", "m"]},
+        "Label": {"_type": "ClassLabel", "names": ["ant", "bee"]},
+    }
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    columns = {"mask": [b"no"], "Image": [PHOTO], "sex": [0], "Label": [1]}
+    listing = listed(write(tmp_path / "a.parquet", columns, metadata))
+    assert listing.notes == ("Images from the column 'Image', labels from 'Label'",)
+    assert class_names(listing) == ["bee"]
+
+
 def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
     columns = {"image": [b"no"] * 2, "scan": [PHOTO] * 2, "species": [1, 0], "id": ["x/1", "x/2"]}
     source = write(tmp_path / "a.parquet", columns)
@@ -76,6 +90,29 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
         listed(source, None, "lable")
     with pytest.raises(SourceError, match="column 'label' has values of type int64; images are"):
         listed(source, "label")
+
+
+def test_parts_of_structs_are_keys_and_nothing_else(tmp_path: Path) -> None:
+    columns = {"image": [PHOTO], "meta": [{"id": "a", "label": 1}]}
+    source = write(tmp_path / "a.parquet", columns)
+    assert list(listed(source, None, None, "meta.id").table.keys) == ["a"]
+    for wanted in [(None, "meta.label"), ("meta.id",), (None, None, "meta.no")]:
+        with pytest.raises(SourceError, match=r"has no column 'meta\..*; it has 'image', 'meta'"):
+            listed(source, *wanted)
+    with pytest.raises(SourceError, match=r"column meta has values of type struct.*; a key is"):
+        listed(source, None, None, "meta")
+
+
+def test_a_value_that_is_no_label_is_named_with_its_file(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.parquet", {"image": [PHOTO], "label": [[[1], [2]]]})
+    with pytest.raises(SourceError, match=r"a\.parquet .*: its column label, value 0 of 1"):
+        listed(source)
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.parquet", {"image": pa.array([], pa.binary())})
+    with pytest.raises(SourceError, match=r"a\.parquet is empty: it has no sample"):
+        listed(source)
 
 
 def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:

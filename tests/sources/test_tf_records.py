@@ -120,6 +120,15 @@ def test_labels_that_are_no_class_are_refused(
         listed(write(tmp_path / "a.tfrecord", record))
 
 
+def test_records_with_and_without_labels_are_named_in_a_line_each(tmp_path: Path) -> None:
+    bare = {"image": (PHOTO, "byte")}
+    listing = listed(write(tmp_path / "a.tfrecord", bare, example()))
+    assert listing.notes == (
+        "Images from the feature 'image', no labels",
+        "Images from the feature 'image', labels from 'label'",
+    )
+
+
 def test_labels_of_two_kinds_are_refused(tmp_path: Path) -> None:
     text = {"image": (PHOTO, "byte"), "label": (b"cat", "byte")}
     with pytest.raises(SourceError, match=r"labels that are numbers and labels that are names"):

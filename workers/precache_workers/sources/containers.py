@@ -251,6 +251,8 @@ class ContainerSource:
         ignored = sum(members.ignored for _, members in listed)
         if not complete:
             return SourceError(f"the source {self} was not listed in time; give more seconds")
+        if not (ignored or left_out):
+            return SourceError(f"the source {self} is empty: it has no sample")
         return SourceError(
             f"the source {self} has no image ({ignored} other members); images end in "
             f"{', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(left_out)}"

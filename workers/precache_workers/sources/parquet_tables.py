@@ -356,7 +356,7 @@ def labels_of(column: Any, name: str) -> list[str]:
             labels.append(label_of(value)[0])
         except ValueError as error:
             key = f"value {row} of {len(values)} that were read at once"
-            raise SourceError(f"its column {name}, {key}, {error}") from None
+            raise ValueError(f"its column {name}, {key}, {error}") from None
     return labels
 
 
@@ -386,13 +386,13 @@ def texts_of(column: Any, name: str) -> list[str]:
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     elif not (is_number(column.type) or _is_text(column.type)):
-        raise SourceError(
+        raise ValueError(
             f"its column {name} has values of type {column.type}; a label is a class number or "
             "name, a key text or a number"
         )
     texts = ["" if value is None else str(value) for value in column.to_pylist()]
     if max(map(len, texts), default=0) > MOST_TEXT:
-        raise SourceError(
+        raise ValueError(
             f"its column {name} has a text of more than {MOST_TEXT:,} characters; keys and labels "
             "are shorter"
         )
@@ -433,11 +433,21 @@ def choose_columns(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     import pyarrow as pa
 
     features = _features(schema)
+    structs = [field for field in schema if pa.types.is_struct(field.type)]
+    parts = [f"{field.name}.{part.name}" for field in structs for part in field.type]
     for name in (columns.image, columns.label, columns.key):
-        if name is not None and not {name, name.partition(".")[0]} & {*schema.names}:
+        able = [*schema.names, *parts] if name == columns.key else schema.names
+        if name is not None and name not in able:
             raise SourceError(
                 f"{where} has no column {name!r}{did_you_mean(name, schema.names)}; it has "
                 f"{', '.join(map(repr, schema.names[:20]))}"
+            )
+    if columns.key in schema.names:
+        kind = schema.field(columns.key).type
+        if label_kind(kind) not in ("names", "numbers"):
+            raise SourceError(
+                f"{where}: its column {columns.key} has values of type {kind}; a key is text or a "
+                "number"
             )
     image = columns.image or _guess_image(schema, features, where)
     kind = schema.field(image).type
@@ -475,8 +485,8 @@ def _features(schema: Any) -> dict[str, dict[str, Any]]:
 def _guess_image(schema: Any, features: dict[str, dict[str, Any]], where: str) -> str:
     able = [name for name in schema.names if _holds_images(schema.field(name).type)]
     declared = [name for name in able if features.get(name, {}).get("_type") == "Image"]
-    named = [name for name in IMAGE_NAMES if name in able]
-    candidates = declared or named or able
+    named = _usual(IMAGE_NAMES, declared or able)
+    candidates = named or declared or able
     if not candidates:
         raise SourceError(
             f"{where} has no column of images (bytes, or a struct of bytes and path); its columns "
@@ -493,12 +503,15 @@ def _guess_image(schema: Any, features: dict[str, dict[str, Any]], where: str) -
 
 def _guess_label(schema: Any, features: dict[str, dict[str, Any]]) -> str | None:
     declared = [name for name in schema.names if _is_class(features.get(name))]
-    able = [
-        name
-        for name in LABEL_NAMES
-        if name in schema.names and label_kind(schema.field(name).type) is not None
-    ]
-    return next(iter([*declared[:1], *able]), None)
+    able = [name for name in schema.names if label_kind(schema.field(name).type) is not None]
+    chosen = [*_usual(LABEL_NAMES, declared), *declared, *_usual(LABEL_NAMES, able)]
+    return next(iter(chosen), None)
+
+
+def _usual(usual: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return those of some columns that have a usual name, in the order of these."""
+    lower = {name.lower(): name for name in reversed(names)}
+    return [lower[name] for name in usual if name in lower]
 
 
 def _is_class(feature: Any) -> bool:

@@ -114,7 +114,7 @@ def add_parts(members: Members, parts: Parts, where: str, location: str, etag: s
                 f"({printable(parts.label)}); choose one feature by --label-column"
             )
         members.kind = kind
-    if not members.keys:
+    if parts.image:
         members.notes[parts.note] += 1
     size = len(parts.image)
     members.add(parts.key, location, size=size, mtime=-1, etag=etag, label=parts.label)
