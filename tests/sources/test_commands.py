@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -154,3 +155,13 @@ def test_gc_removes_indexes_of_sources_that_no_version_has(photos: Path, tmp_pat
     assert done.listings == planned.listings == tuple(f"_listings/{name}" for name in former)
     assert f"removed {done.listings[0]}, an index of a former source" in str(done)
     assert {path.name for path in (store / "_listings").iterdir()} == kept
+
+
+def test_an_archive_of_one_folder_with_folders_is_named(photos: Path, tmp_path: Path) -> None:
+    """As ``tar cf photos.tar photos`` and ``zip -r photos.zip photos`` write it."""
+    note = "All samples are of the one class 'in', a folder with folders in it"
+    for root, inside in ((photos.parent, photos.name), (photos, ".")):
+        archive = shutil.make_archive(str(tmp_path / "photos"), "zip", root, inside)
+        plan = cli("plan", archive, tmp_path / "store", "--crop", 32, "--no-timing")
+        assert not plan.returncode, plan.stderr
+        assert (note in plan.stderr + plan.stdout) is (inside == photos.name)
