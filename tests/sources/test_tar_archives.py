@@ -14,7 +14,7 @@ import pytest
 
 import precache
 from precache.errors import FetchError, SampleError, SourceError
-from precache.storage.base import NO_FILE, NO_NAME
+from precache.storage.base import NO_FILE, NO_NAME, left_out_text
 from precache.storage.local import LocalFolder
 from precache_workers.sources import containers, file_ranges
 from precache_workers.sources.base import Listing, Sample
@@ -271,6 +271,7 @@ def test_names_that_lead_out_and_links_are_left_out(tmp_path: Path) -> None:
     listing = listed(str(tmp_path / "a.tar"))
     assert list(listing.table.keys) == ["a.tar/fine.jpg"]
     assert listing.left_out == {NO_NAME: 3, NO_FILE: 3}
+    assert "or links in an archive (pack what they lead to" in left_out_text(listing.left_out)
 
 
 def test_two_members_of_a_name_are_refused(tmp_path: Path) -> None:

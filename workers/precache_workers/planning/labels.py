@@ -82,7 +82,7 @@ def override_labels(
     line_of, unmatched = _matched(table, lines, where)
     if not line_of:
         raise SourceError(
-            f"no key of {where} is in the source; its first is {_short(lines[0].key)}, the "
+            f"no key of {where} is in the source; its first is {_short(unmatched[0].key)}, the "
             f"source's first {_short(table.keys[0])}"
         )
     lines = [*line_of.values(), *unmatched]
