@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import precache
 from precache.errors import UsageError
 from precache.viewer.source_trace import SourceTracer
-from tests.support.building import cli, pixels, write_jpegs
+from tests.support.building import cli, environment, pixels, write_jpegs
 from tests.support.containers import WRITERS
 
 KINDS = ["tar", "parquet"]
@@ -82,6 +84,20 @@ def test_the_doctor_measures_containers(kind: str, photos: Path, tmp_path: Path)
     assert report.samples == 12
     assert report.storage
     assert not report.failures
+
+
+@pytest.mark.parametrize("command", ["build", "plan", "doctor", "view"])
+def test_without_pyarrow_its_extra_is_named(command: str, photos: Path, tmp_path: Path) -> None:
+    """As where only the training part is installed."""
+    source, store = WRITERS["tar"](photos, tmp_path), tmp_path / "store"
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    precache.build(source, store, recipe, address="serial")
+    code = "import sys; sys.modules['pyarrow'] = None; from precache.cli.main import main; main()"
+    arguments = {"doctor": [source], "view": [store, "--source", source, "--out", store / "x"]}
+    line = [sys.executable, "-c", code, command, *arguments.get(command, [source, store])]
+    ran = subprocess.run(line, check=False, env=environment(), capture_output=True, text=True)
+    assert "needs pyarrow: pip install 'precache[workers]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 def test_ensure_builds_once(photos: Path, tmp_path: Path) -> None:
