@@ -161,6 +161,20 @@ def test_a_partitioned_directory_is_read_as_one_source(tmp_path: Path) -> None:
     assert [key.removeprefix("data/") for key in keys] == expected
 
 
+@pytest.mark.parametrize("column", ["label", "kind"])
+def test_names_of_folders_may_be_labels(tmp_path: Path, column: str) -> None:
+    values = ["café", None, "a b", "café"]
+    table = pa.table({"image": [PHOTO] * 4, column: values, "id": [*"abcd"]})
+    pq.write_to_dataset(table, tmp_path / "data", partition_cols=[column])
+    named = {} if column == "label" else {"label": column}
+    columns = Columns(key="id", **named)
+    listing = check_source(open_source(str(tmp_path / "data/**/*.parquet"), columns=columns))
+    assert dict(zip(listing.table.keys, class_names(listing), strict=True)) == dict(
+        zip("abcd", values, strict=True)
+    )
+    assert listing.notes == ("Images from the column 'image', labels from the names of folders",)
+
+
 def test_paths_that_do_not_name_one_row_each_are_no_keys(tmp_path: Path) -> None:
     for paths in (["a.jpg", "a.jpg"], ["a.jpg", None], ["/home/me/a.jpg", "/home/me/b.jpg"]):
         images = [{"bytes": PHOTO, "path": path} for path in paths]
@@ -214,7 +228,8 @@ def test_row_groups_are_read_once_and_small_ones_together(
 
     monkeypatch.setattr("precache_workers.sources.parquet_tables.open_file", noted)
     build(str(tmp_path / "a.parquet"), tmp_path / "store", shard_samples=100)
-    assert len(opened) == 2 + 2 * units  # for the listing and the footer, the probe and the build
+    expected = 2 + 2 * units  # for the listing and the footer, the probe and the build
+    assert expected <= len(opened) <= expected + 1  # two threads may need the footer at once
 
 
 def build(source: str, store: Path, **options: Any) -> Any:
