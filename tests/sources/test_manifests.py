@@ -86,6 +86,28 @@ def test_columns_are_chosen_by_name(photos: Path) -> None:
         listed(table(photos, "in/0.jpg,dog\nin/1.jpg,cat\n"))
 
 
+@pytest.mark.parametrize(
+    ("values", "expected", "classes"),
+    [
+        (["10", None, "9"], [0, -1, 1], ("10", "9")),
+        ([10, None, 9], [10, -1, 9], ()),
+        ([1.0, None, 2.0], [1.0, None, 2.0], ()),
+        ([["b"], None, ["a", "b"]], [[0, 1], [0, 0], [1, 1]], ("a", "b")),
+    ],
+)
+def test_labels_of_parquet_are_taken_by_type(
+    photos: Path, values: list[Any], expected: list[Any], classes: tuple[str, ...]
+) -> None:
+    columns = {"path": [f"in/{number}.jpg" for number in range(3)], "label": values}
+    pq.write_table(pa.table(columns), photos / "list.parquet")
+    rows = check_source(open_source(str(photos / "list.parquet"), kind="manifest")).table
+    assert [None if label != label else label for label in rows.labels.tolist()] == expected
+    assert rows.classes == classes
+    pq.write_table(pa.table(columns | {"label": [[[1]]] * 3}), photos / "list.parquet")
+    with pytest.raises(SourceError, match=r"line 1 of .*: its label is \[\[1\]\]"):
+        listed(str(photos / "list.parquet"), kind="manifest")
+
+
 @pytest.mark.parametrize("column", [None, "label"])
 def test_lines_of_json_may_leave_out_labels(photos: Path, column: str | None) -> None:
     rows = [{"path": "in/0.jpg"}, {"path": "in/1.jpg", "label": "cat"}, {"path": "in/2.jpg"}]

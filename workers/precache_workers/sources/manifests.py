@@ -46,7 +46,7 @@ from precache_workers.sources.container_names import REQUESTS, Containers
 from precache_workers.sources.containers import Members, notes_of, require_unique, row_table
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.labels import infer_kind
+from precache_workers.sources.labels import infer_kind, label_of
 from precache_workers.sources.parquet_tables import LABEL_NAMES, LISTED_ROWS, damaged, open_table
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -114,8 +114,9 @@ class ManifestSource:
                 members.keys.append(row[0])
                 members.locations.append(row[1])
                 members.labels.append(row[2])
-            where = self.folder.path(file.name)
-            members.kind = infer_kind(members.labels, members.keys, where)
+            if not _has_types(file.name):
+                where = self.folder.path(file.name)
+                members.kind = infer_kind(members.labels, members.keys, where)
             listed.append((file, members))
             for name in ("keys", "locations", "labels"):
                 getattr(whole, name).extend(getattr(members, name))
@@ -156,7 +157,10 @@ class ManifestSource:
                 if key is None or key == "":
                     raise SourceError(f"{line} has no {chosen.key}, which is to name its sample")
                 location = self._location(uri, file.name, line)
-                yield str(key), location, _text(label, chosen.label, line)
+                if _has_types(file.name):
+                    yield str(key), location, _typed(label, chosen.label, line, members)
+                else:
+                    yield str(key), location, _text(label, chosen.label, line)
 
     def _names(self, file: FileInfo, row: Row) -> Sequence[str]:
         """Return the columns of a table by its first row; lines of JSON may leave out labels."""
@@ -342,6 +346,21 @@ def _text(value: Any, column: str | None, where: str) -> str:
         f"{where}: {column} is {printable(repr(value)[:60])}; a label is a class, a number, or a "
         "list of classes"
     )
+
+
+def _has_types(name: str) -> bool:
+    """Return True for a table whose labels are taken by the type of their column."""
+    return name.lower().endswith(".parquet")
+
+
+def _typed(value: Any, column: str | None, where: str, members: Members) -> str:
+    """Return a label as text, and give the members its kind."""
+    try:
+        text, kind = label_of(value)
+    except ValueError as error:
+        raise SourceError(f"{where}: its {column} {error}") from None
+    members.kind = members.kind or kind  # a column has one type
+    return text
 
 
 def _parsed(
