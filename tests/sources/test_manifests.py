@@ -258,6 +258,7 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
         ("", "names no file"),
         ("path\nin/0.jpg\nin/0.jpg\n", "has 2 samples in/0.jpg"),
         ('path\n"in/0.jpg\n', "cannot be read: .*; correct its quotes"),
+        ("path;label\nin/0.jpg;a\n", "';' does not separate columns; commas do, and in .tsv tabs"),
         ("path,label,label\nin/0.jpg,a,b\n", "has several columns 'label'; rename all but one"),
         (
             "path,label\nin/0.jpg,\"['a', 'b']\"\n",

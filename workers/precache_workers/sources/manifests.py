@@ -292,6 +292,11 @@ class _Chosen:
                 )
         lower = {_plain(name): name for name in reversed(names)}
         uri = columns.image or next((lower[name] for name in URI_NAMES if name in lower), None)
+        marks = [mark for mark in ";,\t|" if len(names) == 1 and mark in names[0]]
+        if uri is None and marks:
+            raise SourceError(
+                f"{where}: {marks[0]!r} does not separate columns; commas do, and in .tsv tabs"
+            )
         if uri is None:
             raise SourceError(
                 f"{where} has no column of URIs; its first line names "
