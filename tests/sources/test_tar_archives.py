@@ -226,6 +226,10 @@ def test_an_unchanged_archive_is_not_read_again(
     monkeypatch.setattr("precache_workers.sources.tar_archives.open_file", noted)
     assert build(source, tmp_path / "store", RECIPE).samples == 11
     assert opened == ["b.tar"]
+    monkeypatch.setattr("precache_workers.sources.containers.INDEX_RULES", b"of a later release")
+    plan = precache.plan(source, tmp_path / "store", RECIPE, address="serial", timing=False)
+    assert plan.rows_computed == 0
+    assert sorted(opened) == ["a.tar", "b.tar", "b.tar"]
 
 
 def test_an_archive_that_changed_after_listing_is_noticed(tmp_path: Path) -> None:
