@@ -31,13 +31,14 @@ a sample. The row table of fifty million rows has as many; beyond that, it is da
 _NAME = re.compile(r"(?!\.\.?(?:/|\Z))[^/\0]+(?:/(?!\.\.?(?:/|\Z))[^/\0]+)*")
 
 LINK_OUT, LINK_TWICE, NO_FILE, NO_NAME = "link_out", "link_twice", "no_file", "no_name"
-"""Why a walk leaves something out: a link out of the folder; a FIFO, socket or device; a name with
-an empty part, ``.`` or ``..``."""
+"""Why a walk leaves something out: a link out of the folder; a FIFO, socket, device or a
+link in an archive; a name with an empty part, ``.`` or ``..``."""
 
 _LEFT_OUT_AS = {
     LINK_OUT: "links that lead out of it (--follow-links takes what they lead to)",
     LINK_TWICE: "links, below another link, to folders that a link led to before",
-    NO_FILE: "FIFOs, sockets, devices or files of the kernel",
+    NO_FILE: "FIFOs, sockets, devices, files of the kernel, or links in an archive (pack what they "
+    "lead to: tar --dereference --hard-dereference)",
     NO_NAME: "with an empty part, '.', '..' or, in S3 or Azure, control characters in their names "
     "(rename them)",
 }

@@ -193,6 +193,9 @@ def test_a_file_may_override_the_classes_of_a_few(relabel: Relabel) -> None:
         ('a.jpg,x\n"b".jpg,y\n', "line 2 .* is not CSV"),
         (f"a.jpg,x\nb.jpg,{'y' * 200_000}\n", r"line 2 .* is not CSV: field larger than .*limit"),
         (f"a.jpg,x\n{'b' * 50_000}\n", r"line 2 .*\(50,004 characters\); each line"),
+        ("a.jpg,1\nb.jpg,0.5\n", "line 2 .* has the label '0.5'; such a file has class names or"),
+        ('a.jpg,"[""x"", ""y""]"\nb.jpg,x\n', r"line 1 .* has the label '\[\"x\", \"y\"\]'"),
+        ("a.jpg,\"['x', 'y']\"\nb.jpg,x\n", r"the label of a\.jpg is .*, which is no list in JSON"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said_with_its_line(
@@ -210,6 +213,8 @@ def test_names_may_be_numbers_where_classes_are_so_called(relabel: Relabel) -> N
     }
     found = relabel(["a.jpg", "b.jpg"], "a.jpg,7\nb.jpg,x\n", classes=["7", "x", "y"])
     assert found == {"a.jpg": "7", "b.jpg": "x"}
+    found = relabel(["a.jpg", "b.jpg"], "a.jpg,1.5\nb.jpg,2.5\n", classes=["1.5", "2.5"])
+    assert found == {"a.jpg": "1.5", "b.jpg": "2.5"}
 
 
 def test_a_path_that_is_none_is_said() -> None:

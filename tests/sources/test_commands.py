@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 import precache
 from precache.errors import UsageError
 from precache.viewer.source_trace import SourceTracer
-from tests.support.building import cli, pixels, write_jpegs
+from tests.support.building import cli, environment, pixels, write_jpegs
 from tests.support.containers import WRITERS
 
 KINDS = ["tar", "parquet"]
@@ -81,6 +84,20 @@ def test_the_doctor_measures_containers(kind: str, photos: Path, tmp_path: Path)
     assert report.samples == 12
     assert report.storage
     assert not report.failures
+
+
+@pytest.mark.parametrize("command", ["build", "plan", "doctor", "view"])
+def test_without_pyarrow_its_extra_is_named(command: str, photos: Path, tmp_path: Path) -> None:
+    """As where only the training part is installed."""
+    source, store = WRITERS["tar"](photos, tmp_path), tmp_path / "store"
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    precache.build(source, store, recipe, address="serial")
+    code = "import sys; sys.modules['pyarrow'] = None; from precache.cli.main import main; main()"
+    arguments = {"doctor": [source], "view": [store, "--source", source, "--out", store / "x"]}
+    line = [sys.executable, "-c", code, command, *arguments.get(command, [source, store])]
+    ran = subprocess.run(line, check=False, env=environment(), capture_output=True, text=True)
+    assert "needs pyarrow: pip install 'precache[workers]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 def test_ensure_builds_once(photos: Path, tmp_path: Path) -> None:
@@ -154,3 +171,13 @@ def test_gc_removes_indexes_of_sources_that_no_version_has(photos: Path, tmp_pat
     assert done.listings == planned.listings == tuple(f"_listings/{name}" for name in former)
     assert f"removed {done.listings[0]}, an index of a former source" in str(done)
     assert {path.name for path in (store / "_listings").iterdir()} == kept
+
+
+def test_an_archive_of_one_folder_with_folders_is_named(photos: Path, tmp_path: Path) -> None:
+    """As ``tar cf photos.tar photos`` and ``zip -r photos.zip photos`` write it."""
+    note = "All samples are of the one class 'in', a folder with folders in it"
+    for root, inside in ((photos.parent, photos.name), (photos, ".")):
+        archive = shutil.make_archive(str(tmp_path / "photos"), "zip", root, inside)
+        plan = cli("plan", archive, tmp_path / "store", "--crop", 32, "--no-timing")
+        assert not plan.returncode, plan.stderr
+        assert (note in plan.stderr + plan.stdout) is (inside == photos.name)

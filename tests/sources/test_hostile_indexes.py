@@ -50,7 +50,11 @@ def forged(
         place, kind = table.schema.get_field_index(name), table.schema.field(name).type
         values = pa.array([value] * len(table)).cast(kind)
         table = table.set_column(place, name, values)
-    return sealed(table.replace_schema_metadata({"containers": json.dumps(containers)}))
+    return sealed(
+        table.replace_schema_metadata(
+            {**table.schema.metadata, b"containers": json.dumps(containers)}
+        )
+    )
 
 
 def sealed(table: pa.Table) -> bytes:
@@ -117,7 +121,9 @@ def test_an_index_of_deep_json_or_a_pickle_is_ignored(archive: str) -> None:
     listing = listed(archive)
     assert listing.index is not None
     table = pq.read_table(io.BytesIO(listing.index[16:]))
-    deep = sealed(table.replace_schema_metadata({"containers": "[" * 100_000}))
+    deep = sealed(
+        table.replace_schema_metadata({**table.schema.metadata, b"containers": "[" * 100_000})
+    )
     code = pickle.dumps(os.getcwd)
     for index in (deep, code, xxhash.xxh3_128_digest(code) + code, b""):
         assert listed(archive, index).table.digest == listing.table.digest

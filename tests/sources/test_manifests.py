@@ -86,6 +86,44 @@ def test_columns_are_chosen_by_name(photos: Path) -> None:
         listed(table(photos, "in/0.jpg,dog\nin/1.jpg,cat\n"))
 
 
+@pytest.mark.parametrize(
+    ("values", "expected", "classes"),
+    [
+        (["10", None, "9"], [0, -1, 1], ("10", "9")),
+        ([10, None, 9], [10, -1, 9], ()),
+        ([1.0, None, 2.0], [1.0, None, 2.0], ()),
+        ([["b"], None, ["a", "b"]], [[0, 1], [0, 0], [1, 1]], ("a", "b")),
+    ],
+)
+def test_labels_of_parquet_are_taken_by_type(
+    photos: Path, values: list[Any], expected: list[Any], classes: tuple[str, ...]
+) -> None:
+    columns = {"path": [f"in/{number}.jpg" for number in range(3)], "label": values}
+    pq.write_table(pa.table(columns), photos / "list.parquet")
+    rows = check_source(open_source(str(photos / "list.parquet"), kind="manifest")).table
+    assert [None if label != label else label for label in rows.labels.tolist()] == expected
+    assert rows.classes == classes
+    pq.write_table(pa.table(columns | {"label": [[[1]]] * 3}), photos / "list.parquet")
+    with pytest.raises(SourceError, match=r"line 1 of .*: its label is \[\[1\]\]"):
+        listed(str(photos / "list.parquet"), kind="manifest")
+
+
+@pytest.mark.parametrize("column", [None, "label"])
+def test_lines_of_json_may_leave_out_labels(photos: Path, column: str | None) -> None:
+    rows = [{"path": "in/0.jpg"}, {"path": "in/1.jpg", "label": "cat"}, {"path": "in/2.jpg"}]
+    source = table(photos, "\n".join(map(json.dumps, rows)), "list.jsonl")
+    listing = listed(source, columns=Columns(label=column))
+    assert class_of(listing) == {"in/0.jpg": None, "in/1.jpg": "cat", "in/2.jpg": None}
+    with pytest.raises(SourceError, match=r"has no column 'lable' \(did you mean label\?\)"):
+        listed(source, columns=Columns(label="lable"))
+
+
+def test_file_uris_are_decoded(photos: Path) -> None:
+    path = write(photos / "in/ä 100%.jpg", encoded(cut(7)))
+    source = open_source(table(photos, f"path\n{path.as_uri()}\n"))
+    assert check_source(source).table.sizes.tolist() == [path.stat().st_size]
+
+
 def test_a_build_and_another_after_a_photo_changed(photos: Path) -> None:
     source = table(photos, "".join(["path\n", *(f"in/{n}.jpg\n" for n in range(6))]))
     options: dict[str, Any] = {"address": "serial", "shard_samples": 100}
@@ -220,6 +258,13 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
         ("", "names no file"),
         ("path\nin/0.jpg\nin/0.jpg\n", "has 2 samples in/0.jpg"),
         ('path\n"in/0.jpg\n', "cannot be read: .*; correct its quotes"),
+        ("path;label\nin/0.jpg;a\n", "';' does not separate columns; commas do, and in .tsv tabs"),
+        ("path,label,label\nin/0.jpg,a,b\n", "has several columns 'label'; rename all but one"),
+        (
+            "path,label\nin/0.jpg,\"['a', 'b']\"\n",
+            r"in/0.jpg is \['a', 'b'\], which is no list in JSON",
+        ),
+        ("path,label\nin/0.jpg,[1 0]\n", r"in/0.jpg is \[1 0\], which is no list in JSON"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(photos: Path, text: str, why: str) -> None:

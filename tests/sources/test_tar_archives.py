@@ -18,7 +18,7 @@ import pytest
 
 import precache
 from precache.errors import FetchError, SampleError, SourceError
-from precache.storage.base import NO_FILE, NO_NAME
+from precache.storage.base import NO_FILE, NO_NAME, left_out_text
 from precache.storage.local import LocalFolder
 from precache_workers.sources import containers, file_ranges
 from precache_workers.sources.base import Listing, Sample
@@ -89,8 +89,9 @@ def test_members_of_a_stem_are_one_sample(tmp_path: Path) -> None:
     assert list(listing.table.keys) == ["a.tar/1.jpg"]
     assert listing.table.labels.tolist() == [3]
     assert listing.table.sizes.tolist() == [len(PHOTO) + 4]
-    [note] = listing.notes
+    note, further = listing.notes
     assert note.startswith("1 .json members of tar archives are not used")
+    assert further.startswith("1 images of tar archives are further inputs of a sample")
     [sample] = fetch_all(source)
     assert sample.inputs == {"jpg": PHOTO, "seg.png": b"mask"}
 
@@ -229,6 +230,10 @@ def test_an_unchanged_archive_is_not_read_again(
     monkeypatch.setattr("precache_workers.sources.tar_archives.open_file", noted)
     assert build(source, tmp_path / "store", RECIPE).samples == 11
     assert opened == ["b.tar"]
+    monkeypatch.setattr("precache_workers.sources.containers.INDEX_RULES", b"of a later release")
+    plan = precache.plan(source, tmp_path / "store", RECIPE, address="serial", timing=False)
+    assert plan.rows_computed == 0
+    assert sorted(opened) == ["a.tar", "b.tar", "b.tar"]
 
 
 def test_an_archive_that_changed_after_listing_is_noticed(tmp_path: Path) -> None:
@@ -274,6 +279,7 @@ def test_names_that_lead_out_and_links_are_left_out(tmp_path: Path) -> None:
     listing = listed(str(tmp_path / "a.tar"))
     assert list(listing.table.keys) == ["a.tar/fine.jpg"]
     assert listing.left_out == {NO_NAME: 3, NO_FILE: 3}
+    assert "or links in an archive (pack what they lead to" in left_out_text(listing.left_out)
 
 
 def test_two_members_of_a_name_are_refused(tmp_path: Path) -> None:

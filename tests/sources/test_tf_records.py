@@ -120,6 +120,21 @@ def test_labels_that_are_no_class_are_refused(
         listed(write(tmp_path / "a.tfrecord", record))
 
 
+def test_records_with_and_without_labels_are_named_in_a_line_each(tmp_path: Path) -> None:
+    bare = {"image": (PHOTO, "byte")}
+    source = write(tmp_path / "a.tfrecord", bare, example())
+    listing = listed(source)
+    assert listing.notes == (
+        "Images from the feature 'image', no labels",
+        "Images from the feature 'image', labels from 'label'",
+    )
+    with pytest.raises(SourceError, match=r"of its first record, it has no feature 'label'"):
+        listed(source, None, "label")
+    source = write(tmp_path / "b.tfrecord", example(), bare)
+    assert listed(source, None, "label").table.labels.tolist() == [1, -1]
+    assert [type(one) for one in fetch_all(source, None, "label")] == [Sample, Sample]
+
+
 def test_labels_of_two_kinds_are_refused(tmp_path: Path) -> None:
     text = {"image": (PHOTO, "byte"), "label": (b"cat", "byte")}
     with pytest.raises(SourceError, match=r"labels that are numbers and labels that are names"):

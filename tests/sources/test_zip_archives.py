@@ -60,6 +60,23 @@ def test_names_of_code_page_437(tmp_path: Path) -> None:
     assert list(check_source(open_source(str(path))).table.keys) == ["a.zip/fü.jpg"]
 
 
+def test_names_of_utf8_without_the_flag_for_it(tmp_path: Path) -> None:
+    """As Info-ZIP's ``zip`` and macOS write them."""
+    path = Path(write_zip(tmp_path / "a.zip", {"caf__/1.jpg": PHOTO}))
+    path.write_bytes(path.read_bytes().replace(b"caf__", "café".encode()))
+    table = check_source(open_source(str(path))).table
+    assert list(table.keys) == ["a.zip/café/1.jpg"]
+    assert table.classes == ("café",)
+
+
+def test_what_macos_adds_is_no_image_and_no_class(tmp_path: Path) -> None:
+    members = {"cat/1.jpg": PHOTO, "__MACOSX/cat/._1.jpg": b"\0\5\x16\7", "cat/.DS_Store": b"x"}
+    listing = listed(write_zip(tmp_path / "a.zip", members))
+    assert list(listing.table.keys) == ["a.zip/cat/1.jpg"]
+    assert listing.table.classes == ("cat",)
+    assert listing.ignored == 2
+
+
 def test_an_archive_that_was_streamed_and_one_of_zip64(tmp_path: Path) -> None:
     with (tmp_path / "streamed.zip").open("wb") as file:
         file.seekable = lambda: False  # type: ignore[method-assign]

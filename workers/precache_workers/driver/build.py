@@ -78,8 +78,8 @@ if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to
     from precache_workers.shards.shard_objects import Recorded
     from precache_workers.shards.shard_task import ShardTask
 
-LIBRARIES = ("PIL", "cv2", "simplejpeg")
-"""Modules that only tasks load; the driver checks that they are installed."""
+LIBRARIES = ("PIL", "cv2", "simplejpeg", "pyarrow")
+"""Modules that are loaded late; the driver checks that they are installed."""
 
 ATTEMPTS = 3
 """Attempts at a shard whose samples could not be fetched."""

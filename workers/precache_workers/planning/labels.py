@@ -28,6 +28,7 @@ from precache.store.open import open_version
 from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.planning.rows import default_max_failures
+from precache_workers.sources.labels import infer_kind
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +83,13 @@ def override_labels(
     line_of, unmatched = _matched(table, lines, where)
     if not line_of:
         raise SourceError(
-            f"no key of {where} is in the source; its first is {_short(lines[0].key)}, the "
+            f"no key of {where} is in the source; its first is {_short(unmatched[0].key)}, the "
             f"source's first {_short(table.keys[0])}"
         )
     lines = [*line_of.values(), *unmatched]
-    numbers = _are_numbers(lines, {*table.classes, *classes}, where)
+    names = {*table.classes, *classes}
+    _require_classes(lines, names, where)
+    numbers = _are_numbers(lines, names, where)
     labelled = _numbered(table, line_of, where) if numbers else _named(table, line_of)
     bare = [row for row in np.flatnonzero(labelled.labels < 0).tolist() if row not in line_of]
     unlisted = len(table) - len(line_of) - len(bare)
@@ -158,6 +161,20 @@ def _matched(
 
 def _is_header(cells: Sequence[str]) -> bool:
     return all(cell.strip().lower() in names for cell, names in zip(cells, _HEADER, strict=True))
+
+
+def _require_classes(lines: Sequence[_Line], names: set[str], where: str) -> None:
+    """Raise `SourceError` for labels that are no classes, but for known names."""
+    unknown = [line for line in lines if line.label not in names]
+    keys = [line.key for line in unknown]
+    kind = infer_kind([line.label for line in unknown], keys, where)
+    if kind not in (None, "names", "numbers"):
+        first = next(line for line in unknown if not _NUMBER.fullmatch(line.label))
+        raise SourceError(
+            f"line {first.number} of {where} has the label {_short(first.label)}; such a file has "
+            "class names or numbers: give values, or several classes of a sample, in a table of "
+            "URIs"
+        )
 
 
 def _are_numbers(lines: Sequence[_Line], names: set[str], where: str) -> bool:

@@ -153,16 +153,26 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
         fetches_labels,
         seconds,
         left_out=listing.left_out,
-        notes=(*listing.notes, *_label_notes(table.labels)),
+        notes=(*listing.notes, *_label_notes(table)),
         index=(name, listing.index) if listing.index is not None else None,
     )
 
 
-def _label_notes(labels: np.ndarray) -> list[str]:
-    """Describe labels that are no class numbers."""
+def _label_notes(table: RowTable) -> list[str]:
+    """Describe labels that are no class numbers, or one class that has folders of its own."""
+    labels = table.labels
     if labels.ndim == 2:
         return [f"Labels are multi-hot: several of {labels.shape[1]:,} classes for each sample"]
-    return [] if are_classes(labels) else ["Labels are numbers: float32, NaN for none"]
+    if not are_classes(labels):
+        return ["Labels are numbers: float32, NaN for none"]
+    if len(table.classes) == 1:
+        [name] = table.classes
+        if all("/" in f"/{key}".partition(f"/{name}/")[2] for key in table.keys):
+            one = (
+                f"All samples are of the one class {printable(name)!r}, a folder with folders in it"
+            )
+            return [f"{one}; if these are the classes, name it as the source, or pack them alone"]
+    return []
 
 
 def _index_name(request: Request, source: Source) -> str:

@@ -52,8 +52,8 @@ class BuildResult:
         Number of samples in the source; holes among them; files that are not images by suffix.
     left_out
         Other entries of the source that are no samples, counted by reason: ``link_out``, links
-        that lead out of it; ``no_file``, FIFOs, sockets and devices; ``no_name``, objects with an
-        empty part, ``.`` or ``..`` in their names.
+        that lead out of it; ``no_file``, FIFOs, sockets, devices, and links in an archive;
+        ``no_name``, objects with an empty part, ``.`` or ``..`` in their names.
     mended
         Samples that had failed before and succeeded in this run.
     removed

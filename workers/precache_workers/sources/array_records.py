@@ -53,7 +53,7 @@ class ArrayRecordFormat:
                     try:
                         if isinstance(record, SampleError):
                             raise ValueError(str(record))
-                        parts = parts_of(record, self.columns)
+                        parts = parts_of(record, self.columns, first=not members.keys)
                     except ValueError as error:
                         if not members.keys and isinstance(record, bytes):
                             raise SourceError(f"{where}: of its first record, {error}") from None

@@ -203,7 +203,9 @@ def _messages(folder: Folder, file: FileInfo, where: str) -> Iterator[_Message]:
             return
         body = offset + 8 + length
         if mark != _MARK or length > MOST_METADATA or body > file.size:
-            raise SourceError(f"{where} is cut off, or no Arrow file: see its byte {offset:,}")
+            raise SourceError(
+                f"{where} is cut off at byte {offset:,}, or no Arrow file; {_WAY_OUT}"
+            )
         if 8 + length > len(head):
             head = read(offset, 8 + length)
         data = head[8 : 8 + length]

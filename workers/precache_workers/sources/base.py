@@ -164,9 +164,9 @@ class Source(Protocol):
 
 
 def is_image(name: str) -> bool:
-    """Return True if a file is an image by its suffix."""
-    stem, _, suffix = name.rpartition(".")
-    return stem[-1:] not in ("", "/") and f".{suffix.lower()}" in IMAGE_SUFFIXES
+    """Return True if a file is an image by its suffix, and no ``._`` file of macOS beside one."""
+    stem, _, suffix = name.rpartition("/")[2].rpartition(".")
+    return bool(stem) and not stem.startswith("._") and f".{suffix.lower()}" in IMAGE_SUFFIXES
 
 
 def starts_as_image(data: bytes | memoryview) -> bool:

@@ -69,6 +69,9 @@ _INDEXED = TypeAdapter(
 """Containers of an index: as `FileInfo` has them, their number of samples, and the attributes of
 `Members` that are no columns."""
 
+INDEX_RULES = b"2"
+"""To be changed when a format lists other keys or labels of the same file: then no index counts."""
+
 _INDEX_COLUMNS = {
     "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "label": "string",
     "location": "string",
@@ -252,6 +255,8 @@ class ContainerSource:
         ignored = sum(members.ignored for _, members in listed)
         if not complete:
             return SourceError(f"the source {self} was not listed in time; give more seconds")
+        if not (ignored or left_out):
+            return SourceError(f"the source {self} is empty: it has no sample")
         return SourceError(
             f"the source {self} has no image ({ignored} other members); images end in "
             f"{', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(left_out)}"
@@ -438,7 +443,7 @@ def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
         for file, members in listed
     ]  # fmt: skip
     types = {name: pa.type_for_alias(kind) for name, kind in _INDEX_COLUMNS.items()}
-    schema = pa.schema(types, {"containers": json.dumps(described)})
+    schema = pa.schema(types, {"containers": json.dumps(described), "rules": INDEX_RULES})
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
         for _, members in listed:
@@ -468,7 +473,8 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
     try:
         table = read_columns(data, _INDEX_COLUMNS, "the index of a source")
         containers = _INDEXED.validate_json(table.schema.metadata[b"containers"])
-        if sum(container[4] for container in containers) != len(table):
+        listed = sum(container[4] for container in containers)
+        if listed != len(table) or table.schema.metadata.get(b"rules") != INDEX_RULES:
             return {}
         known, start = {}, 0
         for name, size, mtime, etag, count, rest in containers:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from precache.errors import SourceError, UsageError
@@ -171,7 +172,7 @@ def open_source(
     Raises
     ------
     UsageError
-        There is no such kind, it has no columns, or the name is no pattern.
+        There is no such kind, it has no columns, the name is no pattern, or pyarrow is missing.
     SourceError
         The source is of a kind that cannot be read.
     """
@@ -182,6 +183,8 @@ def open_source(
             f"the source {shown(source)} is of a kind without columns; leave out --image-column, "
             "--label-column and --key-column, or give another --source-kind"
         )
+    if chosen not in (KINDS["folder"], KINDS["python"]) and find_spec("pyarrow") is None:
+        raise UsageError(f"reading {shown(source)} needs pyarrow: pip install 'precache[workers]'")
     return chosen.open(spec)
 
 

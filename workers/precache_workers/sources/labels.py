@@ -31,6 +31,9 @@ _VALUE = re.compile(
     r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
 )
 
+_LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]", re.DOTALL)
+"""What Python and NumPy print of a list."""
+
 _JOINED: Mapping[frozenset[Kind], Kind] = {
     frozenset(("names", "several names")): "several names",
     frozenset(("numbers", "several numbers")): "several numbers",
@@ -106,6 +109,13 @@ def infer_kind(labels: list[str], keys: Sequence[str], where: str) -> Kind | Non
     """
     texts = set(labels) - {""}
     lists = {text: parsed for text in texts if (parsed := _parsed(text)) is not None}
+    for text in texts - lists.keys():
+        if _LIST.fullmatch(text):
+            raise SourceError(
+                f"{where}: the label of {printable(keys[labels.index(text)])} is "
+                f"{printable(text[:60])}, which is no list in JSON; write [1, 5] or "
+                '["cat", "dog"]'
+            )
     if not lists:
         known = {text for text in texts if text.lower() != "nan"}
         identifiers = all(map(str.isdecimal, known)) and max(map(len, known), default=0) > 18

@@ -46,7 +46,7 @@ from precache_workers.sources.container_names import REQUESTS, Containers
 from precache_workers.sources.containers import Members, notes_of, require_unique, row_table
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.labels import infer_kind
+from precache_workers.sources.labels import infer_kind, label_of
 from precache_workers.sources.parquet_tables import LABEL_NAMES, LISTED_ROWS, damaged, open_table
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -114,8 +114,9 @@ class ManifestSource:
                 members.keys.append(row[0])
                 members.locations.append(row[1])
                 members.labels.append(row[2])
-            where = self.folder.path(file.name)
-            members.kind = infer_kind(members.labels, members.keys, where)
+            if not _has_types(file.name):
+                where = self.folder.path(file.name)
+                members.kind = infer_kind(members.labels, members.keys, where)
             listed.append((file, members))
             for name in ("keys", "locations", "labels"):
                 getattr(whole, name).extend(getattr(members, name))
@@ -145,7 +146,7 @@ class ManifestSource:
         ):
             for number, row in rows:
                 if chosen is None:
-                    chosen = _Chosen.of(list(row), self.columns, where)
+                    chosen = _Chosen.of(self._names(file, row), self.columns, where)
                     members.notes[chosen.note()] += 1
                 uri, label = row.get(chosen.uri), row.get(chosen.label or "")
                 line = f"line {number} of {where}"
@@ -156,17 +157,33 @@ class ManifestSource:
                 if key is None or key == "":
                     raise SourceError(f"{line} has no {chosen.key}, which is to name its sample")
                 location = self._location(uri, file.name, line)
-                yield str(key), location, _text(label, chosen.label, line)
+                if _has_types(file.name):
+                    yield str(key), location, _typed(label, chosen.label, line, members)
+                else:
+                    yield str(key), location, _text(label, chosen.label, line)
+
+    def _names(self, file: FileInfo, row: Row) -> Sequence[str]:
+        """Return the columns of a table by its first row; lines of JSON may leave out labels."""
+        names = list(row)
+        labels = {self.columns.label} if self.columns.label else {*LABEL_NAMES}
+        if not file.name.lower().endswith(".jsonl") or labels & {*map(_plain, names), *names}:
+            return names
+        where = self.folder.path(file.name)
+        with (
+            open_file(self.folder, file) as stream,
+            contextlib.closing(_parsed(stream, file.name, self.columns, where)) as rows,
+        ):
+            return list({name: None for _, row in rows for name in row})
 
     def _location(self, uri: str, name: str, where: str) -> str:
         """Return a URL, an absolute path, or a path below the folder of the tables."""
         scheme, mark, path = uri.partition("://")
-        if "\t" in uri:
+        path = unquote(path) if mark else uri
+        if "\t" in path:
             raise SourceError(f"{where}: {printable(uri)} has a tab")
         if mark and scheme != "file":
             return uri.partition("#")[0] if scheme in WEB else uri
         local = self.folder.local("")
-        path = path if mark else uri
         if path.startswith("/"):
             if local is None:
                 raise SourceError(
@@ -273,8 +290,13 @@ class _Chosen:
                     f"{where} has no column {name!r}{did_you_mean(name, names)}; it has "
                     f"{', '.join(map(repr, names[:20]))}"
                 )
-        lower = {name.strip().lower(): name for name in reversed(names)}
+        lower = {_plain(name): name for name in reversed(names)}
         uri = columns.image or next((lower[name] for name in URI_NAMES if name in lower), None)
+        marks = [mark for mark in ";,\t|" if len(names) == 1 and mark in names[0]]
+        if uri is None and marks:
+            raise SourceError(
+                f"{where}: {marks[0]!r} does not separate columns; commas do, and in .tsv tabs"
+            )
         if uri is None:
             raise SourceError(
                 f"{where} has no column of URIs; its first line names "
@@ -291,6 +313,11 @@ class _Chosen:
         labels = f"labels from {self.label!r}" if self.label else "no labels (--label-column)"
         others = f"; {self.others} other columns are not used" if self.others else ""
         return f"URIs from the column {self.uri!r}, {labels}{others}"
+
+
+def _plain(name: str) -> str:
+    """Return the name of a column as it is compared with usual ones."""
+    return name.strip().lower()
 
 
 def _root(location: str) -> str:
@@ -326,6 +353,21 @@ def _text(value: Any, column: str | None, where: str) -> str:
     )
 
 
+def _has_types(name: str) -> bool:
+    """Return True for a table whose labels are taken by the type of their column."""
+    return name.lower().endswith(".parquet")
+
+
+def _typed(value: Any, column: str | None, where: str, members: Members) -> str:
+    """Return a label as text, and give the members its kind."""
+    try:
+        text, kind = label_of(value)
+    except ValueError as error:
+        raise SourceError(f"{where}: its {column} {error}") from None
+    members.kind = members.kind or kind  # a column has one type
+    return text
+
+
 def _parsed(
     stream: BinaryIO, name: str, columns: Columns, where: str
 ) -> Generator[tuple[int, Row], None, None]:
@@ -350,6 +392,11 @@ def _parsed(
 
 def _csv_rows(lines: Iterable[str], delimiter: str, where: str) -> Iterator[tuple[int, Row]]:
     reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+    twice = [name for name, count in Counter(reader.fieldnames).items() if name and count > 1]
+    if twice:
+        raise SourceError(
+            f"{where} has several columns {printable(twice[0])!r}; rename all but one"
+        )
     for row in reader:
         if None in row or None in row.values():
             raise SourceError(

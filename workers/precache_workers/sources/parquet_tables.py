@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 import xxhash
 
@@ -37,7 +38,7 @@ from precache_workers.sources.containers import (
     too_large,
 )
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file
-from precache_workers.sources.labels import Kind, label_of
+from precache_workers.sources.labels import Kind, infer_kind, label_of
 
 IMAGE_NAMES = ("image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content")
 LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "cls", "category")
@@ -66,6 +67,8 @@ class ChosenColumns:
         Column of images, and whether these are structs of bytes and path.
     classes
         Names of classes by number, if the schema has them.
+    folder
+        The label of all rows, if a folder such as ``label=cat`` has it and no column does.
     """
 
     image: str
@@ -73,6 +76,7 @@ class ChosenColumns:
     label: str | None
     classes: tuple[str, ...]
     paths: bool
+    folder: str | None = None
 
     @property
     def image_leaf(self) -> str:
@@ -94,7 +98,7 @@ class ParquetFormat:
             rows = table.metadata.num_rows
             if rows > file.size:
                 raise SourceError(f"{where} claims {rows:,} rows and has {file.size:,} bytes")
-            chosen = choose_columns(table.schema_arrow, self.columns, where)
+            chosen = choose_columns(table.schema_arrow, self.columns, where, file.name)
             members = Members(classes=chosen.classes)
             if chosen.label is not None:
                 members.kind = label_kind(table.schema_arrow.field(chosen.label).type)
@@ -115,6 +119,9 @@ class ParquetFormat:
                         members.add(name, location, size=-1, mtime=-1, etag=etag, label=label)
                         place += 1
                 _require_rows(table, group, place, where)
+            if chosen.folder is not None:
+                members.labels = [chosen.folder] * rows
+                members.kind = infer_kind(members.labels, members.keys, where)
         name_rows(members, file.name, self.columns.key, where)
         return members
 
@@ -136,7 +143,8 @@ class ParquetFormat:
                 if footer is None:
                     with open_file(folder, file) as stream:
                         footer = open_table(stream).metadata
-                chosen = choose_columns(footer.schema.to_arrow_schema(), self.columns, where)
+                schema = footer.schema.to_arrow_schema()
+                chosen = choose_columns(schema, self.columns, where, name)
                 end = _end(footer, chosen, *max(numbers))
                 with open_file(folder, file, end=end) as stream:
                     table = open_table(stream, footer)
@@ -433,16 +441,32 @@ def _holds_images(kind: Any) -> bool:
     return "bytes" in names and _is_bytes(kind.field("bytes").type)
 
 
-def choose_columns(schema: Any, columns: Columns, where: str) -> ChosenColumns:
-    """Choose the columns of a file: those that are named, else by type, metadata and name."""
+def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") -> ChosenColumns:
+    """Choose the columns of a file: those that are named, else by type, metadata and name.
+
+    Folders of the file's name such as ``label=cat``, as partitioned tables have them, may have the
+    label.
+    """
     import pyarrow as pa
 
     features = _features(schema)
-    for name in (columns.image, columns.label, columns.key):
-        if name is not None and not {name, name.partition(".")[0]} & {*schema.names}:
+    pairs = [part.partition("=") for part in file.split("/")[:-1] if "=" in part]
+    folders = {name: _folder_value(value) for name, _, value in pairs if name not in schema.names}
+    structs = [field for field in schema if pa.types.is_struct(field.type)]
+    parts = [f"{field.name}.{part.name}" for field in structs for part in field.type]
+    others = ((columns.image, ()), (columns.label, folders), (columns.key, parts))
+    for name, able in others:
+        if name is not None and name not in (*schema.names, *able):
             raise SourceError(
                 f"{where} has no column {name!r}{did_you_mean(name, schema.names)}; it has "
                 f"{', '.join(map(repr, schema.names[:20]))}"
+            )
+    if columns.key in schema.names:
+        kind = schema.field(columns.key).type
+        if label_kind(kind) not in ("names", "numbers"):
+            raise SourceError(
+                f"{where}: its column {columns.key} has values of type {kind}; a key is text or a "
+                "number"
             )
     image = columns.image or _guess_image(schema, features, where)
     kind = schema.field(image).type
@@ -459,7 +483,10 @@ def choose_columns(schema: Any, columns: Columns, where: str) -> ChosenColumns:
             )
     struct = bool(pa.types.is_struct(kind))
     parts = [kind.field(number).name for number in range(kind.num_fields)] if struct else []
-    label = columns.label or _guess_label(schema, features)
+    usual = _usual(LABEL_NAMES, [*folders])
+    label = columns.label or _guess_label(schema, features) or next(iter(usual), None)
+    folder = folders.get(label or "")
+    label = label if folder is None else None
     if label is not None and label_kind(schema.field(label).type) is None:
         raise SourceError(
             f"{where}: its column {label} has values of type {schema.field(label).type}; a label "
@@ -470,7 +497,12 @@ def choose_columns(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     names = named.get("names") if _is_class(named) else None
     classes = tuple(map(str, names)) if isinstance(names, list) else ()
     paths = "path" in parts and _is_text(kind.field("path").type)
-    return ChosenColumns(image, struct, label, classes, paths)
+    return ChosenColumns(image, struct, label, classes, paths, folder)
+
+
+def _folder_value(text: str) -> str:
+    """Return the value that the name of a folder has, as Hive writes it; empty for none."""
+    return "" if text == "__HIVE_DEFAULT_PARTITION__" else unquote(text)
 
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
@@ -486,8 +518,8 @@ def _features(schema: Any) -> dict[str, dict[str, Any]]:
 def _guess_image(schema: Any, features: dict[str, dict[str, Any]], where: str) -> str:
     able = [name for name in schema.names if _holds_images(schema.field(name).type)]
     declared = [name for name in able if features.get(name, {}).get("_type") == "Image"]
-    named = [name for name in IMAGE_NAMES if name in able]
-    candidates = declared or named or able
+    named = _usual(IMAGE_NAMES, declared or able)
+    candidates = named or declared or able
     if not candidates:
         raise SourceError(
             f"{where} has no column of images (bytes, or a struct of bytes and path); its columns "
@@ -504,12 +536,15 @@ def _guess_image(schema: Any, features: dict[str, dict[str, Any]], where: str) -
 
 def _guess_label(schema: Any, features: dict[str, dict[str, Any]]) -> str | None:
     declared = [name for name in schema.names if _is_class(features.get(name))]
-    able = [
-        name
-        for name in LABEL_NAMES
-        if name in schema.names and label_kind(schema.field(name).type) is not None
-    ]
-    return next(iter([*declared[:1], *able]), None)
+    able = [name for name in schema.names if label_kind(schema.field(name).type) is not None]
+    chosen = [*_usual(LABEL_NAMES, declared), *declared, *_usual(LABEL_NAMES, able)]
+    return next(iter(chosen), None)
+
+
+def _usual(usual: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return those of some columns that have a usual name, in the order of these."""
+    lower = {name.lower(): name for name in reversed(names)}
+    return [lower[name] for name in usual if name in lower]
 
 
 def _is_class(feature: Any) -> bool:
@@ -519,4 +554,5 @@ def _is_class(feature: Any) -> bool:
 
 def columns_note(chosen: ChosenColumns) -> str:
     labels = f"labels from {chosen.label!r}" if chosen.label else "no labels (--label-column)"
+    labels = labels if chosen.folder is None else "labels from the names of folders"
     return f"Images from the column {chosen.image!r}, {labels}"

@@ -107,7 +107,7 @@ class TarFormat:
                 key = member_key(file.name, member.name) if member.regular else ""
                 if not key:
                     members.left_out[NO_FILE if key is not None else NO_NAME] += 1
-                elif is_image(key) and not key.rpartition("/")[2].startswith("._"):  # by macOS
+                elif is_image(key):
                     samples.add_image(key, member)
                 elif key.lower().endswith(".cls"):
                     samples.add_label(key, _label(stream, member, where))
@@ -253,6 +253,12 @@ class _Samples:
             time_ns = -1 if etag else mtime
             location = f"{self._file.name}#{whole or unit}\t{places}"
             members.add(key, location, size=size, mtime=time_ns, etag=etag, label=label)
+        further = sum(places.count(",") for *_, places in self._images)
+        if further:
+            members.notes[
+                "{count} images of tar archives are further inputs of a sample: their names are "
+                "those of the image before them, up to the first dot"
+            ] += further
         if self._labels:
             members.kind = infer_kind(members.labels, members.keys, self._file.name)
         elif any(members.labels):

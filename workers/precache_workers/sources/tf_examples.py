@@ -60,8 +60,13 @@ class Parts:
         return f"Images from the feature {self.image_name!r}, {labels}"
 
 
-def parts_of(record: bytes, columns: Columns) -> Parts:
+def parts_of(record: bytes, columns: Columns, *, first: bool = False) -> Parts:
     """Take image, label and key from a record.
+
+    Parameters
+    ----------
+    first
+        The record must have a label if its feature is named: the name may be mistyped.
 
     Raises
     ------
@@ -71,7 +76,7 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
     if starts_as_image(record) and columns.image is None:
         return Parts(memoryview(record))
     features = _features(memoryview(record))
-    for name in (columns.image, columns.label, columns.key):
+    for name in (columns.image, columns.label if first else None, columns.key):
         if name is not None and name not in features:
             raise ValueError(
                 f"it has no feature {name!r}{did_you_mean(name, features)}; it has "
@@ -81,7 +86,8 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
     images = _values(image_name, features)
     if len(images) != 1:
         raise ValueError(f"its feature {image_name!r} has {len(images)} images")
-    label_name = columns.label or next((name for name in LABEL_NAMES if name in features), "")
+    labels = LABEL_NAMES if columns.label is None else (columns.label,)
+    label_name = next((name for name in labels if name in features), "")
     label, kind = _label(label_name, features) if label_name else ("", None)
     key, key_kind = _label(columns.key, features) if columns.key else ("", None)
     if key_kind not in (None, "names", "numbers"):
@@ -114,7 +120,7 @@ def add_parts(members: Members, parts: Parts, where: str, location: str, etag: s
                 f"({printable(parts.label)}); choose one feature by --label-column"
             )
         members.kind = kind
-    if not members.keys:
+    if parts.image:
         members.notes[parts.note] += 1
     size = len(parts.image)
     members.add(parts.key, location, size=size, mtime=-1, etag=etag, label=parts.label)

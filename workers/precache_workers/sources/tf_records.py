@@ -58,7 +58,7 @@ class TFRecordFormat:
                 try:
                     if _masked(record) != crc:
                         raise ValueError(_DAMAGED)
-                    parts = parts_of(record, self.columns)
+                    parts = parts_of(record, self.columns, first=not members.keys)
                 except ValueError as error:
                     if not members.keys and str(error) != _DAMAGED:
                         raise SourceError(f"{where}: of its first record, {error}") from None

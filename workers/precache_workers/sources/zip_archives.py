@@ -237,10 +237,16 @@ def _directory(stream: BinaryIO, where: str, size: int) -> tuple[int, int, int, 
 
 
 def _decoded(name: bytes, flags: int) -> str:
-    """Decode a name: UTF-8 where a flag says so, else DOS's code page 437, as `zipfile` does."""
+    """Decode a name: UTF-8 where a flag says so or it can be, else DOS's code page 437.
+
+    Info-ZIP's ``zip`` and macOS write UTF-8 without the flag.
+    """
     if flags & 0x800:
         return name.decode("utf-8", "surrogateescape")
-    return name.decode("cp437")
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return name.decode("cp437")
 
 
 def _wide(extra: bytes, unpacked: int, packed: int, offset: int) -> tuple[int, int, int]:
