@@ -99,7 +99,7 @@ def test_parts_of_structs_are_keys_and_nothing_else(tmp_path: Path) -> None:
     for wanted in [(None, "meta.label"), ("meta.id",), (None, None, "meta.no")]:
         with pytest.raises(SourceError, match=r"has no column 'meta\..*; it has 'image', 'meta'"):
             listed(source, *wanted)
-    with pytest.raises(SourceError, match=r"column meta has values of type struct.*; a key is"):
+    with pytest.raises(SourceError, match=r"column 'meta' has values of type struct.*; a key is"):
         listed(source, None, None, "meta")
 
 

@@ -15,7 +15,7 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -441,6 +441,29 @@ def _holds_images(kind: Any) -> bool:
     return "bytes" in names and _is_bytes(kind.field("bytes").type)
 
 
+def _require_columns(schema: Any, columns: Columns, folders: Collection[str], where: str) -> None:
+    """Raise `SourceError` for a column that is not there, or cannot have keys.
+
+    Labels may lie in names of folders, and keys in structs.
+    """
+    import pyarrow as pa
+
+    structs = [field for field in schema if pa.types.is_struct(field.type)]
+    parts = [f"{field.name}.{part.name}" for field in structs for part in field.type]
+    for name, able in ((columns.image, ()), (columns.label, folders), (columns.key, parts)):
+        if name is not None and name not in (*schema.names, *able):
+            raise SourceError(
+                f"{where} has no column {name!r}{did_you_mean(name, schema.names)}; it has "
+                f"{', '.join(map(repr, schema.names[:20]))}"
+            )
+    if columns.key in schema.names:
+        kind = schema.field(columns.key).type
+        if not (is_number(kind) or _is_text(kind)):
+            raise SourceError(
+                f"{where}: its column {columns.key!r} has values of type {kind}; {_KEYS}"
+            )
+
+
 def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") -> ChosenColumns:
     """Choose the columns of a file: those that are named, else by type, metadata and name.
 
@@ -452,22 +475,7 @@ def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") ->
     features = _features(schema)
     pairs = [part.partition("=") for part in file.split("/")[:-1] if "=" in part]
     folders = {name: _folder_value(value) for name, _, value in pairs if name not in schema.names}
-    structs = [field for field in schema if pa.types.is_struct(field.type)]
-    parts = [f"{field.name}.{part.name}" for field in structs for part in field.type]
-    others = ((columns.image, ()), (columns.label, folders), (columns.key, parts))
-    for name, able in others:
-        if name is not None and name not in (*schema.names, *able):
-            raise SourceError(
-                f"{where} has no column {name!r}{did_you_mean(name, schema.names)}; it has "
-                f"{', '.join(map(repr, schema.names[:20]))}"
-            )
-    if columns.key in schema.names:
-        kind = schema.field(columns.key).type
-        if label_kind(kind) not in ("names", "numbers"):
-            raise SourceError(
-                f"{where}: its column {columns.key} has values of type {kind}; a key is text or a "
-                "number"
-            )
+    _require_columns(schema, columns, folders, where)
     image = columns.image or _guess_image(schema, features, where)
     kind = schema.field(image).type
     if not _holds_images(kind):
@@ -475,12 +483,6 @@ def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") ->
             f"{where}: its column {image!r} has values of type {kind}; images are bytes, or a "
             "struct of bytes and path"
         )
-    if columns.key in schema.names:
-        key = schema.field(columns.key).type
-        if not (is_number(key) or _is_text(key)):
-            raise SourceError(
-                f"{where}: its column {columns.key!r} has values of type {key}; {_KEYS}"
-            )
     struct = bool(pa.types.is_struct(kind))
     parts = [kind.field(number).name for number in range(kind.num_fields)] if struct else []
     usual = _usual(LABEL_NAMES, [*folders])
