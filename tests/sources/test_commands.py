@@ -116,10 +116,10 @@ def test_flags_name_columns(photos: Path, tmp_path: Path) -> None:
         json.dumps({"where": str(path), "what": path.parent.name, "image": "no path"})
         for path in sorted(photos.rglob("*.jpg"))
     ]
-    (tmp_path / "list.jsonl").write_text("\n".join(rows), "utf-8")
+    (tmp_path / "list.ndjson").write_text("\n".join(rows), "utf-8")
     flags = ("--image-column", "where", "--label-column", "what", "--resize", "40", "--crop", "32")
     store = tmp_path / "store"
-    done = cli("build", tmp_path / "list.jsonl", store, *flags, "--address", "serial")
+    done = cli("build", tmp_path / "list.ndjson", store, *flags, "--address", "serial")
     assert done.returncode == 0, done.stderr
     assert "URIs from the column 'where', labels from 'what'; 1 other columns" in done.stderr
     assert precache.open(store).classes == ("cat", "dog", "eel")

@@ -30,7 +30,7 @@ CONTAINERS = {
     ".zip": "a zip archive", ".h5": "an HDF5 file", ".hdf5": "an HDF5 file",
     ".npz": "a NumPy archive", ".npy": "a NumPy array", ".tfrecord": "a TFRecord file",
     ".lmdb": "an LMDB database", "data.mdb": "an LMDB database", ".beton": "an FFCV dataset",
-    ".mds": "an MDS shard", ".jsonl": "a table of JSON lines",
+    ".mds": "an MDS shard", ".jsonl": "a table of JSON lines", ".ndjson": "a table of JSON lines",
 }  # fmt: skip
 """Suffixes of files that hold many samples."""
 

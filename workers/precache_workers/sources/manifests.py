@@ -49,7 +49,8 @@ from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.labels import infer_kind, label_of
 from precache_workers.sources.parquet_tables import LABEL_NAMES, LISTED_ROWS, damaged, open_table
 
-SUFFIXES = (".csv", ".tsv", ".jsonl")
+JSON_LINES = (".jsonl", ".ndjson")
+SUFFIXES = (".csv", ".tsv", *JSON_LINES)
 """Of tables that are taken for manifests; Parquet has images in it more often."""
 
 URI_NAMES = (
@@ -166,7 +167,7 @@ class ManifestSource:
         """Return the columns of a table by its first row; lines of JSON may leave out labels."""
         names = list(row)
         labels = {self.columns.label} if self.columns.label else {*LABEL_NAMES}
-        if not file.name.lower().endswith(".jsonl") or labels & {*map(_plain, names), *names}:
+        if not file.name.lower().endswith(JSON_LINES) or labels & {*map(_plain, names), *names}:
             return names
         where = self.folder.path(file.name)
         with (
@@ -377,7 +378,7 @@ def _parsed(
         return
     text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
     try:
-        if name.lower().endswith(".jsonl"):
+        if name.lower().endswith(JSON_LINES):
             yield from _json_rows(_lines(text, where), where)
         else:
             delimiter = "\t" if name.lower().endswith(".tsv") else ","
