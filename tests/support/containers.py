@@ -163,7 +163,7 @@ def write_lmdb(photos: Path, to: Path) -> str:
     import lmdb
 
     with (
-        lmdb.open(str(to / "photos.lmdb"), map_size=1 << 26) as database,
+        lmdb.open(str(to / "photos.lmdb"), map_size=1 << 32) as database,
         database.begin(write=True) as transaction,
     ):
         for path in photos_of(photos):
