@@ -36,7 +36,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "workers")))
 """By which this repository is importable."""
 LONG_AGO = 1_700_000_000
-DEADLINE = 60.0
+DEADLINE = 150.0
 """Seconds after which a condition that a test waits for counts as never met."""
 
 
