@@ -103,6 +103,18 @@ def test_parts_of_structs_are_keys_and_nothing_else(tmp_path: Path) -> None:
         listed(source, None, None, "meta")
 
 
+def test_a_folder_that_names_no_column_gives_no_label(tmp_path: Path) -> None:
+    for name in ("=x", "label=", "label=cat"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "a.parquet", {"image": [PHOTO]})
+    table = listed(str(tmp_path / "*/*.parquet")).table
+    assert dict(zip(table.keys, table.labels, strict=True)) == {
+        "=x/a.parquet/0": -1,
+        "label=/a.parquet/0": -1,
+        "label=cat/a.parquet/0": 0,
+    }
+
+
 def test_a_value_that_is_no_label_is_named_with_its_file(tmp_path: Path) -> None:
     source = write(tmp_path / "a.parquet", {"image": [PHOTO], "label": [[[1], [2]]]})
     with pytest.raises(SourceError, match=r"a\.parquet .*: its column label, value 0 of 1"):
@@ -447,9 +459,8 @@ def test_large_images_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     assert max(map(len, runs)) <= HELD_BYTES // 8_000_000
 
 
-def test_a_remote_listing_reads_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = {"image": [os.urandom(20_000) for _ in range(400)], "label": [1] * 400}
-    source = write(tmp_path / "a.parquet", columns, row_group_size=100, use_dictionary=False)
+def noted_ranges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Read local files as remote ones are; returns the list that lengths of ranges are added to."""
     read: list[int] = []
     ranges = LocalFolder.read_ranges
 
@@ -459,6 +470,13 @@ def test_a_remote_listing_reads_no_images(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(LocalFolder, "open", lambda folder, name: None)
     monkeypatch.setattr(LocalFolder, "read_ranges", noted)
+    return read
+
+
+def test_a_remote_listing_reads_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {"image": [os.urandom(20_000) for _ in range(400)], "label": [1] * 400}
+    source = write(tmp_path / "a.parquet", columns, row_group_size=100, use_dictionary=False)
+    read = noted_ranges(monkeypatch)
     assert len(listed(source).table) == 400
     assert sum(read) < 1_000_000
     assert len(read) < 10
@@ -529,14 +547,6 @@ def test_a_remote_build_reads_each_row_group_at_most_twice(
     """Of many small shards, most of which have rows of few row groups."""
     photos = [encoded(cut(number)) + os.urandom(20_000) for number in range(320)]
     source = write(tmp_path / "a.parquet", {"image": photos}, row_group_size=20)
-    read: list[int] = []
-    ranges = LocalFolder.read_ranges
-
-    def noted(self: LocalFolder, parts: Any) -> Any:
-        read.extend(length for _, _, length in parts)
-        return ranges(self, parts)
-
-    monkeypatch.setattr(LocalFolder, "open", lambda folder, name: None)
-    monkeypatch.setattr(LocalFolder, "read_ranges", noted)
+    read = noted_ranges(monkeypatch)
     build(source, tmp_path / "store")
     assert sum(read) < 3 * Path(source).stat().st_size  # the probe and the footers among it

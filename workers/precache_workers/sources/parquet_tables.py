@@ -473,7 +473,7 @@ def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") ->
     import pyarrow as pa
 
     features = _features(schema)
-    pairs = [part.partition("=") for part in file.split("/")[:-1] if "=" in part]
+    pairs = [part.partition("=") for part in file.split("/")[:-1] if part.find("=") > 0]
     folders = {name: _folder_value(value) for name, _, value in pairs if name not in schema.names}
     _require_columns(schema, columns, folders, where)
     image = columns.image or _guess_image(schema, features, where)
