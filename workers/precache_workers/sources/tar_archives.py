@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import math
 import re
-import tarfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
@@ -41,45 +40,27 @@ from precache_workers.sources.containers import (
 )
 from precache_workers.sources.file_ranges import open_file, read_parts, require_size
 from precache_workers.sources.labels import infer_kind
-
-BLOCK = tarfile.BLOCKSIZE
+from precache_workers.sources.tar_index import (
+    index_name,
+    indexed_members,
+    read_index,
+    read_indexed,
+)
+from precache_workers.sources.tar_members import BLOCK, Member, read_members, regular_name
 
 COMPRESSED_NOTE = (
     "{count} tar archives are compressed: each shard decompresses an archive from its beginning to "
     "the last sample that it needs, so decompress large ones first"
 )
 
-MOST_HEADER = 1 << 20
-"""Bytes of a long name or of extended attributes."""
+INDEX_NOTE = "{count} tar archives are listed by the .idx files beside them"
+NO_INDEX_NOTE = (
+    "{count} .idx files beside tar archives are not used: they are not of wds2idx v1.2, or do not "
+    "fit the archives"
+)
 
 MOST_LABEL = 4096
 """Bytes of a ``.cls`` member."""
-
-MOST_TIME = (1 << 63) - 1
-"""Nanoseconds since 1970 that a row table holds."""
-
-
-class _Member(NamedTuple):
-    """A member of an archive.
-
-    Attributes
-    ----------
-    mtime
-        Nanoseconds since 1970.
-    offset
-        Of its data; the header that counts comes right before it.
-    crc
-        CRC-32 of that header.
-    regular
-        It is a file, and no link or device.
-    """
-
-    name: str
-    size: int
-    mtime: int
-    offset: int
-    crc: int
-    regular: bool
 
 
 @dataclass(frozen=True)
@@ -90,7 +71,17 @@ class TarFormat:
     suffixes: tuple[str, ...] = TAR_SUFFIXES
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, where = Members(), folder.path(file.name)
+        listed, where = Members(), folder.path(file.name)
+        index = read_index(folder, file)
+        if index is not None:
+            found = indexed_members(folder, file, index)
+            labels = [member for member in found if _is_label(member.name)]
+            texts = read_indexed(folder, file, labels, MOST_LABEL)
+            if found and texts is not None:
+                listed.notes[INDEX_NOTE] += 1
+                _collect(found, lambda member: texts[member.name], file, where, until, listed)
+                return listed
+            listed.notes[NO_INDEX_NOTE] += 1
         with open_file(folder, file) as packed:
             compression = compression_of(packed.read(6))
             packed.seek(0)
@@ -98,31 +89,17 @@ class TarFormat:
             if compression:
                 require_size(folder, file)
                 stream = DecompressedFile(packed, compression, file.size, where)
-                members.notes[COMPRESSED_NOTE] += 1
-            size = math.inf if compression else file.size
-            samples = _Samples(file, compression)
-            for number, member in enumerate(_members(stream, where, size)):
-                if number % TICK == 0 and time.monotonic() > until:
-                    raise TimeUpError
-                key = member_key(file.name, member.name) if member.regular else ""
-                if not key:
-                    members.left_out[NO_FILE if key is not None else NO_NAME] += 1
-                elif is_image(key):
-                    samples.add_image(key, member)
-                elif key.lower().endswith(".cls"):
-                    samples.add_label(key, _label(stream, member, where))
-                else:
-                    members.ignored += 1
-                    suffix = key.rpartition("/")[2].partition(".")[2]
-                    if suffix in ("txt", "json"):
-                        members.notes[
-                            f"{{count}} .{suffix} members of tar archives are not used: text and "
-                            "JSON beside an image cannot be stored yet"
-                        ] += 1
+                listed.notes[COMPRESSED_NOTE] += 1
+
+            def contents(member: Member) -> bytes:
+                stream.seek(member.offset)
+                return stream.read(member.size)
+
+            walked = read_members(stream, where, math.inf if compression else file.size)
+            _collect(walked, contents, file, where, until, listed, compression)
             if isinstance(stream, DecompressedFile):
                 stream.finish()
-        samples.finish(members)
-        return members
+        return listed
 
     def read(
         self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
@@ -146,6 +123,46 @@ class TarFormat:
         ]
 
 
+def _collect(
+    members: Iterable[Member],
+    contents: Callable[[Member], bytes],
+    file: FileInfo,
+    where: str,
+    until: float,
+    listed: Members,
+    compression: str = "",
+) -> None:
+    """Join the members of an archive to samples, and list these.
+
+    Raises
+    ------
+    SourceError
+        A label is too long or no text, or a sample has two of a kind.
+    TimeUpError
+        The clock `time.monotonic` is past `until`.
+    """
+    samples = _Samples(file, compression)
+    for number, member in enumerate(members):
+        if number % TICK == 0 and time.monotonic() > until:
+            raise TimeUpError
+        key = member_key(file.name, member.name) if member.regular else ""
+        if not key:
+            listed.left_out[NO_FILE if key is not None else NO_NAME] += 1
+        elif is_image(key):
+            samples.add_image(key, member)
+        elif _is_label(key):
+            samples.add_label(key, _label(member, contents, where))
+        else:
+            listed.ignored += 1
+            suffix = key.rpartition("/")[2].partition(".")[2]
+            if suffix in ("txt", "json"):
+                listed.notes[
+                    f"{{count}} .{suffix} members of tar archives are not used: text and JSON "
+                    "beside an image cannot be stored yet"
+                ] += 1
+    samples.finish(listed)
+
+
 def _decompressed_parts(
     folder: Folder, file: FileInfo, compression: str, parts: Sequence[Range]
 ) -> list[bytes | StorageError]:
@@ -161,20 +178,29 @@ def _decompressed_parts(
 
 
 class _Place(NamedTuple):
-    """An image of a sample: its offset, size, the CRC-32 of its header, and its suffix."""
+    """An image of a sample: its offset, size, suffix, and the CRC-32 of its header, if known."""
 
     offset: int
     size: int
-    crc: int
+    crc: int | None
     suffix: str
 
     @classmethod
     def of(cls, text: str) -> _Place:
         offset, size, crc, suffix = text.split(":", 3)
-        return cls(int(offset), int(size), int(crc), suffix)
+        return cls(int(offset), int(size), int(crc) if crc else None, suffix)
 
     def __str__(self) -> str:
-        return f"{self.offset}:{self.size}:{self.crc}:{self.suffix}"
+        return f"{self.offset}:{self.size}:{'' if self.crc is None else self.crc}:{self.suffix}"
+
+    def fits(self, data: bytes, container: str, key: str) -> bool:
+        """Return True if a header and what follows it are those of this image of a sample."""
+        if len(data) != BLOCK + self.size:
+            return False
+        if self.crc is not None:
+            return zlib.crc32(data[:BLOCK]) == self.crc
+        name = member_key(container, regular_name(data[:BLOCK], self.size))
+        return name is not None and _split(name) == (_split(key)[0], self.suffix)
 
 
 def _sample(
@@ -189,8 +215,9 @@ def _sample(
     for place, data in zip(places, contents, strict=True):
         if isinstance(data, StorageError):
             return FetchError(str(data))
-        if len(data) != BLOCK + place.size or zlib.crc32(data[:BLOCK]) != place.crc:
-            return changed(folder, name, key)
+        if not place.fits(data, name, key):
+            index = f"remove {index_name(name)} if that is older, and " if place.crc is None else ""
+            return changed(folder, name, key, index)
         image = data[BLOCK:]
         inputs["bytes" if len(places) == 1 else place.suffix] = image
         digest.update(image)
@@ -207,9 +234,8 @@ class _Samples:
         self._images: list[tuple[str, int, int, str]] = []
         self._labels: dict[str, str] = {}
 
-    def add_image(self, key: str, member: _Member) -> None:
+    def add_image(self, key: str, member: Member) -> None:
         stem, suffix = _split(key)
-        suffix = re.sub(r"[\s:,]", "_", suffix)
         place = str(_Place(member.offset, member.size, member.crc, suffix))
         if self._images and _split(self._images[-1][0])[0] == stem:
             first, size, mtime, places = self._images[-1]
@@ -269,125 +295,26 @@ class _Samples:
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split a key at the first dot within its file's name, as WebDataset does."""
+    """Split a key at the first dot within its file's name, as WebDataset does.
+
+    The suffix is in lower case, and without what separates places.
+    """
     folder, slash, name = key.rpartition("/")
     stem, _, suffix = name[1:].partition(".")
-    return f"{folder}{slash}{name[:1]}{stem}", suffix.lower()
+    return f"{folder}{slash}{name[:1]}{stem}", re.sub(r"[\s:,]", "_", suffix.lower())
 
 
-def _label(stream: BinaryIO | DecompressedFile, member: _Member, where: str) -> str:
+def _is_label(name: str) -> bool:
+    return name.lower().endswith(".cls")
+
+
+def _label(member: Member, contents: Callable[[Member], bytes], where: str) -> str:
     if member.size > MOST_LABEL:
         raise SourceError(
             f"{where}: {printable(member.name)} has {member.size:,} bytes; a .cls member has a "
             "class number or name"
         )
-    stream.seek(member.offset)
     try:
-        return stream.read(member.size).decode().strip()
+        return contents(member).decode().strip()
     except UnicodeDecodeError:
         raise SourceError(f"{where}: {printable(member.name)} is not UTF-8") from None
-
-
-def _members(stream: BinaryIO | DecompressedFile, where: str, size: float) -> Iterator[_Member]:
-    """Yield the members of an archive (ustar, GNU, or pax of POSIX.1-2001), folders apart.
-
-    Raises
-    ------
-    SourceError
-        It is no tar archive, damaged, or ends early.
-    """
-    offset = 0
-    named: dict[str, str] = {}
-    while True:
-        stream.seek(offset)
-        header = stream.read(BLOCK)
-        if len(header) == BLOCK and not any(header):
-            _require_end(stream.read(tarfile.RECORDSIZE), where, offset)
-            return
-        if len(header) < BLOCK:
-            raise SourceError(
-                f"{where} ends without the zeros that end a tar archive: it is cut off, or empty; "
-                "copy it again, or if it was written so, append 1024 zero bytes"
-            )
-        try:
-            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-        except tarfile.HeaderError as error:
-            raise SourceError(_no_header(where, offset, header, error)) from None
-        start = offset + BLOCK
-        if info.type == tarfile.GNUTYPE_SPARSE and header[482]:  # more of its map follows
-            while stream.read(BLOCK)[504:505] not in (b"", b"\0"):
-                start += BLOCK
-            start += BLOCK
-        has_data = info.type not in (
-            tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE,
-            tarfile.FIFOTYPE,
-        )  # fmt: skip
-        long = info.type in (
-            tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
-            tarfile.GNUTYPE_LONGLINK,
-        )  # fmt: skip
-        name = named.get("path", info.name)
-        try:
-            nbytes = info.size if long else int(named.get("size", info.size))
-            mtime = round(float(named.get("mtime", info.mtime)) * 1e9)
-            mtime = min(max(0, mtime), MOST_TIME)
-        except (ValueError, OverflowError):
-            raise SourceError(
-                f"{where}: {printable(name)} has a size or time that is no number"
-            ) from None
-        if has_data and not 0 <= nbytes <= size - start:
-            raise SourceError(
-                f"{where}: the member {printable(name)} is said to have {nbytes:,} bytes, and only "
-                f"{max(0, size - start):,} follow: the archive is cut off or damaged"
-            )
-        if long:
-            if nbytes > MOST_HEADER:
-                raise SourceError(f"{where} has {nbytes:,} bytes of attributes of a member")
-            named |= _long(info.type, stream.read(nbytes), where)
-        elif info.type == tarfile.DIRTYPE or name[-1:] == "/":
-            named = {}
-        elif info.type != tarfile.XGLTYPE:
-            sparse = info.type == tarfile.GNUTYPE_SPARSE or any(
-                key.startswith("GNU.sparse.") for key in named
-            )
-            regular = info.type in tarfile.REGULAR_TYPES and not sparse
-            yield _Member(name, nbytes, mtime, start, zlib.crc32(header), regular)
-            named = {}
-        offset = start + (-(-nbytes // BLOCK) * BLOCK if has_data else 0)
-
-
-def _require_end(rest: bytes, where: str, offset: int) -> None:
-    """Raise `SourceError` if another archive follows the end of one."""
-    rest = rest.lstrip(b"\0")
-    if rest[257:262] == b"ustar":
-        raise SourceError(
-            f"{where} has members behind its end, at byte {offset:,}: archives were joined byte by "
-            "byte; join them by tar --concatenate, or give each as a container"
-        )
-
-
-def _no_header(where: str, offset: int, header: bytes, error: Exception) -> str:
-    if offset:
-        return f"{where} is damaged: at byte {offset:,} it has no header of a member ({error})"
-    return f"{where} is no tar archive; give --source-kind"
-
-
-def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
-    """Parse a long name of GNU tar, or attributes of pax."""
-    if kind == tarfile.GNUTYPE_LONGNAME:
-        return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
-    if kind == tarfile.GNUTYPE_LONGLINK:
-        return {}
-    attributes = {}
-    while data:
-        digits, _, _ = data[:20].partition(b" ")
-        length = int(digits) if digits.isdigit() else 0
-        record = data[len(digits) + 1 : length]
-        name, equals, value = record.partition(b"=")
-        if not equals or not record.endswith(b"\n"):
-            raise SourceError(
-                f"{where} has damaged attributes of a member: {printable(repr(data[:40]))}"
-            )
-        attributes[name.decode("utf-8", "replace")] = value[:-1].decode("utf-8", "surrogateescape")
-        data = data[length:]
-    return attributes

@@ -1,0 +1,157 @@
+"""Members of tar archives (ustar, GNU, or pax of POSIX.1-2001), read from front to back."""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+from precache.errors import SourceError
+from precache.messages import printable
+from precache_workers.sources.compressed import DecompressedFile
+
+BLOCK = tarfile.BLOCKSIZE
+
+MOST_HEADER = 1 << 20
+"""Bytes of a long name or of extended attributes."""
+
+MOST_TIME = (1 << 63) - 1
+"""Nanoseconds since 1970 that a row table holds."""
+
+
+class Member(NamedTuple):
+    """A member of an archive.
+
+    Attributes
+    ----------
+    mtime
+        Nanoseconds since 1970; -1 if it is not known.
+    offset
+        Of its data; the header that counts comes right before it.
+    crc
+        CRC-32 of that header; None if it is not known.
+    regular
+        It is a file, and no link or device.
+    """
+
+    name: str
+    size: int
+    mtime: int
+    offset: int
+    crc: int | None
+    regular: bool
+
+
+def regular_name(header: bytes, size: int) -> str:
+    """Return the name in a header; empty unless it is that of a regular file of this size."""
+    try:
+        info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return ""
+    return info.name if info.type in tarfile.REGULAR_TYPES and info.size == size else ""
+
+
+def read_members(stream: BinaryIO | DecompressedFile, where: str, size: float) -> Iterator[Member]:
+    """Yield the members of an archive, folders apart.
+
+    Raises
+    ------
+    SourceError
+        It is no tar archive, damaged, or ends early.
+    """
+    offset = 0
+    named: dict[str, str] = {}
+    while True:
+        stream.seek(offset)
+        header = stream.read(BLOCK)
+        if len(header) == BLOCK and not any(header):
+            _require_end(stream.read(tarfile.RECORDSIZE), where, offset)
+            return
+        if len(header) < BLOCK:
+            raise SourceError(
+                f"{where} ends without the zeros that end a tar archive: it is cut off, or empty; "
+                "copy it again, or if it was written so, append 1024 zero bytes"
+            )
+        try:
+            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            raise SourceError(_no_header(where, offset, header, error)) from None
+        start = offset + BLOCK
+        if info.type == tarfile.GNUTYPE_SPARSE and header[482]:  # more of its map follows
+            while stream.read(BLOCK)[504:505] not in (b"", b"\0"):
+                start += BLOCK
+            start += BLOCK
+        has_data = info.type not in (
+            tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE,
+            tarfile.FIFOTYPE,
+        )  # fmt: skip
+        long = info.type in (
+            tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
+            tarfile.GNUTYPE_LONGLINK,
+        )  # fmt: skip
+        name = named.get("path", info.name)
+        try:
+            nbytes = info.size if long else int(named.get("size", info.size))
+            mtime = round(float(named.get("mtime", info.mtime)) * 1e9)
+            mtime = min(max(0, mtime), MOST_TIME)
+        except (ValueError, OverflowError):
+            raise SourceError(
+                f"{where}: {printable(name)} has a size or time that is no number"
+            ) from None
+        if has_data and not 0 <= nbytes <= size - start:
+            raise SourceError(
+                f"{where}: the member {printable(name)} is said to have {nbytes:,} bytes, and only "
+                f"{max(0, size - start):,} follow: the archive is cut off or damaged"
+            )
+        if long:
+            if nbytes > MOST_HEADER:
+                raise SourceError(f"{where} has {nbytes:,} bytes of attributes of a member")
+            named |= _long(info.type, stream.read(nbytes), where)
+        elif info.type == tarfile.DIRTYPE or name[-1:] == "/":
+            named = {}
+        elif info.type != tarfile.XGLTYPE:
+            sparse = info.type == tarfile.GNUTYPE_SPARSE or any(
+                key.startswith("GNU.sparse.") for key in named
+            )
+            regular = info.type in tarfile.REGULAR_TYPES and not sparse
+            yield Member(name, nbytes, mtime, start, zlib.crc32(header), regular)
+            named = {}
+        offset = start + (-(-nbytes // BLOCK) * BLOCK if has_data else 0)
+
+
+def _require_end(rest: bytes, where: str, offset: int) -> None:
+    """Raise `SourceError` if another archive follows the end of one."""
+    rest = rest.lstrip(b"\0")
+    if rest[257:262] == b"ustar":
+        raise SourceError(
+            f"{where} has members behind its end, at byte {offset:,}: archives were joined byte by "
+            "byte; join them by tar --concatenate, or give each as a container"
+        )
+
+
+def _no_header(where: str, offset: int, header: bytes, error: Exception) -> str:
+    if offset:
+        return f"{where} is damaged: at byte {offset:,} it has no header of a member ({error})"
+    return f"{where} is no tar archive; give --source-kind"
+
+
+def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
+    """Parse a long name of GNU tar, or attributes of pax."""
+    if kind == tarfile.GNUTYPE_LONGNAME:
+        return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
+    if kind == tarfile.GNUTYPE_LONGLINK:
+        return {}
+    attributes = {}
+    while data:
+        digits, _, _ = data[:20].partition(b" ")
+        length = int(digits) if digits.isdigit() else 0
+        record = data[len(digits) + 1 : length]
+        name, equals, value = record.partition(b"=")
+        if not equals or not record.endswith(b"\n"):
+            raise SourceError(
+                f"{where} has damaged attributes of a member: {printable(repr(data[:40]))}"
+            )
+        attributes[name.decode("utf-8", "replace")] = value[:-1].decode("utf-8", "surrogateescape")
+        data = data[length:]
+    return attributes
