@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from precache_workers.planning.base_shard import BaseShard
 from precache_workers.planning.shard_plan import FieldRows, ShardPlan
-from precache_workers.profiling.estimate import UnitTimes, estimate, makespan
+from precache_workers.profiling.estimate import (
+    BUILD_ROUND_TRIPS,
+    SHARD_ROUND_TRIPS,
+    UnitTimes,
+    estimate,
+    makespan,
+)
 from precache_workers.profiling.measurements import TimeCost
 
 
@@ -23,6 +29,12 @@ def test_a_makespan_is_between_its_bounds(seconds: list[float], cpus: int) -> No
 
 def test_the_last_wave_is_as_long_as_a_whole_one() -> None:
     assert makespan([1.0] * 17, 16) == 2
+
+
+def test_cpus_that_are_late_take_later_tasks() -> None:
+    assert makespan([1.0] * 4, 2, late=1.5) == 3
+    assert makespan([1.0], 2, late=1.5) == 1
+    assert makespan([], 2, late=1.5) == 0
 
 
 def shard(fetched: int, rows: FieldRows, linked: bool = False, reused: bool = False) -> ShardPlan:
@@ -62,9 +74,18 @@ def test_work_and_bytes_are_added_up() -> None:
         shard(10, FieldRows(computed=10, copied=5)),
         shard(0, FieldRows(copied=15), reused=True),
     ]
-    found = estimate(shards, RATES, 2, before=3.0)
+    found = estimate(shards, RATES, 2, listing=3.0, start=0.0, round_trip=0.0)
     assert (found.fetched, found.written) == (500, 140)
     assert found.cpu_seconds == pytest.approx(10 * (0.01 + 0.03) + 20 * 0.001 + 200 * 0.001)
     assert found.seconds == pytest.approx(3 + 10 * 0.1 + 100 * 0.01), (
         "fetching is what it waits for"
     )
+
+
+def test_a_bucket_is_waited_for_by_each_shard_and_by_the_build() -> None:
+    shards = [shard(10, FieldRows(computed=10)) for _ in range(4)]
+    near = estimate(shards, RATES, 2, listing=2.0, start=1.0, round_trip=0.0)
+    far = estimate(shards, RATES, 2, listing=2.0, start=1.0, round_trip=0.05)
+    waited = (BUILD_ROUND_TRIPS + 2 * SHARD_ROUND_TRIPS) * 0.05
+    assert far.seconds - near.seconds == pytest.approx(waited)
+    assert far.cpu_seconds == near.cpu_seconds

@@ -21,7 +21,7 @@ from precache.runtime.usage import cores
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
-from precache.store.commit_log import read_commits
+from precache.store.commit_log import ROOT, read_commits
 from precache.store.layout import RowShape
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import RowTable
@@ -57,8 +57,10 @@ if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use 
     from precache_workers.profiling.op_costs import FieldCosts
     from precache_workers.shards.samples import Job
 
-TIMED = 32
-"""Rows of each kind that are measured."""
+TIMED, LEAST_TIMED = 128, 8
+"""Rows of each kind that are measured; samples of `TIMED_BYTES` and more are fewer."""
+
+TIMED_BYTES = 128 << 20
 
 _BY_OPS = "with a field by these ops, the first of them, or a wider crop"
 
@@ -182,7 +184,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         for line in (*listed.notes, *listed.unfollowed()):
             progress.say(line)
         progress.phase("Comparing")
-        profiler = _Profiler(request, source, listed, progress, stack)
+        profiler = _Profiler(request, store, source, listed, progress, stack)
         target = requested_target(request, store, listed.spec)
         measure = profiler.measure if timing else profiler.measure_unless_declared
         work = find_work(request, store, listed, target, measure)
@@ -202,12 +204,14 @@ class _Profiler:
     def __init__(
         self,
         request: Request,
+        store: Folder,
         source: Source,
         listed: ListedSource,
         progress: BuildProgress,
         stack: contextlib.ExitStack,
     ) -> None:
         self._request = request
+        self._store = store
         self._source = source
         self._listed = listed
         self._progress = progress
@@ -285,8 +289,14 @@ class _Profiler:
         if isinstance(outcome, PrecacheError):
             raise outcome
         times: UnitTimes = outcome
-        before = self._listed.seconds + self._start_seconds
-        return estimate(shards, times, self._cpus(), before)
+        return estimate(
+            shards,
+            times,
+            self._cpus(),
+            listing=self._listed.seconds,
+            start=self._start_seconds,
+            round_trip=_round_trip(self._store),
+        )
 
     def _cpus(self) -> int:
         request = self._request
@@ -297,12 +307,30 @@ class _Profiler:
         return request.cpus or cores()
 
 
+def _round_trip(store: Folder) -> float:
+    """Return the seconds of a request to a store; 0 if it is local."""
+    if store.local("") is not None:
+        return 0.0
+    began = time.perf_counter()
+    store.size(ROOT)
+    return time.perf_counter() - began
+
+
 def _some_fetched(work: Work, shards: Sequence[ShardPlan]) -> np.ndarray:
-    """Choose an even spread of the rows whose samples are to be fetched."""
+    """Choose rows among those whose samples are to be fetched, of small and of large samples.
+
+    Few samples are most of the work if sizes vary: the middles of so many equal parts, by size,
+    are nearer to the mean than as many at random.
+    """
+    table = work.target.table
     rows = np.concatenate([work.target.rows_of(s.shard).start + s.fetched for s in shards])
-    rows = np.array(in_few_units(work.target.table, rows.tolist(), TIMED), np.int64)
-    spread = np.linspace(0, max(0, len(rows) - 1), TIMED).astype(int)
-    chosen: np.ndarray = rows[np.unique(spread)[: len(rows)]]
+    rows = np.array(in_few_units(table, rows.tolist(), TIMED), np.int64)
+    sizes = table.sizes[rows]
+    by_size = rows[np.argsort(sizes, kind="stable")]
+    affordable = TIMED_BYTES // max(1, int(sizes.mean())) if len(rows) else 0
+    count = min(TIMED, max(LEAST_TIMED, affordable), len(rows))
+    middles = (np.arange(count) + 0.5) * len(rows) / max(1, count)
+    chosen: np.ndarray = np.sort(by_size[middles.astype(int)])
     return chosen
 
 

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from precache_workers.planning.shard_plan import ShardPlan
 from precache_workers.profiling.measurements import TimeCost
 
+BUILD_ROUND_TRIPS, SHARD_ROUND_TRIPS = 65, 3
+"""Requests to a bucket that wait for one another: of a build, from its first look at the store to
+its commit and result, and of a shard (its object, its receipt, and the record that it is done)."""
+
 
 @dataclass(frozen=True)
 class UnitTimes:
@@ -48,8 +52,8 @@ class Estimate:
     Attributes
     ----------
     seconds
-        Wall time of listing, starting and building shards on `cpus`, each as fast as the one
-        measured; without waiting for the store.
+        Wall time of listing, starting, building shards on `cpus`, each as fast as the one
+        measured, and committing.
     cpu_seconds
         Of all shards.
     fetched, written
@@ -67,24 +71,40 @@ class Estimate:
     failed: tuple[tuple[str, str], ...]
 
 
-def estimate(shards: Sequence[ShardPlan], times: UnitTimes, cpus: int, before: float) -> Estimate:
+def estimate(
+    shards: Sequence[ShardPlan],
+    times: UnitTimes,
+    cpus: int,
+    *,
+    listing: float,
+    start: float,
+    round_trip: float,
+) -> Estimate:
     """Apply unit times to the shards that are to be built.
 
     Parameters
     ----------
-    before
-        Seconds of listing the source and of starting workers.
+    listing
+        Seconds of listing the source.
+    start
+        Seconds of starting a worker: first one, and when it has measured a few samples the others.
+    round_trip
+        Seconds of a request to the store; 0 if it is local.
 
     Notes
     -----
     A shard takes the longer of fetching its samples, which goes on beside the work, and of the
-    CPU time of both. Shards go to the first CPU that is free.
+    CPU time of both; then its objects are put. Shards go to the first CPU that is free.
     """
     built = [shard for shard in shards if not shard.linked]
     costs = [_cost(shard, times) for shard in built]
+    put = SHARD_ROUND_TRIPS * round_trip
     return Estimate(
         cpus,
-        before + makespan((cost.wall for cost in costs), cpus),
+        listing
+        + start
+        + makespan((cost.wall + put for cost in costs), cpus, start)
+        + BUILD_ROUND_TRIPS * round_trip,
         sum(cost.cpu for cost in costs),
         int(sum(len(shard.fetched) for shard in shards) * times.nbytes),
         int(sum(_written(shard, times) for shard in built)),
@@ -93,12 +113,19 @@ def estimate(shards: Sequence[ShardPlan], times: UnitTimes, cpus: int, before: f
     )
 
 
-def makespan(seconds: Iterable[float], cpus: int) -> float:
-    """Time at which the last task ends, if each begins in order on the first CPU that is free."""
-    free = [0.0] * cpus
+def makespan(seconds: Iterable[float], cpus: int, late: float = 0.0) -> float:
+    """Time at which the last task ends, if each begins in order on the first CPU that is free.
+
+    Parameters
+    ----------
+    late
+        Time from which the CPUs but the first are free.
+    """
+    free, end = [0.0, *[late] * (cpus - 1)], 0.0
     for duration in seconds:
+        end = max(end, free[0] + duration)
         heapq.heapreplace(free, free[0] + duration)
-    return max(free)
+    return end
 
 
 def _cost(shard: ShardPlan, times: UnitTimes) -> TimeCost:
