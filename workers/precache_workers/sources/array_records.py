@@ -23,7 +23,13 @@ from precache_workers.sources.containers import (
     container_etag,
 )
 from precache_workers.sources.parquet_tables import name_rows
-from precache_workers.sources.tf_examples import Parts, add_parts, parts_of, sample_of
+from precache_workers.sources.tf_examples import (
+    Parts,
+    add_parts,
+    parts_of,
+    require_label,
+    sample_of,
+)
 
 UNIT_RECORDS, LISTED_RECORDS = 32, 256
 """Records that are read at once, while samples are fetched and while they are listed."""
@@ -42,6 +48,7 @@ class ArrayRecordFormat:
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         members, where, etag = Members(), folder.path(file.name), container_etag(file)
+        first: Parts | None = None
         with _opened(folder, file) as reader:
             count = reader.num_records()
             for start in range(0, count, LISTED_RECORDS):
@@ -53,12 +60,14 @@ class ArrayRecordFormat:
                     try:
                         if isinstance(record, SampleError):
                             raise ValueError(str(record))
-                        parts = parts_of(record, self.columns, first=not members.keys)
+                        parts = parts_of(record, self.columns)
                     except ValueError as error:
                         if not members.keys and isinstance(record, bytes):
                             raise SourceError(f"{where}: of its first record, {error}") from None
                         parts = Parts(key=f"{file.name}/{number}")  # it will be a hole
+                    first = first or parts
                     add_parts(members, parts, where, location, etag)
+        require_label(members, self.columns, first, where)
         name_rows(members, file.name, self.columns.key, where)
         return members
 

@@ -9,7 +9,7 @@ https://protobuf.dev/programming-guides/encoding/.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,8 @@ class Parts:
         Kind of the label; None if there is none.
     image_name, label_name
         The features taken; empty where a record is the image itself.
+    names
+        Of all features.
     """
 
     image: bytes | memoryview = b""
@@ -51,6 +53,7 @@ class Parts:
     kind: Kind | None = None
     image_name: str = ""
     label_name: str = ""
+    names: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
@@ -60,13 +63,8 @@ class Parts:
         return f"Images from the feature {self.image_name!r}, {labels}"
 
 
-def parts_of(record: bytes, columns: Columns, *, first: bool = False) -> Parts:
+def parts_of(record: bytes, columns: Columns) -> Parts:
     """Take image, label and key from a record.
-
-    Parameters
-    ----------
-    first
-        The record must have a label if its feature is named: the name may be mistyped.
 
     Raises
     ------
@@ -76,12 +74,9 @@ def parts_of(record: bytes, columns: Columns, *, first: bool = False) -> Parts:
     if starts_as_image(record) and columns.image is None:
         return Parts(memoryview(record))
     features = _features(memoryview(record))
-    for name in (columns.image, columns.label if first else None, columns.key):
+    for name in (columns.image, columns.key):
         if name is not None and name not in features:
-            raise ValueError(
-                f"it has no feature {name!r}{did_you_mean(name, features)}; it has "
-                f"{_names(features)}"
-            )
+            raise ValueError(_lacks(name, features))
     image_name = columns.image or _guess_image(features)
     images = _values(image_name, features)
     if len(images) != 1:
@@ -92,7 +87,7 @@ def parts_of(record: bytes, columns: Columns, *, first: bool = False) -> Parts:
     key, key_kind = _label(columns.key, features) if columns.key else ("", None)
     if key_kind not in (None, "names", "numbers"):
         raise ValueError(f"its feature {columns.key!r} is {printable(key[:60])}; a key is one text")
-    return Parts(images[0], label, key, kind, image_name, label_name)
+    return Parts(images[0], label, key, kind, image_name, label_name, tuple(features))
 
 
 def sample_of(record: bytes, columns: Columns) -> Fetched:
@@ -102,6 +97,14 @@ def sample_of(record: bytes, columns: Columns) -> Fetched:
     except ValueError as error:
         return SampleError(f"its record cannot be used: {error}")
     return Sample({"bytes": image}, content=xxhash.xxh3_128_hexdigest(image))
+
+
+def require_label(members: Members, columns: Columns, first: Parts | None, where: str) -> None:
+    """Raise `SourceError` if no record has the feature of labels: its name may be mistyped."""
+    if columns.label is None or first is None or members.kind is not None:
+        return
+    if columns.label not in first.names:
+        raise SourceError(f"{where}: of its first record, {_lacks(columns.label, first.names)}")
 
 
 def add_parts(members: Members, parts: Parts, where: str, location: str, etag: str) -> None:
@@ -139,7 +142,11 @@ def _guess_image(features: Features) -> str:
     return candidates[0]
 
 
-def _names(features: Features) -> str:
+def _lacks(name: str, features: Collection[str]) -> str:
+    return f"it has no feature {name!r}{did_you_mean(name, features)}; it has {_names(features)}"
+
+
+def _names(features: Iterable[str]) -> str:
     return first_ones([printable(repr(name)) for name in features]) or "none"
 
 

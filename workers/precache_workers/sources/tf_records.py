@@ -23,7 +23,13 @@ from precache_workers.sources.base import NO_COLUMNS, TICK, Columns, Fetched
 from precache_workers.sources.containers import UNIT_BYTES, Members, TimeUpError, Wanted, changed
 from precache_workers.sources.file_ranges import open_file, read_parts
 from precache_workers.sources.parquet_tables import name_rows
-from precache_workers.sources.tf_examples import Parts, add_parts, parts_of, sample_of
+from precache_workers.sources.tf_examples import (
+    Parts,
+    add_parts,
+    parts_of,
+    require_label,
+    sample_of,
+)
 
 _DAMAGED = "its record is damaged: it has another CRC-32C"
 _HEAD, _TAIL = struct.Struct("<QI"), struct.Struct("<I")
@@ -39,6 +45,7 @@ class TFRecordFormat:
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         members, where, offset = Members(), folder.path(file.name), 0
+        first: Parts | None = None
         with open_file(folder, file) as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(0)
@@ -58,13 +65,15 @@ class TFRecordFormat:
                 try:
                     if _masked(record) != crc:
                         raise ValueError(_DAMAGED)
-                    parts = parts_of(record, self.columns, first=not members.keys)
+                    parts = parts_of(record, self.columns)
                 except ValueError as error:
                     if not members.keys and str(error) != _DAMAGED:
                         raise SourceError(f"{where}: of its first record, {error}") from None
                     parts = Parts(key=f"{file.name}/{len(members.keys)}")  # it will be a hole
+                first = first or parts
                 add_parts(members, parts, where, location, f"crc32c:{crc:08x}")
                 offset += _HEAD.size + length + _TAIL.size
+        require_label(members, self.columns, first, where)
         name_rows(members, file.name, self.columns.key, where)
         return members
 
