@@ -69,6 +69,17 @@ def test_names_of_utf8_without_the_flag_for_it(tmp_path: Path) -> None:
     assert table.classes == ("café",)
 
 
+def test_names_with_backslashes(tmp_path: Path) -> None:
+    """As old software of Windows writes them; they lead out no more than others."""
+    members = {"cat\\1.jpg": PHOTO, "dog\\2.jpg": PHOTO, "..\\3.jpg": PHOTO, "cat\\": b""}
+    path = write_zip(tmp_path / "a.zip", members)
+    listing = check_source(open_source(path))
+    assert list(listing.table.keys) == ["a.zip/cat/1.jpg", "a.zip/dog/2.jpg"]
+    assert listing.table.classes == ("cat", "dog")
+    assert listing.left_out == {NO_NAME: 1}
+    assert [one.inputs["bytes"] for one in fetch_all(path)] == [PHOTO, PHOTO]
+
+
 def test_what_macos_adds_is_no_image_and_no_class(tmp_path: Path) -> None:
     members = {"cat/1.jpg": PHOTO, "__MACOSX/cat/._1.jpg": b"\0\5\x16\7", "cat/.DS_Store": b"x"}
     listing = listed(write_zip(tmp_path / "a.zip", members))

@@ -239,14 +239,14 @@ def _directory(stream: BinaryIO, where: str, size: int) -> tuple[int, int, int, 
 def _decoded(name: bytes, flags: int) -> str:
     """Decode a name: UTF-8 where a flag says so or it can be, else DOS's code page 437.
 
-    Info-ZIP's ``zip`` and macOS write UTF-8 without the flag.
+    Info-ZIP's ``zip`` and macOS write UTF-8 without the flag. Old software of Windows writes
+    backslashes between folders.
     """
-    if flags & 0x800:
-        return name.decode("utf-8", "surrogateescape")
     try:
-        return name.decode()
+        text = name.decode("utf-8", "surrogateescape" if flags & 0x800 else "strict")
     except UnicodeDecodeError:
-        return name.decode("cp437")
+        text = name.decode("cp437")
+    return text if "/" in text else text.replace("\\", "/")
 
 
 def _wide(extra: bytes, unpacked: int, packed: int, offset: int) -> tuple[int, int, int]:
