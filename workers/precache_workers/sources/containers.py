@@ -353,11 +353,11 @@ def too_large(nbytes: int, most_bytes: int) -> SampleError:
     )
 
 
-def changed(folder: Folder, name: str, key: str, way_out: str = "") -> FetchError:
+def changed(folder: Folder, name: str, key: str) -> FetchError:
     """Return the error of a sample that is not where its container had it when it was listed."""
     return FetchError(
-        f"{folder.path(name)} {CHANGED}: {printable(key)} is not where it was; {way_out}build "
-        "again to list it anew"
+        f"{folder.path(name)} {CHANGED}: {printable(key)} is not where it was; build again to list "
+        "it anew"
     )
 
 

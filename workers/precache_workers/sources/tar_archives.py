@@ -18,7 +18,7 @@ import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
@@ -40,23 +40,11 @@ from precache_workers.sources.containers import (
 )
 from precache_workers.sources.file_ranges import open_file, read_parts, require_size
 from precache_workers.sources.labels import infer_kind
-from precache_workers.sources.tar_index import (
-    index_name,
-    indexed_members,
-    read_index,
-    read_indexed,
-)
-from precache_workers.sources.tar_members import BLOCK, Member, read_members, regular_name
+from precache_workers.sources.tar_members import BLOCK, Member, read_members
 
 COMPRESSED_NOTE = (
     "{count} tar archives are compressed: each shard decompresses an archive from its beginning to "
     "the last sample that it needs, so decompress large ones first"
-)
-
-INDEX_NOTE = "{count} tar archives are listed by the .idx files beside them"
-NO_INDEX_NOTE = (
-    "{count} .idx files beside tar archives are not used: they are not of wds2idx v1.2, or do not "
-    "fit the archives"
 )
 
 MOST_LABEL = 4096
@@ -71,17 +59,7 @@ class TarFormat:
     suffixes: tuple[str, ...] = TAR_SUFFIXES
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        listed, where = Members(), folder.path(file.name)
-        index = read_index(folder, file)
-        if index is not None:
-            found = indexed_members(folder, file, index)
-            labels = [member for member in found if _is_label(member.name)]
-            texts = read_indexed(folder, file, labels, MOST_LABEL)
-            if found and texts is not None:
-                listed.notes[INDEX_NOTE] += 1
-                _collect(found, lambda member: texts[member.name], file, where, until, listed)
-                return listed
-            listed.notes[NO_INDEX_NOTE] += 1
+        members, where = Members(), folder.path(file.name)
         with open_file(folder, file) as packed:
             compression = compression_of(packed.read(6))
             packed.seek(0)
@@ -89,17 +67,31 @@ class TarFormat:
             if compression:
                 require_size(folder, file)
                 stream = DecompressedFile(packed, compression, file.size, where)
-                listed.notes[COMPRESSED_NOTE] += 1
-
-            def contents(member: Member) -> bytes:
-                stream.seek(member.offset)
-                return stream.read(member.size)
-
-            walked = read_members(stream, where, math.inf if compression else file.size)
-            _collect(walked, contents, file, where, until, listed, compression)
+                members.notes[COMPRESSED_NOTE] += 1
+            size = math.inf if compression else file.size
+            samples = _Samples(file, compression)
+            for number, member in enumerate(read_members(stream, where, size)):
+                if number % TICK == 0 and time.monotonic() > until:
+                    raise TimeUpError
+                key = member_key(file.name, member.name) if member.regular else ""
+                if not key:
+                    members.left_out[NO_FILE if key is not None else NO_NAME] += 1
+                elif is_image(key):
+                    samples.add_image(key, member)
+                elif key.lower().endswith(".cls"):
+                    samples.add_label(key, _label(stream, member, where))
+                else:
+                    members.ignored += 1
+                    suffix = key.rpartition("/")[2].partition(".")[2]
+                    if suffix in ("txt", "json"):
+                        members.notes[
+                            f"{{count}} .{suffix} members of tar archives are not used: text and "
+                            "JSON beside an image cannot be stored yet"
+                        ] += 1
             if isinstance(stream, DecompressedFile):
                 stream.finish()
-        return listed
+        samples.finish(members)
+        return members
 
     def read(
         self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
@@ -123,46 +115,6 @@ class TarFormat:
         ]
 
 
-def _collect(
-    members: Iterable[Member],
-    contents: Callable[[Member], bytes],
-    file: FileInfo,
-    where: str,
-    until: float,
-    listed: Members,
-    compression: str = "",
-) -> None:
-    """Join the members of an archive to samples, and list these.
-
-    Raises
-    ------
-    SourceError
-        A label is too long or no text, or a sample has two of a kind.
-    TimeUpError
-        The clock `time.monotonic` is past `until`.
-    """
-    samples = _Samples(file, compression)
-    for number, member in enumerate(members):
-        if number % TICK == 0 and time.monotonic() > until:
-            raise TimeUpError
-        key = member_key(file.name, member.name) if member.regular else ""
-        if not key:
-            listed.left_out[NO_FILE if key is not None else NO_NAME] += 1
-        elif is_image(key):
-            samples.add_image(key, member)
-        elif _is_label(key):
-            samples.add_label(key, _label(member, contents, where))
-        else:
-            listed.ignored += 1
-            suffix = key.rpartition("/")[2].partition(".")[2]
-            if suffix in ("txt", "json"):
-                listed.notes[
-                    f"{{count}} .{suffix} members of tar archives are not used: text and JSON "
-                    "beside an image cannot be stored yet"
-                ] += 1
-    samples.finish(listed)
-
-
 def _decompressed_parts(
     folder: Folder, file: FileInfo, compression: str, parts: Sequence[Range]
 ) -> list[bytes | StorageError]:
@@ -178,29 +130,20 @@ def _decompressed_parts(
 
 
 class _Place(NamedTuple):
-    """An image of a sample: its offset, size, suffix, and the CRC-32 of its header, if known."""
+    """An image of a sample: its offset, size, the CRC-32 of its header, and its suffix."""
 
     offset: int
     size: int
-    crc: int | None
+    crc: int
     suffix: str
 
     @classmethod
     def of(cls, text: str) -> _Place:
         offset, size, crc, suffix = text.split(":", 3)
-        return cls(int(offset), int(size), int(crc) if crc else None, suffix)
+        return cls(int(offset), int(size), int(crc), suffix)
 
     def __str__(self) -> str:
-        return f"{self.offset}:{self.size}:{'' if self.crc is None else self.crc}:{self.suffix}"
-
-    def fits(self, data: bytes, container: str, key: str) -> bool:
-        """Return True if a header and what follows it are those of this image of a sample."""
-        if len(data) != BLOCK + self.size:
-            return False
-        if self.crc is not None:
-            return zlib.crc32(data[:BLOCK]) == self.crc
-        name = member_key(container, regular_name(data[:BLOCK], self.size))
-        return name is not None and _split(name) == (_split(key)[0], self.suffix)
+        return f"{self.offset}:{self.size}:{self.crc}:{self.suffix}"
 
 
 def _sample(
@@ -215,9 +158,8 @@ def _sample(
     for place, data in zip(places, contents, strict=True):
         if isinstance(data, StorageError):
             return FetchError(str(data))
-        if not place.fits(data, name, key):
-            index = f"remove {index_name(name)} if that is older, and " if place.crc is None else ""
-            return changed(folder, name, key, index)
+        if len(data) != BLOCK + place.size or zlib.crc32(data[:BLOCK]) != place.crc:
+            return changed(folder, name, key)
         image = data[BLOCK:]
         inputs["bytes" if len(places) == 1 else place.suffix] = image
         digest.update(image)
@@ -236,6 +178,7 @@ class _Samples:
 
     def add_image(self, key: str, member: Member) -> None:
         stem, suffix = _split(key)
+        suffix = re.sub(r"[\s:,]", "_", suffix)
         place = str(_Place(member.offset, member.size, member.crc, suffix))
         if self._images and _split(self._images[-1][0])[0] == stem:
             first, size, mtime, places = self._images[-1]
@@ -295,26 +238,20 @@ class _Samples:
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split a key at the first dot within its file's name, as WebDataset does.
-
-    The suffix is in lower case, and without what separates places.
-    """
+    """Split a key at the first dot within its file's name, as WebDataset does."""
     folder, slash, name = key.rpartition("/")
     stem, _, suffix = name[1:].partition(".")
-    return f"{folder}{slash}{name[:1]}{stem}", re.sub(r"[\s:,]", "_", suffix.lower())
+    return f"{folder}{slash}{name[:1]}{stem}", suffix.lower()
 
 
-def _is_label(name: str) -> bool:
-    return name.lower().endswith(".cls")
-
-
-def _label(member: Member, contents: Callable[[Member], bytes], where: str) -> str:
+def _label(stream: BinaryIO | DecompressedFile, member: Member, where: str) -> str:
     if member.size > MOST_LABEL:
         raise SourceError(
             f"{where}: {printable(member.name)} has {member.size:,} bytes; a .cls member has a "
             "class number or name"
         )
+    stream.seek(member.offset)
     try:
-        return contents(member).decode().strip()
+        return stream.read(member.size).decode().strip()
     except UnicodeDecodeError:
         raise SourceError(f"{where}: {printable(member.name)} is not UTF-8") from None

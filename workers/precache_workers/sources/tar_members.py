@@ -26,11 +26,11 @@ class Member(NamedTuple):
     Attributes
     ----------
     mtime
-        Nanoseconds since 1970; -1 if it is not known.
+        Nanoseconds since 1970.
     offset
         Of its data; the header that counts comes right before it.
     crc
-        CRC-32 of that header; None if it is not known.
+        CRC-32 of that header.
     regular
         It is a file, and no link or device.
     """
@@ -39,17 +39,8 @@ class Member(NamedTuple):
     size: int
     mtime: int
     offset: int
-    crc: int | None
+    crc: int
     regular: bool
-
-
-def regular_name(header: bytes, size: int) -> str:
-    """Return the name in a header; empty unless it is that of a regular file of this size."""
-    try:
-        info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        return ""
-    return info.name if info.type in tarfile.REGULAR_TYPES and info.size == size else ""
 
 
 def read_members(stream: BinaryIO | DecompressedFile, where: str, size: float) -> Iterator[Member]:
