@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import os
+import struct
 import subprocess
 import tarfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 
 import precache
 from precache.errors import FetchError, SampleError, SourceError
@@ -204,6 +206,31 @@ def test_in_an_archive_of_one_time_equal_sizes_hide_nothing(
     build(str(tmp_path / "a.tar"), tmp_path / "fresh", RECIPE)
     for key, row in pixels(tmp_path / "fresh").items():
         np.testing.assert_array_equal(pixels(tmp_path / "store")[key], row)
+
+
+@pytest.mark.parametrize("times", [(9000, 1000), (1000, 9000)])
+def test_any_image_of_a_sample_that_changed_changes_it(
+    tmp_path: Path, times: tuple[int, int]
+) -> None:
+    """Whichever of them is newer, and however large."""
+
+    def write(shade: int, later: int) -> str:
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            for n in range(2):
+                mask = encoded(Image.new("L", (48, 48), shade if n else 10), "BMP")
+                add(tar, f"{n}.jpg", PHOTO, mtime=times[0] + n)
+                add(tar, f"{n}.seg.bmp", mask, mtime=times[1] + n + (later if n else 0))
+        return str(tmp_path / "a.tar")
+
+    ops = (precache.Decode(mode="L"), precache.Resize(size=(32, 32)))
+    recipe = precache.Recipe(fields={"mask": precache.Field(ops=ops, input="seg.bmp", codec="raw")})
+    build(write(10, 0), tmp_path / "store", recipe)
+    build(write(200, 500), tmp_path / "store", recipe)
+    rows = pixels(tmp_path / "store", "mask")
+    assert {key: int(row.max()) for key, row in rows.items()} == {
+        "a.tar/0.jpg": 10,
+        "a.tar/1.jpg": 200,
+    }
 
 
 def test_a_touched_archive_is_the_same(tmp_path: Path) -> None:
@@ -398,11 +425,18 @@ def test_an_attribute_with_the_word_sparse_makes_no_member_sparse(tmp_path: Path
     assert list(listed(str(tmp_path / "a.tar")).table.keys) == ["a.tar/1.jpg"]
 
 
-def test_archives_joined_byte_by_byte_are_refused(tmp_path: Path) -> None:
-    parts = [write_tar(tmp_path / f"{n}.part", {f"{n}.jpg": PHOTO}) for n in range(2)]
-    (tmp_path / "a.tar").write_bytes(b"".join(Path(part).read_bytes() for part in parts))
+@pytest.mark.parametrize("zeros", [0, 512, 9 << 10, 10 << 10, 300 << 10])
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst"])
+def test_archives_joined_byte_by_byte_are_refused(tmp_path: Path, suffix: str, zeros: int) -> None:
+    path = tmp_path / f"a.{suffix}"
+    joined = b""
+    for n in range(2):
+        data = Path(write_tar(tmp_path / f"{n}.part", {f"{n}.jpg": PHOTO})).read_bytes()
+        data += bytes(zeros)
+        joined += data if suffix == "tar" else compress(data, suffix)
+    path.write_bytes(joined)
     with pytest.raises(SourceError, match="members behind its end"):
-        listed(str(tmp_path / "a.tar"))
+        listed(str(path))
 
 
 def test_an_archive_of_empty_labels_says_nothing_of_their_kind(tmp_path: Path) -> None:
@@ -473,13 +507,32 @@ def test_compressed_archives_have_the_samples_of_others(tmp_path: Path, suffix: 
 def test_archives_compressed_in_parts_are_read_to_their_end(tmp_path: Path) -> None:
     plain = write_tar(tmp_path / "a.tar", photos_with_times(4))
     data = Path(plain).read_bytes()
-    for suffix in ("tar.gz", "tar.bz2", "tar.zst"):
+    for suffix in ("tar.gz", "tar.bz2", "tar.xz", "tar.zst"):
         parts = [
             compress(data[start : start + 5000], suffix) for start in range(0, len(data), 5000)
         ]
         path = tmp_path / f"b.{suffix}"
         path.write_bytes(b"".join(parts))
         assert fetch_all(str(path)) == fetch_all(plain)
+
+
+def test_streams_of_xz_may_be_padded_and_empty(tmp_path: Path) -> None:
+    plain = write_tar(tmp_path / "a.tar", photos_with_times(4))
+    data, empty = Path(plain).read_bytes(), lzma.compress(b"")
+    parts = [empty, lzma.compress(data[:9000]), bytes(8), empty, lzma.compress(data[9000:]), empty]
+    (tmp_path / "b.tar.xz").write_bytes(b"".join(parts) + bytes(4))
+    assert fetch_all(str(tmp_path / "b.tar.xz")) == fetch_all(plain)
+    (tmp_path / "c.tar.xz").write_bytes(b"".join(parts) + b"garbage")
+    with pytest.raises(SourceError, match="damaged, cut off"):
+        listed(str(tmp_path / "c.tar.xz"))
+
+
+def test_zstd_may_begin_with_a_frame_without_contents(tmp_path: Path) -> None:
+    plain = write_tar(tmp_path / "a.tar", photos_with_times(4))
+    data = compress(Path(plain).read_bytes(), "tar.zst")
+    path = tmp_path / "b.tar.zst"
+    path.write_bytes(b"\x50\x2a\x4d\x18" + struct.pack("<I", 4) + b"size" + data)
+    assert fetch_all(str(path)) == fetch_all(plain)
 
 
 def test_the_suffix_need_not_tell_that_an_archive_is_compressed(tmp_path: Path) -> None:

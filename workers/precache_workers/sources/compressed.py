@@ -85,7 +85,8 @@ class DecompressedFile:
             raise
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
             raise SourceError(
-                f"{self._where} cannot be decompressed: {error}; it is damaged or cut off"
+                f"{self._where} cannot be decompressed: {error}; it is damaged, cut off, or takes "
+                "too much memory"
             ) from None
         notes().advance()  # much may come before what is wanted
         self._place += len(data)
@@ -108,22 +109,38 @@ class _XZFile:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, MOST_MEMORY)
+        self._decompressor = self._new()
+
+    def _new(self) -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, MOST_MEMORY)
 
     def read(self, size: int) -> bytes:
-        decompressor, data = self._decompressor, b""
-        while not (data or decompressor.eof):
-            packed = self._stream.read(PACKED_BYTES) if decompressor.needs_input else b""
-            if decompressor.needs_input and not packed:
-                raise EOFError("it ends early")
-            data = decompressor.decompress(packed, size)
+        data = b""
+        while not data:
+            packed = b""
+            if self._decompressor.eof:  # another stream may follow, behind zeros
+                packed = self._decompressor.unused_data.lstrip(b"\0")
+                while not packed:
+                    packed = self._stream.read(PACKED_BYTES)
+                    if not packed:
+                        return b""
+                    packed = packed.lstrip(b"\0")
+                self._decompressor = self._new()
+            elif self._decompressor.needs_input:
+                packed = self._stream.read(PACKED_BYTES)
+                if not packed:
+                    raise EOFError("it ends early")
+            data = self._decompressor.decompress(packed, size)
         return data
 
 
-_COMPRESSIONS: dict[str, tuple[bytes, Callable[[Any], Any]]] = {
+_SKIPPABLE = tuple(bytes([0x50 + number, 0x2A, 0x4D, 0x18]) for number in range(16))
+"""First bytes of frames of zstd that have no contents; pzstd writes one first."""
+
+_COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], Callable[[Any], Any]]] = {
     "gzip": (b"\x1f\x8b", lambda stream: gzip.GzipFile(fileobj=stream)),
     "bzip2": (b"BZh", bz2.BZ2File),
     "xz": (b"\xfd7zXZ", _XZFile),
-    "zstd": (b"\x28\xb5\x2f\xfd", _open_zstd),
+    "zstd": ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _open_zstd),
 }
-"""First bytes of files, and functions that open them."""
+"""First bytes of files, or several, and functions that open them."""

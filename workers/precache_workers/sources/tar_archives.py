@@ -4,9 +4,9 @@ The images of a stem are the inputs of its sample, named by their suffixes where
 The label is the text of its ``.cls`` member, of any kind that `infer_kind` knows; without any in an
 archive it is the first folder of the stem. A sample's key is the name of its first image.
 
-The identity of a sample is its size and the time in the headers of its images. A time that several
-samples of an archive have says nothing, as some writers set it: then it is the archive's own, so
-that after any change of the archive these samples are compared by their content.
+The identity of a sample is the sizes of its images, and the times in their headers. A time that
+several samples of an archive have says nothing, as some writers set it: then it is the archive's
+own, so that after any change of the archive these samples are compared by their content.
 
 Of a compressed archive all samples are one unit: to read some, all before them is decompressed.
 """
@@ -172,8 +172,7 @@ class _Samples:
     def __init__(self, file: FileInfo, compression: str) -> None:
         self._file = file
         self._compression = compression
-        self._stems: dict[str, None] = {}
-        self._images: list[tuple[str, int, int, str]] = []
+        self._images: list[tuple[str, int, tuple[int, ...], str]] = []
         self._labels: dict[str, str] = {}
 
     def add_image(self, key: str, member: Member) -> None:
@@ -181,16 +180,16 @@ class _Samples:
         suffix = re.sub(r"[\s:,]", "_", suffix)
         place = str(_Place(member.offset, member.size, member.crc, suffix))
         if self._images and _split(self._images[-1][0])[0] == stem:
-            first, size, mtime, places = self._images[-1]
+            first, size, mtimes, places = self._images[-1]
             if suffix in [_Place.of(one).suffix for one in places.split(",")]:
                 raise SourceError(
                     f"{self._file.name} has two images {printable(f'{stem}.{suffix}')}; rename or "
                     "remove one"
                 )
-            joined = first, size + member.size, max(mtime, member.mtime), f"{places},{place}"
-            self._images[-1] = joined
+            mtimes = (*mtimes, member.mtime)
+            self._images[-1] = first, size + member.size, mtimes, f"{places},{place}"
             return
-        self._images.append((key, member.size, member.mtime, place))
+        self._images.append((key, member.size, (member.mtime,), place))
 
     def add_label(self, key: str, label: str) -> None:
         stem, _ = _split(key)
@@ -202,13 +201,13 @@ class _Samples:
 
     def finish(self, members: Members) -> None:
         """Add all samples to the members of the archive."""
-        times = Counter(mtime for _, _, mtime, _ in self._images)
+        times = Counter(mtime for _, _, mtimes, _ in self._images for mtime in set(mtimes))
         archive = container_etag(self._file)
         unit, start = 0, 0
         whole = f"{self._compression}:{self._file.size}" if self._compression else ""
         prefix = f"{self._file.name}/"
         used: set[str] = set()
-        for key, size, mtime, places in self._images:
+        for key, size, mtimes, places in self._images:
             offset = int(places.partition(":")[0])
             if offset + size - start > UNIT_BYTES and offset > start:
                 unit, start = unit + 1, offset
@@ -218,8 +217,12 @@ class _Samples:
             if not self._labels:
                 folder, slash, _ = key[len(prefix) :].partition("/")
                 label = folder if slash else ""
-            etag = archive if times[mtime] > 1 or len(times) == 1 else ""
-            time_ns = -1 if etag else mtime
+            alone = len(self._images) == 1
+            etag = archive if alone or any(times[mtime] > 1 for mtime in mtimes) else ""
+            if len(mtimes) > 1:
+                sizes = [_Place.of(one).size for one in places.split(",")]
+                etag = xxhash.xxh3_64_hexdigest(f"{etag} {sizes} {mtimes}".encode())
+            time_ns = -1 if etag else mtimes[0]
             location = f"{self._file.name}#{whole or unit}\t{places}"
             members.add(key, location, size=size, mtime=time_ns, etag=etag, label=label)
         further = sum(places.count(",") for *_, places in self._images)
@@ -232,9 +235,9 @@ class _Samples:
             members.kind = infer_kind(members.labels, members.keys, self._file.name)
         elif any(members.labels):
             members.kind = "names"
-        alone = len(self._labels.keys() - used)
-        if alone:
-            members.notes["{count} .cls members of tar archives have no image beside them"] += alone
+        lone = len(self._labels.keys() - used)
+        if lone:
+            members.notes["{count} .cls members of tar archives have no image beside them"] += lone
 
 
 def _split(key: str) -> tuple[str, str]:

@@ -57,7 +57,7 @@ def read_members(stream: BinaryIO | DecompressedFile, where: str, size: float) -
         stream.seek(offset)
         header = stream.read(BLOCK)
         if len(header) == BLOCK and not any(header):
-            _require_end(stream.read(tarfile.RECORDSIZE), where, offset)
+            _require_end(stream, where, offset)
             return
         if len(header) < BLOCK:
             raise SourceError(
@@ -111,9 +111,11 @@ def read_members(stream: BinaryIO | DecompressedFile, where: str, size: float) -
         offset = start + (-(-nbytes // BLOCK) * BLOCK if has_data else 0)
 
 
-def _require_end(rest: bytes, where: str, offset: int) -> None:
+def _require_end(stream: BinaryIO | DecompressedFile, where: str, offset: int) -> None:
     """Raise `SourceError` if another archive follows the end of one."""
-    rest = rest.lstrip(b"\0")
+    while (block := stream.read(tarfile.RECORDSIZE)) and not any(block):
+        pass
+    rest = block.lstrip(b"\0") + stream.read(BLOCK)
     if rest[257:262] == b"ustar":
         raise SourceError(
             f"{where} has members behind its end, at byte {offset:,}: archives were joined byte by "
