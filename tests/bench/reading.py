@@ -166,7 +166,9 @@ def _loader_that_leaves_filters_on(store: Path) -> precache.Loader:
     loader = precache.Loader(store, BATCH, device="cpu")
     read = loader._source.reader.read
 
-    def read_filtered(rows: np.ndarray, out: Mapping[str, np.ndarray], *, undo: bool) -> None:
+    def read_filtered(
+        rows: np.ndarray, out: Mapping[str, np.ndarray], *, undo: bool = True
+    ) -> None:
         read(rows, out, undo=False)
 
     # A loader leaves filters on for a CUDA device alone, and this is to run without one.
