@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import precache
+from tests.support.building import environment
 
 ROOT = Path(precache.__file__).parents[1]
 
@@ -148,6 +150,21 @@ def test_every_benchmark_can_be_loaded(
     modules = [f"tests.bench.{path.stem}" for path in folder.glob("[a-z]*.py")]
     modules += ["tests.bench.peers.__main__", "tests.bench.scaling.__main__"]
     assert set(modules) <= _loaded(run_python, ", ".join(modules))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "line",
+    ["reading --rows 512 --epochs 1", "small --rounds 1", "building --count 60 --rounds 1"],
+)
+def test_a_benchmark_measures(line: str) -> None:
+    name, *options = line.split()
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.bench.{name}", *options, "--json"],
+        check=False, cwd=ROOT, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["machine"]
 
 
 def test_an_import_registers_nothing_with_the_interpreter(
