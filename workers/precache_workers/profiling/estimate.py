@@ -89,7 +89,7 @@ def estimate(
     start
         Seconds of starting a worker: first one, and when it has measured a few samples the others.
     round_trip
-        Seconds of a request to the store; 0 if it is local.
+        Seconds of a request to the store, or of a small file if it is local.
 
     Notes
     -----
