@@ -21,6 +21,7 @@ from precache_workers.planning.rows import (
     default_max_failures,
     order_rows,
     sample_for_probe,
+    samples_read,
     shards_to_do,
 )
 from tests.support.building import environment
@@ -209,3 +210,19 @@ def test_planning_loads_no_torch() -> None:
         [sys.executable, "-c", code], check=True, env=environment(), capture_output=True, text=True
     )
     assert ran.stdout.strip() == "set()"
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def test_a_unit_that_is_read_forward_counts_up_to_the_last_sample() -> None:
+    units = ["a#0"] * 10 + ["b#gzip:99>"] * 20 + ["c#xz:99>"] * 5
+    table = replace(table_of(35), locations=[f"{unit}\t{n}" for n, unit in enumerate(units)])
+    fetches = [[], [0, 9], [10], [29, 10], [2, 12, 34], range(35)]
+    assert samples_read(table, [np.array(rows, np.int64) for rows in fetches]) == [
+        0, 2, 1, 20, 1 + 3 + 5, 35,
+    ]  # fmt: skip
+
+
+def test_samples_of_no_container_are_read_alone() -> None:
+    assert samples_read(table_of(9), [np.arange(3), np.arange(0)]) == [3, 0]

@@ -70,11 +70,10 @@ RATES = UnitTimes(
 
 def test_work_and_bytes_are_added_up() -> None:
     shards = [
-        shard(0, FieldRows(linked=10), linked=True, reused=True),
         shard(10, FieldRows(computed=10, copied=5)),
         shard(0, FieldRows(copied=15), reused=True),
     ]
-    found = estimate(shards, RATES, 2, listing=3.0, start=0.0, round_trip=0.0)
+    found = estimate(shards, RATES, 2, read=[10, 0], listing=3.0, start=0.0, round_trip=0.0)
     assert (found.fetched, found.written) == (500, 140)
     assert found.cpu_seconds == pytest.approx(10 * (0.01 + 0.03) + 20 * 0.001 + 200 * 0.001)
     assert found.seconds == pytest.approx(3 + 10 * 0.1 + 100 * 0.01), (
@@ -84,8 +83,17 @@ def test_work_and_bytes_are_added_up() -> None:
 
 def test_a_bucket_is_waited_for_by_each_shard_and_by_the_build() -> None:
     shards = [shard(10, FieldRows(computed=10)) for _ in range(4)]
-    near = estimate(shards, RATES, 2, listing=2.0, start=1.0, round_trip=0.0)
-    far = estimate(shards, RATES, 2, listing=2.0, start=1.0, round_trip=0.05)
+    near = estimate(shards, RATES, 2, read=[10] * 4, listing=2.0, start=1.0, round_trip=0.0)
+    far = estimate(shards, RATES, 2, read=[10] * 4, listing=2.0, start=1.0, round_trip=0.05)
     waited = (BUILD_ROUND_TRIPS + 2 * SHARD_ROUND_TRIPS) * 0.05
     assert far.seconds - near.seconds == pytest.approx(waited)
     assert far.cpu_seconds == near.cpu_seconds
+
+
+def test_samples_that_a_shard_only_passes_cost_their_reading_alone() -> None:
+    shards, times = [shard(10, FieldRows(computed=10))], {"listing": 0.0, "start": 0.0}
+    own = estimate(shards, RATES, 1, read=[10], round_trip=0.0, **times)
+    more = estimate(shards, RATES, 1, read=[30], round_trip=0.0, **times)
+    assert more.cpu_seconds - own.cpu_seconds == pytest.approx(20 * 0.01)
+    assert more.seconds - own.seconds == pytest.approx(20 * 0.1)
+    assert more.fetched == own.fetched

@@ -38,7 +38,7 @@ from precache_workers.planning.diff import Differences, compare_with_committed
 from precache_workers.planning.field_match import match_fields
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
-from precache_workers.planning.rows import in_few_units
+from precache_workers.planning.rows import in_few_units, samples_read
 from precache_workers.planning.shard_plan import FieldRows, ShardPlan, plan_shards
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.planning.work import (
@@ -220,6 +220,7 @@ class _Profiler:
         self._listed = listed
         self._progress = progress
         self._stack = stack
+        self._probe_seconds = 0.0
 
     @functools.cached_property
     def _run(self) -> Run:
@@ -244,7 +245,9 @@ class _Profiler:
         """Return row shapes and stored bytes, from a few samples."""
         from precache_workers.profiling.probe import probe_task, probed_rows, run_probe
 
-        [(_, outcome)] = self._run(run_probe, [probe_task(self._job, spec.table)])
+        run, began = self._run, time.perf_counter()
+        [(_, outcome)] = run(run_probe, [probe_task(self._job, spec.table)])
+        self._probe_seconds = time.perf_counter() - began
         return probed_rows(outcome, self._request.source)
 
     def measure_unless_declared(self, spec: VersionSpec) -> MeasuredRows:
@@ -279,6 +282,8 @@ class _Profiler:
         if not built:
             return None
         rows = _some_fetched(work, built)
+        fetches = [target.rows_of(s.shard).start + s.fetched for s in built]
+        read, *shards_read = samples_read(table, [rows, *fetches])
         old = next((shard for shard in built if len(shard.taken)), None)
         task = RatesTask.of(
             self._job,
@@ -286,6 +291,7 @@ class _Profiler:
             rows,
             shapes=target.shapes,
             rows_per_shard=target.rows_per_shard,
+            samples_read=read,
             base=old.base if old else None,
             places=_some_taken(work, old).tolist() if old else [],
         )
@@ -294,10 +300,11 @@ class _Profiler:
             raise outcome
         times: UnitTimes = outcome
         return estimate(
-            shards,
+            built,
             times,
             self._cpus(),
-            listing=self._listed.seconds,
+            read=shards_read,
+            listing=self._listed.seconds + self._probe_seconds,
             start=self._start_seconds,
             round_trip=_round_trip(self._store),
         )

@@ -76,6 +76,27 @@ def _units(locations: Sequence[str]) -> tuple[Sequence[str], np.ndarray]:
     return list(numbers), np.array(of, np.int64)
 
 
+def samples_read(table: RowTable, fetches: Sequence[np.ndarray]) -> list[int]:
+    """Count the samples that are read to fetch those of some rows, for each fetch.
+
+    In a unit that is read from its beginning, these are all up to the last one. Of its rows,
+    almost all are in its order.
+    """
+    if not table.has_units:
+        return [len(rows) for rows in fetches]
+    names, units = _units(table.locations)
+    order = np.argsort(units, kind="stable")
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order)) - np.searchsorted(units[order], units[order])
+    forward = np.array([name.endswith(">") for name in names])
+    counts = []
+    for rows in fetches:
+        read = np.zeros(len(names), np.int64)
+        np.maximum.at(read, units[rows], places[rows] + 1)
+        counts.append(int(read[forward].sum() + np.count_nonzero(~forward[units[rows]])))
+    return counts
+
+
 def shards_to_do(
     shards: int, receipts: Mapping[int, Receipt], sizes: Mapping[tuple[str, int], int | None]
 ) -> list[int]:

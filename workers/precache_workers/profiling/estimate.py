@@ -21,7 +21,7 @@ class UnitTimes:
     Attributes
     ----------
     fetch
-        Cost of fetching a sample while the next ones are fetched, too; `nbytes` is its size.
+        Cost of reading a sample while the next ones are read, too; `nbytes` is its size.
     computed, taken
         Cost of a row of each field that is computed, or reused; ops and encoding.
     computed_nbytes, taken_nbytes
@@ -76,16 +76,19 @@ def estimate(
     times: UnitTimes,
     cpus: int,
     *,
+    read: Sequence[int],
     listing: float,
     start: float,
     round_trip: float,
 ) -> Estimate:
-    """Apply unit times to the shards that are to be built.
+    """Apply unit times to the shards that are to be built, and not linked.
 
     Parameters
     ----------
+    read
+        Samples that each of these shards reads, as `planning.rows.samples_read` counts them.
     listing
-        Seconds of listing the source.
+        Seconds of listing the source, and of the probe.
     start
         Seconds of starting a worker: first one, and when it has measured a few samples the others.
     round_trip
@@ -96,8 +99,7 @@ def estimate(
     A shard takes the longer of fetching its samples, which goes on beside the work, and of the
     CPU time of both; then its objects are put. Shards go to the first CPU that is free.
     """
-    built = [shard for shard in shards if not shard.linked]
-    costs = [_cost(shard, times) for shard in built]
+    costs = [_cost(shard, times, count) for shard, count in zip(shards, read, strict=True)]
     put = SHARD_ROUND_TRIPS * round_trip
     return Estimate(
         cpus,
@@ -107,7 +109,7 @@ def estimate(
         + BUILD_ROUND_TRIPS * round_trip,
         sum(cost.cpu for cost in costs),
         int(sum(len(shard.fetched) for shard in shards) * times.nbytes),
-        int(sum(_written(shard, times) for shard in built)),
+        int(sum(_written(shard, times) for shard in shards)),
         times.samples,
         times.failed,
     )
@@ -128,15 +130,14 @@ def makespan(seconds: Iterable[float], cpus: int, late: float = 0.0) -> float:
     return end
 
 
-def _cost(shard: ShardPlan, times: UnitTimes) -> TimeCost:
-    samples = len(shard.fetched)
-    work = TimeCost(samples * times.fetch.cpu, samples * times.fetch.cpu)
+def _cost(shard: ShardPlan, times: UnitTimes, read: int) -> TimeCost:
+    work = TimeCost(read * times.fetch.cpu, read * times.fetch.cpu)
     for name, rows in shard.fields.items():
         if rows.computed:
             work += times.computed[name] * rows.computed
         if reused := rows.copied + rows.resumed:
             work += times.taken.get(name, TimeCost()) * reused
-    waited = TimeCost(max(work.wall, samples * times.fetch.wall), work.cpu)
+    waited = TimeCost(max(work.wall, read * times.fetch.wall), work.cpu)
     return waited + times.opened * shard.read_nbytes
 
 

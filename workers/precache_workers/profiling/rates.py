@@ -46,6 +46,8 @@ class RatesTask(SamplesTask):
 
     Attributes
     ----------
+    samples_read
+        Samples that are read to fetch these, as `planning.rows.samples_read` counts them.
     base
         A base shard whose rows are reused.
     places
@@ -54,6 +56,7 @@ class RatesTask(SamplesTask):
 
     shapes: Mapping[str, RowShape]
     rows_per_shard: int
+    samples_read: int
     base: BaseShard | None = None
     places: Sequence[int] = ()
 
@@ -76,13 +79,13 @@ def measure_rates(task: RatesTask) -> UnitTimes:
 
 
 def _measure(task: RatesTask) -> UnitTimes:
-    recipes, count = recipes_of(task.job), max(1, len(task.keys))
+    recipes = recipes_of(task.job)
     with one_thread():
         samples, fetch = timed(lambda: list(task.fetch()), time.process_time)
         computed, nbytes, failed = _compute(task, recipes, samples)
         opening, taken = _reuse(task, recipes)
     return UnitTimes(
-        fetch=fetch / count,
+        fetch=fetch / max(1, task.samples_read),
         nbytes=nbytes,
         computed={name: cost for name, (cost, _) in computed.items()},
         taken={name: cost for name, (cost, _) in taken.items()},

@@ -69,7 +69,7 @@ _INDEXED = TypeAdapter(
 """Containers of an index: as `FileInfo` has them, their number of samples, and the attributes of
 `Members` that are no columns."""
 
-INDEX_RULES = b"3"
+INDEX_RULES = b"4"
 """To be changed when a format lists other keys or labels of the same file: then no index counts."""
 
 _INDEX_COLUMNS = {
