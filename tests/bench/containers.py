@@ -32,12 +32,14 @@ from precache_workers.sources.file_ranges import BLOCK_BYTES
 from precache_workers.sources.kinds import open_source
 from tests.bench.common import Cost, cost_of, in_clean_process, log
 from tests.support.building import cut, encoded
-from tests.support.containers import add
+from tests.support.containers import add, tar_index
 from tests.support.servers import FaultProxy, S3Server
 
 CROP = 64
 DISTINCT = 250
 """Photos that are encoded; containers have them again and again, each with its own last bytes."""
+CUT = 300
+"""Most pixels across a piece of a photo; larger ones are enlarged."""
 MIB = 1 << 20
 WIDTH = 110
 
@@ -114,14 +116,22 @@ def _parquet(photos: Sequence[bytes], number: int, settings: Settings) -> bytes:
 
 WRITERS: dict[str, Callable[[Sequence[bytes], int, Settings], bytes]] = {
     "tar": _tar,
+    "tar+idx": _tar,
     "parquet": _parquet,
 }
+
+
+def _suffix(kind: str) -> str:
+    return kind.partition("+")[0]
 
 
 def _fill(kind: str, options: dict[str, Any], settings: Settings) -> int:
     """Put the containers into the bucket; returns their bytes."""
     size = settings.width, settings.width * 3 // 4
-    distinct = [encoded(cut(number, size)) for number in range(min(DISTINCT, settings.photos))]
+    part = min(size[0], CUT), min(size[1], CUT)
+    distinct = [
+        encoded(cut(number, part).resize(size)) for number in range(min(DISTINCT, settings.photos))
+    ]
     photos = [
         distinct[number % len(distinct)] + f"{number:06d}".encode()
         for number in range(settings.photos)
@@ -129,7 +139,9 @@ def _fill(kind: str, options: dict[str, Any], settings: Settings) -> int:
     folder, nbytes = open_folder("s3://bucket/data", options), 0
     for number in range(settings.containers):
         data = WRITERS[kind](photos, number, settings)
-        folder.put(f"{number:04d}.{kind}", [data])
+        folder.put(f"{number:04d}.{_suffix(kind)}", [data])
+        if kind == "tar+idx":
+            folder.put(f"{number:04d}.idx", [tar_index(io.BytesIO(data)).encode()])
         nbytes += len(data)
     return nbytes
 
@@ -170,7 +182,7 @@ def _run(kind: str, settings: Settings, store: Path) -> Run:
 
     try:
         direct, options = pipe.recv()
-        nbytes, uri = _fill(kind, direct, settings), f"s3://bucket/data/*.{kind}"
+        nbytes, uri = _fill(kind, direct, settings), f"s3://bucket/data/*.{_suffix(kind)}"
         source = open_source(uri, options)
         list_cost = cost_of(lambda: len(source.list(lambda count: None).table))
         listing = traffic()

@@ -250,9 +250,9 @@ def test_an_unchanged_archive_is_not_read_again(
     write_tar(tmp_path / "b.tar", photos_with_times(6))
     opened: list[str] = []
 
-    def noted(folder: Any, file: Any) -> Any:
+    def noted(folder: Any, file: Any, **options: Any) -> Any:
         opened.append(file.name)
-        return file_ranges.open_file(folder, file)
+        return file_ranges.open_file(folder, file, **options)
 
     monkeypatch.setattr("precache_workers.sources.tar_archives.open_file", noted)
     assert build(source, tmp_path / "store", RECIPE).samples == 11

@@ -40,6 +40,7 @@ from precache_workers.sources.containers import (
 )
 from precache_workers.sources.file_ranges import open_file, read_parts, require_size
 from precache_workers.sources.labels import infer_kind
+from precache_workers.sources.tar_index import between_members
 from precache_workers.sources.tar_members import BLOCK, Member, read_members
 
 COMPRESSED_NOTE = (
@@ -60,7 +61,7 @@ class TarFormat:
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         members, where = Members(), folder.path(file.name)
-        with open_file(folder, file) as packed:
+        with open_file(folder, file, likely=between_members(folder, file)) as packed:
             compression = compression_of(packed.read(6))
             packed.seek(0)
             stream: BinaryIO | DecompressedFile = packed

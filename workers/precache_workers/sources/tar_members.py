@@ -43,6 +43,11 @@ class Member(NamedTuple):
     regular: bool
 
 
+def padded(nbytes: int) -> int:
+    """Return the bytes that so many bytes of a member take."""
+    return -(-nbytes // BLOCK) * BLOCK
+
+
 def read_members(stream: BinaryIO | DecompressedFile, where: str, size: float) -> Iterator[Member]:
     """Yield the members of an archive, folders apart.
 
@@ -108,7 +113,7 @@ def read_members(stream: BinaryIO | DecompressedFile, where: str, size: float) -
             regular = info.type in tarfile.REGULAR_TYPES and not sparse
             yield Member(name, nbytes, mtime, start, zlib.crc32(header), regular)
             named = {}
-        offset = start + (-(-nbytes // BLOCK) * BLOCK if has_data else 0)
+        offset = start + (padded(nbytes) if has_data else 0)
 
 
 def _require_end(stream: BinaryIO | DecompressedFile, where: str, offset: int) -> None:
