@@ -2,7 +2,7 @@
 
 Credentials are found as boto3 finds them: environment, profile, or the machine's role::
 
-    pip install "precache[workers,s3]"
+    pip install ".[workers,s3]"
     python bucket.py s3://bucket/photos s3://bucket/photos.store
 
 For another service that speaks S3, such as MinIO, set AWS_ENDPOINT_URL.

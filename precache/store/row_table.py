@@ -220,9 +220,9 @@ class RowTable:
 def unit_of(location: str) -> str:
     """Return the part of a container that a sample is read with: the text before the last tab.
 
-    It is empty for a sample that is read alone. It may end with ``~`` and the bytes that its
-    samples have on average, where their sizes are unknown; or with ``>`` if it is read from its
-    beginning to the last sample that is wanted.
+    It is empty for a sample that is read alone. Behind its last ``#`` it may begin with ``>``, if
+    it is read from its beginning to the last sample that is wanted. It may end with ``~`` and the
+    bytes that its samples have on average, where their sizes are unknown.
     """
     return location.rpartition("\t")[0]
 

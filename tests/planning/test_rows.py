@@ -216,7 +216,7 @@ def test_planning_loads_no_torch() -> None:
 
 
 def test_a_unit_that_is_read_forward_counts_up_to_the_last_sample() -> None:
-    units = ["a#0"] * 10 + ["b#gzip:99>"] * 20 + ["c#xz:99>"] * 5
+    units = ["a#0"] * 10 + ["b#>gzip:99"] * 20 + ["c>#>0:99~100"] * 5
     table = replace(table_of(35), locations=[f"{unit}\t{n}" for n, unit in enumerate(units)])
     fetches = [[], [0, 9], [10], [29, 10], [2, 12, 34], range(35)]
     assert samples_read(table, [np.array(rows, np.int64) for rows in fetches]) == [

@@ -88,7 +88,7 @@ def samples_read(table: RowTable, fetches: Sequence[np.ndarray]) -> list[int]:
     order = np.argsort(units, kind="stable")
     places = np.empty_like(order)
     places[order] = np.arange(len(order)) - np.searchsorted(units[order], units[order])
-    forward = np.array([name.endswith(">") for name in names])
+    forward = np.array([name.rpartition("#")[2].startswith(">") for name in names])
     counts = []
     for rows in fetches:
         read = np.zeros(len(names), np.int64)

@@ -252,7 +252,7 @@ def _units(table: Any, chosen: ChosenColumns, size: int) -> list[str]:
             held = 0
         groups[-1].append(group)
         held += nbytes
-    names = [f"{n}:{size}~{_row_bytes(table, some, chosen)}" for n, some in enumerate(groups)]
+    names = [f">{n}:{size}~{_row_bytes(table, some, chosen)}" for n, some in enumerate(groups)]
     return [name for name, some in zip(names, groups, strict=True) for _ in some]
 
 

@@ -101,7 +101,7 @@ class TarFormat:
         parts = [
             (name, place.offset - BLOCK, BLOCK + place.size) for some in places for place in some
         ]
-        compression, _, size = unit.removesuffix(">").partition(":")
+        compression, _, size = unit.removeprefix(">").partition(":")
         try:
             contents = iter(
                 _decompressed_parts(folder, FileInfo(name, int(size), -1, ""), compression, parts)
@@ -205,7 +205,7 @@ class _Samples:
         times = Counter(mtime for _, _, mtimes, _ in self._images for mtime in set(mtimes))
         archive = container_etag(self._file)
         unit, start = 0, 0
-        whole = f"{self._compression}:{self._file.size}>" if self._compression else ""
+        whole = f">{self._compression}:{self._file.size}" if self._compression else ""
         prefix = f"{self._file.name}/"
         used: set[str] = set()
         for key, size, mtimes, places in self._images:
