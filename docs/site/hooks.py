@@ -17,6 +17,8 @@ OUTSIDE = {
 """Path in the repository -> path in the site."""
 IN_REPOSITORY = {site: path for path, site in OUTSIDE.items()}
 
+FLAG = re.compile(r"<code>(?=-[^\s<]*</code>)")
+
 LINK = re.compile(r"""(\]\(|(?:src|srcset)=")(?![a-z]+:|#)([^)#"]+)""")
 
 
@@ -40,3 +42,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         return link[1] + posixpath.relpath(target, posixpath.dirname(site) or ".")
 
     return LINK.sub(rewrite, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Mark the flags of commands, which browsers would split at their hyphens."""
+    return FLAG.sub('<code class="flag">', html)

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import math
 import os
 import struct
 import subprocess
@@ -20,12 +21,13 @@ from PIL import Image
 
 import precache
 from precache.errors import FetchError, SampleError, SourceError
-from precache.storage.base import NO_FILE, NO_NAME, left_out_text
+from precache.storage.base import NO_FILE, NO_NAME, FileInfo, left_out_text
 from precache.storage.local import LocalFolder
 from precache_workers.sources import containers, file_ranges
 from precache_workers.sources.base import Listing, Sample
 from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
+from precache_workers.sources.tar_archives import TarFormat
 from tests.support.building import cut, encoded, pixels, write, write_jpegs
 from tests.support.containers import add, write_tars
 
@@ -64,7 +66,7 @@ def test_long_and_foreign_names_are_read_in_every_format(tmp_path: Path, form: i
         names.append(f"{'long' * 50}.jpg")
     source = write_tar(tmp_path / "a b#1.tar", dict.fromkeys(names, PHOTO), format=form)
     assert [key.removeprefix("a b#1.tar/") for key in listed(source).table.keys] == names
-    assert [sample.inputs["bytes"] for sample in fetch_all(source)] == [PHOTO] * len(names)
+    assert [sample.inputs["jpg"] for sample in fetch_all(source)] == [PHOTO] * len(names)
 
 
 def test_a_leading_dot_is_no_part_of_a_key(tmp_path: Path) -> None:
@@ -99,7 +101,13 @@ def test_members_of_a_stem_are_one_sample(tmp_path: Path) -> None:
 
 
 def test_labels_may_be_names_and_numbers_but_not_both(tmp_path: Path) -> None:
-    names = {"1.jpg": PHOTO, "1.cls": b"cat", "2.jpg": PHOTO, "2.cls": b"ant", "3.jpg": PHOTO}
+    names = {
+        "1.jpg": PHOTO,
+        "1.cls": "\ufeffcat".encode(),
+        "2.jpg": PHOTO,
+        "2.cls": b"ant",
+        "3.jpg": PHOTO,
+    }
     table = listed(write_tar(tmp_path / "names.tar", names)).table
     assert table.classes == ("ant", "cat")
     assert table.labels.tolist() == [1, 0, -1]
@@ -435,8 +443,124 @@ def test_archives_joined_byte_by_byte_are_refused(tmp_path: Path, suffix: str, z
         data += bytes(zeros)
         joined += data if suffix == "tar" else compress(data, suffix)
     path.write_bytes(joined)
-    with pytest.raises(SourceError, match="members behind its end"):
+    with pytest.raises(SourceError, match="more than zeros behind its end"):
         listed(str(path))
+
+
+@pytest.mark.parametrize("between", [b"", b"junk", bytes(20 << 10)])
+def test_a_joined_archive_without_a_magic_is_refused(tmp_path: Path, between: bytes) -> None:
+    """Headers of the seventh edition of Unix do not say that they are any."""
+    for name in ("1", "2"):
+        write(tmp_path / f"{name}.jpg", PHOTO)
+        line = ["tar", "--format=v7", "-cf", f"{name}.part", f"{name}.jpg"]
+        subprocess.run(line, cwd=tmp_path, check=True)
+    one, two = ((tmp_path / f"{name}.part").read_bytes() for name in ("1", "2"))
+    path = write(tmp_path / "a.tar", one + between + two)
+    with pytest.raises(SourceError, match="more than zeros behind its end"):
+        listed(str(path))
+
+
+def test_zeros_over_a_header_do_not_end_an_archive(tmp_path: Path) -> None:
+    path = Path(write_tar(tmp_path / "a.tar", {f"{n}.jpg": PHOTO for n in range(40)}))
+    data = bytearray(path.read_bytes())
+    half = len(data) // 2 // 512 * 512
+    data[half : half + 8192] = bytes(8192)  # more than a member
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match="is damaged"):
+        listed(str(path))
+
+
+@pytest.mark.parametrize("form", ["gnu", "posix"])
+def test_an_incremental_archive_has_the_names_of_its_files(tmp_path: Path, form: str) -> None:
+    """In headers of GNU tar, times lie where others have the beginning of a name."""
+    for name in ("cat", "eel"):
+        write(tmp_path / name / "1.jpg", PHOTO)
+    line = ["tar", f"--format={form}", "-g", "state", "-cf", "a.tar", "cat", "eel"]
+    subprocess.run(line, cwd=tmp_path, check=True)
+    listing = listed(str(tmp_path / "a.tar"))
+    assert list(listing.table.keys) == ["a.tar/cat/1.jpg", "a.tar/eel/1.jpg"]
+    assert not listing.left_out
+
+
+def test_a_name_that_begins_as_a_compressed_file_does_is_a_name(tmp_path: Path) -> None:
+    source = write_tar(tmp_path / "a.tar", {"BZh1.jpg": PHOTO})
+    assert list(listed(source).table.keys) == ["a.tar/BZh1.jpg"]
+
+
+def test_foreign_suffixes_of_further_images_are_refused_by_name(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", errors="surrogateescape") as tar:
+        add(tar, "1.jpg", PHOTO)
+        add(tar, "1.\udcf6.jpg", PHOTO)
+    with pytest.raises(SourceError, match="not UTF-8"):
+        listed(str(tmp_path / "a.tar"))
+
+
+def test_thousands_of_images_of_a_stem_are_refused(tmp_path: Path) -> None:
+    frames = {f"clip.{number:06d}.jpg": b"" for number in range(4000)}
+    with pytest.raises(SourceError, match=r"over 256 images .*clip.*rename"):
+        listed(write_tar(tmp_path / "a.tar", frames))
+
+
+def test_attributes_that_nobody_needs_are_not_held(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("1.jpg")
+    info.size, info.pax_headers = len(PHOTO), {f"comment{n}": "x" for n in range(500)}
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.addfile(info, io.BytesIO(PHOTO))
+    assert list(listed(str(tmp_path / "a.tar")).table.keys) == ["a.tar/1.jpg"]
+    info.pax_headers = {f"comment{n}": "x" for n in range(20_000)}
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.addfile(info, io.BytesIO(PHOTO))
+    with pytest.raises(SourceError, match="attributes of a member"):
+        listed(str(tmp_path / "a.tar"))
+
+
+FIELDS = {
+    name: precache.Field(ops=[precache.Decode(), precache.Resize(size=[16, 16])], input=name)
+    for name in ("png", "seg.png", "depth.png")
+}
+
+
+@pytest.mark.parametrize("times", [[1, 2, 3], [1, 1, 1]])
+def test_images_that_change_their_suffixes_are_seen(tmp_path: Path, times: list[int]) -> None:
+    recipe = precache.Recipe(fields={n.partition(".")[0]: field for n, field in FIELDS.items()})
+    grey = [encoded(Image.new("RGB", (16, 16), (v, v, v)), "PNG") for v in (10, 50, 90)]
+    assert len(set(map(len, grey))) == 1
+
+    def means(suffixes: list[str]) -> list[float]:
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            for number in range(3):
+                for suffix, data, mtime in zip(suffixes, grey, times, strict=True):
+                    add(tar, f"{number}.{suffix}", data, mtime + 10 * number * (times[1] - 1))
+        build(str(tmp_path / "a.tar"), tmp_path / "store", recipe)
+        version = precache.open(tmp_path / "store")
+        return [round(version.mean[name][0]) for name in ("png", "seg", "depth")]
+
+    assert means(["png", "seg.png", "depth.png"]) == [10, 50, 90]
+    assert means(["png", "depth.png", "seg.png"]) == [10, 90, 50]
+
+
+@pytest.mark.parametrize("names", [["1.jpg", "2.jpg"], ["1.jpg"], ["1.jpg", "1.seg.png", "2.jpg"]])
+def test_shared_times_of_an_archive_without_identity_never_count_as_the_same(
+    tmp_path: Path, names: list[str]
+) -> None:
+    """As of a web server that sends neither an ETag nor a time."""
+    path = Path(write_tar(tmp_path / "a.tar", {}))
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            add(tar, name, PHOTO, mtime=5)
+    file = FileInfo("a.tar", path.stat().st_size, -1, "")
+    members = TarFormat().scan(LocalFolder(tmp_path), file, math.inf)
+    assert set(members.mtimes) == {-1}
+    assert set(members.etags) == {""}
+
+
+def test_a_lone_image_has_the_name_of_its_suffix_too(tmp_path: Path) -> None:
+    members = {"1.png": PHOTO, "1.seg.png": PHOTO, "2.png": PHOTO, "3.seg.png": PHOTO}
+    recipe = precache.Recipe(fields={"image": FIELDS["png"]})
+    result = build(write_tar(tmp_path / "a.tar", members), tmp_path / "store", recipe)
+    assert result.holes == [
+        ("a.tar/3.seg.png", "field 'image' starts from 'png'; samples have 'seg.png'")
+    ]
 
 
 def test_an_archive_of_empty_labels_says_nothing_of_their_kind(tmp_path: Path) -> None:

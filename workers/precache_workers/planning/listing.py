@@ -32,8 +32,8 @@ from precache_workers.sources.dataset import DatasetSource
 
 log = logging.getLogger(__name__)
 
-FETCH_SAMPLES = 64
-"""Samples that are held in memory at a time."""
+HELD_BYTES = 64 << 20
+"""Bytes of samples that are held in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -217,9 +217,10 @@ def _read(
     source: Source, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str]
 ) -> list[str]:
     contents = []
-    for start in range(0, len(keys), FETCH_SAMPLES):
-        run = slice(start, start + FETCH_SAMPLES)
-        samples = source.fetch(keys[run], sizes[run], locations[run])
+    groups = np.cumsum(sizes) // HELD_BYTES
+    for run in np.split(np.arange(len(keys)), np.flatnonzero(np.diff(groups)) + 1):
+        part = slice(run[0], run[-1] + 1)
+        samples = source.fetch(keys[part], sizes[part], locations[part])
         contents += [s.content if isinstance(s, Sample) else "" for s in samples]
     return contents
 

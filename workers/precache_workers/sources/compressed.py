@@ -19,11 +19,13 @@ SKIPPED_BYTES = 1 << 20
 """Bytes that are decompressed at once to be left out."""
 
 PACKED_BYTES, MOST_MEMORY = 64 << 10, 256 << 20
-"""Bytes of a file of xz that are read at once, and of the memory that it may take."""
+"""Bytes of a file of xz or bzip2 that are read at once, and of the memory that xz may take."""
 
 
 def compression_of(start: bytes) -> str:
-    """Return the name of a compression by the first bytes of a file, or "" if there is none."""
+    """Return the name of the compression of a tar archive by its first bytes, "" for none."""
+    if start[257:262] == b"ustar":  # else a member's name may begin as a compressed file does
+        return ""
     return next((name for name, (magic, _) in _COMPRESSIONS.items() if start.startswith(magic)), "")
 
 
@@ -104,18 +106,17 @@ def _open_zstd(stream: BinaryIO) -> Any:
     return pa.CompressedInputStream(pa.PythonFile(stream, "r"), "zstd")
 
 
-class _XZFile:
-    """Contents of a file of xz: `lzma.LZMAFile` has no limit of memory, which files may ask for."""
+class _Streams:
+    """Contents of all streams of a file. `lzma.LZMAFile` has no limit of memory, which files may
+    ask for, and `bz2.BZ2File` ignores what follows a stream and is none."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, new: Callable[[], Any]) -> None:
         self._stream = stream
-        self._decompressor = self._new()
-
-    def _new(self) -> lzma.LZMADecompressor:
-        return lzma.LZMADecompressor(lzma.FORMAT_XZ, MOST_MEMORY)
+        self._new = new
+        self._decompressor = new()
 
     def read(self, size: int) -> bytes:
-        data = b""
+        data: bytes = b""
         while not data:
             packed = b""
             if self._decompressor.eof:  # another stream may follow, behind zeros
@@ -134,13 +135,17 @@ class _XZFile:
         return data
 
 
+def _new_xz() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, MOST_MEMORY)
+
+
 _SKIPPABLE = tuple(bytes([0x50 + number, 0x2A, 0x4D, 0x18]) for number in range(16))
 """First bytes of frames of zstd that have no contents; pzstd writes one first."""
 
 _COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], Callable[[Any], Any]]] = {
     "gzip": (b"\x1f\x8b", lambda stream: gzip.GzipFile(fileobj=stream)),
-    "bzip2": (b"BZh", bz2.BZ2File),
-    "xz": (b"\xfd7zXZ", _XZFile),
+    "bzip2": (b"BZh", lambda stream: _Streams(stream, bz2.BZ2Decompressor)),
+    "xz": (b"\xfd7zXZ", lambda stream: _Streams(stream, _new_xz)),
     "zstd": ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _open_zstd),
 }
 """First bytes of files, or several, and functions that open them."""

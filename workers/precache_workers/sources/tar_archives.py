@@ -1,12 +1,13 @@
 """Tar archives, as WebDataset writes them: members that share a stem are one sample.
 
-The images of a stem are the inputs of its sample, named by their suffixes where there are several.
+The images of a stem are the inputs of its sample, named by their suffixes.
 The label is the text of its ``.cls`` member, of any kind that `infer_kind` knows; without any in an
 archive it is the first folder of the stem. A sample's key is the name of its first image.
 
-The identity of a sample is the sizes of its images, and the times in their headers. A time that
-several samples of an archive have says nothing, as some writers set it: then it is the archive's
-own, so that after any change of the archive these samples are compared by their content.
+The identity of a sample is the sizes of its images, and the times in their headers; of several also
+their suffixes. A time that several samples of an archive have says nothing, as some writers set it:
+then it is the archive's own, so that after any change of the archive these samples are compared by
+their content.
 
 Of a compressed archive all samples are one unit: to read some, all before them is decompressed.
 """
@@ -27,7 +28,14 @@ import xxhash
 from precache.errors import FetchError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import NO_FILE, NO_NAME, FileInfo, Folder, Range
-from precache_workers.sources.base import TAR_SUFFIXES, TICK, Fetched, Sample, is_image
+from precache_workers.sources.base import (
+    TAR_SUFFIXES,
+    TICK,
+    Fetched,
+    Sample,
+    is_image,
+    require_utf8,
+)
 from precache_workers.sources.compressed import DecompressedFile, compression_of
 from precache_workers.sources.containers import (
     UNIT_BYTES,
@@ -51,6 +59,9 @@ COMPRESSED_NOTE = (
 MOST_LABEL = 4096
 """Bytes of a ``.cls`` member."""
 
+MOST_IMAGES = 256
+"""Images of a sample."""
+
 
 @dataclass(frozen=True)
 class TarFormat:
@@ -62,7 +73,7 @@ class TarFormat:
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         members, where = Members(), folder.path(file.name)
         with open_file(folder, file, likely=between_members(folder, file)) as packed:
-            compression = compression_of(packed.read(6))
+            compression = compression_of(packed.read(BLOCK))
             packed.seek(0)
             stream: BinaryIO | DecompressedFile = packed
             if compression:
@@ -161,10 +172,20 @@ def _sample(
             return FetchError(str(data))
         if len(data) != BLOCK + place.size or zlib.crc32(data[:BLOCK]) != place.crc:
             return changed(folder, name, key)
-        image = data[BLOCK:]
-        inputs["bytes" if len(places) == 1 else place.suffix] = image
+        inputs[place.suffix] = image = data[BLOCK:]
+        if len(places) > 1:
+            digest.update(f"{place.suffix}:{place.size}:".encode())
         digest.update(image)
     return Sample(inputs, content=digest.hexdigest())
+
+
+class _Images(NamedTuple):
+    """The images of a sample: the key of the first, the stem of all, and by suffix their places."""
+
+    key: str
+    stem: str
+    places: dict[str, _Place]
+    mtimes: list[int]
 
 
 class _Samples:
@@ -173,24 +194,30 @@ class _Samples:
     def __init__(self, file: FileInfo, compression: str) -> None:
         self._file = file
         self._compression = compression
-        self._images: list[tuple[str, int, tuple[int, ...], str]] = []
+        self._images: list[_Images] = []
         self._labels: dict[str, str] = {}
 
     def add_image(self, key: str, member: Member) -> None:
         stem, suffix = _split(key)
         suffix = re.sub(r"[\s:,]", "_", suffix)
-        place = str(_Place(member.offset, member.size, member.crc, suffix))
-        if self._images and _split(self._images[-1][0])[0] == stem:
-            first, size, mtimes, places = self._images[-1]
-            if suffix in [_Place.of(one).suffix for one in places.split(",")]:
-                raise SourceError(
-                    f"{self._file.name} has two images {printable(f'{stem}.{suffix}')}; rename or "
-                    "remove one"
-                )
-            mtimes = (*mtimes, member.mtime)
-            self._images[-1] = first, size + member.size, mtimes, f"{places},{place}"
+        place = _Place(member.offset, member.size, member.crc, suffix)
+        if not self._images or self._images[-1].stem != stem:
+            self._images.append(_Images(key, stem, {suffix: place}, [member.mtime]))
             return
-        self._images.append((key, member.size, (member.mtime,), place))
+        require_utf8([key])
+        _, _, places, mtimes = self._images[-1]
+        if suffix in places:
+            raise SourceError(
+                f"{self._file.name} has two images {printable(f'{stem}.{suffix}')}; rename or "
+                "remove one"
+            )
+        if len(places) == MOST_IMAGES:
+            raise SourceError(
+                f"{self._file.name} has over {MOST_IMAGES} images {printable(stem)}.…: those that "
+                "share a name up to the first dot are one sample; rename them"
+            )
+        places[suffix] = place
+        mtimes.append(member.mtime)
 
     def add_label(self, key: str, label: str) -> None:
         stem, _ = _split(key)
@@ -202,31 +229,33 @@ class _Samples:
 
     def finish(self, members: Members) -> None:
         """Add all samples to the members of the archive."""
-        times = Counter(mtime for _, _, mtimes, _ in self._images for mtime in set(mtimes))
+        times = Counter(mtime for images in self._images for mtime in set(images.mtimes))
         archive = container_etag(self._file)
         unit, start = 0, 0
         whole = f">{self._compression}:{self._file.size}" if self._compression else ""
         prefix = f"{self._file.name}/"
         used: set[str] = set()
-        for key, size, mtimes, places in self._images:
-            offset = int(places.partition(":")[0])
+        for key, stem, places, mtimes in self._images:
+            size = sum(place.size for place in places.values())
+            offset = next(iter(places.values())).offset
             if offset + size - start > UNIT_BYTES and offset > start:
                 unit, start = unit + 1, offset
-            stem, _ = _split(key)
             label = self._labels.get(stem, "")
             used.add(stem)
             if not self._labels:
                 folder, slash, _ = key[len(prefix) :].partition("/")
                 label = folder if slash else ""
             alone = len(self._images) == 1
-            etag = archive if alone or any(times[mtime] > 1 for mtime in mtimes) else ""
-            if len(mtimes) > 1:
-                sizes = [_Place.of(one).size for one in places.split(",")]
-                etag = xxhash.xxh3_64_hexdigest(f"{etag} {sizes} {mtimes}".encode())
-            time_ns = -1 if etag else mtimes[0]
-            location = f"{self._file.name}#{whole or unit}\t{places}"
+            etag, time_ns = "", mtimes[0]
+            if alone or any(times[mtime] > 1 for mtime in mtimes):
+                etag, time_ns = archive, -1
+            if len(places) > 1 and (etag or time_ns >= 0):
+                images = [(place.suffix, place.size) for place in places.values()]
+                etag = xxhash.xxh3_64_hexdigest(f"{etag} {images} {mtimes}".encode())
+                time_ns = -1
+            location = f"{self._file.name}#{whole or unit}\t{','.join(map(str, places.values()))}"
             members.add(key, location, size=size, mtime=time_ns, etag=etag, label=label)
-        further = sum(places.count(",") for *_, places in self._images)
+        further = sum(len(images.places) - 1 for images in self._images)
         if further:
             members.notes[
                 "{count} images of tar archives are further inputs of a sample: their names are "
@@ -256,6 +285,6 @@ def _label(stream: BinaryIO | DecompressedFile, member: Member, where: str) -> s
         )
     stream.seek(member.offset)
     try:
-        return stream.read(member.size).decode().strip()
+        return stream.read(member.size).decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         raise SourceError(f"{where}: {printable(member.name)} is not UTF-8") from None

@@ -13,8 +13,17 @@ from precache_workers.sources.compressed import DecompressedFile
 
 BLOCK = tarfile.BLOCKSIZE
 
+GNU_MAGIC, GNU_LISTED_FOLDER = b"ustar  \0", b"D"
+"""Of headers of GNU tar, and the type of a folder with its listing, in incremental archives."""
+
 MOST_HEADER = 1 << 20
 """Bytes of a long name or of extended attributes."""
+
+SPARSE = "GNU.sparse."
+"""Beginning of the attributes of sparse files."""
+
+MOST_ATTRIBUTES = 10_000
+"""Extended attributes of a member."""
 
 MOST_TIME = (1 << 63) - 1
 """Nanoseconds since 1970 that a row table holds."""
@@ -73,6 +82,8 @@ def read_members(stream: BinaryIO | DecompressedFile, where: str, size: float) -
             info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
             raise SourceError(_no_header(where, offset, header, error)) from None
+        if header[257:265] == GNU_MAGIC:  # it has times where ustar has the beginning of the name
+            info.name = header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
         start = offset + BLOCK
         if info.type == tarfile.GNUTYPE_SPARSE and header[482]:  # more of its map follows
             while stream.read(BLOCK)[504:505] not in (b"", b"\0"):
@@ -104,11 +115,11 @@ def read_members(stream: BinaryIO | DecompressedFile, where: str, size: float) -
             if nbytes > MOST_HEADER:
                 raise SourceError(f"{where} has {nbytes:,} bytes of attributes of a member")
             named |= _long(info.type, stream.read(nbytes), where)
-        elif info.type == tarfile.DIRTYPE or name[-1:] == "/":
+        elif info.type in (tarfile.DIRTYPE, GNU_LISTED_FOLDER) or name[-1:] == "/":
             named = {}
         elif info.type != tarfile.XGLTYPE:
             sparse = info.type == tarfile.GNUTYPE_SPARSE or any(
-                key.startswith("GNU.sparse.") for key in named
+                key.startswith(SPARSE) for key in named
             )
             regular = info.type in tarfile.REGULAR_TYPES and not sparse
             yield Member(name, nbytes, mtime, start, zlib.crc32(header), regular)
@@ -117,14 +128,14 @@ def read_members(stream: BinaryIO | DecompressedFile, where: str, size: float) -
 
 
 def _require_end(stream: BinaryIO | DecompressedFile, where: str, offset: int) -> None:
-    """Raise `SourceError` if another archive follows the end of one."""
+    """Raise `SourceError` if anything but zeros follows the end of an archive."""
     while (block := stream.read(tarfile.RECORDSIZE)) and not any(block):
         pass
-    rest = block.lstrip(b"\0") + stream.read(BLOCK)
-    if rest[257:262] == b"ustar":
+    if block:
         raise SourceError(
-            f"{where} has members behind its end, at byte {offset:,}: archives were joined byte by "
-            "byte; join them by tar --concatenate, or give each as a container"
+            f"{where} has more than zeros behind its end, at byte {offset:,}: it is damaged, or "
+            "archives were joined byte by byte; join them by tar --concatenate, or give each as a "
+            "container"
         )
 
 
@@ -140,16 +151,21 @@ def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
         return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
     if kind == tarfile.GNUTYPE_LONGLINK:
         return {}
-    attributes = {}
-    while data:
-        digits, _, _ = data[:20].partition(b" ")
+    attributes: dict[str, str] = {}
+    start = 0
+    for _ in range(MOST_ATTRIBUTES):
+        if start >= len(data):
+            return attributes
+        digits, _, _ = data[start : start + 20].partition(b" ")
         length = int(digits) if digits.isdigit() else 0
-        record = data[len(digits) + 1 : length]
+        record = data[start + len(digits) + 1 : start + length]
         name, equals, value = record.partition(b"=")
         if not equals or not record.endswith(b"\n"):
-            raise SourceError(
-                f"{where} has damaged attributes of a member: {printable(repr(data[:40]))}"
-            )
-        attributes[name.decode("utf-8", "replace")] = value[:-1].decode("utf-8", "surrogateescape")
-        data = data[length:]
-    return attributes
+            break
+        key = name.decode("utf-8", "replace")
+        if key in ("path", "size", "mtime") or key.startswith(SPARSE):
+            attributes[key] = value[:-1].decode("utf-8", "surrogateescape")
+        start += length
+    raise SourceError(
+        f"{where} has damaged attributes of a member: {printable(repr(data[start : start + 40]))}"
+    )
