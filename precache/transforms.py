@@ -334,7 +334,8 @@ class Normalize(ImageTransform):
     Parameters
     ----------
     mean, std
-        In stored units (0 to 255 for uint8), as in ``precache.open(uri).mean["image"]``.
+        In stored units (0 to 255 for uint8), such as ``version.mean["image"]`` and
+        ``version.std["image"]`` of ``version = precache.open(uri)``.
     channels_last
         Use the memory layout that is fastest for convolutions on CUDA.
     """

@@ -123,6 +123,7 @@ class GcResult:
 
     @property
     def freed_nbytes(self) -> int:
+        """Bytes of the removed objects that no remaining hard link shares."""
         return sum(removal.freed_nbytes for removal in self.removed)
 
     def __str__(self) -> str:

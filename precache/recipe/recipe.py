@@ -85,7 +85,8 @@ class Field(ExtensibleModel):
         Ops, in order. In a field that decodes, they see (H, W, C) arrays, and the result is stored
         as (C, H, W).
     codec
-        By default ``image`` for decoded uint8 images, else ``zstd``.
+        Name, or a dict such as ``{"name": "zstd", "level": 3}``: ``image``, ``zstd`` or ``raw``. By
+        default ``image`` for decoded uint8 images, else ``zstd``.
     input
         Part of the sample that the ops start from, for sources whose samples are dicts or tuples;
         by default the part with the field's name, else the first.
@@ -285,7 +286,7 @@ class Recipe(Declared):
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Recipe:
-        """Read a recipe from a TOML file; docs/building.md describes it."""
+        """Read a recipe from a TOML file: `seed`, and a table ``[fields.NAME]`` for each field."""
         try:
             data = tomllib.loads(Path(path).read_text("utf-8"))
         except OSError as error:

@@ -119,7 +119,7 @@ class Version:
     Parameters
     ----------
     stamp
-        The `stamp_of` its folder, taken before its document was read.
+        Result of `stamp_of` for its folder, from before its document was read.
     """
 
     def __init__(
@@ -185,6 +185,7 @@ class Version:
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """Names of the classes, by number; empty if there are none."""
         return self.attributes.classes if self.attributes else ()
 
     @property
@@ -563,7 +564,7 @@ def is_gone(folder: Folder, stamp: int | None, attributes: Attributes) -> bool:
     Parameters
     ----------
     stamp
-        The `stamp_of` its folder, taken before its document was read.
+        Result of `stamp_of` for its folder, from before its document was read.
     """
     if stamp is not None:
         return stamp_of(folder) != stamp
