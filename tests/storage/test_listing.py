@@ -168,7 +168,7 @@ def test_a_flat_bucket_is_listed_from_many_places_at_a_time(server: ListingServe
         del server.answer
     assert sorted(found) == server.names
     assert met.is_set()
-    assert server.pages - seen < 1000, "400 pages, and those that find places to begin at"
+    assert server.pages - seen < 600
 
 
 @pytest.mark.usefixtures("pages_of_ten")
