@@ -174,7 +174,17 @@ def diagnose(
     def tick(name: str) -> None:
         console.print(f"measuring {name} …")
 
-    return Diagnosis.of(measure(loader, step, limits, _device(device), paths, restore, tick))
+    return Diagnosis.of(
+        measure(
+            loader,
+            step,
+            limits=limits,
+            device=_device(device),
+            files=paths,
+            restore=restore,
+            tick=tick,
+        )
+    )
 
 
 def _device(device: str | torch.device | None) -> torch.device | None:

@@ -92,6 +92,7 @@ class LoaderBatches:
 def measure(
     loader: Iterable[Any],
     step: Callable[[Any], Any],
+    *,
     limits: Limits,
     device: torch.device | None,
     files: Sequence[Path] | None,
@@ -103,7 +104,16 @@ def measure(
     with Snapshot(loader, restore) as snapshot:
         batches = LoaderBatches(loader)
         try:
-            return _Probes(loader, step, limits, device, paths, batches, snapshot, tick).measure()
+            return _Probes(
+                loader,
+                step,
+                limits=limits,
+                device=device,
+                paths=paths,
+                batches=batches,
+                snapshot=snapshot,
+                tick=tick,
+            ).measure()
         finally:
             batches.close()
 
@@ -115,6 +125,7 @@ class _Probes:
         self,
         loader: Any,
         step: Callable[[Any], Any],
+        *,
         limits: Limits,
         device: torch.device | None,
         paths: list[Path],

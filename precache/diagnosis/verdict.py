@@ -54,13 +54,13 @@ def judge(measured: Measurements) -> Judgement:
     times = LoopTimes.of(measured)
     verdict, reason = _verdict(measured, times)
     return Judgement(
-        verdict,
-        reason,
-        tuple(_evidence(measured, times)),
-        remedies(measured),
-        tuple(_flags(measured, times)),
-        1 / times.now,
-        1 / times.step,
+        verdict=verdict,
+        reason=reason,
+        evidence=tuple(_evidence(measured, times)),
+        remedies=remedies(measured),
+        flags=tuple(_flags(measured, times)),
+        batches_per_s=1 / times.now,
+        without_waiting=1 / times.step,
     )
 
 

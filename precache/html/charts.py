@@ -179,7 +179,7 @@ def check_page(path: str | Path) -> None:
 
 
 def draw_png(title: str, charts: Sequence[Chart], path: str | Path) -> None:
-    """DrawChart charts below each other into a PNG that is 1,600 pixels wide.
+    """Draw charts below each other into a PNG that is 1,600 pixels wide.
 
     Raises
     ------

@@ -313,10 +313,10 @@ class BatchSource:
             reader,
             options.batch_size,
             options.device,
-            options.num_threads,
-            options.prefetch_batches,
-            options.decompress,
-            options.gather,
+            num_threads=options.num_threads,
+            prefetch_batches=options.prefetch_batches,
+            decompress=options.decompress,
+            gather=options.gather,
             in_rounds=self.in_rounds,
         )
 
@@ -433,12 +433,12 @@ class LiveSource(BatchSource):
         options = self._options
         self._arrivals = ArrivalOrder(
             self._live,
-            options.batch_size,
-            options.seed,
-            options.drop_last,
-            options.rank,
-            options.world_size,
-            self._closed,
+            batch_size=options.batch_size,
+            seed=options.seed,
+            drop_last=options.drop_last,
+            rank=options.rank,
+            world_size=options.world_size,
+            stopped=self._closed,
         )
         return self._arrivals
 

@@ -146,29 +146,29 @@ class CachedDataset(Dataset[Batch]):
         default_collate_fn_map[RowOfBatch] = _collate
         self._fields = dict(fields) if isinstance(fields, Mapping) else fields
         self._options = {"verify": verify, "access": access, "storage_options": storage_options}
-        self._columns = VersionReader(uri, fields, verify, storage_options, access)
+        self._reader = VersionReader(uri, fields, verify, storage_options, access)
         self.set_epoch(variant)
 
     def set_epoch(self, epoch: int) -> None:
         """Read the variants of an epoch, as `Loader` does; has no effect on running workers."""
         self._epoch = whole("epoch", epoch, 0)
-        self._columns = self._columns.at_epoch(self._epoch)
+        self._reader = self._reader.at_epoch(self._epoch)
 
     @property
     def version(self) -> Version:
-        return self._columns.version
+        return self._reader.version
 
     @functools.cached_property
     def keys(self) -> Sequence[str]:
         """Keys of the samples, by index."""
-        return RowKeys(self.version, self._columns.valid(np.arange(len(self))))
+        return RowKeys(self.version, self._reader.valid(np.arange(len(self))))
 
     @functools.cached_property
     def _row_nbytes(self) -> int:
-        return sum(row_nbytes(*column) for column in self._columns.shapes.values())
+        return sum(row_nbytes(*column) for column in self._reader.shapes.values())
 
     def __len__(self) -> int:
-        return len(self._columns.valid)
+        return len(self._reader.valid)
 
     def __getitem__(self, index: int) -> Batch:
         """Return field -> tensor of one row without a batch axis, and `row` (int64)."""
@@ -180,14 +180,14 @@ class CachedDataset(Dataset[Batch]):
         ranks = np.array([operator.index(index) for index in indices], np.int64)
         if len(ranks) and not (-count <= ranks.min() and ranks.max() < count):
             raise IndexError(f"an index of {list(indices)} is outside of the {count} samples")
-        rows = self._columns.valid(ranks % count if count else ranks)
+        rows = self._reader.valid(ranks % count if count else ranks)
         if (nbytes := len(rows) * self._row_nbytes) >= LARGE_NBYTES:
             require_memory(len(rows), nbytes)
         batch = {
             name: np.empty((len(rows), *shape), dtype)
-            for name, (shape, dtype) in self._columns.shapes.items()
+            for name, (shape, dtype) in self._reader.shapes.items()
         }
-        self._columns.read(rows, batch)
+        self._reader.read(rows, batch)
         return _RowsOfBatch(batch={name: as_tensor(values) for name, values in batch.items()})
 
     @staticmethod

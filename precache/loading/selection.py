@@ -38,7 +38,7 @@ class Selection:
     @classmethod
     def of(
         cls,
-        columns: VersionReader,
+        reader: VersionReader,
         rows: np.ndarray | Sequence[int] | None,
         weights: np.ndarray | Sequence[float] | None,
     ) -> Selection:
@@ -50,25 +50,25 @@ class Selection:
             There are no such rows, or none is valid; there is not one weight for each row of the
             version, or the weights make no sense.
         """
-        valid: ValidRows | ChosenRows = columns.valid
+        valid: ValidRows | ChosenRows = reader.valid
         if rows is None and weights is None:
             return cls(valid, None, None)
         digest = xxhash.xxh3_64()
         if rows is not None:
-            chosen = _chosen(columns, np.asarray(rows))
+            chosen = _chosen(reader, np.asarray(rows))
             digest.update(b"rows" + chosen.tobytes())
             valid = ChosenRows(chosen)
         if weights is None:
             return cls(valid, None, digest.hexdigest())
-        by_rank = _weights(columns, np.asarray(weights))[valid(np.arange(len(valid)))]
+        by_rank = _weights(reader, np.asarray(weights))[valid(np.arange(len(valid)))]
         if not by_rank.sum() > 0:
             raise UsageError("all weights are zero; give some row a weight above that")
         digest.update(b"weights" + by_rank.tobytes())
         return cls(valid, by_rank, digest.hexdigest())
 
 
-def _chosen(columns: VersionReader, rows: np.ndarray) -> np.ndarray:
-    count = columns.version.rows
+def _chosen(reader: VersionReader, rows: np.ndarray) -> np.ndarray:
+    count = reader.version.rows
     if rows.dtype == np.bool_:
         if rows.shape != (count,):
             raise UsageError(f"rows has shape {rows.shape}, and there are {count} rows to choose")
@@ -77,18 +77,18 @@ def _chosen(columns: VersionReader, rows: np.ndarray) -> np.ndarray:
         raise UsageError(f"rows is {rows.dtype} {rows.shape}; give row numbers, or (rows,) bool")
     outside = rows[(rows < 0) | (rows >= count)] if len(rows) else rows
     if len(outside):
-        raise UsageError(f"rows has {outside[0]}, and {columns.version.path} has {count} rows")
-    chosen = np.setdiff1d(rows.astype(np.int64), columns.version.hole_rows)
+        raise UsageError(f"rows has {outside[0]}, and {reader.version.path} has {count} rows")
+    chosen = np.setdiff1d(rows.astype(np.int64), reader.version.hole_rows)
     if not len(chosen):
-        raise UsageError(f"rows names no row of {columns.version.path} that is valid")
+        raise UsageError(f"rows names no row of {reader.version.path} that is valid")
     return chosen
 
 
-def _weights(columns: VersionReader, weights: np.ndarray) -> np.ndarray:
-    if weights.shape != (columns.version.rows,) or weights.dtype.kind not in "fiu":
+def _weights(reader: VersionReader, weights: np.ndarray) -> np.ndarray:
+    if weights.shape != (reader.version.rows,) or weights.dtype.kind not in "fiu":
         raise UsageError(
             f"weights is {weights.dtype} {weights.shape}; give a number for each of the "
-            f"{columns.version.rows} rows of {columns.version.path}, holes included"
+            f"{reader.version.rows} rows of {reader.version.path}, holes included"
         )
     weights = weights.astype(np.float64)
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))

@@ -33,7 +33,7 @@ from precache.loading.slots import (
     row_nbytes,
 )
 from precache.reading.readahead import ReadAhead
-from precache.reading.shard_prefetch import ShardFeed
+from precache.reading.shard_prefetch import ShardPrefetcher
 from precache.reading.version_reader import VersionReader
 from precache.runtime.io_pool import Requests
 from precache.runtime.ordered_map import computing, prefetch
@@ -180,40 +180,40 @@ class BatchStream:
 
     def __init__(
         self,
-        columns: VersionReader,
+        reader: VersionReader,
         batch_size: int,
         device: torch.device,
+        *,
         num_threads: int | None = None,
         prefetch_batches: int | None = None,
         decompress: str = "host",
         gather: str = "host",
-        *,
         in_rounds: bool = True,
     ) -> None:
-        self._columns = columns
+        self._reader = reader
         cuda = device if device.type == "cuda" else None
-        framed = framed_fields(columns, device) if decompress == "device" else {}
+        framed = framed_fields(reader, device) if decompress == "device" else {}
         registered = None
         if gather == "device":
-            registered = register_shards(columns, device, frames=bool(framed))
-        sizes = {name: row_nbytes(*column) for name, column in columns.shapes.items()}
+            registered = register_shards(reader, device, frames=bool(framed))
+        sizes = {name: row_nbytes(*column) for name, column in reader.shapes.items()}
         # Small fields get their own memory: a list of all labels must not keep all images alive.
         self._small = {name for name, nbytes in sizes.items() if nbytes <= SMALL_ROW_NBYTES}
-        if "label" in sizes and not columns.version.foreign:
+        if "label" in sizes and not reader.version.foreign:
             self._small.add("label")  # multi-hot ones may have any number of classes
-        slots = DeviceSlots(columns, batch_size, framed, registered, self._small) if cuda else None
+        slots = DeviceSlots(reader, batch_size, framed, registered, self._small) if cuda else None
         self._gathered = slots.gathered if slots else set[str]()
         self._schedule = Schedule.plan(
             batch_size,
             batch_size * sum(sizes.values()),
             num_threads,
             prefetch_batches,
-            copying=all(n in framed or r.copying for n, r in columns.readers.items()),
+            copying=all(n in framed or r.copying for n, r in reader.readers.items()),
             # Remote rows are requested, and the device reads rows, for a whole batch at a time.
-            divisible=columns.mapped and not framed and not self._gathered,
+            divisible=reader.mapped and not framed and not self._gathered,
             in_rounds=in_rounds,
         )
-        shapes = {n: column for n, column in columns.shapes.items() if n not in self._small}
+        shapes = {n: column for n, column in reader.shapes.items() if n not in self._small}
         self._layout = slots.layout if slots else SlotLayout.of(shapes, batch_size)
         nbytes = slots.nbytes if slots else self._layout.nbytes
         require_memory(batch_size, nbytes)
@@ -223,7 +223,7 @@ class BatchStream:
         if slots and cuda:
             self._device = slots, DeviceCopier(self._pool, cuda)
         self.thread_time = ThreadTime()
-        self._read_ahead = self._make_read_ahead(columns)
+        self._read_ahead = self._make_read_ahead(reader)
         self._ready: deque[None] = deque()
 
     @property
@@ -248,18 +248,18 @@ class BatchStream:
         finishes
             For batches on the CPU: one function per batch, whose result is yielded.
         """
-        columns = self._columns.at_epoch(epoch)
+        reader = self._reader.at_epoch(epoch)
         # A deque's own methods need no lock between the threads that fill and the one that takes.
         self._ready = ready = deque[None]()
-        failures = FrameFailures(columns.readers)
+        failures = FrameFailures(reader.readers)
         with contextlib.ExitStack() as ends:
             ends.callback(self._pool.settle)
             ends.enter_context(contextlib.closing(rows))
-            cached, arrays = columns.cached, columns.arrays.values()
+            cached, arrays = reader.cached, reader.arrays.values()
             feed = ends.enter_context(cached.feed(arrays)) if cached else None
             read_ahead = self._read_ahead
-            if columns is not self._columns:
-                read_ahead = self._make_read_ahead(columns)
+            if reader is not self._reader:
+                read_ahead = self._make_read_ahead(reader)
 
             def stop() -> None:
                 requests.stop()
@@ -268,7 +268,7 @@ class BatchStream:
 
             schedule = self._schedule
             together = 1 if feed or finishes else schedule.together
-            requests = Requests(schedule.threads, self._columns.version.path)
+            requests = Requests(schedule.threads, self._reader.version.path)
             ends.callback(requests.close)
             parts: Generator[tuple[_Part, AbstractContextManager[None]], None, None]
             if feed:
@@ -278,7 +278,7 @@ class BatchStream:
                 ends.enter_context(contextlib.closing(advised))
                 parts = ((part, requests.active()) for part in self._split(advised, finishes))
             ends.enter_context(contextlib.closing(parts))
-            decode = functools.partial(self._decode, columns, ready, feed, failures)
+            decode = functools.partial(self._decode, reader, ready, feed, failures)
             parts_ahead = schedule.ahead * schedule.parts
             work = prefetch(decode, parts, schedule.threads, parts_ahead, together, stop)
             ends.enter_context(contextlib.closing(work))
@@ -298,8 +298,8 @@ class BatchStream:
         if self._device:
             self._device[0].close()
 
-    def _make_read_ahead(self, columns: VersionReader) -> ReadAhead:
-        readers = [reader for n, reader in columns.readers.items() if n not in self._gathered]
+    def _make_read_ahead(self, reader: VersionReader) -> ReadAhead:
+        readers = [array for n, array in reader.readers.items() if n not in self._gathered]
         return ReadAhead(readers, self.thread_time)
 
     def _split(
@@ -315,9 +315,9 @@ class BatchStream:
 
     def _decode(
         self,
-        columns: VersionReader,
+        reader: VersionReader,
         ready: deque[None],
-        feed: ShardFeed | None,
+        feed: ShardPrefetcher | None,
         failures: FrameFailures,
         item: tuple[_Part, AbstractContextManager[None]],
     ) -> _Batch | None:
@@ -329,7 +329,7 @@ class BatchStream:
         batch = part.batch
         with self.thread_time.counted():
             with available:
-                self._fill(columns, feed, part)
+                self._fill(reader, feed, part)
             with batch.lock:
                 batch.parts_left -= 1
                 complete = not batch.parts_left
@@ -346,7 +346,7 @@ class BatchStream:
             ready.append(None)
         return batch if part.last else None
 
-    def _fill(self, columns: VersionReader, feed: ShardFeed | None, part: _Part) -> None:
+    def _fill(self, reader: VersionReader, feed: ShardPrefetcher | None, part: _Part) -> None:
         """Decode a part of a batch into its slot; fetch damaged shards of a disk cache again."""
         batch, rows = part.batch, part.rows
         slot = self._slot(batch)
@@ -354,9 +354,9 @@ class BatchStream:
         while True:
             try:
                 if self._device:
-                    batch.filled = self._device[0].fill(columns, rows, out, slot)
+                    batch.filled = self._device[0].fill(reader, rows, out, slot)
                 else:
-                    columns.read(rows, out)
+                    reader.read(rows, out)
                 return
             except DamageError:
                 if feed is None:
@@ -372,7 +372,7 @@ class BatchStream:
                 batch.out = self._layout.arrays(batch.slot, rows)
                 if not self._device:
                     for name in self._small:
-                        shape, dtype = self._columns.shapes[name]
+                        shape, dtype = self._reader.shapes[name]
                         batch.out[name] = np.empty((rows, *shape), dtype)
         return batch.slot
 
@@ -384,4 +384,4 @@ class BatchStream:
 
     def _tensors(self, batch: _Batch) -> Batch:
         # NumPy's views: torch's own would each release the interpreter lock, and wait for it.
-        return {name: as_tensor(batch.out[name]) for name in self._columns.shapes}
+        return {name: as_tensor(batch.out[name]) for name in self._reader.shapes}

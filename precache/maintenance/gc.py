@@ -43,7 +43,7 @@ from precache.maintenance.scan import (
     StoredVersion,
     dated_log,
     list_objects,
-    pull_claim,
+    pull_lease_name,
     recorded_version,
     scan_folder,
     scan_store,
@@ -176,7 +176,7 @@ def gc(
     folder = open_folder(store, storage_options)
     refuse_link(folder, TRASH)
     if not dry_run:
-        _finish_removals(folder)
+        _finish_interrupted_removals(folder)
     log = read_commits(folder)
     folders = scan_store(folder, log)
     if not log and all(item.link for item in folders):
@@ -360,7 +360,7 @@ def _remove(store: Folder, name: str, clock: Callable[[], float]) -> str:
     if log and log[-1].version == name:
         return "current"
     if name != folder.version:
-        if NamedLease(store, pull_claim(folder.version)).holder() is not None:
+        if NamedLease(store, pull_lease_name(folder.version)).holder() is not None:
             return "in use by a process"
         store.remove(name)  # a copy in progress has no readers
         return ""
@@ -374,7 +374,7 @@ def remove_version(store: Folder, version: str) -> bool:
     """
     if store.local(version) is not None:
         trash = f"{TRASH}/{version}.{uuid.uuid4().hex}"
-        stays = move(store, version, trash) and _finish_removal(store, trash)
+        stays = move(store, version, trash) and _empty_trash_of(store, trash)
         remove_if_empty(store, TRASH)
         return stays
     trash = f"{TRASH}/{version}"
@@ -382,24 +382,24 @@ def remove_version(store: Folder, version: str) -> bool:
     store.put(trash, [root] if root is not None and recorded_version(root) == version else [])
     for name in (f"{version}/{ROOT}", f"{version}/{DESCRIPTION}", f"{COPIES}/{version}"):
         store.remove(name)
-    return _finish_removal(store, trash)
+    return _empty_trash_of(store, trash)
 
 
-def _finish_removals(store: Folder) -> None:
+def _finish_interrupted_removals(store: Folder) -> None:
     local = store.local("") is not None
     for name in store.names(TRASH):
         trash, version = f"{TRASH}/{name}", name.partition(".")[0]
         if local and _MOVED.fullmatch(name):
             with decision_lease(store, version):
-                _finish_removal(store, trash)
+                _empty_trash_of(store, trash)
         elif not local and VERSION.fullmatch(name):
             with decision_lease(store, version):
                 record = store.get(trash)
                 if record is not None and (not record or recorded_version(record) == version):
-                    _finish_removal(store, trash)
+                    _empty_trash_of(store, trash)
 
 
-def _finish_removal(store: Folder, trash: str) -> bool:
+def _empty_trash_of(store: Folder, trash: str) -> bool:
     """Remove what is in the trash for good, or put it back and return True if it is current."""
     path = store.local(trash)
     if path is not None and is_link(store, trash):  # remove only the link
@@ -407,27 +407,27 @@ def _finish_removal(store: Folder, trash: str) -> bool:
         return False
     version = trash.removeprefix(f"{TRASH}/").partition(".")[0]
     log, rebuilt = read_commits(store), store.exists(f"{version}/{ROOT}")
-    wanted = bool(log) and log[-1].version == version and not rebuilt
+    is_current = bool(log) and log[-1].version == version and not rebuilt
     started = rebuilt or store.exists(f"{version}/{DESCRIPTION}")
-    if not (wanted or started):
+    if not (is_current or started):
         store.remove(followed_log_name(version))
     if path is None:
         started = started or store.size(f"{COPIES}/{version}") is not None
         document = store.get(trash)
-        if wanted and document:
+        if is_current and document:
             store.put(f"{version}/{ROOT}", [document])
         elif not started:
             _remove_all(store, version)
         store.remove(trash)
-        return wanted
-    if wanted:
+        return is_current
+    if is_current:
         store.remove(f"{version}/{BUILD}")  # temporary files of a committer
         with contextlib.suppress(OSError):
             os.utime(path / ROOT)  # tells readers that it was gone for a while
         if not move(store, trash, version) and not store.exists(f"{version}/{ROOT}"):
             return True  # another process rebuilds it: a later run decides
     _remove_all(store, trash)
-    return wanted
+    return is_current
 
 
 def _remove_all(store: Folder, name: str) -> None:

@@ -49,7 +49,7 @@ _OBJECT = re.compile(
 """Names of objects that a version has, during and after its build."""
 
 
-def pull_claim(version: str) -> str:
+def pull_lease_name(version: str) -> str:
     """Return the name of the lease to copy a version."""
     return f"{version}-pull"
 

@@ -32,7 +32,7 @@ from precache.errors import (
     StoreError,
 )
 from precache.maintenance.location import open_for_writing
-from precache.maintenance.scan import COPIES, TRASH, pull_claim, scan_folder
+from precache.maintenance.scan import COPIES, TRASH, pull_lease_name, scan_folder
 from precache.maintenance.verify import Tick, check_metadata
 from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
@@ -226,7 +226,7 @@ def _log(uri: str | os.PathLike[str], storage_options: StorageOptions) -> list[C
 def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Transferred:
     target, progress = store.folder(version.id), _Progress(tick)
     refuse_link(store, COPIES)
-    with NamedLease(store, pull_claim(version.id)).acquire():
+    with NamedLease(store, pull_lease_name(version.id)).acquire():
         shards = _undamaged_shards(target)
         if shards is not None:
             progress.add_shards((shard, True) for shard in shards)

@@ -21,7 +21,7 @@ from precache.codecs.chunk import crc32c_holds
 from precache.codecs.image import undo_batch_rows, undo_image
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.reading.chunk_cache import DECODED_NBYTES, DecodedChunks
-from precache.reading.shard_files import MappedObjects, ShardFiles
+from precache.reading.shard_files import MappedShardFiles, ShardFiles
 from precache.runtime.usage import available_bytes
 from precache.store.version import Version
 from precache.store.zarr_metadata import Piece
@@ -37,7 +37,7 @@ CHUNKS_AT_ONCE = 5
 
 BAD_CRC = "its CRC32C does not hold"
 
-Place = tuple[int, int, int, bool]
+ChunkRow = tuple[int, int, int, bool]
 """A row, its object, its chunk there, and whether to check the chunk."""
 
 SHARED_ROW_NBYTES = 16 << 10
@@ -65,7 +65,7 @@ class ArrayReader:
             raise UsageError(f"verify is {verify!r}; choose first, always or off")
         self.name = name
         self._where = f"{version.path}/{version.arrays[name][0]}"
-        self._objects = objects or MappedObjects(version, name)
+        self._objects = objects or MappedShardFiles(version, name)
         self.array = self._objects.array
         self._pieces = self._objects.pieces
         self._verify = verify
@@ -312,13 +312,13 @@ class ArrayReader:
         undo: bool,
     ) -> None:
         """Decode rows that are one whole chunk each straight into `out`."""
-        places = self._places(rows, numbers, chunks)
+        places = self._chunk_rows(rows, numbers, chunks)
         in_numpy = undo and not kernels.compiled().has_zstd
         together = undo_batch_rows(out.shape[1:]) if in_numpy else len(rows)
         with self._objects.gathered(rows):
             for start in range(0, len(rows), together):
                 part = slice(start, start + together)
-                self._decode_places(places[part], out[part], undo, out.nbytes)
+                self._decode_chunk_rows(places[part], out[part], undo, out.nbytes)
         self._mark_checked(numbers, chunks)
 
     def _chunks(self, inside: np.ndarray) -> np.ndarray:
@@ -326,12 +326,14 @@ class ArrayReader:
         chunks: np.ndarray = inside // self.array.chunk_shape[0] * self._chunks_across
         return chunks
 
-    def _places(self, rows: np.ndarray, numbers: np.ndarray, chunks: np.ndarray) -> list[Place]:
+    def _chunk_rows(
+        self, rows: np.ndarray, numbers: np.ndarray, chunks: np.ndarray
+    ) -> list[ChunkRow]:
         columns = rows, numbers, chunks, self._unchecked(numbers, chunks)
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
-    def _decode_places(
-        self, places: Sequence[Place], out: np.ndarray, undo: bool, batch_nbytes: int
+    def _decode_chunk_rows(
+        self, places: Sequence[ChunkRow], out: np.ndarray, undo: bool, batch_nbytes: int
     ) -> None:
         """Decode whole chunks (n, ...), and undo the filter if `undo`."""
         decode, tail = self.array.decoder.decode, self._pieces[0].object_tail
@@ -401,8 +403,8 @@ class ArrayReader:
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
         chunks = self._chunks(inside)
         with self._objects.gathered(rows):
-            places = self._places(rows, numbers, chunks)
-            self._decode_places(places, decoded, undo, batch_nbytes=0)
+            places = self._chunk_rows(rows, numbers, chunks)
+            self._decode_chunk_rows(places, decoded, undo, batch_nbytes=0)
         self._mark_checked(numbers, chunks)
         return decoded
 
@@ -474,7 +476,7 @@ class ArrayReader:
         scratch = np.empty((1, *self.array.row_shape), self.array.dtype)
         frames = []
         with self._objects.gathered(rows):
-            for row, number, chunk, check in self._places(rows, numbers, chunks):
+            for row, number, chunk, check in self._chunk_rows(rows, numbers, chunks):
                 data = self._objects.chunk(number, tail, chunk, row)
                 if data is None or len(data) > self.frame_bound:
                     raise self._objects.damage(number, tail, row, "it has no frame of that row")

@@ -26,7 +26,7 @@ Key = tuple[int, tuple[int, ...], int]
 """Number of an object, its tail, number of a chunk in it."""
 
 
-class RangedObjects(ShardFiles):
+class RangedShardFiles(ShardFiles):
     """Reads the index of each object once, and only those chunks that hold wanted rows.
 
     Nothing is mapped, so that a file cut short while it is read raises an error and does not kill

@@ -15,7 +15,12 @@ from precache.codecs.chunk import bounds
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.storage.base import is_missing
 from precache.storage.local_files import map_file
-from precache.store.layout import MISSING, decode_index
+from precache.store.layout import (
+    INDEX_CHECKSUM_NBYTES,
+    INDEX_ENTRY_NBYTES,
+    MISSING,
+    decode_index,
+)
 from precache.store.version import Version, gone_error
 
 MAX_CHUNKS = 1 << 30
@@ -168,7 +173,7 @@ class ShardFiles(ABC):
         if self.array.index_at_start is None:
             return 0, 0
         chunks = math.prod(self.array.chunks_per_object)
-        length = chunks * 16 + 4 * self.array.index_checksum
+        length = chunks * INDEX_ENTRY_NBYTES + INDEX_CHECKSUM_NBYTES * self.array.index_checksum
         if size < length:
             raise DamageError("it is shorter than its index")
         return (0, length) if self.array.index_at_start else (size - length, length)
@@ -199,7 +204,7 @@ class ShardFiles(ABC):
         )
 
 
-class MappedObjects(ShardFiles):
+class MappedShardFiles(ShardFiles):
     """Objects on a local disk, mapped into memory."""
 
     def path(self, number: int, tail: tuple[int, ...]) -> Path | None:

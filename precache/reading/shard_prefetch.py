@@ -26,7 +26,7 @@ import xxhash
 
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.reading.disk_cache import OVERHEAD, CacheLease, DiskCache, lease_nbytes, on_disk
-from precache.reading.shard_files import MappedObjects
+from precache.reading.shard_files import MappedShardFiles
 from precache.recipe.variants import variants_of
 from precache.runtime.io_pool import Fetchers, fail
 from precache.runtime.operating_system import read_ahead
@@ -93,7 +93,7 @@ class _ComingBatch:
             self.complete.set_result(None)
 
 
-class _CachedObjects(MappedObjects):
+class _CachedShardFiles(MappedShardFiles):
     """Objects in a disk cache, mapped once their XXH3 was verified.
 
     Each is checked once: when it is fetched, or else when it is first used here.
@@ -169,7 +169,7 @@ class CachedShards:
             )
         self.rows_per_shard = version.attributes.rows_per_shard
         self.cache = cache
-        self.arrays: dict[str, _CachedObjects] = {}
+        self.arrays: dict[str, _CachedShardFiles] = {}
         self._fields: list[list[str]] = []
         self._version = version
         self._shards_at_once = 0
@@ -186,10 +186,10 @@ class CachedShards:
     def add(self, arrays: Iterable[str]) -> None:
         """Add all arrays that prefetchers may read; each reads one variant of a field."""
         for array in arrays:
-            self.arrays[array] = _CachedObjects(self._version, array, self.cache)
+            self.arrays[array] = _CachedShardFiles(self._version, array, self.cache)
         self._fields = list(variants_of(self.arrays).values())
 
-    def objects(self, array: str) -> MappedObjects:
+    def objects(self, array: str) -> MappedShardFiles:
         """Return the objects of an array, which can be mapped once a prefetcher holds them."""
         return self.arrays[array]
 
@@ -234,14 +234,14 @@ class CachedShards:
         return self.cache.join(self._max_nbytes(shards), self._objects(shards), family)
 
     @contextlib.contextmanager
-    def feed(self, arrays: Iterable[str]) -> Iterator[ShardFeed]:
+    def feed(self, arrays: Iterable[str]) -> Iterator[ShardPrefetcher]:
         """Prefetch shards of some arrays for one iterator; a concurrent one has its own lease."""
         with self._lock:
             lease = self._idle.pop() if self._idle else None
         if lease is None or not lease.usable:  # in use, or of a process that forked
             lease = self._join()
         held = [self.arrays[array] for array in arrays if array in self.arrays]
-        feed = ShardFeed(self, lease, self._shards_at_once, held)
+        feed = ShardPrefetcher(self, lease, self._shards_at_once, held)
         try:
             yield feed
         finally:
@@ -276,7 +276,7 @@ class CachedShards:
             lease.close()
 
 
-class ShardFeed:
+class ShardPrefetcher:
     """Fetches the shards of coming batches, and holds them until the batches are read.
 
     Parameters
@@ -289,7 +289,11 @@ class ShardFeed:
     """
 
     def __init__(
-        self, shards: CachedShards, lease: CacheLease, room: int, arrays: Sequence[_CachedObjects]
+        self,
+        shards: CachedShards,
+        lease: CacheLease,
+        room: int,
+        arrays: Sequence[_CachedShardFiles],
     ) -> None:
         self._arrays = arrays
         self._shards = shards
@@ -423,7 +427,7 @@ class ShardFeed:
                 self._shards.count(size)
         self._progress = time.monotonic()
 
-    def _is_sound(self, objects: _CachedObjects, number: int, descriptor: int) -> bool:
+    def _is_sound(self, objects: _CachedShardFiles, number: int, descriptor: int) -> bool:
         # All of its rows are needed soon.
         starts = range(0, objects.nbytes(number), READ_AHEAD_NBYTES)
         read_ahead(descriptor, ((start, READ_AHEAD_NBYTES) for start in starts))
@@ -448,7 +452,7 @@ class ShardFeed:
             objects.doubt(number)
         self._obtain(number)
 
-    def _fetch(self, objects: _CachedObjects, number: int, target: int) -> None:
+    def _fetch(self, objects: _CachedShardFiles, number: int, target: int) -> None:
         """Fetch an object, write it to a descriptor and check it."""
         for _ in range(FETCH_TRIES):
             digest = xxhash.xxh3_64()
@@ -461,7 +465,7 @@ class ShardFeed:
                 return
         raise self._damage(objects, number, "its checksum does not hold")
 
-    def _piece(self, objects: _CachedObjects, number: int, start: int) -> bytes:
+    def _piece(self, objects: _CachedShardFiles, number: int, start: int) -> bytes:
         if self._stopped:
             raise StorageError("stopped")  # nothing waits for it any more
         name, length = objects.name(number), min(REQUEST_NBYTES, objects.nbytes(number) - start)
@@ -474,7 +478,7 @@ class ShardFeed:
             raise self._damage(objects, number, f"it ends at byte {start + len(data)}")
         return data
 
-    def _damage(self, objects: _CachedObjects, number: int, reason: str) -> PrecacheError:
+    def _damage(self, objects: _CachedShardFiles, number: int, reason: str) -> PrecacheError:
         return objects.damage(number, (), number * self._shards.rows_per_shard, reason)
 
     def stop(self) -> None:

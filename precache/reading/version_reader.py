@@ -12,20 +12,20 @@ from precache.codecs import kernels
 from precache.errors import StoreError, UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.disk_cache import DiskCache
-from precache.reading.remote_shards import RangedObjects
-from precache.reading.shard_files import MappedObjects, ShardFiles
+from precache.reading.remote_shards import RangedShardFiles
+from precache.reading.shard_files import MappedShardFiles, ShardFiles
 from precache.reading.shard_prefetch import CachedShards
 from precache.sampling.order import ValidRows
 from precache.storage.open import StorageOptions
 from precache.store.labels import are_classes
-from precache.store.live_version import LiveVersion
 from precache.store.open import open_version
 from precache.store.version import SMALL_ROW_NBYTES, Version
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
 
 MAX_SMALL_OBJECTS, MAX_SMALL_CHUNKS = 1 << 16, 1 << 20
-"""Of a small field, which is read whole when it is opened: two seconds for so many files."""
+"""Limits of a small field, which is read whole when it is opened: in two seconds, if it has so many
+files."""
 
 
 class VersionReader:
@@ -122,11 +122,12 @@ class VersionReader:
     def _is_small(self, array: str) -> bool:
         if array == "label" and not self.version.foreign:
             return True
-        complete = not isinstance(self.version, LiveVersion)
-        return complete and self.version.arrays[array][1].row_nbytes <= SMALL_ROW_NBYTES
+        return (
+            self.version.committed and self.version.arrays[array][1].row_nbytes <= SMALL_ROW_NBYTES
+        )
 
     def _objects(self, array: str) -> ShardFiles:
-        return (MappedObjects if self._mapped else RangedObjects)(self.version, array)
+        return (MappedShardFiles if self._mapped else RangedShardFiles)(self.version, array)
 
     def _choose(self, fields: FieldNames) -> list[str]:
         known = list(dict.fromkeys(map(self.version.field_of, self.version.arrays)))
@@ -181,7 +182,7 @@ def read_small_field(
         return labels.astype(np.int64, copy=False) if are_classes(labels) else labels
     if objects is None:
         local = version.folder.local("") is not None
-        objects = (MappedObjects if local else RangedObjects)(version, name)
+        objects = (MappedShardFiles if local else RangedShardFiles)(version, name)
     reader = ArrayReader(version, name, verify, objects)
     array = reader.array
     extents = list(zip(array.shape, array.object_shape, strict=True))

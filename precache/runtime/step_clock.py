@@ -178,7 +178,7 @@ Mark = TypeVar("Mark")
 Between = Callable[[Mark, Mark], float | None]
 """Returns the seconds from one mark to a later one; None before the device has passed both."""
 
-Part = Literal["data", "step", "iteration"]
+StepPart = Literal["data", "step", "iteration"]
 
 
 class StallClock(Generic[Mark]):
@@ -197,14 +197,14 @@ class StallClock(Generic[Mark]):
         self._between = between
         self._requested: Mark | None = None
         self._arrived: Mark | None = None
-        self._open: deque[tuple[Part, Mark, Mark]] = deque()
+        self._open: deque[tuple[StepPart, Mark, Mark]] = deque()
         self._reset()
 
     def _reset(self) -> None:
-        self._times: dict[Part, deque[float]] = {
-            part: deque(maxlen=KEPT_STEPS) for part in get_args(Part)
+        self._times: dict[StepPart, deque[float]] = {
+            part: deque(maxlen=KEPT_STEPS) for part in get_args(StepPart)
         }
-        self._totals: dict[Part, float] = dict.fromkeys(get_args(Part), 0.0)
+        self._totals: dict[StepPart, float] = dict.fromkeys(get_args(StepPart), 0.0)
         self._batches = self._samples = self._bytes = self._ready = 0
 
     def begin(self) -> None:

@@ -43,7 +43,8 @@ _OF_URLS = "%/:?#[]@!$&()*+,;="
 """Characters of a URL that are not quoted once more."""
 
 _SECRET_PARTS = re.compile(r"(?:AccountKey|sig)=([^;&]{4,})", re.IGNORECASE)
-"""Of a connection string or a shared access signature of Azure's: what may also stand alone."""
+"""Secrets within an Azure connection string or shared access signature, which may also appear by
+themselves."""
 
 
 def file_system(protocol: str, options: Mapping[str, Any], within: str = "") -> Any:

@@ -18,7 +18,7 @@ class Readable(Protocol):
         """Read whole objects; see `Folder.read_many`."""
 
 
-class Ahead:
+class PrefetchedFolder:
     """A remote folder, some of whose objects are prefetched in one round trip.
 
     A prefetched object is returned once; it is read from the folder after that.

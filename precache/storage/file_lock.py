@@ -81,10 +81,10 @@ def remove_if_free(folder: OwnFolder, name: str) -> bool:
 # --- forks --------------------------------------------------------------------------------------
 
 _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
-"""Those of this process, which a forked child must not keep locked."""
+"""Open locked files of this process, which a forked child closes."""
 
 _opening = threading.RLock()
-"""Held from before one is open until it is among them, and by who forks."""
+"""Held while a file is opened and added to `_open`, and during a fork."""
 
 
 def _let_go() -> None:

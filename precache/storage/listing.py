@@ -11,7 +11,7 @@ GOOGLES_PAGE = 5000
 """Objects that Google gives in a page at most."""
 
 GOOGLES_FIELDS = "nextPageToken,prefixes,items(name,size,updated,generation)"
-"""Of some twenty that it knows of an object."""
+"""The fields that are needed, of some twenty that Google has for an object."""
 
 Entry = dict[str, Any]
 """One thing below a prefix, with keys as fsspec has them: type, size and what else; its name begins

@@ -29,7 +29,7 @@ PARTS_A_WRITE = 1024
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _LOOK = getattr(os, "O_PATH", 0) | os.O_CLOEXEC
-"""Of descriptors that say what lies at a path, and open nothing; Linux alone has them."""
+"""Flags to inspect a path without opening it: O_PATH, which Linux alone has."""
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -39,22 +39,22 @@ _KINDS = {
 }
 
 _AT_FDCWD = -100
-"""Of ``linux/fcntl.h``."""
+"""The current folder, in ``linux/fcntl.h``."""
 
 NOREPLACE, EXCHANGE = 1, 2
-"""Flags of `rename`, of ``linux/fs.h``."""
+"""Flags of `rename`, in ``linux/fs.h``."""
 
 _NO_SUCH_WAY = frozenset(
     (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL,
      errno.EMLINK, errno.EXDEV)
 )  # fmt: skip
-"""Of a way to publish a file that a disk does not know; EXDEV where it links within a folder
-alone."""
+"""Errors of a file system that does not know a way to publish a file; EXDEV if it links only within
+a folder."""
 
 _NO_SYNC = frozenset(
     (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EISDIR)
 )
-"""Of a file system that does not sync folders."""
+"""Errors of a file system that cannot sync folders."""
 
 
 # --- looking and reading ------------------------------------------------------------------------

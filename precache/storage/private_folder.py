@@ -24,7 +24,7 @@ from pathlib import Path
 from precache.errors import UsageError
 
 PRIVATE_MODES = 0o700, 0o600
-"""Of folders and of files."""
+"""Modes of folders, and of files."""
 
 SHARED_MODES = 0o2770, 0o660
 

@@ -57,7 +57,7 @@ from precache.storage.listing import Entry, KeyRange, Page, page_of_google
 from precache.storage.retries import Attempt
 
 Result = TypeVar("Result")
-Part = tuple[str, int, int | None]
+ObjectRange = tuple[str, int, int | None]
 """Name, first byte, end; the whole object where that is None."""
 
 log = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class RemoteFolder:
         return self._parts(parts, [length for _, _, length in ranges])
 
     def _parts(
-        self, parts: Sequence[Part], least: Sequence[int], *, stream: bool = False
+        self, parts: Sequence[ObjectRange], least: Sequence[int], *, stream: bool = False
     ) -> list[bytes | StorageError]:
         """Read parts of objects; what comes with fewer bytes than `least` is fetched again.
 
@@ -228,7 +228,7 @@ class RemoteFolder:
                     waited = retries.pause(attempt.number, error)
                     if error is not None:
                         failure = self._error(error, parts[number][0], "read")
-                        self._say_again(attempt, failure, waited)
+                        self._log_retry(attempt, failure, waited)
                     pause = max(pause, waited)
                     again.append(number)
                 else:
@@ -238,7 +238,7 @@ class RemoteFolder:
             time.sleep(pause)
         return [results[number] for number in range(len(parts))]
 
-    def _cat(self, parts: Sequence[Part]) -> list[Any]:
+    def _cat(self, parts: Sequence[ObjectRange]) -> list[Any]:
         """Read parts once; an exception stands in place of what failed."""
         paths = [self._at(name) for name, _, _ in parts]
         ends = [end for _, _, end in parts]
@@ -246,7 +246,7 @@ class RemoteFolder:
         got = self._fs.cat_ranges(paths, starts, ends, on_error="return")
         return [self._part(*pair) for pair in zip(got, parts, strict=True)]
 
-    async def _stream(self, parts: Sequence[Part], *, ranges: bool) -> list[Any]:
+    async def _stream(self, parts: Sequence[ObjectRange], *, ranges: bool) -> list[Any]:
         """Read parts from a web server once; an exception stands in place of what failed.
 
         No more is held than was asked for, whatever the server sends.
@@ -277,7 +277,7 @@ class RemoteFolder:
 
         return await asyncio.gather(*(read(*part) for part in parts), return_exceptions=True)
 
-    def _part(self, got: Any, part: Part) -> Any:
+    def _part(self, got: Any, part: ObjectRange) -> Any:
         """Cut the requested range out of the answer of a server that ignores ranges."""
         _, start, end = part
         if end is None or isinstance(got, Exception) or len(got) <= end - start:
@@ -565,7 +565,7 @@ class RemoteFolder:
                 if attempt.last or not retries.is_transient(error):
                     raise self._error(error, name, doing) from None
                 pause = retries.pause(attempt.number, error)
-                self._say_again(attempt, self._error(error, name, doing), pause)
+                self._log_retry(attempt, self._error(error, name, doing), pause)
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
@@ -590,9 +590,9 @@ class RemoteFolder:
             return error if retries.status_of(cause) in (404, 410) else cause
         return error
 
-    def _say_again(self, attempt: Attempt, error: StorageError, pause: float) -> None:
-        said = log.warning if attempt.number else log.info  # the first is nothing out of the way
-        said("%s; trying again in %.1f s", error, pause)
+    def _log_retry(self, attempt: Attempt, error: StorageError, pause: float) -> None:
+        log_line = log.warning if attempt.number else log.info  # the first is usual
+        log_line("%s; trying again in %.1f s", error, pause)
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
         reason = reason_of(error, read_environment(self.options), self._root_url)

@@ -16,7 +16,7 @@ BUSY_ATTEMPTS = 9
 """Attempts in general, and at a request that fails where no library retries: for a minute."""
 
 RETRY_SECONDS = 60.0
-"""After these since the first attempt, there is no other."""
+"""Seconds since the first attempt after which there is no other."""
 
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
@@ -24,7 +24,7 @@ LONGEST_PAUSE = 30.0
 
 CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 60.0
-"""After which a connection that brings no byte counts as lost."""
+"""Seconds after which a connection that brings no byte counts as lost."""
 
 TRANSIENT_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 """409 is what S3 answers to one of two who create an object at once (ConditionalRequestConflict).
@@ -42,7 +42,7 @@ FINAL = (
     IsADirectoryError,
     NotADirectoryError,
 )
-"""What is not asked for again, whatever stands behind it."""
+"""Errors that are never retried, whatever their cause."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 from precache.errors import DamageError, PrecacheError, RecipeError, StorageError, StoreError
 from precache.recipe.recipe import Field, Recipe
 from precache.storage.base import is_missing
-from precache.storage.batch_get import Ahead
+from precache.storage.batch_get import PrefetchedFolder
 from precache.store import zarr_metadata
 from precache.store.array_metadata import (
     SUMS,
@@ -105,7 +105,7 @@ class _Inspection:
         self.table = table
         self.flaws: dict[str, str] = {}
         self.contents = ObjectNames.of(version.attributes)
-        self.ahead = Ahead(version.folder)
+        self.ahead = PrefetchedFolder(version.folder)
 
     def run(self) -> list[Flaw]:
         if self.version.folder.local("") is None:

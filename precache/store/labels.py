@@ -19,7 +19,7 @@ CLASS_DTYPES = ("int8", "int16", "int32", "int64")
 MOST_CLASSES = 1 << 16
 """Classes of multi-hot labels."""
 
-MOST_NBYTES = 2 << 30
+MOST_LABEL_NBYTES = 2 << 30
 """Bytes of multi-hot labels, all of which a loader holds in memory."""
 
 

@@ -13,6 +13,12 @@ from precache.errors import DamageError
 
 TARGET_SHARD_BYTES = 128 << 20
 TARGET_CHUNK_BYTES = 64 << 10
+INDEX_ENTRY_NBYTES = 16
+"""Bytes that the index of a shard has for a chunk: offset and length."""
+
+INDEX_CHECKSUM_NBYTES = 4
+"""Bytes of the CRC32C behind them."""
+
 MIN_SHARDS = 16
 MISSING = np.uint64(2**64 - 1)
 """Offset and length of a chunk that was never written."""
@@ -89,7 +95,7 @@ def encode_index(offsets: np.ndarray, lengths: np.ndarray) -> bytes:
     Format: Zarr v3 `sharding_indexed` with ``index_codecs=[bytes(little), crc32c]``.
     """
     index = np.stack([offsets, lengths], axis=1).astype("<u8").tobytes()
-    return index + int(google_crc32c.value(index)).to_bytes(4, "little")
+    return index + int(google_crc32c.value(index)).to_bytes(INDEX_CHECKSUM_NBYTES, "little")
 
 
 def decode_index(tail: memoryview | bytes, chunks: int) -> np.ndarray:
@@ -100,8 +106,11 @@ def decode_index(tail: memoryview | bytes, chunks: int) -> np.ndarray:
     DamageError
         The bytes are short or fail their CRC32C.
     """
-    body, stored = bytes(tail[: chunks * 16]), bytes(tail[chunks * 16 : chunks * 16 + 4])
-    if len(stored) != 4 or google_crc32c.value(body) != int.from_bytes(stored, "little"):
+    end = chunks * INDEX_ENTRY_NBYTES
+    body, stored = bytes(tail[:end]), bytes(tail[end : end + INDEX_CHECKSUM_NBYTES])
+    if len(stored) != INDEX_CHECKSUM_NBYTES or google_crc32c.value(body) != int.from_bytes(
+        stored, "little"
+    ):
         raise DamageError("the shard index fails its CRC32C")
     return np.frombuffer(body, "<u8").reshape(chunks, 2).astype(np.uint64, copy=False)
 

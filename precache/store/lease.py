@@ -4,11 +4,11 @@ The holder of a lease renews the time in its object, the heartbeat. Two kinds of
 
 A build's lease lies in its version's folder; several builds of one version each have their own.
 
-A claim is exclusive: an object that is created under the next number, which only one of several
+An exclusive lease is an object that is created under the next number, which only one of several
 processes can do. If its heartbeat ends, the next number is free to be taken. The last holder
-removes its own claim and all below, and the numbers begin anew; so whoever passed over claims of
-dead processes looks at them again once it has its own. Two processes may hold one claim if the
-first was stopped for long and resumes: what is done under a claim must bear that.
+removes its own object and all below, and the numbers begin anew; so whoever passed over leases of
+dead processes looks at them again once it has its own. Two processes may hold one lease if the
+first was stopped for long and resumes: what is done under a lease must bear that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
 """Seconds between two looks at a store."""
 
 LOST_SECONDS = 3600.0
-"""Age of its last heartbeat above which a claim is watched for `OBSERVE_SECONDS`, so that those who
+"""Age of its last heartbeat above which a lease is watched for `OBSERVE_SECONDS`, so that those who
 look only once need not wait for `STALE_SECONDS`."""
 
 OBSERVE_SECONDS = 2.5 * RENEWAL_SECONDS
@@ -59,11 +59,11 @@ BUILD_LEASES = f"{BUILD}/leases"
 """Folder of a version with the leases of the builds that write to it."""
 
 LEASES_FOLDER = "_claims"
-"""Folder of a store with all claims."""
+"""Folder of a store with all exclusive leases."""
 
 _LEASE = re.compile(r"[0-9]{6,}\.json")
 _CUT_OFF = re.compile(r"\.[0-9a-f]{32}\.tmp")
-"""Temporary file of a claim that was being put; a live process puts it again."""
+"""Temporary file of a lease that was being put; a live process puts it again."""
 
 
 class Lease:
@@ -137,7 +137,7 @@ class ExclusiveLease(Lease):
         return NamedLease(self._folder, name).holder(above=int(own[:-5])) is None
 
     def hand_over_to(self, process: Process, note: str) -> None:
-        """Hand it to another process, which enters a claim of the same name and note."""
+        """Hand it to another process, which enters a lease of the same name and note."""
         self._note = note
         self._put(process)
 
@@ -220,7 +220,7 @@ def _lease_files(version: Folder) -> list[FileInfo]:
 
 
 def decision_lease(store: Folder, version: str) -> AbstractContextManager[ExclusiveLease]:
-    """Hold the claim to decide about a version: to commit, replace or remove it, or a shard of it.
+    """Hold the lease to decide about a version: to commit, replace or remove it, or a shard of it.
 
     Every build holds it once before its first shard. So a build that finds no other lease meanwhile
     knows that all unfinished objects were left by builds that have ended.
@@ -229,23 +229,23 @@ def decision_lease(store: Folder, version: str) -> AbstractContextManager[Exclus
 
 
 def remove_ended_leases(store: Folder) -> None:
-    """Remove all claims whose holders have ended."""
+    """Remove all exclusive leases whose holders have ended."""
     if is_link(store, LEASES_FOLDER):
         return
     for name in store.names(LEASES_FOLDER):
         if is_link(store, f"{LEASES_FOLDER}/{name}"):
             continue
-        claims = NamedLease(store, name)
-        if not claims.numbers():
+        named = NamedLease(store, name)
+        if not named.numbers():
             _remove_until(store, f"{LEASES_FOLDER}/{name}/")
-        elif claim := claims.try_acquire():
-            with claim:
+        elif lease := named.try_acquire():
+            with lease:
                 pass  # its end removes those below it
     remove_if_empty(store, LEASES_FOLDER)
 
 
 def _remove_until(store: Folder, last: str) -> None:
-    """Remove a claim, those of earlier holders that were killed, and folders left empty."""
+    """Remove a lease, those of earlier holders that were killed, and folders left empty."""
     folder, _, own = last.rpartition("/")
     for name in sorted(store.names(folder)):  # those who passed over one look for it again
         if (_LEASE.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
@@ -259,7 +259,7 @@ def _document(process: Process, note: str) -> bytes:
 
 
 class NamedLease:
-    """The claims to one task, watched by one process."""
+    """An exclusive lease that processes ask for by its name, watched by one of them."""
 
     def __init__(self, store: Folder, name: str) -> None:
         self._store = store
@@ -268,7 +268,7 @@ class NamedLease:
         self._silent: dict[str, bytes] = {}
 
     def try_acquire(self) -> ExclusiveLease | None:
-        """Take a claim, to be entered; returns None if another process holds or returns one."""
+        """Take the lease, to be entered; returns None if another process holds or returns one."""
         numbers = self.numbers()
         passed = {name: self._store.get(name) for name in map(self._path, numbers)}
         if any(data is None or self._holder_of(name, data) for name, data in passed.items()):
@@ -283,48 +283,48 @@ class NamedLease:
 
     @contextlib.contextmanager
     def acquire(self) -> Iterator[ExclusiveLease]:
-        """Wait for the claim, and hold it until the block ends."""
+        """Wait for the lease, and hold it until the block ends."""
         poll = POLL_REMOTE if self._store.local("") is None else POLL_LOCAL
-        while (claim := self.try_acquire()) is None:
+        while (lease := self.try_acquire()) is None:
             time.sleep(poll)  # a store has no notifications
-        with claim:
-            yield claim
+        with lease:
+            yield lease
 
     def holder(self, above: int = 0) -> LeaseDocument | None:
-        """Return the live holder of a claim above a number, as far as is known."""
+        """Return the live holder under a number above `above`, as far as is known."""
         for name in [self._path(number) for number in self.numbers() if number > above]:
             data = self._store.get(name)
-            if data is not None and (claimed := self._holder_of(name, data)):
-                return claimed
+            if data is not None and (found := self._holder_of(name, data)):
+                return found
         return None
 
     def _path(self, number: int) -> str:
         return f"{LEASES_FOLDER}/{self._name}/{number:06d}.json"
 
     def numbers(self) -> list[int]:
-        """Return the numbers of all claims, in any order."""
+        """Return the numbers of all its objects, in any order."""
         names = self._store.names(f"{LEASES_FOLDER}/{self._name}")
         return [int(name[:-5]) for name in names if _LEASE.fullmatch(name)]
 
     def _holder_of(self, name: str, data: bytes) -> LeaseDocument | None:
-        """Return the holder of a claim with this content, None if it has ended."""
+        """Return the holder of a lease with this content, None if it has ended."""
         try:
-            claimed = LeaseDocument.read(data, self._store.path(name))
+            found = LeaseDocument.read(data, self._store.path(name))
         except StoreError:
             return None  # cut short, or forged
-        if has_ended(claimed.holder):
+        if has_ended(found.holder):
             return None
-        if time.time() - claimed.time > LOST_SECONDS and self._is_silent(name, data):
+        if time.time() - found.time > LOST_SECONDS and self._is_silent(name, data):
             return None
         # By this machine's clock alone: that of the other may be wrong.
         before, since = self._seen.get(name, (b"", 0.0))
         if before != data:
             since = time.monotonic()
             self._seen[name] = data, since
-        return claimed if time.monotonic() - since < STALE_SECONDS else None
+        return found if time.monotonic() - since < STALE_SECONDS else None
 
     def _is_silent(self, name: str, data: bytes) -> bool:
-        """Watch a claim that looks old for a heartbeat: a clock may be wrong."""
+        """Watch a lease that looks old for a heartbeat: a clock may be wrong."""
         if self._silent.get(name) != data:
             until = time.monotonic() + OBSERVE_SECONDS
             while time.monotonic() < until:

@@ -39,7 +39,7 @@ class LiveVersion(Version):
         Columns of the frozen row table.
     removed
         Rows whose samples are no longer in the source.
-    claims
+    lease
         The lease under which it is built.
 
     Attributes
@@ -58,13 +58,13 @@ class LiveVersion(Version):
         keys: Sequence[str],
         labels: np.ndarray,
         removed: frozenset[int],
-        claims: NamedLease,
+        lease: NamedLease,
     ) -> None:
         folder = store.folder(attributes.version)
         super().__init__(folder, attributes.version, attributes, arrays, attributes.rows)
         self._store = store
         self._row_keys = keys
-        self._claims = claims
+        self._lease = lease
         self.labels = labels.copy()
         self.valid = np.ones(self.rows, np.bool_)
         self.valid[list(removed)] = False
@@ -87,6 +87,10 @@ class LiveVersion(Version):
         chunks = self.rows_per_shard // array.chunk_shape[0]
         bound = raw + (raw >> 8) + (128 + 16) * chunks + 4
         return np.tile(np.array([[bound, 0]], np.uint64), (self.shards, 1))
+
+    @property
+    def committed(self) -> bool:
+        return False
 
     @property
     def complete(self) -> bool:
@@ -200,7 +204,7 @@ class LiveVersion(Version):
         if now - self._looked < LIVENESS_SECONDS:
             return
         self._looked = now
-        data, holder = self.folder.get(DESCRIPTION), self._claims.holder()
+        data, holder = self.folder.get(DESCRIPTION), self._lease.holder()
         leases = read_leases(self.folder)
         signs = data, leases, len(self.finished), holder and holder.time
         if signs != self._signs:

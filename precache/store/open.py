@@ -11,7 +11,7 @@ from precache.errors import GoneError, StorageError, StoreError
 from precache.messages import shown
 from precache.recipe.variants import number_of, variants_of
 from precache.storage.base import Folder, is_missing
-from precache.storage.batch_get import Ahead, Readable
+from precache.storage.batch_get import PrefetchedFolder, Readable
 from precache.storage.open import StorageOptions, open_folder
 from precache.store import zarr_metadata
 from precache.store.array_metadata import field_layout, label_layouts, layout_difference
@@ -162,7 +162,7 @@ def open_own(folder: Folder, document: bytes | None = None) -> Version:
     StoreError
         A document is invalid, or those of its arrays do not agree with the version's own.
     """
-    ahead, stamp = Ahead(folder), stamp_of(folder)
+    ahead, stamp = PrefetchedFolder(folder), stamp_of(folder)
     if _is_remote(folder):
         ahead.prefetch(_SMALL_OBJECTS if document else [ROOT, *_SMALL_OBJECTS])
     attributes = read_attributes(document or _read_root(folder, ahead), f"{folder}/{ROOT}")

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from precache.codecs.chunk import require_plausible
 from precache.errors import DamageError, StoreError
-from precache.store.labels import MOST_CLASSES, MOST_NBYTES, are_classes
+from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES, are_classes
 
 REMOVED = "removed from the source"
 """Reason for a hole whose sample is no longer in the source."""
@@ -101,6 +101,13 @@ class RowTable:
     removed: frozenset[int] = frozenset()
     locations: Sequence[str] = ()
 
+    @classmethod
+    def of_keys(cls, keys: Sequence[str], **known: Any) -> RowTable:
+        """Return the table of samples of which only the keys are known, and what else is given."""
+        unknown = np.full(len(keys), -1, np.int64)
+        columns = {"sizes": unknown, "mtimes": unknown, "etags": [""] * len(keys)}
+        return cls(keys, **{**columns, "labels": unknown, "classes": (), **known})
+
     def __len__(self) -> int:
         return len(self.keys)
 
@@ -118,14 +125,14 @@ class RowTable:
         rows = np.asarray(rows)
         removed = frozenset(np.flatnonzero(np.isin(rows, list(self.removed))).tolist())
         return RowTable(
-            [self.keys[i] for i in rows.tolist()],
-            self.sizes[rows],
-            self.mtimes[rows],
-            [self.etags[i] for i in rows.tolist()],
-            self.labels[rows],
-            self.classes,
-            removed,
-            self.locations_of(rows.tolist()),
+            keys=[self.keys[i] for i in rows.tolist()],
+            sizes=self.sizes[rows],
+            mtimes=self.mtimes[rows],
+            etags=[self.etags[i] for i in rows.tolist()],
+            labels=self.labels[rows],
+            classes=self.classes,
+            removed=removed,
+            locations=self.locations_of(rows.tolist()),
         )
 
     @property
@@ -259,7 +266,7 @@ def _labels(table: Any) -> np.ndarray:
     if str(column.type) in ("int64", "float"):
         return np.asarray(column.to_numpy())
     count = int(table.schema.metadata[_CLASS_COUNT])
-    if not (0 < count <= MOST_CLASSES and len(table) * count <= MOST_NBYTES):
+    if not (0 < count <= MOST_CLASSES and len(table) * count <= MOST_LABEL_NBYTES):
         raise ValueError(f"it claims labels of {count} classes")
     lists = column.combine_chunks()
     numbers = np.asarray(lists.flatten().to_numpy(zero_copy_only=True))

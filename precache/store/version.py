@@ -142,6 +142,11 @@ class Version:
         self.rows = rows
         self._prefetched: dict[str, np.ndarray] = {}
 
+    @property
+    def committed(self) -> bool:
+        """False while it is being built: its objects appear one by one."""
+        return True
+
     def __repr__(self) -> str:
         return f"<precache version {self.id[:8]} at {self.path}: {self.rows} rows>"
 

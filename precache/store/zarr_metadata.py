@@ -252,16 +252,16 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
     if decode.filtered and (dtype != "uint8" or len(shape) < 4):
         raise StoreError(f"{where} filters {dtype} {shape} by precache.image: no uint8 images")
     return Array(
-        shape,
-        dtype,
-        object_shape,
-        chunk_shape,
-        decode,
-        _fill_value(document["fill_value"], dtype, where),
-        key_prefix,
-        separator,
-        index_at_start,
-        index_checksum,
+        shape=shape,
+        dtype=dtype,
+        object_shape=object_shape,
+        chunk_shape=chunk_shape,
+        decoder=decode,
+        fill_value=_fill_value(document["fill_value"], dtype, where),
+        key_prefix=key_prefix,
+        separator=separator,
+        index_at_start=index_at_start,
+        index_checksum=index_checksum,
     )
 
 

@@ -21,7 +21,7 @@ STYLES = "view.css"
 MAX_SAMPLES = 1000
 """Samples per page."""
 
-Link = tuple[str, str, str]
+PageLink = tuple[str, str, str]
 """Text, target, and ``rel`` attribute (``next``, ``prev`` or empty)."""
 
 
@@ -237,10 +237,10 @@ def error_page(error: str, root: str) -> str:
 _DEFAULTS = {"q": "", "match": "begins", "class": "", "rows": "all"}
 
 
-def _page_links(query: Query, matches: RowPage) -> list[Link]:
+def _page_links(query: Query, matches: RowPage) -> list[PageLink]:
     values = {"q": query.text, "match": query.match, "class": query.label, "rows": query.state}
     values = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
-    links: list[Link] = []
+    links: list[PageLink] = []
     if matches.earlier is not None:
         links.append(("First page", _target(values), ""))
         links.append(("Previous page", _target({**values, "before": str(matches.earlier)}), "prev"))

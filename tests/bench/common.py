@@ -23,13 +23,12 @@ import precache
 from precache.reading.array_reader import ArrayReader
 from precache.runtime.usage import cores
 from precache.storage.local_files import map_file
-from precache.store.layout import decode_index
+from precache.store.layout import INDEX_CHECKSUM_NBYTES, INDEX_ENTRY_NBYTES, decode_index
 from tests.demo.photos import make_photos
 
 DEFAULT_PHOTOS = Path(__file__).resolve().parents[2] / "../shared/photos"
 PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 CROP = 224
-INDEX_ENTRY, CHECKSUM = 16, 4
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -180,7 +179,9 @@ def chunk_extents(store: Path, field: str = "image") -> list[tuple[Path, int, in
     for _, name in reader.objects():
         path = Path(version.path) / name
         data = mapped(path)
-        index = decode_index(data[-(INDEX_ENTRY * chunks + CHECKSUM) :].data, chunks)
+        index = decode_index(
+            data[-(INDEX_ENTRY_NBYTES * chunks + INDEX_CHECKSUM_NBYTES) :].data, chunks
+        )
         found += [(path, *extent) for extent in index[index[:, 1] < len(data)].tolist()]
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from precache.storage.local import LocalFolder
@@ -72,6 +71,5 @@ def test_a_bucket_is_asked_more_at_a_time(s3: S3Server, tmp_path: Path) -> None:
 
 
 def test_of_a_dataset_nothing_is_probed() -> None:
-    one = np.full(1, -1)
-    table = RowTable(["0"], one, one, [""], one, ())
+    table = RowTable.of_keys(["0"])
     assert probe_source(DatasetSource("any:thing", ""), table, 1.0) == ([], None)

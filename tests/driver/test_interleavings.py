@@ -40,7 +40,7 @@ from precache.maintenance import transfer
 from precache.maintenance.verify import verify_version
 from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
-from precache.store import lease as claims
+from precache.store import lease as leases
 from precache.store.commit_log import BUILD, ROOT, read_commits
 from precache.store.documents import LeaseDocument
 from precache.store.layout import RowShape
@@ -85,10 +85,10 @@ SHAPES = {"image": RowShape((3, 4, 4), "uint8")}
 
 
 KEEPING_NOTHING: Sequence[tuple[Any, str]] = (
-    (claims, "_remove_until"),
+    (leases, "_remove_until"),
     (NamedLease, "numbers"),
-    (claims.BuildLease, "end"),
-    (claims.BuildLease, "others"),
+    (leases.BuildLease, "end"),
+    (leases.BuildLease, "others"),
     (precache_workers.driver.commit, "_write"),
     (precache_workers.driver.commit, "append_commit"),
     (precache_workers.driver.build, "commit"),
@@ -131,16 +131,16 @@ def json_of_the_actor(value: object) -> bytes:
 def forgetting(
     take: Callable[[NamedLease], ExclusiveLease | None],
 ) -> Callable[[NamedLease], ExclusiveLease | None]:
-    """Whoever waits for a claim knows no more than before: however often it looked is one state."""
+    """Whoever waits for a lease knows no more than before: however often it looked is one state."""
 
-    def taken(claims: NamedLease) -> ExclusiveLease | None:
+    def taken(leases: NamedLease) -> ExclusiveLease | None:
         known, name = ACTORS.turns.known, ACTORS.name
-        before = vars(claims).setdefault("before", known[name])
+        before = vars(leases).setdefault("before", known[name])
         known[name] = before
-        claim = take(claims)
-        if claim is None:
+        lease = take(leases)
+        if lease is None:
             known[name] = digest(before, "waits")
-        return claim
+        return lease
 
     return taken
 
@@ -192,14 +192,14 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 2e9)
     monkeypatch.setattr(time, "strftime", lambda *given: "2033-05-18T03:33:20Z")
     monkeypatch.setattr(uuid, "uuid4", own_number)
-    monkeypatch.setattr(claims, "RENEWAL_SECONDS", 1e6)
-    monkeypatch.setattr(claims, "process_of", own_process)
+    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 1e6)
+    monkeypatch.setattr(leases, "process_of", own_process)
     for held in CACHED:
         monkeypatch.setattr(held, "lock", contextlib.nullcontext())
     for owner, name in KEEPING_NOTHING:
         monkeypatch.setattr(owner, name, knowing_its_result(getattr(owner, name)))
     monkeypatch.setattr(NamedLease, "try_acquire", forgetting(NamedLease.try_acquire))
-    monkeypatch.setattr(claims, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
+    monkeypatch.setattr(leases, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
 
 
 @dataclass(frozen=True)
@@ -302,8 +302,8 @@ HEAVY = pytest.mark.heavy
 
 
 @pytest.mark.parametrize("ended", [0, pytest.param(1, marks=HEAVY), pytest.param(2, marks=HEAVY)])
-def test_one_at_a_time_holds_a_claim_in_every_order(ended: int) -> None:
-    """Of three processes, after claims of processes that have ended."""
+def test_one_at_a_time_holds_a_lease_in_every_order(ended: int) -> None:
+    """Of three processes, after leases of processes that have ended."""
     left = {f"_claims/x/{number + 1:06d}.json": of_the_dead(number) for number in range(ended)}
     inside: list[str] = []
 

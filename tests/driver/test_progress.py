@@ -11,7 +11,7 @@ from rich.progress import MofNCompleteColumn
 from rich.text import Text
 
 from precache.store.receipts import Receipt, ShardObject
-from precache_workers.driver.node_table import SHOWN, NodeProgress, nodes_table
+from precache_workers.driver.node_table import SHOWN_NODES, NodeProgress, nodes_table
 from precache_workers.driver.totals import BuildTotals
 from tests.support.building import poll
 
@@ -56,10 +56,10 @@ def test_one_node_has_no_table() -> None:
 
 
 def test_many_nodes_share_the_last_line() -> None:
-    hosts = [f"node-{number}" for number in range(SHOWN + 20)]
+    hosts = [f"node-{number}" for number in range(SHOWN_NODES + 20)]
     table = nodes_table(totals_of(hosts), dict.fromkeys(hosts, 2), 100.0)
     assert table is not None
-    assert len(words(table)) == SHOWN + 3
+    assert len(words(table)) == SHOWN_NODES + 3
     assert words(table)[-2] == "20 more 20 5,000 10,000.0 4,000.0 60 20 of 40"
     partly = nodes_table(totals_of(hosts), dict.fromkeys(hosts[:-1], 2), 100.0)
     assert partly is not None

@@ -84,7 +84,7 @@ def test_two_at_once_make_one_build(asking: Asking) -> None:
     assert precache.open(asking.store).id == one["version"]
     assert len(pixels(asking.store)) == 12
     assert remains(asking.store) == []
-    assert asking.claims() == []
+    assert asking.leases() == []
 
 
 def test_of_one_that_is_killed_another_takes_over(asking: Asking) -> None:
@@ -102,7 +102,7 @@ def test_of_one_that_is_killed_another_takes_over(asking: Asking) -> None:
     assert not (asking.folder / "one").exists()
     assert (done.stat().st_ino, done.stat().st_mtime_ns) == before
     assert len(pixels(asking.store)) == 12
-    assert asking.claims() == []
+    assert asking.leases() == []
 
 
 def test_a_build_that_asked_nobody_is_awaited_too(
@@ -145,7 +145,7 @@ def test_not_waiting_leaves_the_build_to_a_process_of_its_own(asking: Asking) ->
         assert asking.answer("three")["version"] == precache.open(asking.store).id
     assert asking.builders() == [builder]
     poll(lambda: not log.exists(), "the log of a build that succeeded is removed")
-    poll(lambda: not asking.claims(), "its claim is gone")
+    poll(lambda: not asking.leases(), "its lease is gone")
 
 
 def test_a_failure_in_the_background_is_told(asking: Asking) -> None:
@@ -158,7 +158,7 @@ def test_a_failure_in_the_background_is_told(asking: Asking) -> None:
     with asking.ask("two", wait=100, max_failures=1):
         assert asking.answer("two")["version"]
         # Before the block ends the process that builds, too.
-        poll(lambda: not asking.claims(), "its claim is gone")
+        poll(lambda: not asking.leases(), "its lease is gone")
 
 
 def test_a_process_in_the_background_that_cannot_begin_is_told_of(

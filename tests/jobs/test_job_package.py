@@ -304,7 +304,7 @@ def test_one_name_from_two_places_is_refused(tmp_path: Path) -> None:
 def test_more_than_the_job_server_takes_is_refused_with_the_largest_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_package, "MOST_NBYTES", 1000)
+    monkeypatch.setattr(job_package, "MOST_PACKAGE_NBYTES", 1000)
     write(tmp_path / "mine.py", bytes(100))
     for number in range(4):
         write(tmp_path / f"photos/{number}.jpg", bytes(500))

@@ -499,7 +499,7 @@ def test_a_job_out_of_reach_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) ->
         def get_job_info(self, job: str) -> None:
             raise ConnectionError("no route")
 
-    monkeypatch.setattr("precache_workers.jobs.submission.PATIENCE", 0)
+    monkeypatch.setattr("precache_workers.jobs.submission.UNREACHABLE_SECONDS", 0)
     monkeypatch.setattr("precache_workers.jobs.submission.POLL_EVERY", 0)
     job = ClusterJob(Gone(), "http://head:8265", "precache-0123456789ab-1")
     with pytest.raises(BuildError, match="the job may go on: precache status precache-01"):

@@ -33,7 +33,7 @@ from tests.support.building import (
     write,
     write_jpegs,
 )
-from tests.support.holding import Held, claims_of
+from tests.support.holding import Held, leases_of
 from tests.support.servers import S3Server
 
 # --- the order ----------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_two_ranks_follow_a_build(tmp_path: Path, bad: int) -> None:
         training.go()
         told = [training.answer(name) for name in ("0", "1")]
         # Before the block ends what is left of the processes, and what they began.
-        poll(lambda: not training.claims(), "the end of the build")
+        poll(lambda: not training.leases(), "the end of the build")
     assert [each["kind"] for each in told] == ["LiveVersion"] * 2
     version = precache.open(training.store)
     valid = np.flatnonzero(version.valid).tolist()
@@ -254,7 +254,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
     training = Training(tmp_path, bad=1)
     yield training
     training.go()
-    poll(lambda: not training.claims(), "its builds end")
+    poll(lambda: not training.leases(), "its builds end")
 
 
 def rows_of(batches: Any) -> list[int]:
@@ -423,7 +423,7 @@ def test_labels_that_come_with_samples_are_looked_at_before_they_are_mixed(
     ):
         for _ in loader:
             pass
-    poll(lambda: not claims_of(tmp_path / "store"), "the end of the build")
+    poll(lambda: not leases_of(tmp_path / "store"), "the end of the build")
     with pytest.raises(UsageError, match="has the label 39, and MixUp takes 0 to 38"):
         precache.Loader(store, batch_size=4, transform=MixUp(39))
 
@@ -458,7 +458,7 @@ def test_small_fields_and_labels_that_come_with_samples_grow_too(
                     seen.append(int(label))
             assert sorted(seen) == list(range(40))
         assert not loader.follows
-    poll(lambda: not claims_of(tmp_path / "store"), "the end of the build")
+    poll(lambda: not leases_of(tmp_path / "store"), "the end of the build")
     build_here(Path("python:tests.loading.test_arrival_order:squares"), tmp_path / "plain", recipe)
     alike = [contents(tmp_path / name / version.id) for name in ("store", "plain")]
     assert alike[0] == alike[1]  # the version tells nothing of who followed, and in which order

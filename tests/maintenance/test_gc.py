@@ -31,7 +31,7 @@ from precache.maintenance.scan import COPIES, TRASH, ListedObject, StoredVersion
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
-from precache.store import lease as claims
+from precache.store import lease as leases
 from precache.store.build_status import DESCRIPTION, read_status
 from precache.store.commit_log import BUILD, ROOT, Commit, append_commit, append_entry, read_commits
 from precache.store.lease import QUIET_SECONDS, BuildLease
@@ -842,7 +842,7 @@ def test_one_run_does_not_remove_what_another_puts_back(
 
     def finish_later(folder: Folder, left: str) -> bool:
         if not other.ident:
-            monkeypatch.setattr(claims.time, "sleep", lambda seconds: at_its_end.set())
+            monkeypatch.setattr(leases.time, "sleep", lambda seconds: at_its_end.set())
             other.start()
             assert at_its_end.wait(60)
             append_entry(folder, versions[0])

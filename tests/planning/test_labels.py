@@ -27,8 +27,7 @@ def table_of(keys: Sequence[str], classes: Sequence[str] = ()) -> RowTable:
     names = [key.partition("/")[0] if "/" in key else None for key in keys]
     found = tuple(classes or sorted({name for name in names if name is not None}))
     numbers = np.array([-1 if name is None else found.index(name) for name in names], np.int64)
-    unknown = np.full(len(keys), -1, np.int64)
-    return RowTable(list(keys), unknown, unknown, [""] * len(keys), numbers, found)
+    return RowTable.of_keys(list(keys), labels=numbers, classes=found)
 
 
 Relabel = Callable[..., dict[str, str | None]]
@@ -122,8 +121,7 @@ def test_every_line_of_a_file_reaches_its_sample(
     path = tmp_path_factory.mktemp("labels") / "labels.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(zip(written, numbers, strict=True))
-    unknown = np.full(len(keys), -1, np.int64)
-    table = RowTable(keys, unknown, unknown, [""] * len(keys), unknown, ())
+    table = RowTable.of_keys(keys)
     found = override_labels(table, str(path))
     assert found.labels.tolist() == list(range(len(keys)))
 

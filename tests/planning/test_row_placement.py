@@ -80,6 +80,5 @@ def test_what_changed_is_counted() -> None:
 
 def test_without_a_time_or_an_etag_no_sample_is_known_to_be_the_same() -> None:
     """As with web pages, which tell neither."""
-    unknown = np.full(3, -1, np.int64)
-    table = RowTable(["a", "b", "c"], unknown, unknown, ["", "", "x"], unknown, ())
+    table = RowTable.of_keys(["a", "b", "c"], etags=["", "", "x"])
     assert same_identity(table, table).tolist() == [False, False, True]

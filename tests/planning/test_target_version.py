@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,9 +19,7 @@ SHAPES = {"image": RowShape((3, 8, 8), "uint8"), "vector": RowShape((5,), "float
 
 
 def recipe_of(count: int, seed: int = 0) -> VersionSpec:
-    unknown = np.full(count, -1, np.int64)
-    keys = [f"{number}.jpg" for number in range(count)]
-    table = RowTable(keys, unknown, unknown, [""] * count, unknown, ())
+    table = RowTable.of_keys([f"{number}.jpg" for number in range(count)])
     recipe = Recipe.image(seed=seed)
     return VersionSpec(recipe, recipe.fingerprint({}), table, table.digest)
 

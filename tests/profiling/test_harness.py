@@ -10,14 +10,20 @@ import pytest
 import precache
 from precache.errors import FetchError, SampleError
 from precache.storage.local import LocalFolder
-from precache_workers.profiling.harness import LEAST, SampleRun, Samples, hole_reason, run_samples
+from precache_workers.profiling.harness import (
+    LEAST,
+    FetchedSamples,
+    SampleRun,
+    hole_reason,
+    run_samples,
+)
 from precache_workers.shards.shard_task import Job, fetch_ahead, recipes_of
 from precache_workers.sources.base import Sample
 from precache_workers.sources.folder import FolderSource
 from tests.support.building import write, write_jpegs
 
 
-def samples_of(*pairs: tuple[str, Sample | FetchError | SampleError]) -> Samples:
+def samples_of(*pairs: tuple[str, Sample | FetchError | SampleError]) -> FetchedSamples:
     yield from pairs
 
 

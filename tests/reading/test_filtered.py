@@ -24,8 +24,8 @@ from precache.errors import StoreError
 from precache.loading.gpu.device_slots import DeviceSlots
 from precache.reading import version_reader
 from precache.reading.array_reader import ArrayReader
-from precache.reading.remote_shards import RangedObjects
-from precache.reading.shard_files import MappedObjects
+from precache.reading.remote_shards import RangedShardFiles
+from precache.reading.shard_files import MappedShardFiles
 from precache.store.open import open_version
 from tests.support.device import unpacked
 
@@ -109,7 +109,7 @@ def test_every_array_is_what_zarr_python_says(
     with tempfile.TemporaryDirectory() as folder, interpreted(compiled):
         values = images.write(Path(folder))
         version = open_version(folder, {"x": "x"})
-        for objects in (MappedObjects, RangedObjects):
+        for objects in (MappedShardFiles, RangedShardFiles):
             reader = ArrayReader(version, "x", objects=objects(version, "x"))
             for _ in range(2):  # from what it keeps, the second time
                 out = np.full((len(rows), *images.shape[1:]), 77, np.uint8)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import precache
 from precache.errors import DamageError, StorageError, StoreError
 from precache.reading.array_reader import ArrayReader
-from precache.reading.remote_shards import MAX_GAP, MAX_REQUEST, RangedObjects, _runs
+from precache.reading.remote_shards import MAX_GAP, MAX_REQUEST, RangedShardFiles, _runs
 from precache.runtime import io_pool
 from precache.storage.base import Range
 from precache.storage.local import LocalFolder
@@ -30,7 +30,7 @@ from tests.support.servers import Fault, FaultProxy, S3Server, reset, status, tr
 
 
 def _reader(version: precache.Version, name: str = "image", verify: str = "first") -> ArrayReader:
-    return ArrayReader(version, name, verify, RangedObjects(version, name))
+    return ArrayReader(version, name, verify, RangedShardFiles(version, name))
 
 
 def _read(reader: ArrayReader, rows: Any) -> np.ndarray:

@@ -300,9 +300,11 @@ def test_an_iterator_collected_on_a_thread_that_fetches_for_it_ends(
 ) -> None:
     precache.pull(large.path, "memory://collected")
     begun, dropped, first = threading.Event(), threading.Event(), set[int]()
-    fetch = shard_prefetch.ShardFeed._fetch
+    fetch = shard_prefetch.ShardPrefetcher._fetch
 
-    def collecting(self: shard_prefetch.ShardFeed, objects: Any, number: int, target: int) -> None:
+    def collecting(
+        self: shard_prefetch.ShardPrefetcher, objects: Any, number: int, target: int
+    ) -> None:
         if number not in first and not begun.is_set():  # batches being decoded wait for it
             begun.set()
             dropped.wait(60)
@@ -313,7 +315,7 @@ def test_an_iterator_collected_on_a_thread_that_fetches_for_it_ends(
         def __init__(self, batches: Iterator[Any]) -> None:
             self.batches, self.itself = batches, self
 
-    monkeypatch.setattr(shard_prefetch.ShardFeed, "_fetch", collecting)
+    monkeypatch.setattr(shard_prefetch.ShardPrefetcher, "_fetch", collecting)
     before = threading.active_count()
     loader = precache.Loader(
         "memory://collected",

@@ -131,7 +131,7 @@ def run(configuration: Configuration, chance: random.Random) -> None:
     lease = Lease(configuration.room)
     shards: Any = Shards(configuration.block)
     objects: Any = ShardFiles()
-    source = shard_prefetch.ShardFeed(shards, lease, configuration.room, [objects])  # type: ignore[arg-type]
+    source = shard_prefetch.ShardPrefetcher(shards, lease, configuration.room, [objects])  # type: ignore[arg-type]
     fetchers: Any = source._fetchers
     announce, announced = source._announce, list[Any]()
 

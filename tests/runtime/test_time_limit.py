@@ -283,7 +283,7 @@ def work():
     time_limit.notes().begin(time_limit.DECODING, "evil\\x1b[2J.jpg")
     block()
 
-with time_limit.lookout_kept():
+with time_limit.watchdog_running():
     time_limit.run_in_time(work, 0.5)
 """
 
@@ -299,16 +299,16 @@ def test_a_process_whose_lock_is_held_is_ended_and_the_sample_named() -> None:
     assert "not this one" not in ran.stderr
 
 
-def test_the_lookout_ends_with_its_process() -> None:
+def test_the_watchdog_ends_with_its_process() -> None:
     script = (
-        "from precache_workers.runtime.time_limit import Lookout\n"
-        "print(Lookout()._process.pid); input()"
+        "from precache_workers.runtime.time_limit import Watchdog\n"
+        "print(Watchdog()._process.pid); input()"
     )
     with running([sys.executable, "-c", script], environment(), REPOSITORY) as process:
         assert process.stdout is not None
-        lookout = psutil.Process(int(process.stdout.readline()))
+        watchdog = psutil.Process(int(process.stdout.readline()))
         process.kill()
-        poll(lambda: gone(lookout), "the lookout has ended")
+        poll(lambda: gone(watchdog), "the watchdog has ended")
 
 
 def test_a_process_that_is_stopped_is_not_taken_for_one_that_hangs() -> None:

@@ -560,10 +560,9 @@ def test_classes_from_nowhere(tmp_path: Path) -> None:
 )
 def test_freezing_renumbers_and_never_renames(names: list[str], classes: list[str]) -> None:
     own = tuple(sorted(set(names)))
-    unknown = np.full(len(names), -1)
     numbers = np.array([own.index(name) for name in names])
     keys = [f"{i}" for i in range(len(names))]
-    table = RowTable(keys, unknown, unknown, [""] * len(names), numbers, own)
+    table = RowTable.of_keys(keys, labels=numbers, classes=own)
     assert by_key(freeze_classes(table, classes, "x")) == dict(zip(keys, names, strict=True))
 
 

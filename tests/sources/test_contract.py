@@ -91,9 +91,8 @@ PLUG_IN = """
 
         def list(self, tick, seconds=0.0, index=None):
             tick(self.count)
-            column = np.full(self.count, -1, np.int64)
             keys = [str(n) for n in range(self.count)]
-            return Listing(RowTable(keys, column, column, ["1"] * self.count, column, ()))
+            return Listing(RowTable.of_keys(keys, etags=["1"] * self.count))
 
         def fetch(self, keys, sizes, locations=()):
             known = {str(n) for n in range(self.count)}

@@ -319,6 +319,6 @@ def test_labels_of_two_kinds_are_refused_by_key(
 def test_multi_hot_labels_that_memory_does_not_hold_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(source_labels, "MOST_NBYTES", 1000)
+    monkeypatch.setattr(source_labels, "MOST_LABEL_NBYTES", 1000)
     with pytest.raises(SourceError, match="labels of 501 classes, which take 1 KB as multi-hot"):
         encode([[500], [1]])

@@ -210,7 +210,7 @@ def test_of_many_files_the_folder_is_listed(
         open_folder("s3://bucket", s3.options()).put(f"deep/{number}.jpg", [data])
     source = table(photos, "\n".join(["uri", *(f"s3://bucket/deep/{n}.jpg" for n in range(5))]))
     few = listed(source, storage_options=s3.options()).table
-    monkeypatch.setattr(manifests, "FEW", 2)
+    monkeypatch.setattr(manifests, "FEW_FILES", 2)
     many = listed(source, storage_options=s3.options()).table
     assert many.digest == few.digest
     assert (many.sizes > 0).all()

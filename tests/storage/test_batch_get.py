@@ -10,7 +10,7 @@ import pytest
 
 import precache
 from precache.errors import StorageError, StoreError
-from precache.storage.batch_get import Ahead
+from precache.storage.batch_get import PrefetchedFolder
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
 from tests.conftest import BuiltStore
@@ -74,7 +74,7 @@ def test_a_version_by_its_folder_is_opened_too(far: str) -> None:
 def test_what_was_brought_is_given_once_and_what_was_not_is_asked_for() -> None:
     folder = open_folder("memory://ahead-of")
     folder.put("a", [b"1"])
-    ahead = Ahead(folder)
+    ahead = PrefetchedFolder(folder)
     ahead.prefetch(["a", "b"])
     folder.put("a", [b"2"])
     folder.put("c", [b"3"])

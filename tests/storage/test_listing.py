@@ -148,7 +148,12 @@ def pages_of_ten(server: ListingServer, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("pages_of_ten")
 def test_a_flat_bucket_is_listed_from_many_places_at_a_time(server: ListingServer) -> None:
-    """Here, half of all listings are under way at once, of one folder."""
+    """Here, half of all listings are under way at once, of one folder.
+
+    A range is split before it is known how many names are left in it: the last page of each reaches
+    into the next range, and some ranges are empty. Which ones are split depends on which answer
+    comes first: of 400 pages, 540 to 610 are asked for.
+    """
     server.names, server.page = [f"train/{n:08d}.jpg" for n in range(4000)], 10
     together, met = threading.Barrier(blobs.LISTINGS // 2, timeout=20), threading.Event()
     answer, seen = server.answer, server.pages
@@ -168,7 +173,7 @@ def test_a_flat_bucket_is_listed_from_many_places_at_a_time(server: ListingServe
         del server.answer
     assert sorted(found) == server.names
     assert met.is_set()
-    assert server.pages - seen < 600
+    assert server.pages - seen < 2 * 400
 
 
 @pytest.mark.usefixtures("pages_of_ten")

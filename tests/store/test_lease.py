@@ -1,4 +1,4 @@
-"""One of several gets a claim, and another one once the first is gone."""
+"""One of several gets a lease, and another one once the first is gone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from precache.runtime.process_id import process_of
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
-from precache.store import lease as claims
+from precache.store import lease as leases
 from precache.store.lease import LEASES_FOLDER, NamedLease
 from tests.support.building import poll
 
@@ -26,9 +26,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
 
 def test_one_holds_it_and_leaves_nothing(store: Folder) -> None:
     one, other = NamedLease(store, "x"), NamedLease(store, "x")
-    claim = one.try_acquire()
-    assert claim is not None
-    with claim:
+    lease = one.try_acquire()
+    assert lease is not None
+    with lease:
         assert other.try_acquire() is None
         held = other.holder()
         assert held is not None
@@ -62,10 +62,10 @@ def test_of_many_at_once_one_gets_it(store: Folder) -> None:
 
 
 def test_a_process_that_ended_holds_none(store: Folder) -> None:
-    claim = NamedLease(store, "x").try_acquire()
-    assert claim is not None
+    lease = NamedLease(store, "x").try_acquire()
+    assert lease is not None
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        claim.hand_over_to(process_of(child.pid), "its log")
+        lease.hand_over_to(process_of(child.pid), "its log")
         others = NamedLease(store, "x")
         held = others.holder()
         assert held is not None
@@ -75,44 +75,44 @@ def test_a_process_that_ended_holds_none(store: Folder) -> None:
         child.wait()
     second = others.try_acquire()
     assert second is not None
-    assert second.name > claim.name
+    assert second.name > lease.name
 
 
 def test_of_another_machine_signs_of_life_decide(
     store: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = NamedLease(store, "x").try_acquire()
-    assert claim is not None
+    lease = NamedLease(store, "x").try_acquire()
+    assert lease is not None
     far = process_of(os.getpid()).model_copy(update={"node": "elsewhere"})
-    claim.hand_over_to(far, "")
+    lease.hand_over_to(far, "")
     others = NamedLease(store, "x")
     assert others.try_acquire() is None
-    monkeypatch.setattr(claims, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(leases, "STALE_SECONDS", 0.0)
     assert others.try_acquire() is not None
 
 
 def test_it_beats(store: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "RENEWAL_SECONDS", 0.001)
-    claim = NamedLease(store, "x").try_acquire()
-    assert claim is not None
-    with claim:
-        first = store.get(claim.name)
-        poll(lambda: store.get(claim.name) != first, "a beat")
+    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.001)
+    lease = NamedLease(store, "x").try_acquire()
+    assert lease is not None
+    with lease:
+        first = store.get(lease.name)
+        poll(lambda: store.get(lease.name) != first, "a beat")
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"holder": 1, "time": 0}'])
 def test_what_is_damaged_holds_nothing(store: Folder, data: bytes) -> None:
     store.put(f"{LEASES_FOLDER}/x/000007.json", [data])
-    claim = NamedLease(store, "x").try_acquire()
-    assert claim is not None
-    assert claim.name.endswith("000008.json")
+    lease = NamedLease(store, "x").try_acquire()
+    assert lease is not None
+    assert lease.name.endswith("000008.json")
 
 
 def test_what_others_put_beside_claims_is_left_alone(store: Folder) -> None:
     for name in ("000000-notes.txt", "\u00b2.json", "0.json"):
         store.put(f"{LEASES_FOLDER}/thing/{name}", [b"mine"])
-    claim = NamedLease(store, "thing").try_acquire()
-    assert claim is not None
-    with claim:
-        assert claim.name == f"{LEASES_FOLDER}/thing/000001.json"
+    lease = NamedLease(store, "thing").try_acquire()
+    assert lease is not None
+    with lease:
+        assert lease.name == f"{LEASES_FOLDER}/thing/000001.json"
     assert store.names(f"{LEASES_FOLDER}/thing") == ["0.json", "000000-notes.txt", "\u00b2.json"]

@@ -58,11 +58,11 @@ class Held:
     def go(self) -> None:
         (self.folder / "held" / "go").touch()
 
-    def claims(self) -> list[Path]:
-        return claims_of(self.store)
+    def leases(self) -> list[Path]:
+        return leases_of(self.store)
 
 
-def claims_of(store: Path) -> list[Path]:
+def leases_of(store: Path) -> list[Path]:
     """Return the files of the leases of a store."""
     try:
         return list(store.glob("_claims/*"))

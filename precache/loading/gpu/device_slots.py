@@ -24,9 +24,9 @@ from precache.reading.version_reader import VersionReader
 log = logging.getLogger(__name__)
 
 
-def framed_fields(columns: VersionReader, device: torch.device) -> dict[str, ArrayReader]:
+def framed_fields(reader: VersionReader, device: torch.device) -> dict[str, ArrayReader]:
     """Return the fields whose frames the device decompresses; log why if there is none."""
-    framed = {name: reader for name, reader in columns.readers.items() if reader.framed}
+    framed = {name: array for name, array in reader.readers.items() if array.framed}
     if device.type != "cuda":
         why = f"batches go to the {device.type}"
     elif not framed:
@@ -86,21 +86,21 @@ class DeviceSlots:
 
     def __init__(
         self,
-        columns: VersionReader,
+        reader: VersionReader,
         batch_size: int,
         framed: Mapping[str, ArrayReader],
         registered: RegisteredShards | None,
         small: Collection[str],
     ) -> None:
-        self._columns = columns
+        self._reader = reader
         self._framed = framed
         self._registered = registered
         self._small = small
         layouts = registered.layouts if registered else {}
-        self.gathered = {name for name, array in columns.arrays.items() if array in layouts}
+        self.gathered = {name for name, array in reader.arrays.items() if array in layouts}
         self._sent = {n: reader for n, reader in framed.items() if n not in self.gathered}
         outside = framed.keys() | self.gathered
-        shapes = {n: column for n, column in columns.shapes.items() if n not in outside}
+        shapes = {n: column for n, column in reader.shapes.items() if n not in outside}
         lengths = {_lengths(name): ((), "int64") for name in framed}
         offsets = {_offsets(name): ((), "int64") for name in self.gathered}
         self.layout = SlotLayout.of({**shapes, **lengths, **offsets}, batch_size)
@@ -109,7 +109,7 @@ class DeviceSlots:
 
     def fill(
         self,
-        columns: VersionReader,
+        reader: VersionReader,
         rows: np.ndarray,
         out: Mapping[str, np.ndarray],
         slot: np.ndarray,
@@ -118,22 +118,22 @@ class DeviceSlots:
 
         Parameters
         ----------
-        columns
+        reader
             The fields, with the variants of the epoch.
         out
             Views of the slot by column of the layout.
         """
-        columns.read(rows, out, undo=False)
+        reader.read(rows, out, undo=False)
         nbytes, frames = self.layout.nbytes, {}
         for name in self._sent:
             frames[name] = nbytes
             lengths = out[_lengths(name)]
-            lengths[:] = columns.readers[name].read_frames(rows, slot[nbytes:])
+            lengths[:] = reader.readers[name].read_frames(rows, slot[nbytes:])
             nbytes += int(lengths.sum())
-        return FilledSlot(nbytes, frames, *self._locate(columns, rows, out))
+        return FilledSlot(nbytes, frames, *self._locate(reader, rows, out))
 
     def _locate(
-        self, columns: VersionReader, rows: np.ndarray, out: Mapping[str, np.ndarray]
+        self, reader: VersionReader, rows: np.ndarray, out: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, str], dict[str, int]]:
         """Check rows that the device gathers, and write their offsets into the slot.
 
@@ -142,11 +142,11 @@ class DeviceSlots:
         tuple of dict
             Field -> array, and field -> bytes of its longest frame.
         """
-        gathered = {name: columns.arrays[name] for name in self.gathered}
+        gathered = {name: reader.arrays[name] for name in self.gathered}
         longest = {}
         for name, array in gathered.items():
             assert self._registered is not None  # else nothing is gathered
-            columns.readers[name].check(rows)
+            reader.readers[name].check(rows)
             layout = self._registered.layouts[array]
             if isinstance(layout, RowOffsets):
                 out[_offsets(name)][:] = layout.of(rows)
@@ -176,17 +176,17 @@ class DeviceSlots:
             assert self._registered is not None  # else nothing is gathered
             values = self._registered.gather(filled.gathered[name], tensors.pop(_offsets(name)))
             tensors[name] = self._shaped(name, values)
-        for name, reader in self._columns.readers.items():
+        for name, reader in self._reader.readers.items():
             if reader.filtered:
                 tensors[name] = undo_image_tensor(tensors[name])
         return {
             name: tensors[name].clone() if name in self._small else tensors[name]
-            for name in self._columns.shapes
+            for name in self._reader.shapes
         }
 
     def _shaped(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """View (n, bytes of a row) uint8 as (n, ...) of a field's dtype."""
-        shape, dtype = self._columns.shapes[name]
+        shape, dtype = self._reader.shapes[name]
         like = as_tensor(np.empty(0, dtype)).dtype
         return values.view(like).view(len(values), *shape)
 

@@ -270,7 +270,7 @@ class RegisteredShards:
 
 
 def register_shards(
-    columns: VersionReader, device: torch.device, *, frames: bool = False
+    reader: VersionReader, device: torch.device, *, frames: bool = False
 ) -> RegisteredShards | None:
     """Register the shards of plain fields for a device to read; log why if there is none.
 
@@ -285,28 +285,26 @@ def register_shards(
         The shards, or the copies of all ranks of the node if they are copied, would take more than
         half of the available memory; none was read.
     """
-    files, layouts = _plan(columns, frames)
+    files, layouts = _plan(reader, frames)
     if device.type != "cuda":
         why = f"batches go to the {device.type}"
     elif not files:
         why = "no field has plain rows; codec 'raw' stores such"
     else:
-        _require_room(columns, sum(nbytes for _, nbytes in files))
+        _require_room(reader, sum(nbytes for _, nbytes in files))
         try:
-            return _register(columns, files, layouts, device)
+            return _register(reader, files, layouts, device)
         except (OSError, _RefusedError) as error:
             why = f"{error}"
     log.warning("rows are read by the host after all: %s", why)
     return None
 
 
-def _plan(
-    columns: VersionReader, frames: bool
-) -> tuple[list[tuple[Path, int]], dict[str, Offsets]]:
+def _plan(reader: VersionReader, frames: bool) -> tuple[list[tuple[Path, int]], dict[str, Offsets]]:
     """Choose the files to map, in order, and compute the offsets of each array's rows."""
     readers: dict[str, ArrayReader] = {}
-    for turn in range(columns.turns):
-        readers |= {reader.name: reader for reader in columns.at_epoch(turn).readers.values()}
+    for turn in range(reader.turns):
+        readers |= {array.name: array for array in reader.at_epoch(turn).readers.values()}
     files: list[tuple[Path, int]] = []
     layouts: dict[str, Offsets] = {}
     end = 0
@@ -317,26 +315,24 @@ def _plan(
         start, end = end, end + align(nbytes, mmap.PAGESIZE)
         return start
 
-    for name, reader in readers.items():
-        array = reader.array
-        if plain := reader.plain_objects():
+    for name, field in readers.items():
+        array = field.array
+        if plain := field.plain_objects():
             starts = [append(path, nbytes) + first for path, nbytes, first in plain]
             shard_rows, chunk_rows = array.object_shape[0], array.chunk_shape[0]
             first = np.array(starts, np.int64)
-            layouts[name] = RowOffsets(
-                first, shard_rows, chunk_rows, array.row_nbytes, reader.pitch
-            )
-        elif frames and reader.framed and (framed := reader.frame_objects()):
+            layouts[name] = RowOffsets(first, shard_rows, chunk_rows, array.row_nbytes, field.pitch)
+        elif frames and field.framed and (framed := field.frame_objects()):
             extents = [np.add(rows, (append(path, nbytes), 0)) for path, nbytes, rows in framed]
             layouts[name] = FrameOffsets(*np.concatenate(extents).T.copy())
     return files, layouts
 
 
-def _require_room(columns: VersionReader, nbytes: int, copies: int = 1) -> None:
+def _require_room(reader: VersionReader, nbytes: int, copies: int = 1) -> None:
     free, needed = available_bytes(), nbytes * copies
     if needed > PAGE_LOCKED_SHARE * free:
         raise UsageError(
-            f"{columns.version.path} has {size(nbytes)} of shards"
+            f"{reader.version.path} has {size(nbytes)} of shards"
             + (f", which each of {copies} ranks would copy" if copies > 1 else "")
             + f", and {size(free)} of memory are available, of which {PAGE_LOCKED_SHARE:.0%} may "
             "be page-locked; leave gather out, or name fewer fields"
@@ -344,7 +340,7 @@ def _require_room(columns: VersionReader, nbytes: int, copies: int = 1) -> None:
 
 
 def _register(
-    columns: VersionReader,
+    reader: VersionReader,
     files: Sequence[tuple[Path, int]],
     layouts: Mapping[str, Offsets],
     device: torch.device,
@@ -355,7 +351,7 @@ def _register(
         _lock(driver, span, DEVICEMAP | READ_ONLY)
     except _RefusedError as error:
         span.close()
-        _require_room(columns, span.nbytes, find_local_size())
+        _require_room(reader, span.nbytes, find_local_size())
         span = MappedFiles(files, private=True)
         try:
             _lock(driver, span, DEVICEMAP)

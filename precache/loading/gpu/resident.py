@@ -23,7 +23,7 @@ RESIDENT_SHARE = 0.9
 """Share of the free memory that a resident version may take."""
 
 
-def load(columns: VersionReader, device: torch.device) -> list[Batch]:
+def load(reader: VersionReader, device: torch.device) -> list[Batch]:
     """Decode every field of a version into the memory of `device`, by row number.
 
     Returns
@@ -36,35 +36,35 @@ def load(columns: VersionReader, device: torch.device) -> list[Batch]:
     UsageError
         It does not fit; nothing was loaded.
     """
-    _require_room(columns, device)
-    count = min(LOAD_ROWS, len(columns.valid))
-    stream = BatchStream(columns, count, device)
-    return [_load_turn(columns, stream, turn, count, device) for turn in range(columns.turns)]
+    _require_room(reader, device)
+    count = min(LOAD_ROWS, len(reader.valid))
+    stream = BatchStream(reader, count, device)
+    return [_load_turn(reader, stream, turn, count, device) for turn in range(reader.turns)]
 
 
 def _load_turn(
-    columns: VersionReader, stream: BatchStream, turn: int, count: int, device: torch.device
+    reader: VersionReader, stream: BatchStream, turn: int, count: int, device: torch.device
 ) -> Batch:
     fields: Batch = {}
-    rows = Order(columns.valid, count, shuffle=None).epoch(0)
+    rows = Order(reader.valid, count, shuffle=None).epoch(0)
     for batch in stream.batches(rows, turn):
         for name, values in batch.items():
             if name not in fields:
-                shape = (columns.version.rows, *values.shape[1:])
+                shape = (reader.version.rows, *values.shape[1:])
                 fields[name] = torch.zeros(shape, dtype=values.dtype, device=device)
             indexable(fields[name]).index_copy_(0, batch["row"], indexable(values))
     return fields
 
 
-def _require_room(columns: VersionReader, device: torch.device) -> None:
-    needed = columns.turns * sum(
-        columns.version.rows * row_nbytes(*column) for column in columns.shapes.values()
+def _require_room(reader: VersionReader, device: torch.device) -> None:
+    needed = reader.turns * sum(
+        reader.version.rows * row_nbytes(*column) for column in reader.shapes.values()
     )
     free = _free_bytes(device)
     if needed > RESIDENT_SHARE * free:
         where = "the host" if device.type == "cpu" else str(device)
         raise UsageError(
-            f"{columns.version.path} takes {size(needed)} decoded, and {where} has {size(free)} "
+            f"{reader.version.path} takes {size(needed)} decoded, and {where} has {size(free)} "
             "free; leave resident out, or name fewer fields"
         )
 

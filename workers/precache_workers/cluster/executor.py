@@ -14,7 +14,7 @@ from precache_workers.cluster.dispatch import Outcome, Patience, dispatch
 from precache_workers.cluster.placement import Placement
 from precache_workers.cluster.ray_engine import RayEngine
 from precache_workers.cluster.ray_session import joined_ray
-from precache_workers.runtime.time_limit import lookout_kept
+from precache_workers.runtime.time_limit import watchdog_running
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def executor(
         Called with a message when tasks wait for nodes.
     """
     if address == "serial":
-        with lookout_kept():
+        with watchdog_running():
             yield run_serial
         return
     if address == "local":

@@ -37,7 +37,7 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
-"""Of workers, unless the user has set these variables."""
+"""Environment of workers; variables that the user has set take precedence."""
 
 MEMORY_SECONDS = 0.25
 """Time between two checks of the available memory."""
@@ -78,7 +78,7 @@ class _Worker:
     def __init__(self, folder: str) -> None:
         self.began = time.monotonic()
         self.out_of_memory = False
-        self._said = b""
+        self._stderr_tail = b""
         self.connection, theirs = multiprocessing.Pipe()
         # The current folder may be a store, or full of samples, with files named like modules.
         path = [str(Path(entry).absolute()) for entry in sys.path if entry]
@@ -110,7 +110,7 @@ class _Worker:
         assert self._process.stderr is not None
         with self._process.stderr as pipe:
             while said := os.read(pipe.fileno(), 1 << 16):
-                self._said = (self._said + said)[-LAST_WORDS:]
+                self._stderr_tail = (self._stderr_tail + said)[-LAST_WORDS:]
 
     def begin(
         self, function: Callable[[Any], Any], job: str, items: Sequence[Any], report: str
@@ -151,7 +151,7 @@ class _Worker:
         how = f"ended with status {status}"
         if status < 0:
             how = f"was killed ({signal.Signals(-status).name})"
-        lines = self._said.decode(errors="replace").split("\n")
+        lines = self._stderr_tail.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
         return f"its process {how}{f': {last.strip()[:200]}' if last else ''}"
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from precache.errors import BuildError, HangError, MismatchError, PrecacheError
 from precache_workers.cluster.dispatch import TASK_SECONDS
-from precache_workers.runtime.time_limit import Lookout
+from precache_workers.runtime.time_limit import Watchdog
 from precache_workers.runtime.watchdog import write_report
 
 PARENT_SECONDS = 0.5
@@ -39,7 +39,7 @@ def run_items(
         Values, as of `Done`; a `PrecacheError` that was raised is one. Then the seconds.
     """
     began, seconds, values = time.monotonic(), 0.0, []
-    with _lookout().on_duty(report):
+    with _watchdog().on_duty(report):
         for item in items:
             if seconds >= 2 * TASK_SECONDS:
                 break
@@ -68,9 +68,9 @@ def take_report(path: str) -> dict[str, str]:
 
 
 @functools.cache
-def _lookout() -> Lookout:
+def _watchdog() -> Watchdog:
     """Return the worker process's own, which ends with it."""
-    return Lookout()
+    return Watchdog()
 
 
 def run_worker(descriptor: str, parent: str, folder: str) -> None:

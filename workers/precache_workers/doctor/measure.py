@@ -19,7 +19,7 @@ from precache.messages import shown
 from precache.recipe.recipe import Codec, ImageCodec, RawCodec, Recipe, ZstdCodec
 from precache.runtime.usage import cores as usable_cores
 from precache.storage.open import StorageOptions
-from precache.store.layout import RowShape
+from precache.store.layout import INDEX_ENTRY_NBYTES, RowShape
 from precache.store.row_table import RowTable
 from precache_workers.cluster.executor import executor
 from precache_workers.doctor.report import DoctorReport, doctor_report
@@ -39,8 +39,6 @@ LISTING, STAGES, PROBE, BUILDING, READING = 0.2, 0.3, 0.15, 0.1, 0.25
 """Shares of the time for each part."""
 READ_RATE = 100e6
 """Raw bytes of a store that are written and read for some epochs in a second, on a slow day."""
-INDEX_ENTRY = 16
-"""Bytes that a shard's index has for a chunk."""
 ORDER_SEED = 0
 CODECS: tuple[Codec, ...] = (RawCodec(), ZstdCodec(), ImageCodec())
 
@@ -173,7 +171,14 @@ def _stages(
         try:
             seconds = request.seconds * STAGES
             return measure_stages(
-                job, some.keys, some.sizes.tolist(), names, seconds, report, late, some.locations
+                job,
+                some.keys,
+                sizes=some.sizes.tolist(),
+                codecs=names,
+                seconds=seconds,
+                tick=report,
+                barred=late,
+                locations=some.locations,
             )
         except HangError as error:  # its thread goes on; no row is kept here
             late |= error.late
@@ -238,7 +243,7 @@ def _codec_times(
         encode = [sample.encode_cpu[name] for sample in usual]
         nbytes = [float(sample.encoded[name]) for sample in usual]
     if not whole:  # rows are large, and each is a chunk of its own
-        stored = float(np.mean(nbytes)) + INDEX_ENTRY * len(stages.shapes)
+        stored = float(np.mean(nbytes)) + INDEX_ENTRY_NBYTES * len(stages.shapes)
     warm = read.cost.warm
     return CodecTimes(
         name, stored, read.raw, float(np.mean(encode)), warm.samples_per_s, warm.cpu_ms_per_1000

@@ -14,17 +14,17 @@ from precache.runtime.terminal import Terminal
 from precache_workers.profiling.measurements import (
     CodecTimes,
     Host,
+    PerSample,
     SourceMeasurements,
     StepTimes,
     Throughput,
-    Times,
 )
 
-FEW = 0.01
+MISFIT_SHARE = 0.01
 """Share of samples whose rows may have other shapes: a build allows as many failures."""
 NEAR = 0.1
 """Relative difference below which two amounts of work count as the same."""
-SLOWEST = 5
+NAMED_SAMPLES = 5
 """Number of samples that are named."""
 CONFIDENCE = 1.96
 """Standard errors on either side of a mean that hold the true mean in 95% of samples."""
@@ -287,14 +287,14 @@ def doctor_report(
     )
 
 
-def spread_ms(seconds: Times) -> Spread:
+def spread_ms(seconds: PerSample) -> Spread:
     """Return mean, median, 95th percentile and maximum of seconds, in milliseconds."""
     ms = np.asarray(seconds) * 1e3
     p50, p95 = np.percentile(ms, [50, 95]).tolist()
     return Spread(float(ms.mean()), p50, p95, float(ms.max()))
 
 
-def relative_error(values: Times, population: int) -> float:
+def relative_error(values: PerSample, population: int) -> float:
     """Return half the 95% confidence interval of a mean over the mean, without replacement.
 
     Source: Cochran, Sampling Techniques, section 2.5, finite population correction included.
@@ -349,7 +349,7 @@ def _slowest(measured: SourceMeasurements) -> list[SlowestSample]:
             float(total[at]) / median,
             names[int(parts[:, at].argmax())],
         )
-        for at in np.argsort(-total, kind="stable")[:SLOWEST].tolist()
+        for at in np.argsort(-total, kind="stable")[:NAMED_SAMPLES].tolist()
     ]
 
 
@@ -381,7 +381,7 @@ def source_rate(measured: SourceMeasurements, cores: int) -> float:
     return cores / max(_mean(measured.fetch.wall), 1e-9)
 
 
-def _mean(values: Times) -> float:
+def _mean(values: PerSample) -> float:
     return float(values.mean())
 
 
@@ -393,7 +393,7 @@ def _cuts(measured: SourceMeasurements, rate: float, cores: int) -> list[CutPoin
     last = len(ops) - 1
     # A loader does more than decode: at the last cut, the ratio is known.
     beyond = max(1.0, own.cpu_ms_per_1000 / 1e6 / max(_mean(measured.cuts[-1].decode_cpu), 1e-12))
-    few = len(measured.misfits) <= FEW * len(measured.keys)
+    few = len(measured.misfits) <= MISFIT_SHARE * len(measured.keys)
     encode = _mean(measured.encode.cpu)
     # The work of a build between its stages is the same wherever it stops.
     between = max(0.0, measured.build_cpu - fetch - sum(ops) - encode)
@@ -429,10 +429,10 @@ def _build(measured: SourceMeasurements, cores: int) -> BuildForecast:
     before = measured.listing_seconds + measured.start_seconds
     by_cpu, by_fetch = cpu_seconds / cores, measured.samples / source_rate(measured, cores)
     return BuildForecast(
-        cpu_seconds,
-        relative_error(np.asarray(whole), measured.samples),
-        before + max(by_cpu, by_fetch),
-        before,
-        "fetch" if by_fetch > by_cpu else "cpu",
-        1 / max(measured.build_cpu, 1e-9),
+        cpu_seconds=cpu_seconds,
+        error=relative_error(np.asarray(whole), measured.samples),
+        seconds=before + max(by_cpu, by_fetch),
+        before_seconds=before,
+        limited_by="fetch" if by_fetch > by_cpu else "cpu",
+        samples_per_core_second=1 / max(measured.build_cpu, 1e-9),
     )

@@ -45,9 +45,7 @@ class HeldRows:
         return None
 
     def list(self, tick: Tick, seconds: float = 0.0, index: bytes | None = None) -> Listing:
-        unknown = np.full(self.count, -1, np.int64)
-        keys = [str(number) for number in range(self.count)]
-        return Listing(RowTable(keys, unknown, unknown, [""] * self.count, unknown, ()))
+        return Listing(RowTable.of_keys([str(number) for number in range(self.count)]))
 
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
@@ -87,9 +85,17 @@ def build_cpu(
             part = slice(first, first + per_shard)
             names = {name: f"{name}/{shard}" for name in shapes}
             task = ShardTask(
-                job, version, shapes, names, per_shard, shard, some.keys[part],
-                some.sizes[part].tolist(), accept_missing=True, locations=some.locations[part],
-            )  # fmt: skip
+                job=job,
+                folder=version,
+                shapes=shapes,
+                objects=names,
+                rows_per_shard=per_shard,
+                shard=shard,
+                keys=some.keys[part],
+                sizes=some.sizes[part].tolist(),
+                accept_missing=True,
+                locations=some.locations[part],
+            )
             cpu += run_shard(task).cpu_seconds
         version.remove("")
         rounds.append(cpu / len(some))
@@ -158,9 +164,15 @@ def _write(recipe: Recipe, shapes: Mapping[str, RowShape], source: HeldRows, fol
         part = slice(rows.start, rows.stop)
         names = {name: target.object_name(name, shard) for name in shapes}
         task = ShardTask(
-            job, target.folder, shapes, names, per_shard, shard, table.keys[part],
-            table.sizes[part].tolist(),
-        )  # fmt: skip
+            job=job,
+            folder=target.folder,
+            shapes=shapes,
+            objects=names,
+            rows_per_shard=per_shard,
+            shard=shard,
+            keys=table.keys[part],
+            sizes=table.sizes[part].tolist(),
+        )
         receipts[shard] = run_shard(task)
     commit(store, target, receipts)
     return sum(receipt.stored for receipt in receipts.values())

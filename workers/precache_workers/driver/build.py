@@ -38,8 +38,8 @@ from precache_workers.cluster.nodes import require_shared
 from precache_workers.driver.commit import commit, failures, tidy_current
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
-    copy_from_twins,
-    copy_to_twins,
+    copy_from_other_versions,
+    copy_to_other_versions,
     is_other_encoder,
     mend_small,
     objects_of,
@@ -78,10 +78,10 @@ if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to
     from precache_workers.shards.shard_objects import Recorded
     from precache_workers.shards.shard_task import ShardTask
 
-LIBRARIES = ("PIL", "cv2", "simplejpeg", "pyarrow")
+REQUIRED_MODULES = ("PIL", "cv2", "simplejpeg", "pyarrow")
 """Modules that are loaded late; the driver checks that they are installed."""
 
-ATTEMPTS = 3
+SHARD_ATTEMPTS = 3
 """Attempts at a shard whose samples could not be fetched."""
 
 
@@ -229,7 +229,7 @@ class _Build:
 
     def _measure(self, run: Run, spec: VersionSpec) -> MeasuredRows:
         """Row shapes and stored bytes, from a few samples."""
-        if missing := next((name for name in LIBRARIES if find_spec(name) is None), None):
+        if missing := next((name for name in REQUIRED_MODULES if find_spec(name) is None), None):
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
         import_zstd()
         from precache_workers.profiling.probe import probe_task, probed_rows, run_probe
@@ -368,7 +368,7 @@ class _Build:
         Their rows must be what they were.
         """
         target, lost = work.target, dict(work.lost or {})
-        for name in copy_from_twins(self.store, target, lost):
+        for name in copy_from_other_versions(self.store, target, lost):
             del lost[name]
         todo = sorted({shard for _, shard in lost})
         recorded = recorded_of(target, lost)
@@ -384,7 +384,7 @@ class _Build:
                 self._run_shards(run, target, lease, todo, receipts, recorded)
             finally:  # also of the shards that were done before one failed
                 rebuilt = objects_of(receipts.values())
-                others = copy_to_twins(self.store, target, lost, rebuilt)
+                others = copy_to_other_versions(self.store, target, lost, rebuilt)
                 restate(self.store, target.folder, lost, rebuilt)
             self._mend(run, target)
         if others:
@@ -429,12 +429,14 @@ class _Build:
         self._check_failures(failed, target)
         if self.joined:
             require_shared(self.request.placement, target.folder, lease.name)
-        task_of = functools.partial(self._task, self._job(), target, lost, base, lease.name)
-        for attempt in range(1, ATTEMPTS + 1):
+        task_of = functools.partial(
+            self._task, job=self._job(), target=target, lost=lost, base=base, lease=lease.name
+        )
+        for attempt in range(1, SHARD_ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
             crashed: list[ShardTask] = []
-            accept = self.request.accept_missing and attempt == ATTEMPTS
-            tasks = (task_of(shard, accept) for shard in todo)
+            accept = self.request.accept_missing and attempt == SHARD_ATTEMPTS
+            tasks = (task_of(shard=shard, accept_missing=accept) for shard in todo)
             for task, outcome in run(run_shard, tasks, None, len(todo)):
                 self.barred |= task.barred  # of what hung
                 if isinstance(outcome, FetchError | CrashError):
@@ -451,7 +453,7 @@ class _Build:
             if not errors:
                 return
             todo = sorted(errors)
-            if crashed and attempt < ATTEMPTS:
+            if crashed and attempt < SHARD_ATTEMPTS:
                 self._bar_killers(run, crashed)
         kept = "all is computed again by" if self.request.recompute else "the rest is kept:"
         raise BuildError(
@@ -462,6 +464,7 @@ class _Build:
 
     def _task(
         self,
+        *,
         job: Job,
         target: TargetVersion,
         lost: Mapping[int, Recorded] | None,

@@ -34,7 +34,7 @@ from precache_workers.driver.progress import BuildProgress
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.committed import committed_versions
-from precache_workers.planning.diff import Differences, compare_with_committed
+from precache_workers.planning.diff import BuildDifferences, compare_with_committed
 from precache_workers.planning.field_match import match_fields
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
@@ -63,12 +63,12 @@ TIMED, LEAST_TIMED = 128, 8
 TIMED_BYTES = 128 << 20
 
 FILE_SECONDS = 0.0015
-"""Of a small file that is written and forced to a local disk: the 65 requests of a build then take
-0.1 s, as its beginning and its commit do on an SSD."""
+"""Assumed seconds to write a small file and sync it to a local disk: its 65 then take a build
+0.1 s, as on an SSD."""
 
 _BY_OPS = "with a field by these ops, the first of them, or a wider crop"
 
-State = Literal["nothing", "repair", "continue", "build"]
+PlanState = Literal["nothing", "repair", "continue", "build"]
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ class BuildPlan:
     """
 
     version: str
-    state: State
+    state: PlanState
     current: str | None
-    differences: Differences | None
+    differences: BuildDifferences | None
     keeps_rows: bool
     base: str | None
     base_reason: str
@@ -416,7 +416,7 @@ def _fails(
     return failed > request.allowed_failures(work.target.table.samples)
 
 
-def _state(work: Work) -> State:
+def _state(work: Work) -> PlanState:
     if work.committed:
         return "repair" if work.todo else "nothing"
     return "build" if work.target.folder.size(DESCRIPTION) is None else "continue"
@@ -442,7 +442,7 @@ def _written(work: Work, shards: Sequence[ShardPlan], cost: Estimate | None) -> 
 
 def _differences(
     store: Folder, listed: ListedSource, base: BaseVersion | None
-) -> Differences | None:
+) -> BuildDifferences | None:
     """Compare to the current version; libraries are compared to those of the base."""
     current = next(committed_versions(store), None)
     if current is None:

@@ -58,9 +58,9 @@ def commit(
     BuildError
         Objects were removed meanwhile.
     """
-    with decision_lease(store, target.version) as claim:
+    with decision_lease(store, target.version) as lease:
         if target.folder.size(ROOT) is None:
-            _write(target, receipts, claim)
+            _write(target, receipts, lease)
     append_commit(store, target.version, source, code)
 
 
@@ -73,7 +73,7 @@ def tidy_current(store: Folder) -> None:
                 remove_abandoned_scratch(folder)
 
 
-def _write(target: TargetVersion, receipts: Mapping[int, Receipt], claim: ExclusiveLease) -> None:
+def _write(target: TargetVersion, receipts: Mapping[int, Receipt], lease: ExclusiveLease) -> None:
     ordered = [receipts[shard] for shard in range(target.shards)]
     objects = small_objects(target, facts_of(target, ordered))
 
@@ -81,7 +81,7 @@ def _write(target: TargetVersion, receipts: Mapping[int, Receipt], claim: Exclus
         name, data = item
         if target.folder.create(name, [data], scratch=SCRATCH) or target.folder.get(name) == data:
             return
-        if not claim.is_held():
+        if not lease.is_held():
             raise BuildError(
                 f"another build took over the commit of {target.folder}, which did not go on for "
                 "long; run the same command again"

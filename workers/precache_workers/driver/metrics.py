@@ -19,7 +19,7 @@ from precache_workers.driver.totals import BuildTotals, Totals
 BOUNDARIES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """Seconds: bounds of the histogram of shards."""
 
-EVERY = 1.0
+EXPORT_EVERY = 1.0
 """Seconds at least between two exports: one costs as much as a task."""
 
 _COUNTERS = {
@@ -107,7 +107,7 @@ class BuildMetrics:
     def shard_done(self, node: str, seconds: float) -> None:
         """Note the wall time of a shard; exports if it is time."""
         self._walls.append((node, seconds))
-        if time.monotonic() - self._exported >= EVERY:
+        if time.monotonic() - self._exported >= EXPORT_EVERY:
             self.export()
 
     def export(self, last: bool = False) -> None:

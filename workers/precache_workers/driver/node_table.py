@@ -12,10 +12,10 @@ from rich.text import Text
 from precache.messages import printable
 from precache_workers.driver.totals import BuildRates, BuildTotals, Totals, by_number
 
-SHOWN = 12
+SHOWN_NODES = 12
 """Nodes that have a line of their own; the rest share one."""
 
-EVERY = 1.0
+LAYOUT_EVERY = 1.0
 """Seconds between two tables."""
 
 CPUS_EVERY = 10.0
@@ -47,9 +47,9 @@ def nodes_table(totals: BuildTotals, cpus: Mapping[str, int], now: float) -> Tex
     names = sorted(nodes, key=by_number)
     lines = [
         (printable(name), *_figures(nodes[name].total, nodes[name].rates(now), cpus.get(name, 0)))
-        for name in names[:SHOWN]
+        for name in names[:SHOWN_NODES]
     ]
-    if rest := names[SHOWN:]:
+    if rest := names[SHOWN_NODES:]:
         known = all(name in cpus for name in rest)
         rest_cpus = sum(cpus[name] for name in rest) if known else 0
         total = sum((nodes[name].total for name in rest), Totals())
@@ -85,7 +85,7 @@ class NodeProgress(Progress):
         self._totals: BuildTotals | None = None
         self._cpus: Cpus = dict
         self._known: Mapping[str, int] = {}
-        self._asked = float("-inf")
+        self._looked_up = float("-inf")
         self._table: Text | None = None
         self._laid_out = 0.0
         super().__init__(*columns, console=console, disable=disable, refresh_per_second=4)
@@ -99,8 +99,8 @@ class NodeProgress(Progress):
         if self._totals is None or self.disable:
             return
         now = time.monotonic()
-        if name not in self._totals.nodes or now - self._asked >= CPUS_EVERY:
-            self._known, self._asked = self._cpus(), now
+        if name not in self._totals.nodes or now - self._looked_up >= CPUS_EVERY:
+            self._known, self._looked_up = self._cpus(), now
 
     def hide(self) -> None:
         """Leave nothing of the table."""
@@ -112,7 +112,7 @@ class NodeProgress(Progress):
         totals, now = self._totals, time.monotonic()
         if totals is None:
             return
-        if now - self._laid_out >= EVERY:
+        if now - self._laid_out >= LAYOUT_EVERY:
             with totals.lock:
                 self._table = nodes_table(totals, self._known, now)
             self._laid_out = now

@@ -14,7 +14,7 @@ from precache.units import duration, size
 if TYPE_CHECKING:
     from precache.maintenance.diff import KeyChange
     from precache_workers.driver.build_plan import BuildPlan
-    from precache_workers.planning.diff import Differences
+    from precache_workers.planning.diff import BuildDifferences
     from precache_workers.planning.shard_plan import FieldRows
     from precache_workers.profiling.estimate import Estimate
     from precache_workers.profiling.op_costs import Choice, FieldCosts
@@ -81,7 +81,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     yield from _under("ops", [line for costs in plan.ops for line in _ops(costs)])
 
 
-def _differences(differences: Differences, keeps_rows: bool) -> Iterator[tuple[str, str]]:
+def _differences(differences: BuildDifferences, keeps_rows: bool) -> Iterator[tuple[str, str]]:
     lines = list(map(str, differences.recipe))
     lines += [f"the code of {function} was edited" for function in differences.functions]
     lines += [
@@ -116,7 +116,7 @@ def _under(name: str, lines: list[str]) -> Iterator[tuple[str, str]]:
         yield ("" if number else name), line
 
 
-def _source(differences: Differences) -> Iterator[str]:
+def _source(differences: BuildDifferences) -> Iterator[str]:
     source = differences.source
     if source is None or not source.any:
         yield "the same"

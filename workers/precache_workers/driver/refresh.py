@@ -73,8 +73,8 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
         request = request.model_copy(update={"max_failures": most})
     listed = rows_of(version, request, failed)
     current = read_commits(open_folder(request.store, request.storage_options), newest=True)[-1]
-    made = ago(time.time() - current.time)
-    line = f"Fresh variants of the samples of version {version.id[:8]}, made current {made}"
+    age = ago(time.time() - current.time)
+    line = f"Fresh variants of the samples of version {version.id[:8]}, made current {age}"
     if cut_off:
         line = f"Version {version.id[:8]} is of a refresh that was cut off after its commit"
     listed = replace(listed, placed=replace(listed.placed, changed=line))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # loads torch and the decoders
     from precache_workers.shards.shard_objects import Recorded
     from precache_workers.shards.survey import SampleFacts, Surveyed
 
-Lost = Mapping[tuple[str, int], tuple[int, int]]
+LostObjects = Mapping[tuple[str, int], tuple[int, int]]
 """(field, shard) -> size and XXH3-64."""
 
 
@@ -76,7 +76,7 @@ def mend_small(
     for field, _ in _known_losses(version, names):
         names = {name for name in names if not name.startswith(f"{SUMS}/{field}/")}
     for name in sorted(names & {ROW_TABLE, HOLES}):
-        data = _of_twin(store, version, name)
+        data = _from_other_version(store, version, name)
         if data is not None:
             target.folder.put(name, [data], scratch=SCRATCH)
             names.remove(name)
@@ -111,7 +111,7 @@ def _hopeless(target: TargetVersion, name: str, why: str, remove: str = "") -> S
     )
 
 
-def _of_twin(store: Folder, version: Version, name: str) -> bytes | None:
+def _from_other_version(store: Folder, version: Version, name: str) -> bytes | None:
     """Return the same row table or list of holes of another version, by its checksum."""
     for folder, _ in committed_versions(store):
         data = folder.get(name) if folder.name != version.id else None
@@ -270,7 +270,7 @@ _ENCODERS = {"image": "zstd", "zstd": "numcodecs"}
 """Codec -> library whose release decides the bytes of a chunk."""
 
 
-def recorded_of(target: TargetVersion, lost: Lost) -> dict[int, Recorded]:
+def recorded_of(target: TargetVersion, lost: LostObjects) -> dict[int, Recorded]:
     """Return shard -> its record in a committed version, of all shards with lost objects."""
     from precache_workers.shards.shard_objects import Recorded
 
@@ -317,7 +317,7 @@ def objects_of(receipts: Iterable[Receipt]) -> dict[tuple[str, int], tuple[int, 
     }
 
 
-def restate(store: Folder, folder: Folder, lost: Lost, rebuilt: Lost) -> None:
+def restate(store: Folder, folder: Folder, lost: LostObjects, rebuilt: LostObjects) -> None:
     """Record the objects of a version that replaced lost ones, if they differ.
 
     The version's own document is put first: if this is cut off before the tables are put, these do
@@ -329,7 +329,7 @@ def restate(store: Folder, folder: Folder, lost: Lost, rebuilt: Lost) -> None:
             _restate(folder, changed)
 
 
-def _restate(folder: Folder, changed: Lost) -> None:
+def _restate(folder: Folder, changed: LostObjects) -> None:
     version = open_own_unchecked(folder)
     document = json.loads(folder.read(ROOT))
     own = document["attributes"]["precache"]
@@ -354,20 +354,24 @@ def _restate(folder: Folder, changed: Lost) -> None:
         folder.put(name, [data], scratch=SCRATCH)
 
 
-def copy_from_twins(store: Folder, target: TargetVersion, lost: Lost) -> list[tuple[str, int]]:
+def copy_from_other_versions(
+    store: Folder, target: TargetVersion, lost: LostObjects
+) -> list[tuple[str, int]]:
     """Copy lost objects from other versions that have them whole; returns which."""
     copied = []
     for (field, shard), stored in lost.items():
         name = target.object_name(field, shard)
-        for twin in _twins(store, target, field, shard, stored):
-            if _is_whole(twin, name, stored):
-                target.folder.copy(name, twin, name, scratch=SCRATCH)
+        for other in _versions_with(store, target, field, shard, stored):
+            if _is_whole(other, name, stored):
+                target.folder.copy(name, other, name, scratch=SCRATCH)
                 copied.append((field, shard))
                 break
     return copied
 
 
-def copy_to_twins(store: Folder, target: TargetVersion, lost: Lost, rebuilt: Lost) -> list[str]:
+def copy_to_other_versions(
+    store: Folder, target: TargetVersion, lost: LostObjects, rebuilt: LostObjects
+) -> list[str]:
     """Copy objects that were built again to other versions in which the same ones are damaged.
 
     Returns the ids of these versions. They are found by the target's records of the lost objects,
@@ -376,18 +380,18 @@ def copy_to_twins(store: Folder, target: TargetVersion, lost: Lost, rebuilt: Los
     mended = set()
     for field, shard in lost.keys() & rebuilt:
         stored, name = lost[field, shard], target.object_name(field, shard)
-        for twin in _twins(store, target, field, shard, stored):
-            if not _is_one_file(twin, target.folder, name) and not _is_whole(twin, name, stored):
-                twin.copy(name, target.folder, name, scratch=SCRATCH)
-                restate(store, twin, {(field, shard): stored}, rebuilt)
-                twin.remove(SCRATCH)
-                if not twin.names(BUILD):
-                    twin.remove(BUILD)
-                mended.add(twin.name)
+        for other in _versions_with(store, target, field, shard, stored):
+            if not _is_one_file(other, target.folder, name) and not _is_whole(other, name, stored):
+                other.copy(name, target.folder, name, scratch=SCRATCH)
+                restate(store, other, {(field, shard): stored}, rebuilt)
+                other.remove(SCRATCH)
+                if not other.names(BUILD):
+                    other.remove(BUILD)
+                mended.add(other.name)
     return sorted(mended)
 
 
-def _twins(
+def _versions_with(
     store: Folder, target: TargetVersion, field: str, shard: int, stored: tuple[int, int]
 ) -> Iterator[Folder]:
     """Yield other versions whose records name the same object."""

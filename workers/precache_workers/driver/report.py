@@ -22,7 +22,7 @@ from precache_workers.shards.timing import STAGES
 
 BINS = 120
 """Number of points of a curve over time."""
-SLOWEST = 20
+SLOWEST_SAMPLES = 20
 """Number of slowest samples that are named."""
 _LIBRARIES = ("matplotlib", "jinja2")
 
@@ -207,7 +207,7 @@ def _slowest(monitor: RunMonitor) -> list[dict[str, Any]]:
             "shard": receipt.shard,
             "node": receipt.host,
         }
-        for slow, receipt in samples[:SLOWEST]
+        for slow, receipt in samples[:SLOWEST_SAMPLES]
     ]
 
 

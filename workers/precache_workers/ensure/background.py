@@ -79,9 +79,9 @@ def new_log(store: str) -> Path:
 
 
 def begin_build(
-    request: Request, listed: ListedSource | None, claim: ExclusiveLease, log_path: Path
+    request: Request, listed: ListedSource | None, lease: ExclusiveLease, log_path: Path
 ) -> Background:
-    """Start a process that builds under a claim that this one took and did not enter.
+    """Start a process that builds under a lease that this one took and did not enter.
 
     It receives the request by a pipe, for storage options may hold credentials.
 
@@ -103,11 +103,11 @@ def begin_build(
             env=environment,
             start_new_session=True,
         )
-    claim.hand_over_to(process_of(process.pid), str(log_path))
+    lease.hand_over_to(process_of(process.pid), str(log_path))
     assert process.stdin is not None  # it is a pipe
     # A process that has ended reads nothing; `Background.check` raises its error.
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pickle.dump((request, listed, claim.name, str(log_path)), pipe)
+        pickle.dump((request, listed, lease.name, str(log_path)), pipe)
     return Background(process, log_path)
 
 

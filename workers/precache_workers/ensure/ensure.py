@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from precache.errors import BuildError
 from precache.recipe.recipe import Recipe
 from precache.runtime.terminal import say
@@ -47,17 +45,16 @@ LEASE_EVERY = 5.0
 JOB_EVERY = 5.0
 """Seconds between two polls of a cluster's job, each of which fetches its log."""
 
-GRACE = 10.0
+RANK0_SECONDS = 10.0
 """Seconds after which a rank other than 0 builds a version that no process builds."""
 
-LINE_EVERY = 30.0
+WAIT_LINE_EVERY = 30.0
 """Seconds between two lines about the build that is awaited."""
 
 
 def _unread(rows: int) -> RowTable:
     """Return a row table of which only the length is known; the version's own has the rest."""
-    unknown = np.full(rows, -1, np.int64)
-    return RowTable([""] * rows, unknown, unknown, [""] * rows, unknown, ())
+    return RowTable.of_keys([""] * rows)
 
 
 class WantedVersion:
@@ -89,7 +86,7 @@ class WantedVersion:
         self.listed: ListedSource | None = None
         self.spec = self._find_spec()
         self.poll = POLL_REMOTE if self.store.local("") is None else POLL_LOCAL
-        self.claims = NamedLease(self.store, self._digest())
+        self.lease = NamedLease(self.store, self._digest())
         self._idle_since = time.monotonic()
         self._target: TargetVersion | None = None
         self._leases_read, self._is_alive = -math.inf, False
@@ -156,7 +153,7 @@ class WantedVersion:
         return open_own(target.folder)
 
     def _is_building(self) -> bool:
-        """Return True if a build of it is alive, by its lease; it may hold no claim."""
+        """Return True if a build of it is alive, by its lease; it may hold no exclusive lease."""
         target, now = self.target(), time.monotonic()
         if target is not None and now - self._leases_read >= LEASE_EVERY:
             self._leases_read, self._is_alive = now, is_alive(target.folder)
@@ -164,10 +161,10 @@ class WantedVersion:
 
     def is_in_progress(self) -> bool:
         """Return True if any process builds it."""
-        return self.claims.holder() is not None or self._is_building()
+        return self.lease.holder() is not None or self._is_building()
 
-    def claim(self) -> ExclusiveLease | None:
-        """Take the claim to build it, to be entered; returns None if another process builds it.
+    def try_lease(self) -> ExclusiveLease | None:
+        """Take the lease to build it, to be entered; returns None if another process builds it.
 
         A rank that has the listing from rank 0 leaves the build to that, unless no process builds
         it for a while.
@@ -175,9 +172,9 @@ class WantedVersion:
         now = time.monotonic()
         if self.listed is None and self.is_in_progress():
             self._idle_since = now
-        if self.listed is None and now - self._idle_since < GRACE:
+        if self.listed is None and now - self._idle_since < RANK0_SECONDS:
             return None
-        return None if self._is_building() else self.claims.try_acquire()
+        return None if self._is_building() else self.lease.try_acquire()
 
     def progress(self) -> str:
         """Return the progress of its build, for people."""
@@ -196,9 +193,9 @@ class WantedVersion:
         """Raise the error of rank 0, if it failed; shows the awaited build now and then."""
         if self._rank0 is not None and not self._rank0.is_rank0:
             self._rank0.raise_failure()
-        if time.monotonic() - self._line_shown >= LINE_EVERY:
+        if time.monotonic() - self._line_shown >= WAIT_LINE_EVERY:
             self._line_shown = time.monotonic()
-            holder = self.claims.holder()
+            holder = self.lease.holder()
             who = str(holder.holder) if holder else "another process"
             log = f" (its log: {holder.note})" if holder and holder.note else ""
             self.say(f"waiting for {self.store}, which {who} builds{log}: {self.progress()}")
@@ -218,12 +215,12 @@ def ensure_here(wanted: WantedVersion) -> Version:
         version = wanted.version()
         if version is not None:
             return version
-        claim = wanted.claim()
-        if claim is None:
+        lease = wanted.try_lease()
+        if lease is None:
             wanted.check_waiting()
             time.sleep(wanted.poll)  # a store has no notifications
             continue
-        with claim:
+        with lease:
             version = wanted.version()  # the previous holder may just have finished it
             if version is None:
                 result = run_build(wanted.request, wanted.shown, wanted.listed)
@@ -248,7 +245,7 @@ def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
     layouts["label"] = label_layouts(attributes)[-1]  # the widest of class numbers
     arrays = {name: (name, layout) for name, layout in layouts.items()}
     columns = table.keys, table.labels, table.removed
-    return LiveVersion(wanted.store, attributes, arrays, *columns, wanted.claims)
+    return LiveVersion(wanted.store, attributes, arrays, *columns, wanted.lease)
 
 
 class PendingBuild(Protocol):
@@ -267,7 +264,7 @@ class PendingJob:
 
     def check(self) -> str | None:
         """Poll the cluster now and then; that it does not answer is no error at first."""
-        from precache_workers.jobs.submission import ENDED, PATIENCE
+        from precache_workers.jobs.submission import ENDED, UNREACHABLE_SECONDS
 
         now = time.monotonic()
         if now - self._polled < JOB_EVERY:
@@ -276,7 +273,7 @@ class PendingJob:
         try:
             ended = self.job.status().state in ENDED
         except BuildError:
-            if now - self._answered > PATIENCE:
+            if now - self._answered > UNREACHABLE_SECONDS:
                 raise
             return None
         self._answered = now
@@ -317,11 +314,11 @@ def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> V
 
 def begin_apart(wanted: WantedVersion) -> Background | None:
     """Start a background process that builds the version; None if another process builds it."""
-    claim = wanted.claim()
-    if claim is None:
+    lease = wanted.try_lease()
+    if lease is None:
         return None
     log_path = new_log(wanted.request.store)
-    background = begin_build(wanted.request, wanted.listed, claim, log_path)
+    background = begin_build(wanted.request, wanted.listed, lease, log_path)
     wanted.say_background(log_path)
     return background
 
@@ -350,7 +347,7 @@ def ensure_apart(wanted: WantedVersion, seconds: float) -> Version | None:
         if begun is None:
             wanted.check_waiting()
         if time.monotonic() > until:
-            holder = wanted.claims.holder()
+            holder = wanted.lease.holder()
             where = f" ({holder.note})" if holder and holder.note else ""
             raise BuildError(
                 f"{wanted.store} is not built after {seconds:g} seconds: {wanted.progress()}; the "

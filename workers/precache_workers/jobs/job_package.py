@@ -33,7 +33,7 @@ FILE_OPTIONS = ("labels", "classes")
 MOST_COMMAND_NBYTES = 100_000
 """Limit of a command line, which the job's shell takes as one argument; Linux allows 131,072."""
 
-MOST_NBYTES = 99 << 20
+MOST_PACKAGE_NBYTES = 99 << 20
 """Limit of all files; Ray's job server takes requests of up to 100 MiB, uncompressed."""
 
 _JUNK = re.compile(r"\..*|__pycache__|node_modules|.*\.py[co]|.*\.egg-info")
@@ -281,7 +281,7 @@ def _check_size(files: Mapping[str, Path]) -> None:
     """Refuse files that are together larger than the limit, and name the largest parts."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
     total = sum(sizes.values())
-    if total <= MOST_NBYTES:
+    if total <= MOST_PACKAGE_NBYTES:
         return
     parts: dict[str, int] = {}
     for name, nbytes in sizes.items():
@@ -290,6 +290,6 @@ def _check_size(files: Mapping[str, Path]) -> None:
     largest = sorted(parts, key=lambda part: -parts[part])[:3]
     named = ", ".join(f"{part} with {size(parts[part])}" for part in largest)
     raise UsageError(
-        f"the code to send takes {size(total)}, and Ray takes {size(MOST_NBYTES)}: {named}; give "
-        "--code a narrower path, and large files where the cluster can read them"
+        f"the code to send takes {size(total)}, and Ray takes {size(MOST_PACKAGE_NBYTES)}: "
+        f"{named}; give --code a narrower path, and large files where the cluster can read them"
     )

@@ -23,7 +23,7 @@ from precache_workers.planning.request import BuildResult
 POLL_EVERY = 1.0
 """Seconds between two requests for the state of a job that is followed."""
 
-PATIENCE = 60.0
+UNREACHABLE_SECONDS = 60.0
 """Seconds for which the cluster may be out of reach while a job is followed."""
 
 STOPS_WITHIN = 30.0
@@ -161,7 +161,7 @@ class ClusterJob:
                     details = self._details()  # before the log, which is whole if the job has ended
                     log = self._client.get_job_logs(self.id)
             except BuildError as error:
-                if time.monotonic() - reached > PATIENCE:
+                if time.monotonic() - reached > UNREACHABLE_SECONDS:
                     raise BuildError(
                         f"{error}; the job may go on: {self.status_command()}"
                     ) from None

@@ -71,7 +71,7 @@ RANDOM = "numpy.random"
 FOLDERS = {"numpy": ("_core", "random"), "pillow": (), "simplejpeg": (), "torch": ("lib",)}
 """Distribution of a library -> subfolders that hold its code."""
 
-LIBRARIES: dict[str, tuple[str, ...]] = {
+LIBRARIES_OF: dict[str, tuple[str, ...]] = {
     "decode": ("pillow", "simplejpeg"),
     "resize": ("torch",),
     "center_crop": ("numpy",),
@@ -134,10 +134,10 @@ def steps_of(field: Field) -> list[Step | None]:
                 channels, dtype = None, op.dtype
             case Resize(), CenterCrop():  # computed together
                 name = f"{text} after {texts[number - 1]}{of}"
-                steps.append(step(name, LIBRARIES["resize"], (before, op), 0, 2))
+                steps.append(step(name, LIBRARIES_OF["resize"], (before, op), 0, 2))
             case _:
                 name = text if isinstance(op, Decode) else f"{text}{of}"
-                steps.append(step(name, LIBRARIES[op.op], (op,)))
+                steps.append(step(name, LIBRARIES_OF[op.op], (op,)))
         if isinstance(op, Decode):
             channels, dtype = _CHANNELS[op.mode], "uint8"
         elif isinstance(op, ToDType):

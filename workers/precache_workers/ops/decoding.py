@@ -44,13 +44,13 @@ FORMATS = tuple(
         TiffImagePlugin.TiffImageFile,
     )
 )
-"""All that are opened. They are imported here, lest Pillow import all that it has to find one."""
+"""All formats that are opened. They are imported here, lest Pillow import all that it has."""
 
 STRIP_PIXELS = 1 << 20
-"""Of Pillow's images that are converted at a time: each step makes a copy."""
+"""Pixels of a Pillow image that are converted at a time: each step makes a copy."""
 
 MOST_RUN_LENGTH_PIXELS = 16 << 20
-"""Of a BMP of run lengths."""
+"""Most pixels of a run-length encoded BMP."""
 
 _ORIENTATION = 0x0112
 _BITS_PER_SAMPLE = 258

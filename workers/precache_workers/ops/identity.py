@@ -128,8 +128,10 @@ def decides(recipe: Recipe) -> dict[str, str]:
 
 
 def _versions(recipe: Recipe) -> dict[str, str]:
-    """Return versions that functions declare; the code of the same function in another op without
-    a version takes precedence."""
+    """Return the versions that functions declare.
+
+    Where another op has the same function without a version, its code counts instead.
+    """
     return {op.function: op.version for op in recipe.functions if op.version}
 
 

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from precache.errors import SampleError
 
 MOST_PARTS = 100_000
-"""Segments, chunks or blocks of a file."""
+"""Most segments, chunks or blocks of a file."""
 
 MOST_SCANS = 100
-"""Of a JPEG: each passes over all pixels. Ten are usual; libtiff has the same limit."""
+"""Most scans of a JPEG: each passes over all pixels. Ten are usual; libtiff has the same limit."""
 
 MOST_TAGS, MOST_STRIPS = 4096, 1 << 18
-"""Of a TIFF's first directory (libtiff's limit), and strips or tiles that it may name."""
+"""Most tags in a TIFF's first directory (libtiff's limit), and most strips or tiles."""
 
 MOST_METADATA = 1 << 20
 """Bytes of EXIF and XMP that are read, and of a JPEG's tables."""

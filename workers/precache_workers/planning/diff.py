@@ -99,7 +99,7 @@ class OpChange:
 
 
 @dataclass(frozen=True)
-class Differences:
+class BuildDifferences:
     """Differences between a version and a build to come.
 
     Attributes
@@ -132,7 +132,7 @@ class Differences:
 
 def compare_with_committed(
     spec: VersionSpec, attributes: Attributes, rows: RowTable | None, libraries: Mapping[str, str]
-) -> Differences:
+) -> BuildDifferences:
     """Compare a committed version with the one that is to be built.
 
     Parameters
@@ -150,7 +150,7 @@ def compare_with_committed(
     deciding = {library for op in ops for library in op.libraries}
     if not attributes.behaviours:  # of an older release
         deciding |= by_libraries({})(recipe).keys()
-    return Differences(
+    return BuildDifferences(
         _recipe_changes(attributes, spec.declared),
         None if rows is None else source_changes(rows, spec.table),
         edited_functions(attributes, recipe),

@@ -32,7 +32,7 @@ from precache_workers.sources.dataset import DatasetSource
 
 log = logging.getLogger(__name__)
 
-HELD_BYTES = 64 << 20
+HASHED_NBYTES = 64 << 20
 """Bytes of samples that are held in memory at a time."""
 
 
@@ -217,7 +217,7 @@ def _read(
     source: Source, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str]
 ) -> list[str]:
     contents = []
-    groups = np.cumsum(sizes) // HELD_BYTES
+    groups = np.cumsum(sizes) // HASHED_NBYTES
     for run in np.split(np.arange(len(keys)), np.flatnonzero(np.diff(groups)) + 1):
         part = slice(run[0], run[-1] + 1)
         samples = source.fetch(keys[part], sizes[part], locations[part])

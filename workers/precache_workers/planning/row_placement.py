@@ -124,16 +124,16 @@ def _restore_identities(
 
 
 def _read_rows(version: Version) -> RowTable:
-    """Read the row table of a version; if it is lost, a table of its keys and removed rows alone,
-    by which samples keep their rows."""
+    """Read the row table of a version.
+
+    If it is lost, return one with its keys and removed rows alone: samples keep their rows by it.
+    """
     where = version.folder.path(ROW_TABLE)
     try:
         return RowTable.from_parquet(version.read_checked(ROW_TABLE), where)
     except (DamageError, StorageError, StoreError):
-        unknown = np.full(version.rows, -1, np.int64)
         removed = frozenset(row for row, (_, why) in version.holes.items() if why == REMOVED)
-        keys, etags = list(version.keys), [""] * version.rows
-        return RowTable(keys, unknown, unknown, etags, unknown, version.classes, removed)
+        return RowTable.of_keys(list(version.keys), classes=version.classes, removed=removed)
 
 
 @dataclass(frozen=True)
@@ -213,14 +213,14 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
     labels = placed.labels.copy()
     labels[blank] = no_labels(int(blank.sum()), labels)
     return RowTable(
-        keys + list(added.keys),
-        np.concatenate([np.where(blank, -1, placed.sizes), added.sizes]),
-        np.concatenate([np.where(blank, -1, placed.mtimes), added.mtimes]),
-        etags + list(added.etags),
-        np.concatenate([labels, added.labels]),
-        listing.classes,
-        removed,
-        [*placed.locations, *added.locations],
+        keys=keys + list(added.keys),
+        sizes=np.concatenate([np.where(blank, -1, placed.sizes), added.sizes]),
+        mtimes=np.concatenate([np.where(blank, -1, placed.mtimes), added.mtimes]),
+        etags=etags + list(added.etags),
+        labels=np.concatenate([labels, added.labels]),
+        classes=listing.classes,
+        removed=removed,
+        locations=[*placed.locations, *added.locations],
     )
 
 

@@ -102,16 +102,16 @@ def estimate(
     costs = [_cost(shard, times, count) for shard, count in zip(shards, read, strict=True)]
     put = SHARD_ROUND_TRIPS * round_trip
     return Estimate(
-        cpus,
-        listing
+        cpus=cpus,
+        seconds=listing
         + start
         + makespan((cost.wall + put for cost in costs), cpus, start)
         + BUILD_ROUND_TRIPS * round_trip,
-        sum(cost.cpu for cost in costs),
-        int(sum(len(shard.fetched) for shard in shards) * times.nbytes),
-        int(sum(_written(shard, times) for shard in shards)),
-        times.samples,
-        times.failed,
+        cpu_seconds=sum(cost.cpu for cost in costs),
+        fetched=int(sum(len(shard.fetched) for shard in shards) * times.nbytes),
+        written=int(sum(_written(shard, times) for shard in shards)),
+        samples=times.samples,
+        failed=times.failed,
     )
 
 

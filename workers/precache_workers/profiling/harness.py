@@ -19,7 +19,7 @@ from precache.errors import PrecacheError, SampleError
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.measurements import TimeCost
 from precache_workers.runtime.time_limit import DECODING, notes
-from precache_workers.shards.samples import Samples, one_thread
+from precache_workers.shards.samples import FetchedSamples, one_thread
 from precache_workers.sources.base import Sample
 
 Result = TypeVar("Result")
@@ -63,7 +63,7 @@ def timed(
 
 
 def run_samples(
-    samples: Samples,
+    samples: FetchedSamples,
     work: Callable[[SampleRun, Sample], Result],
     *,
     barred: Mapping[str, str] = MappingProxyType({}),

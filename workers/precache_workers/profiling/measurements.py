@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Times = npt.NDArray[np.float64]
+PerSample = npt.NDArray[np.float64]
+"""A number for each sample, (samples,)."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class StepTimes:
     """One stage over all samples: seconds of CPU and of wall time, (samples,) float64 each."""
 
     name: str
-    cpu: Times
-    wall: Times
+    cpu: PerSample
+    wall: PerSample
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ class CutTimes:
         A random op is among those before: its draw would be the same in each epoch.
     """
 
-    nbytes: Times
-    encode_cpu: Times
-    decode_cpu: Times
+    nbytes: PerSample
+    encode_cpu: PerSample
+    decode_cpu: PerSample
     one_shape: bool
     frozen: bool
 

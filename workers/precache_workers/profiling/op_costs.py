@@ -21,7 +21,7 @@ SECONDS = 5.0
 ON_DEVICE = RandomResizedCrop | HorizontalFlip | ToDType
 """Ops that `precache.transforms` has."""
 
-Place = Literal["cache", "variants", "device"]
+OpLocation = Literal["cache", "variants", "device"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class OpCost:
 
     op: str
     cpu_ms: float
-    better: Place
+    better: OpLocation
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ def _fields_with_ops(task: OpsTask) -> Iterator[FieldCosts]:
             times = measure_stages(
                 job,
                 task.keys,
-                task.sizes,
-                (),
-                SECONDS,
+                sizes=task.sizes,
+                codecs=(),
+                seconds=SECONDS,
                 barred=task.barred,
                 locations=task.locations,
             )
@@ -140,7 +140,7 @@ def field_costs(name: str, declared: Field, times: StageTimes) -> FieldCosts:
         build = sum(costs[:first]) + _mean_ms(cut.encode_cpu)
         left = Choice(float(cut.nbytes.mean()), build, _mean_ms(cut.decode_cpu))
     leave = left is not None and left.epoch_cpu_ms - read <= sum(costs[first:])
-    better: list[Place] = [
+    better: list[OpLocation] = [
         "device" if leave and at >= first else "variants" if at >= split else "cache"
         for at in range(len(costs))
     ]

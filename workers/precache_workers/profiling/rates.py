@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from precache.recipe.variants import variants_of
-from precache.store.layout import RowShape
+from precache.store.layout import INDEX_ENTRY_NBYTES, RowShape
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.base_shard import BaseShard
 from precache_workers.planning.shard_actions import Action, Compute, reuse_action
@@ -26,8 +26,8 @@ from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.base_rows import BaseRows, open_base
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.samples import (
+    FetchedSamples,
     Job,
-    Samples,
     SamplesTask,
     SampleTask,
     one_thread,
@@ -35,9 +35,6 @@ from precache_workers.shards.samples import (
 )
 from precache_workers.shards.shard_task import stage_row
 from precache_workers.sources.base import Fetched, Sample
-
-INDEX_ENTRY = 16
-"""Bytes of a shard's index for each chunk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +111,7 @@ def _compute(
         for name in writers:
             run.time(name, partial(compute, name), time.process_time)
 
-    fetched: Samples = (pair for pair in samples)
+    fetched: FetchedSamples = (pair for pair in samples)
     runs = list(run_samples(fetched, compute_rows, barred=task.barred, warm_up=recipes))
     rows = max(1, sum(isinstance(sample, Sample) for _, sample in samples))
     computed: dict[str, tuple[TimeCost, float]] = {}
@@ -203,6 +200,6 @@ def _stored(writers: Iterable[FieldWriter], rows: int) -> list[float]:
     """Finish shards; returns the stored bytes per row of each."""
     finished = [writer.finish().parts for writer in writers]
     return [
-        (sum(map(len, parts[:-1])) + INDEX_ENTRY * (len(parts) - 1)) / max(1, rows)
+        (sum(map(len, parts[:-1])) + INDEX_ENTRY_NBYTES * (len(parts) - 1)) / max(1, rows)
         for parts in finished
     ]

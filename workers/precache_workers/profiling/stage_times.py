@@ -35,9 +35,9 @@ from precache_workers.sources.base import Sample
 BATCH = 256
 """Assumed rows of a batch: large batches are decoded past the processor's caches."""
 TOGETHER_NBYTES = 512 << 10
-"""Of the memory that rows are decoded into at a time."""
-HELD_BYTES = 256 << 20
-"""Of rows that are kept in memory for the trials that follow."""
+"""Bytes of the memory that rows are decoded into at a time."""
+KEPT_NBYTES = 256 << 20
+"""Bytes of rows that are kept in memory for the trials that follow."""
 NO_OP = "no op"
 """Name of the only step of a recipe without ops."""
 
@@ -193,6 +193,7 @@ def codec_for(codec: Codec, row: RowShape) -> Codec:
 def measure_stages(
     job: Job,
     keys: Sequence[str],
+    *,
     sizes: Sequence[int],
     codecs: Sequence[str],
     seconds: float,
@@ -274,7 +275,7 @@ class _StageTimer:
                     samples.append(sample)
                     held += sum(row.nbytes for row in sample.rows.values())
                 tick(number)
-                if number >= LEAST and held > HELD_BYTES:
+                if number >= LEAST and held > KEPT_NBYTES:
                     break
         if not samples:
             raise SampleError(

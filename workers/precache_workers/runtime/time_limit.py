@@ -53,7 +53,7 @@ class _GivenUp(BaseException):
     """Ends the threads of an attempt that was given up."""
 
 
-class Lookout:
+class Watchdog:
     """A process that ends this one if work holds the interpreter's lock for too long."""
 
     def __init__(self) -> None:
@@ -79,12 +79,12 @@ class Lookout:
         report
             File to be made where it ends the process: key -> why, of the samples at work.
         """
-        before = getattr(_here, "lookout", None)
-        self._report, _here.lookout = report, self
+        before = getattr(_here, "watchdog", None)
+        self._report, _here.watchdog = report, self
         try:
             yield
         finally:
-            _here.lookout = before
+            _here.watchdog = before
 
     def note(self, slot: int, *why_and_keys: str) -> None:
         """Keep why samples would be late, and their keys, in the slot of the thread at work."""
@@ -107,19 +107,19 @@ class Lookout:
 
 
 @contextlib.contextmanager
-def lookout_kept() -> Iterator[None]:
+def watchdog_running() -> Iterator[None]:
     """Start a process that watches the work for which this thread calls `run_in_time`."""
     if not sys.executable:  # Python is embedded in another program
         yield
         return
-    with contextlib.closing(Lookout()) as watcher, watcher.on_duty():
+    with contextlib.closing(Watchdog()) as watcher, watcher.on_duty():
         yield
 
 
 class Notes:
     """The samples at which the threads of one attempt work, and since when."""
 
-    def __init__(self, seconds: float = SAMPLE_SECONDS, watcher: Lookout | None = None) -> None:
+    def __init__(self, seconds: float = SAMPLE_SECONDS, watcher: Watchdog | None = None) -> None:
         self.clock = 0.0
         self._seconds, self._watcher = seconds, watcher
         self._limit = f" {seconds:g} s (--sample-timeout)"
@@ -211,7 +211,7 @@ class _Attempt(Generic[Result]):
     """Some work on a thread of its own; `future` has its outcome."""
 
     def __init__(self, work: Callable[[], Result], seconds: float) -> None:
-        self._watcher: Lookout | None = getattr(_here, "lookout", None)
+        self._watcher: Watchdog | None = getattr(_here, "watchdog", None)
         self._work, self._seconds = work, seconds
         self._notes = Notes(seconds, self._watcher)
         self.future: Future[Result] = Future()

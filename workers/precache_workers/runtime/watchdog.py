@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SLOTS, SLOT_BYTES = 8, 8 << 10
-"""Of the shared memory: one for each thread that works on samples. It begins with the number of
-bytes that follow (16 bits, little-endian): a reason and keys, with NUL between them."""
+"""Slots of the shared memory, one for each thread that works on samples, and bytes of a slot. It
+begins with the length of its contents (16 bits, little-endian): a reason and keys, with NUL between
+them."""
 
 IDLE_SECONDS = 60.0
-"""Between two checks that the process exists, while it has no limit."""
+"""Seconds between two checks that the process exists, while it has no limit."""
 
 WAY_OUT = (
     "Only the end of its process ends what hangs. Mend or remove the sample, or build with "

@@ -61,7 +61,7 @@ class BaseRows:
         if self._folder.size(field.object_name) != field.stored.size:
             raise StorageError(f"{self._folder.path(field.object_name)} is not what it was")
         self._held: Sequence[int] = ()
-        self._wanted: np.ndarray | None = None
+        self._announced: np.ndarray | None = None
 
     @functools.cached_property
     def _array(self) -> Array:
@@ -78,16 +78,16 @@ class BaseRows:
     def row_shape(self) -> tuple[int, ...]:
         return self._array.chunk_shape[1:]
 
-    def expect(self, rows: np.ndarray) -> None:
+    def announce(self, rows: np.ndarray) -> None:
         """Announce rows that will be decoded: their chunks are decoded several at a time."""
-        self._wanted = rows
+        self._announced = rows
 
     @functools.cached_property
     def _together(self) -> np.ndarray:
         """Numbers of the chunks that are decoded several at a time."""
-        if self._wanted is None:
+        if self._announced is None:
             return np.arange(-(-self.count // self.chunk_rows))
-        return np.unique(self._wanted // self.chunk_rows)
+        return np.unique(self._announced // self.chunk_rows)
 
     @functools.cached_property
     def _object(self) -> tuple[memoryview, np.ndarray]:

@@ -155,7 +155,7 @@ class FieldWriter:
             self._cut = ops.cut_of(base.row_shape, match.applied)
         self.copies_runs = self._finished or self._cut is not None
         if base and self._copies_chunks:
-            base.expect(np.setdiff1d(np.arange(base.count), np.array(reused, np.int64)))
+            base.announce(np.setdiff1d(np.arange(base.count), np.array(reused, np.int64)))
         self._is_copy = False
         self._untouched = 0 if self._copies_chunks else -1
         self._pending: list[int] = []

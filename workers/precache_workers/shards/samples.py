@@ -26,13 +26,13 @@ if TYPE_CHECKING:  # the driver alone needs them
     from precache_workers.planning.listing import ListedSource
     from precache_workers.planning.request import Request
 
-Samples = Generator[tuple[str, Fetched], None, None]
+FetchedSamples = Generator[tuple[str, Fetched], None, None]
 """Keys and samples, as `fetch_ahead` yields them."""
 
 FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
 """A fetch is a run of samples up to either limit; three are under way at a time."""
-HELD_BYTES = 128 << 20
+UNIT_NBYTES = 128 << 20
 """Bytes of samples of containers that are fetched before the first of them is used, at most."""
 UNITS_AHEAD = 16
 """Units of containers that are fetched ahead."""
@@ -135,7 +135,7 @@ class SamplesTask(SampleTask):
         keys, sizes = [table.keys[row] for row in rows], table.sizes[rows].tolist()
         return cls(job, keys, sizes, table.locations_of(rows), **more)
 
-    def fetch(self) -> Samples:
+    def fetch(self) -> FetchedSamples:
         """Yield the samples in order, fetched ahead."""
         return fetch_ahead(
             self.job.source, self.keys, self.sizes, self.barred, self.alone, self.locations
@@ -161,7 +161,7 @@ def _runs_of_units(sizes: Sequence[int], locations: Sequence[str]) -> Iterator[l
     """Group samples by their units, so that each unit is read once.
 
     All samples up to the last one of a unit are held until those before it are yielded. Where that
-    would take more than `HELD_BYTES`, a unit is read again later.
+    would take more than `UNIT_NBYTES`, a unit is read again later.
     """
     names = [unit_of(location) for location in locations]
     last = {name: place for place, name in enumerate(names)}
@@ -170,7 +170,7 @@ def _runs_of_units(sizes: Sequence[int], locations: Sequence[str]) -> Iterator[l
     place = 0
     while place < len(names):
         size = expected_bytes(names[place]) if sizes[place] < 0 else sizes[place]
-        if held + size > HELD_BYTES and place > start:
+        if held + size > UNIT_NBYTES and place > start:
             place = cut if cut > start else place
             yield from _by_unit(names, range(start, place))
             start, held, end = place, 0, place
@@ -197,7 +197,7 @@ def fetch_ahead(
     barred: Mapping[str, str] = MappingProxyType({}),
     alone: Collection[str] = (),
     locations: Sequence[str] = (),
-) -> Samples:
+) -> FetchedSamples:
     """Yield samples in order, fetching the next ones while the caller works.
 
     Parameters

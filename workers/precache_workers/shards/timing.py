@@ -9,7 +9,7 @@ from precache.store.receipts import SlowSample
 from precache_workers.sources.base import Sample
 
 STAGES = ("fetch", "ops", "encode", "put")
-SLOWEST = 5
+SLOWEST_OF_SHARD = 5
 """Most samples that a receipt names."""
 
 
@@ -32,7 +32,7 @@ class Timing:
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.began = time.time()
         self.nbytes = 0
-        self._heap = [(0.0, -1, 0)] * SLOWEST
+        self._heap = [(0.0, -1, 0)] * SLOWEST_OF_SHARD
         self.cpu_before = time.process_time()
         self._since = time.perf_counter()
 

@@ -17,8 +17,8 @@ from precache.storage.base import FileInfo, Folder
 from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched
 from precache_workers.sources.containers import (
     Members,
+    RequestedSample,
     TimeUpError,
-    Wanted,
     changed,
     container_etag,
 )
@@ -72,7 +72,12 @@ class ArrayRecordFormat:
         return members
 
     def read(
-        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+        self,
+        folder: Folder,
+        name: str,
+        unit: str,
+        wanted: Sequence[RequestedSample],
+        most_bytes: int,
     ) -> Sequence[Fetched]:
         file = folder.info(name)
         places = [sample.place.partition(":") for sample in wanted]

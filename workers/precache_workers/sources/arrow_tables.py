@@ -28,8 +28,8 @@ from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Members,
+    RequestedSample,
     TimeUpError,
-    Wanted,
     changed,
     container_etag,
 )
@@ -96,7 +96,12 @@ class ArrowFormat:
         return members
 
     def read(
-        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+        self,
+        folder: Folder,
+        name: str,
+        unit: str,
+        wanted: Sequence[RequestedSample],
+        most_bytes: int,
     ) -> Sequence[Fetched]:
         file = folder.info(name)
         etag = container_etag(file) if file is not None else None

@@ -65,8 +65,8 @@ class Code:
     unfollowed: tuple[str, ...]
 
 
-State = tuple[int, ...] | None
-_Stats = dict[Path, State]
+FileState = tuple[int, ...] | None
+_Stats = dict[Path, FileState]
 _known: dict[str, tuple[list[str], _Stats, Code]] = {}
 """Name -> search path, state of the files and folders that were read, and the code's identity."""
 
@@ -143,7 +143,7 @@ def find_module(name: str) -> ModuleSpec | None:
     return spec
 
 
-def file_state(path: Path) -> State:
+def file_state(path: Path) -> FileState:
     """Return a state that changes with a file or folder, even if its mtime is set back."""
     try:
         status = path.stat()
@@ -153,7 +153,7 @@ def file_state(path: Path) -> State:
 
 
 @functools.lru_cache(maxsize=4096)
-def _parsed(name: str, path: Path, is_package: bool, state: State) -> Module:
+def _parsed(name: str, path: Path, is_package: bool, state: FileState) -> Module:
     return Module(name, path, is_package)
 
 
@@ -460,7 +460,7 @@ class _Tracer:
         return changed, called
 
     def _explore(self, label: str) -> None:
-        """Note which calls may change something: those of what names it, or calls what does."""
+        """Find the calls that may change an object: of functions that name it or call such ones."""
         left = [label]
         while left:
             label = left.pop()

@@ -199,7 +199,7 @@ class Statement:
 
     @functools.cached_property
     def names_at_import(self) -> Names:
-        """Without those in the bodies of functions."""
+        """The names that are used at import: without those in the bodies of functions."""
         if not isinstance(self.node, _DEFINITIONS):
             return self.names
         return Names(self.node, self.module, self._package, bodies=False)
@@ -370,7 +370,7 @@ class Names:
         self._push(_children(node), scope, when)
 
     def _look_at_format(self, node: Any, scope: _Scope, when: int) -> None:
-        """Some releases add empty parts."""
+        """Visit an f-string, without its empty parts, which only some releases of Python add."""
         node.values = [part for part in node.values if getattr(part, "value", None) != ""]
         self._push(node.values, scope, when)
 

@@ -107,8 +107,11 @@ def _open_zstd(stream: BinaryIO) -> Any:
 
 
 class _Streams:
-    """Contents of all streams of a file. `lzma.LZMAFile` has no limit of memory, which files may
-    ask for, and `bz2.BZ2File` ignores what follows a stream and is none."""
+    """Contents of all streams of a file.
+
+    `lzma.LZMAFile` cannot limit the memory that a file asks for; `bz2.BZ2File` ignores trailing
+    bytes that are no stream.
+    """
 
     def __init__(self, stream: BinaryIO, new: Callable[[], Any]) -> None:
         self._stream = stream

@@ -70,7 +70,8 @@ _INDEXED = TypeAdapter(
 `Members` that are no columns."""
 
 INDEX_RULES = b"4"
-"""To be changed when a format lists other keys or labels of the same file: then no index counts."""
+"""Version of the rules of listing. Increase it when a format lists other keys or labels for the
+same file: indexes of other rules are ignored."""
 
 _INDEX_COLUMNS = {
     "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "label": "string",
@@ -127,7 +128,7 @@ class Members:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedSample:
     """A sample to read: its key, its size as listed, and its place in its container."""
 
     key: str
@@ -158,7 +159,12 @@ class Format(Protocol):
         """
 
     def read(
-        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+        self,
+        folder: Folder,
+        name: str,
+        unit: str,
+        wanted: Sequence[RequestedSample],
+        most_bytes: int,
     ) -> Sequence[Fetched]:
         """Read members of one unit of a container, in order."""
 
@@ -283,14 +289,17 @@ class ContainerSource:
             else:
                 units[unit_of(location)].append(number)
         for unit, numbers in units.items():
-            wanted = [Wanted(keys[n], sizes[n], locations[n].rpartition("\t")[2]) for n in numbers]
+            wanted = [
+                RequestedSample(keys[n], sizes[n], locations[n].rpartition("\t")[2])
+                for n in numbers
+            ]
             notes().begin(FETCHING, *(sample.key for sample in wanted), foreign=False)
             fetched.update(zip(numbers, self._read(unit, wanted), strict=True))
         if any(isinstance(error, FetchError) for error in fetched.values()):
             _forget(self.index_name)  # a container may have changed since it was listed here
         return [fetched[number] for number in range(len(keys))]
 
-    def _read(self, unit: str, wanted: Sequence[Wanted]) -> Sequence[Fetched]:
+    def _read(self, unit: str, wanted: Sequence[RequestedSample]) -> Sequence[Fetched]:
         """Read samples of a unit; one by one if memory is short."""
         name, _, number = unit.rpartition("#")
         try:
@@ -423,7 +432,13 @@ def row_table(
     labels, classes = encode_labels(whole.labels, kind, names, whole.keys, str(source))
     sizes, mtimes = np.array(whole.sizes, np.int64), np.array(whole.mtimes, np.int64)
     return RowTable(
-        whole.keys, sizes, mtimes, whole.etags, labels, classes, locations=whole.locations
+        keys=whole.keys,
+        sizes=sizes,
+        mtimes=mtimes,
+        etags=whole.etags,
+        labels=labels,
+        classes=classes,
+        locations=whole.locations,
     )
 
 

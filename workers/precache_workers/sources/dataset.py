@@ -93,7 +93,16 @@ class DatasetSource:
         if hasattr(dataset, "fingerprint"):
             texts = _texts(dataset.fingerprint, count, f"{self.factory}: fingerprint")
             etags = [xxhash.xxh3_128_hexdigest(f"{self.factory} {text}".encode()) for text in texts]
-        return Listing(RowTable(keys, unknown, unknown, etags, labels, classes))
+        return Listing(
+            RowTable(
+                keys=keys,
+                sizes=unknown,
+                mtimes=unknown,
+                etags=etags,
+                labels=labels,
+                classes=classes,
+            )
+        )
 
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()

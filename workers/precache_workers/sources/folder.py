@@ -170,7 +170,14 @@ class _Files:
         """Return the files sorted by name, with the first folder of each as its class."""
         labels, classes = first_folders(self.keys)
         sizes, mtimes = np.array(self._sizes, np.int64), np.array(self._mtimes, np.int64)
-        table = RowTable(self.keys, sizes, mtimes, self._etags, labels, classes)
+        table = RowTable(
+            keys=self.keys,
+            sizes=sizes,
+            mtimes=mtimes,
+            etags=self._etags,
+            labels=labels,
+            classes=classes,
+        )
         return table.take(sorted(range(len(table)), key=self.keys.__getitem__))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from precache.errors import SourceError
 from precache.messages import printable
-from precache.store.labels import MOST_CLASSES, MOST_NBYTES
+from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES
 from precache.units import size
 
 Kind = Literal["names", "numbers", "values", "several names", "several numbers"]
@@ -277,10 +277,10 @@ def _names(text: str) -> list[str]:
 
 def _multi_hot(lists: Sequence[Sequence[int]], classes: int, where: str) -> np.ndarray:
     nbytes = len(lists) * classes
-    if classes > MOST_CLASSES or nbytes > MOST_NBYTES:
+    if classes > MOST_CLASSES or nbytes > MOST_LABEL_NBYTES:
         raise SourceError(
             f"{where} has labels of {classes:,} classes, which take {size(nbytes)} as multi-hot; "
-            f"{MOST_CLASSES:,} classes and {size(MOST_NBYTES)} are the most"
+            f"{MOST_CLASSES:,} classes and {size(MOST_LABEL_NBYTES)} are the most"
         )
     labels = np.zeros((len(lists), classes), np.uint8)
     for row, numbers in zip(labels, lists, strict=True):

@@ -28,8 +28,8 @@ from precache.storage.base import NO_NAME, FileInfo, Folder
 from precache_workers.sources.base import TICK, Fetched, Sample, is_image, starts_as_image
 from precache_workers.sources.containers import (
     Members,
+    RequestedSample,
     TimeUpError,
-    Wanted,
     changed,
     container_etag,
     member_key,
@@ -82,7 +82,12 @@ class LMDBFormat:
         return members
 
     def read(
-        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+        self,
+        folder: Folder,
+        name: str,
+        unit: str,
+        wanted: Sequence[RequestedSample],
+        most_bytes: int,
     ) -> Sequence[Fetched]:
         file = folder.info(name)
         places = [sample.place.partition(":") for sample in wanted]

@@ -51,15 +51,15 @@ from precache_workers.sources.parquet_tables import LABEL_NAMES, LISTED_ROWS, da
 
 JSON_LINES = (".jsonl", ".ndjson")
 SUFFIXES = (".csv", ".tsv", *JSON_LINES)
-"""Of tables that are taken for manifests; Parquet has images in it more often."""
+"""Suffixes of tables that are taken for manifests; Parquet has images in it more often."""
 
 URI_NAMES = (
     "uri", "url", "path", "file", "filename", "file_name", "filepath", "file_path", "image",
     "image_path", "image_url", "img", "img_path", "photo",
 )  # fmt: skip
-"""Names of columns, the first of which a table has being taken."""
+"""Names of the column with the URIs; the first that a table has is taken."""
 
-FEW = 64
+FEW_FILES = 64
 """Files of a bucket that are looked at one by one; for more, their folder is listed."""
 
 LONGEST_LINE = 1 << 20
@@ -220,7 +220,7 @@ class ManifestSource:
         folder = self._folder(root)
         if root.partition("://")[0] in WEB:
             return {}
-        if len(names) <= FEW:
+        if len(names) <= FEW_FILES:
             infos = prefetch(folder.info, names, REQUESTS, 2 * REQUESTS)
             return {info.name: info for info in infos if info is not None}
         shared = os.path.commonpath([name.rpartition("/")[0] for name in names])

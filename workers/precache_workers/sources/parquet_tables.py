@@ -31,8 +31,8 @@ from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Members,
+    RequestedSample,
     TimeUpError,
-    Wanted,
     changed,
     container_etag,
     too_large,
@@ -126,7 +126,12 @@ class ParquetFormat:
         return members
 
     def read(
-        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+        self,
+        folder: Folder,
+        name: str,
+        unit: str,
+        wanted: Sequence[RequestedSample],
+        most_bytes: int,
     ) -> Sequence[Fetched]:
         file = FileInfo(name, int(unit.partition("~")[0].partition(":")[2]), -1, "")
         places = [sample.place.split(":") for sample in wanted]

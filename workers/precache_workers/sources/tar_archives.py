@@ -40,8 +40,8 @@ from precache_workers.sources.compressed import DecompressedFile, compression_of
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Members,
+    RequestedSample,
     TimeUpError,
-    Wanted,
     changed,
     container_etag,
     member_key,
@@ -106,7 +106,12 @@ class TarFormat:
         return members
 
     def read(
-        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+        self,
+        folder: Folder,
+        name: str,
+        unit: str,
+        wanted: Sequence[RequestedSample],
+        most_bytes: int,
     ) -> Sequence[Fetched]:
         places = [[_Place.of(text) for text in sample.place.split(",")] for sample in wanted]
         parts = [

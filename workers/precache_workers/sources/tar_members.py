@@ -14,10 +14,10 @@ from precache_workers.sources.compressed import DecompressedFile
 BLOCK = tarfile.BLOCKSIZE
 
 GNU_MAGIC, GNU_LISTED_FOLDER = b"ustar  \0", b"D"
-"""Of headers of GNU tar, and the type of a folder with its listing, in incremental archives."""
+"""Magic of GNU tar's headers, and its type of a folder with a listing, in incremental archives."""
 
 MOST_HEADER = 1 << 20
-"""Bytes of a long name or of extended attributes."""
+"""Most bytes of a long name or of extended attributes."""
 
 SPARSE = "GNU.sparse."
 """Beginning of the attributes of sparse files."""

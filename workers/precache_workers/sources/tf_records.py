@@ -20,7 +20,13 @@ import google_crc32c
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.storage.base import FileInfo, Folder
 from precache_workers.sources.base import NO_COLUMNS, TICK, Columns, Fetched
-from precache_workers.sources.containers import UNIT_BYTES, Members, TimeUpError, Wanted, changed
+from precache_workers.sources.containers import (
+    UNIT_BYTES,
+    Members,
+    RequestedSample,
+    TimeUpError,
+    changed,
+)
 from precache_workers.sources.file_ranges import open_file, read_parts
 from precache_workers.sources.parquet_tables import name_rows
 from precache_workers.sources.tf_examples import (
@@ -78,7 +84,12 @@ class TFRecordFormat:
         return members
 
     def read(
-        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+        self,
+        folder: Folder,
+        name: str,
+        unit: str,
+        wanted: Sequence[RequestedSample],
+        most_bytes: int,
     ) -> Sequence[Fetched]:
         places = [tuple(map(int, sample.place.split(":"))) for sample in wanted]
         ranges = [(name, offset, length + 16) for offset, length, _ in places]

@@ -26,7 +26,7 @@ from precache.recipe.recipe import Recipe
 from precache.runtime.process_id import process_of
 from precache_workers.sources.code_digest import (
     Code,
-    State,
+    FileState,
     code_digest,
     code_of,
     file_state,
@@ -34,7 +34,7 @@ from precache_workers.sources.code_digest import (
 )
 from precache_workers.sources.code_names import canonical
 
-_loaded: dict[str, tuple[State, bytes]] = {}
+_loaded: dict[str, tuple[FileState, bytes]] = {}
 """Module -> state and source of its file, whose code this process runs."""
 
 
@@ -180,7 +180,7 @@ def _source_of(module: str) -> Path | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _hash_of(path: Path, state: State) -> str:
+def _hash_of(path: Path, state: FileState) -> str:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError) as error:

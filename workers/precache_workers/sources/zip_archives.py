@@ -25,8 +25,8 @@ from precache_workers.sources.base import TICK, Fetched, Sample, is_image
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Members,
+    RequestedSample,
     TimeUpError,
-    Wanted,
     changed,
     member_key,
 )
@@ -105,7 +105,12 @@ class ZipFormat:
         return members
 
     def read(
-        self, folder: Folder, name: str, unit: str, wanted: Sequence[Wanted], most_bytes: int
+        self,
+        folder: Folder,
+        name: str,
+        unit: str,
+        wanted: Sequence[RequestedSample],
+        most_bytes: int,
     ) -> Sequence[Fetched]:
         places = [sample.place.split(":") for sample in wanted]
         heads = [_LOCAL.size + _most_name_bytes(sample.key) + EXTRA_BYTES for sample in wanted]
