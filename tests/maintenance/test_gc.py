@@ -837,7 +837,7 @@ def test_one_run_does_not_remove_what_another_puts_back(
 ) -> None:
     """The second begins when the first has moved a version away, which then becomes current."""
     path, versions = store
-    at_its_end, finish = threading.Event(), garbage._finish_removal
+    at_its_end, finish = threading.Event(), garbage._empty_trash_of
     other = threading.Thread(target=lambda: (precache.gc(path, keep=3), at_its_end.set()))
 
     def finish_later(folder: Folder, left: str) -> bool:
@@ -848,7 +848,7 @@ def test_one_run_does_not_remove_what_another_puts_back(
             append_entry(folder, versions[0])
         return finish(folder, left)
 
-    monkeypatch.setattr(garbage, "_finish_removal", finish_later)
+    monkeypatch.setattr(garbage, "_empty_trash_of", finish_later)
     done = precache.gc(path, keep=2, older_than=0)
     other.join()
     assert "current" in why(done)[versions[0]]

@@ -152,7 +152,7 @@ def test_a_flat_bucket_is_listed_from_many_places_at_a_time(server: ListingServe
 
     A range is split before it is known how many names are left in it: the last page of each reaches
     into the next range, and some ranges are empty. Which ones are split depends on which answer
-    comes first: of 400 pages, 540 to 610 are asked for.
+    comes first: of 400 pages, 530 to 610 are asked for.
     """
     server.names, server.page = [f"train/{n:08d}.jpg" for n in range(4000)], 10
     together, met = threading.Barrier(blobs.LISTINGS // 2, timeout=20), threading.Event()
