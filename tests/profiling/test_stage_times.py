@@ -34,7 +34,7 @@ def through(
     table = job.source.list(lambda count: None).table
     codecs = ["raw", "zstd", "image"]
     sizes = table.sizes.tolist()
-    return measure_stages(job, table.keys, sizes, codecs, seconds), job
+    return measure_stages(job, table.keys, sizes=sizes, codecs=codecs, seconds=seconds), job
 
 
 def test_every_stage_of_every_sample_is_timed(tmp_path: Path) -> None:
