@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(notdir $(PYTHON))
 FRAMEWORKS := $(VENV)/.frameworks
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
-PROCESSES ?= 3
+PROCESSES ?= 4
 EXTRAS := workers,report,cluster,gcs,s3,azure,meter,completion,test
 
 # Tests start hundreds of processes; without bytecode each would compile precache anew.
@@ -22,9 +22,10 @@ venv: $(STAMP)  ## make .venv, with everything that the targets below need (PYTH
 demo: $(STAMP)  ## build a store from real photos, and train from it and from the photos
 	@$(BIN)/python -m tests.demo
 
-# A file's tests stay in one process: they share servers, and a process keeps what its first Ray told it.
+# A file's tests stay in one process: they share servers, and a process keeps what its first Ray told it. Files in
+# their order: sorted by their number of tests, those that wait for processes would all come last.
 test: lint  ## check style and types, run the tests (PROCESSES=0: one at a time)
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # One at a time: they measure, or load the machine by themselves.
 test-all: $(FRAMEWORKS) test  ## the same, and the tests that take minutes

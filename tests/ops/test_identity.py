@@ -166,6 +166,7 @@ def test_a_library_of_another_version_and_the_same_pixels_changes_nothing(
     assert (library["name"], library["after"], library["decides"]) == ("simplejpeg", "99.9", False)
 
 
+@pytest.mark.heavy
 def test_a_library_that_changes_a_pixel_of_one_kind_of_picture_makes_another_version(
     photos: Path, tmp_path: Path
 ) -> None:
