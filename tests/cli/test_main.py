@@ -452,7 +452,11 @@ def test_a_users_own_function_is_found_here_and_what_it_prints_is_no_part_of_jso
     assert "inverting" in ran.stderr
 
 
-def test_nothing_to_do_loads_neither_torch_nor_ray(source: Path, tmp_path: Path) -> None:
+def test_nothing_to_do_loads_neither_torch_nor_ray(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a cache of its own: a test beside it may empty the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     build = [str(each) for each in ("build", source, tmp_path / "out", *SMALL, "--json")]
     assert cli(*build).returncode == 0
     code = (

@@ -319,10 +319,13 @@ print(found.state, *sys.modules)
 
 
 def test_nothing_to_do_is_said_without_torch_or_ray(
-    source: Path, tmp_path: Path, run_python: Callable[..., Any]
+    source: Path, tmp_path: Path, run_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With a cache of its own: a test beside it may empty the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = tmp_path / "store"
     precache.build(source, store, precache.Recipe.image(resize=40, crop=40), address="serial")
+    run_python(NOTHING, str(source), str(store))  # it keeps what the ops compute
     state, *modules = run_python(NOTHING, str(source), str(store)).stdout.split()
     assert state == "nothing"
     assert not {"torch", "ray", "PIL", "simplejpeg", "zarr"} & set(modules)
