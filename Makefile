@@ -23,9 +23,10 @@ demo: $(STAMP)  ## build a store from real photos, and train from it and from th
 	@$(BIN)/python -m tests.demo
 
 # A file's tests stay in one process: they share servers, and a process keeps what its first Ray told it. Files in
-# their order: sorted by their number of tests, those that wait for processes would all come last.
+# their order: sorted by their number of tests, those that wait for processes would all come last. One thread of OpenMP
+# each: more than there are cores spend a sixth of all CPU time waiting for each other.
 test: lint  ## check style and types, run the tests (PROCESSES=0: one at a time)
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # One at a time: they measure, or load the machine by themselves.
 test-all: $(FRAMEWORKS) test  ## the same, and the tests that take minutes
