@@ -70,7 +70,8 @@ def ensure(
     code
         As `submit` takes it, with a job server.
     options
-        The other options of `build`, except `recompute`.
+        The other options of `build`, except `recompute`. They say how a missing version is built;
+        a complete one is opened as it is, so that `retry_failed` builds no other.
 
     Returns
     -------

@@ -457,8 +457,10 @@ def changed_keys(before: Samples, after: Samples) -> dict[str, list[str]]:
 
 
 def _raw_change(old: RawSample, new: RawSample) -> str:
+    """Return the kind of change; what has no content, time or etag is not known to be the same."""
     if old.content and new.content:
         if old.content != new.content:
             return "changed"
         return "" if old == new else "touched"
-    return "" if old[1:] == new[1:] else "changed"
+    is_identified = old.mtime_ns >= 0 or old.etag != ""
+    return "" if is_identified and old[1:] == new[1:] else "changed"

@@ -342,6 +342,7 @@ def test_a_log_gets_a_line_of_progress_now_and_then(
     assert re.findall(line, ran.err)[-1] == "9"
     line = progress.progress_line(1200, 5000, 345.4)
     assert line == "1,200 of 5,000 samples, 345/s, 0:00:11 left"
+    assert progress.progress_line(0, 5000, 0.0) == "0 of 5,000 samples"
 
 
 def test_quiet_is_quiet(run: Run, source: Path, tmp_path: Path) -> None:

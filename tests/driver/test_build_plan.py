@@ -401,6 +401,25 @@ def test_a_plan_counts_the_holes_that_stay(
     assert "1 failed before, and stay; --retry-failed tries again" in capsys.readouterr().out
 
 
+def test_a_sample_that_kills_its_worker_is_left_out_of_what_is_measured(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 12)
+    write(tmp_path / "in/cat/0000.jpg", encoded(cut(1, (33, 33)), quality=90))
+    (tmp_path / "deadly.py").write_text(
+        "import os, signal\n"
+        "def die(array):\n"
+        "    if array.shape[:2] == (33, 33):\n"
+        "        os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "    return array\n"
+    )
+    (tmp_path / "recipe.toml").write_text(
+        '[fields.image]\nops = [{ op = "decode" }, { op = "function", function = "deadly:die" }, '
+        '{ op = "resize", size = [64, 64] }]\n'
+    )
+    ran = cli("plan", "in", "store", "--recipe", "recipe.toml", "--json", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["rows_computed"] == 12
+
+
 def test_a_plan_of_which_every_sample_fails_has_exit_status_1(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

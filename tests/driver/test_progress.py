@@ -12,6 +12,7 @@ from rich.text import Text
 
 from precache.store.receipts import Receipt, ShardObject
 from precache_workers.driver.node_table import SHOWN_NODES, NodeProgress, nodes_table
+from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.totals import BuildTotals
 from tests.support.building import poll
 
@@ -48,6 +49,18 @@ def test_each_node_has_a_line_with_its_figures() -> None:
         "1,234 shards left",
     ]
     assert max(map(len, table.plain.splitlines())) < 80
+
+
+def test_a_first_shard_without_samples_has_no_rate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of its rows may be removed ones."""
+    monkeypatch.setattr("precache_workers.driver.progress.LINE_EVERY", 0)
+    with BuildProgress(True) as progress:
+        progress.begin(0, 8)
+        progress.advance(0, 0)
+        progress.advance(8, 0)
+    assert "0 of 8 samples\n8 of 8 samples, " in capsys.readouterr().err
 
 
 def test_one_node_has_no_table() -> None:

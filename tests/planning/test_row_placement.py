@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.store.row_table import RowTable
+from precache_workers.planning.diff import source_changes
 from precache_workers.planning.row_placement import changes, keep_rows, same_identity
 from precache_workers.planning.rows import order_rows
 
@@ -43,7 +44,7 @@ def test_any_history_of_a_source_keeps_every_sample_in_its_place(history: list[F
             found = changes(table, child)
             assert found.same + found.changed + found.added == len(now)
             same = same_identity(table, child)
-            assert found.same == int(same.sum())
+            assert found.same == int(same.sum()) == source_changes(table, child).same
         rows = [row for row in range(len(child)) if row not in child.removed]
         assert sorted(child.keys[row] for row in rows) == sorted(now)
         for row in rows:
@@ -82,3 +83,4 @@ def test_without_a_time_or_an_etag_no_sample_is_known_to_be_the_same() -> None:
     """As with web pages, which tell neither."""
     table = RowTable.of_keys(["a", "b", "c"], etags=["", "", "x"])
     assert same_identity(table, table).tolist() == [False, False, True]
+    assert source_changes(table, table).same == changes(table, table).same == 1

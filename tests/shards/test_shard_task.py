@@ -444,7 +444,7 @@ def test_the_probe_passes_over_what_does_not_decode(tmp_path: Path) -> None:
 
 def test_the_probe_says_why_nothing_decodes(tmp_path: Path) -> None:
     write(tmp_path / "in/0.png", b"none")
-    with pytest.raises(SampleError, match=r"none of the first 2 samples has a row: 0\.png: not an"):
+    with pytest.raises(SampleError, match=r"none of the 2 samples tried has a row: 0\.png: not an"):
         run_probe(probe_of(tmp_path, ["0.png", "gone.png"]))
 
 

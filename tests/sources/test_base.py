@@ -609,6 +609,19 @@ def test_a_dataset_of_tuples(module: Callable[[str], str], tmp_path: Path) -> No
         assert np.array_equal(row, np.full((3, 8, 8), 20 * int(key)))
 
 
+def test_a_label_may_be_an_array_of_one_number(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
+    code = """
+        import numpy as np
+        class Boxed(list):
+            def __init__(self):
+                super().__init__((np.full((8, 8, 3), i, np.uint8), np.array([i])) for i in range(3))
+    """
+    build_here(f"python:{module(code)}:Boxed", tmp_path / "store", precache.Recipe.image())
+    assert labels(tmp_path / "store") == {"0": 0, "1": 1, "2": 2}
+
+
 def test_a_dataset_of_dicts_without_targets(module: Callable[[str], str], tmp_path: Path) -> None:
     fields = {
         "image": {"ops": [{"op": "decode"}]},

@@ -687,7 +687,7 @@ def test_a_build_says_nothing_of_the_secrets_of_urls(
         own = url.replace("http://", f"http://someone:{SECRET}@")
         precache.build(f"{own}/photos", tmp_path / "store", RECIPE, **serial)
         for source, store, wrong in (
-            (f"{own}/broken", tmp_path / "other", f"{url}/broken: none of the first"),
+            (f"{own}/broken", tmp_path / "other", f"{url}/broken: none of the 1 samples tried"),
             (tmp_path, f"{own}/store", f"{url}/store is on a web server, which is read only"),
         ):
             with pytest.raises(PrecacheError, match=re.escape(wrong)) as caught:

@@ -54,14 +54,22 @@ def node_cpus() -> dict[str, int]:
     return dict(cpus)
 
 
+def be_nice(nice: int) -> None:
+    """Raise the niceness of this process to `nice`; one that is nicer already stays as it is.
+
+    Only root may lower it.
+    """
+    if os.getpriority(os.PRIO_PROCESS, 0) < nice:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+
 def call_on_node(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
     """Call a function in a worker; return its `PrecacheError`, so that only lost tasks raise."""
     import ray
 
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     os.environ.setdefault(NODE, address)
-    if nice:
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    be_nice(nice)
     try:
         return function(item)
     except PrecacheError as error:

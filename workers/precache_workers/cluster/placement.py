@@ -20,7 +20,7 @@ class Placement:
     labels
         Labels that a node must have.
     nice
-        Added to the workers' niceness, so that other work on their nodes comes first.
+        Least niceness of the workers, so that other work on their nodes comes first.
     """
 
     cpus: float = 1

@@ -73,7 +73,6 @@ from precache_workers.planning.work import (
 from precache_workers.sources.containers import CHANGED
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
-    from precache_workers.profiling.probe import ProbeTask
     from precache_workers.shards.samples import Job
     from precache_workers.shards.shard_objects import Recorded
     from precache_workers.shards.shard_task import ShardTask
@@ -232,23 +231,15 @@ class _Build:
         if missing := next((name for name in REQUIRED_MODULES if find_spec(name) is None), None):
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
         import_zstd()
+        from precache_workers.driver.suspects import run_without_killers
         from precache_workers.profiling.probe import probe_task, probed_rows, run_probe
 
         self.progress.phase("Measuring a few samples")
-        task = probe_task(self._job(), spec.table)
-        [(task, probe)] = run(run_probe, [task])
+        task, outcome = run_without_killers(
+            run, run_probe, probe_task(self._job(), spec.table), self.progress.say
+        )
         self.barred |= task.barred
-        if isinstance(probe, CrashError):
-            self._bar_killers(run, [task])
-            [(_, probe)] = run(run_probe, [replace(task, barred=self.barred)])
-        return probed_rows(probe, self.request.source)
-
-    def _bar_killers(self, run: Run, tasks: Sequence[ShardTask | ProbeTask]) -> None:
-        from precache_workers.driver.suspects import Trial, find_killers
-
-        self.progress.say("Workers died: looking for samples that kill them")
-        trials = [Trial(task.job, task.keys, task.sizes, task.locations) for task in tasks]
-        self.barred |= find_killers(run, trials)
+        return probed_rows(outcome, self.request.source)
 
     def _job(self) -> Job:
         from precache_workers.shards.samples import Job
@@ -314,7 +305,7 @@ class _Build:
 
     def _make_under(self, lease: BuildLease, run: Run, work: Work) -> BuildResult:
         target, base = work.target, work.base
-        self.retried = _retried_rows(work)
+        self.retried = _retried_rows(work, self.barred)
         if self.retried:
             self.progress.say(_retry_line(work, self.retried))
         receipts = dict(work.receipts)
@@ -454,12 +445,14 @@ class _Build:
                 return
             todo = sorted(errors)
             if crashed and attempt < SHARD_ATTEMPTS:
-                self._bar_killers(run, crashed)
-        kept = "all is computed again by" if self.request.recompute else "the rest is kept:"
+                from precache_workers.driver.suspects import find_killers
+
+                self.barred |= find_killers(run, crashed, self.progress.say)
+        rest = "not kept, as with --recompute" if self.request.recompute else "kept"
         raise BuildError(
-            f"{len(todo)} of {target.shards} shards are not done: {errors[todo[0]]}; {kept} run "
+            f"{len(todo)} of {target.shards} shards are not done: {errors[todo[0]]}; run "
             "the same command again, or with --accept-missing to leave holes for what cannot be "
-            "fetched"
+            f"fetched (the rest is {rest})"
         )
 
     def _task(
@@ -526,14 +519,16 @@ def _remove_shards(target: TargetVersion, shards: Sequence[int]) -> None:
             target.folder.remove(name)
 
 
-def _retried_rows(work: Work) -> set[int]:
-    """Rows whose samples failed before and are tried again."""
+def _retried_rows(work: Work, barred: Collection[str]) -> set[int]:
+    """Rows whose samples failed before and are tried again, as those of `barred` keys are not."""
+    base, table = work.base, work.target.table
     if work.failed is not None:
-        return failed_rows(work.failed)
-    base = work.base
-    if base is None or not base.retries:
+        rows = failed_rows(work.failed)
+    elif base is None or not base.retries:
         return set()
-    return {row for row, why in base.holes.items() if why != REMOVED} - work.target.table.removed
+    else:
+        rows = {row for row, why in base.holes.items() if why != REMOVED} - table.removed
+    return {row for row in rows if table.keys[row] not in barred}
 
 
 def _retry_line(work: Work, retried: Collection[int]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -55,7 +55,7 @@ from precache_workers.sources.base import Source
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
     from precache_workers.profiling.op_costs import FieldCosts
-    from precache_workers.shards.samples import Job
+    from precache_workers.shards.samples import Job, SamplesTask
 
 TIMED, LEAST_TIMED = 128, 8
 """Rows of each kind that are measured; samples of `TIMED_BYTES` and more are fewer."""
@@ -221,6 +221,7 @@ class _Profiler:
         self._progress = progress
         self._stack = stack
         self._probe_seconds = 0.0
+        self._barred: Mapping[str, str] = listed.barred
 
     @functools.cached_property
     def _run(self) -> Run:
@@ -241,12 +242,21 @@ class _Profiler:
 
         return Job.of(self._request, self._source, self._listed)
 
+    def _outcome(self, function: Callable[[Any], Any], task: SamplesTask) -> Any:
+        """Run a task without the samples that are known to kill its worker."""
+        from precache_workers.driver.suspects import run_without_killers
+
+        task = replace(task, barred=self._barred)
+        task, outcome = run_without_killers(self._run, function, task, self._progress.say)
+        self._barred = task.barred
+        return outcome
+
     def measure(self, spec: VersionSpec) -> MeasuredRows:
         """Return row shapes and stored bytes, from a few samples."""
         from precache_workers.profiling.probe import probe_task, probed_rows, run_probe
 
-        run, began = self._run, time.perf_counter()
-        [(_, outcome)] = run(run_probe, [probe_task(self._job, spec.table)])
+        _, began = self._run, time.perf_counter()
+        outcome = self._outcome(run_probe, probe_task(self._job, spec.table))
         self._probe_seconds = time.perf_counter() - began
         return probed_rows(outcome, self._request.source)
 
@@ -267,7 +277,7 @@ class _Profiler:
         if not len(rows):
             return ()
         job = replace(self._job, recipe=self._listed.spec.declared)
-        [(_, outcome)] = self._run(time_ops, [OpsTask.of(job, table, rows)])
+        outcome = self._outcome(time_ops, OpsTask.of(job, table, rows))
         if isinstance(outcome, PrecacheError):
             raise outcome
         costs: tuple[FieldCosts, ...] = outcome
@@ -295,7 +305,7 @@ class _Profiler:
             base=old.base if old else None,
             places=_some_taken(work, old).tolist() if old else [],
         )
-        [(_, outcome)] = self._run(measure_rates, [task])
+        outcome = self._outcome(measure_rates, task)
         if isinstance(outcome, PrecacheError):
             raise outcome
         times: UnitTimes = outcome

@@ -128,7 +128,10 @@ def progress_line(done: int, total: int, rate: float) -> str:
     Parameters
     ----------
     rate
-        Samples a second, above 0.
+        Samples a second; 0 before the first, as where all rows of the first shards are removed.
     """
+    line = f"{done:,} of {total:,} samples"
+    if not rate:
+        return line
     left = timedelta(seconds=round((total - done) / rate))
-    return f"{done:,} of {total:,} samples, {rate:,.0f}/s, {left} left"
+    return f"{line}, {rate:,.0f}/s, {left} left"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from precache.errors import CrashError, PrecacheError
 from precache.units import size
@@ -15,6 +16,7 @@ from precache_workers.cluster.executor import Run
 from precache_workers.profiling.harness import SampleRun, run_samples
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import BASE_MEMORY, SamplesTask, recipes_of
+from precache_workers.shards.shard_task import ShardTask
 from precache_workers.sources.base import Sample
 
 PARTS = 8
@@ -82,19 +84,42 @@ def limited_memory(nbytes: int) -> Iterator[None]:
 
 
 KILLS = "decoding it kills the worker"
-"""Begin of the reason for a hole whose sample kills the worker."""
+"""Beginning of the reason for a hole whose sample kills the worker."""
 
 
-def find_killers(run: Run, trials: Iterable[Trial]) -> dict[str, str]:
+def run_without_killers(
+    run: Run, function: Callable[[Any], Any], task: SamplesTask, say: Callable[[str], None]
+) -> tuple[SamplesTask, Any]:
+    """Run one task; if it kills its worker, run it again without the samples that do so.
+
+    Returns
+    -------
+    tuple
+        The task as it ran last, with the samples that it left out as `barred`; and its outcome.
+    """
+    [(task, outcome)] = run(function, [task])
+    if isinstance(outcome, CrashError):
+        killers = find_killers(run, [task], say)
+        [(task, outcome)] = run(function, [replace(task, barred={**task.barred, **killers})])
+    return task, outcome
+
+
+def find_killers(
+    run: Run, tasks: Iterable[SamplesTask | ShardTask], say: Callable[[str], None]
+) -> dict[str, str]:
     """Return key -> reason of the samples that kill their worker even when decoded alone.
 
     Parameters
     ----------
     run
         Executor of a cluster, whose workers may die.
-    trials
-        The tasks that killed their workers.
+    tasks
+        Those that killed their workers.
+    say
+        Is told that the search begins.
     """
+    say("Workers died: looking for samples that kill them")
+    trials = [Trial(task.job, task.keys, task.sizes, task.locations) for task in tasks]
     killers: dict[str, str] = {}
     alone: list[Trial] = []
     suspects = [part for trial in trials for part in trial.parts() or [trial]]

@@ -114,7 +114,7 @@ class PlacementOptions(BaseModel):
     )
     nice: Annotated[Niceness, Flag("N")] = Field(
         default=10,
-        description="niceness of the workers, 0 to 19: other work on their nodes goes first",
+        description="least niceness of the workers, 0 to 19: other work on their nodes goes first",
     )
 
     @field_validator("node_labels")

@@ -75,9 +75,7 @@ def _probe(task: ProbeTask) -> MeasuredRows:
                 _check_declared(job.recipe, shapes)
             stored.append(sum(_stored_nbytes(job, name, row) for name, row in rows.items()))
     if not shapes:
-        why = reasons[0] if reasons else "each kills the worker that decodes it"
-        tried = f"first {len(task.keys)} samples" if task.keys else "samples that were tried"
-        raise SampleError(f"none of the {tried} has a row: {why}")
+        raise SampleError(f"none of the {len(reasons)} samples tried has a row: {reasons[0]}")
     return MeasuredRows(shapes, float(np.mean(stored)))
 
 

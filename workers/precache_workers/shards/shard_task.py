@@ -272,7 +272,7 @@ class _Rows:
         self._notes.begin(DECODING, key)
         reason = row.hole or stage_row(row.fields, self._writers, place, key, sample)
         self.content.append(content)
-        self.reused += row.reuses and (reason != "" or not row.fetches)
+        self.reused += row.reuses and (row.hole != "" if reason else not row.fetches)
         if reason:
             self.holes[task.first_row + place] = reason
         spent = timing.charge("ops")

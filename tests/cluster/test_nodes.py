@@ -1,0 +1,26 @@
+"""What a worker does to its process before it runs tasks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+NICENESS = """
+import os
+from precache_workers.cluster.nodes import be_nice
+os.nice(15 - os.nice(0))
+if os.geteuid() == 0:
+    os.setuid(65534)
+be_nice({nice})
+print(os.nice(0))
+"""
+
+
+@pytest.mark.parametrize(("nice", "then"), [(0, 15), (10, 15), (15, 15), (18, 18)])
+def test_a_worker_that_is_nicer_already_stays_so(nice: int, then: int) -> None:
+    """Only root could lower its niceness; Ray and service managers start workers with some."""
+    code = NICENESS.format(nice=nice)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == (f"{then}\n", "")
