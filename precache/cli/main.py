@@ -33,7 +33,7 @@ COMMANDS = {
         "diff": "compare two versions",
         "use": "make a version current",
         "refresh": "compute fresh variants of a store's samples",
-        "verify": "check every checksum of a store",
+        "verify": "check every checksum of a version",
         "gc": "remove old versions",
     },
     "measuring": {
@@ -42,8 +42,8 @@ COMMANDS = {
     },
     "shell": {"completion": "print a script for completion by Tab in a shell"},
     "copying": {
-        "pull": "copy a version to a local folder",
-        "push": "copy a version to another store, path or URL",
+        "pull": "copy a version into another store, such as a local one",
+        "push": "copy a version into another store, such as a remote one",
     },
 }
 """Commands with their help, by heading; each is a module of `precache.cli.commands`."""
@@ -149,6 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say_error(error)
         return error.exit_status
     except KeyboardInterrupt:
-        sys.stderr.write("precache: interrupted; what was done is kept, run it again to continue\n")
+        kept = "; what was done is kept, run it again to continue"
+        keeps = options.command in ("build", "pull", "push", "refresh")
+        sys.stderr.write(f"precache: interrupted{kept if keeps else ''}\n")
         return 130
     return status

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from precache.loading.version_follower import VersionFollower
 from precache.messages import printable
 from precache.reading.disk_cache import DiskCache
 from precache.reading.version_reader import VersionReader
-from precache.runtime.step_clock import ThreadTime, WorkTime
+from precache.runtime.step_clock import FetchedObjects, ThreadTime, WorkTime
 from precache.sampling.order import Order, Shuffle
 from precache.store.labels import has_label
 from precache.store.live_version import LiveVersion
@@ -53,6 +53,34 @@ FinishedBatch = tuple[int, int, list[Any]]
 
 _warned: set[str] = set()
 """Paths of versions with rows that have no label, of which the log has a warning."""
+
+
+class SourceCounts(NamedTuple):
+    """What a source counts, for `Loader.stats`.
+
+    Attributes
+    ----------
+    cpu_seconds
+        Of its threads.
+    fetched
+        Objects fetched over the network; None without a disk cache.
+    repeated
+        Rows read a second time in place of holes.
+    """
+
+    cpu_seconds: float = 0.0
+    fetched: FetchedObjects | None = None
+    repeated: int = 0
+
+    def plus(self, other: SourceCounts) -> SourceCounts:
+        """Return the sums."""
+        counts = [each.fetched for each in (self, other) if each.fetched is not None]
+        objects, nbytes = sum(c.objects for c in counts), sum(c.nbytes for c in counts)
+        return SourceCounts(
+            self.cpu_seconds + other.cpu_seconds,
+            FetchedObjects(objects, nbytes) if counts else None,
+            self.repeated + other.repeated,
+        )
 
 
 class BatchSource:
@@ -219,8 +247,14 @@ class BatchSource:
                     del decoded, batch  # what the caller drops is gone
                     yield finished
 
-    def take_repeated(self) -> int:
-        """Return the rows read a second time in place of holes, since the last call."""
+    def take_counts(self) -> SourceCounts:
+        """Return what was counted since the last call."""
+        cached = self.reader.cached
+        return SourceCounts(
+            self.stream.thread_time.take(), cached.take() if cached else None, self._take_repeated()
+        )
+
+    def _take_repeated(self) -> int:
         return 0
 
     def _runs(self, epoch: int, start: int) -> Iterator[Rows]:
@@ -419,7 +453,7 @@ class LiveSource(BatchSource):
             raise UsageError(f"epoch is {epoch}, and its order is known once the version is built")
         return super().rows_of_batch(epoch, batch)
 
-    def take_repeated(self) -> int:
+    def _take_repeated(self) -> int:
         return self._arrivals.take_repeated()
 
     def _await_version(self) -> BatchSource:

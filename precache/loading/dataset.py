@@ -104,7 +104,7 @@ class CachedDataset(Dataset[Batch]):
         Names of the fields to read, by default all; or name -> path of an array in a group that
         other software wrote.
     verify
-        When CRC32C checksums are checked: ``first``, ``always`` or ``off``.
+        When checksums of chunks are checked: ``first``, ``always`` or ``off``.
     access
         ``map``, or ``pread`` for a network file system. Rows of a remote store are read by range
         requests, those of a batch together.

@@ -16,7 +16,7 @@ import torch
 
 from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
-from precache.loading.batch_source import BatchSource, open_batch_source
+from precache.loading.batch_source import BatchSource, SourceCounts, open_batch_source
 from precache.loading.cuda_clock import stall_clock
 from precache.loading.options import LoaderOptions, refuse_renamed
 from precache.loading.position import Position, require_same
@@ -65,7 +65,7 @@ class Loader:
     order
         Without shuffle: ``row`` (as stored) or ``key`` (sorted by key).
     verify
-        When CRC32C checksums are checked: ``first`` (once per process), ``always`` or ``off``.
+        When checksums of chunks are checked: ``first`` (once per process), ``always`` or ``off``.
     num_threads
         Decoding threads; by default one where reading is copying, else up to four, and no more than
         the cores that this process may use by its affinity and the CPU quota of its control group.
@@ -194,6 +194,7 @@ class Loader:
         self._position = Position(len(self))
         self._last = (0, 0)
         self._reported_work = WorkTime()
+        self._counts = SourceCounts()
 
     @property
     def version(self) -> Version:
@@ -236,17 +237,27 @@ class Loader:
         UsageError
             An epoch has no such batch.
         """
-        epoch, batch = whole("epoch", epoch, 0), whole("batch", batch)
-        if not 0 <= batch < len(self):
-            raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
+        epoch, batch = whole("epoch", epoch, 0), self._require_batch(batch)
         return self._source.rows_of_batch(epoch, batch)
+
+    def _require_batch(self, batch: int) -> int:
+        if not 0 <= whole("batch", batch) < len(self):
+            raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
+        return whole("batch", batch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator runs."""
         self._position.choose(epoch)
 
     def seek(self, epoch: int, batch: int) -> None:
-        """Choose the epoch that the next iterator runs, and the batch that it begins with."""
+        """Choose the epoch that the next iterator runs, and the batch that it begins with.
+
+        Raises
+        ------
+        UsageError
+            An epoch has no such batch.
+        """
+        self._require_batch(batch)
         self._position.seek(epoch, batch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -276,18 +287,22 @@ class Loader:
 
     def _use(self, source: BatchSource) -> BatchSource:
         if source is not self._source:
+            self._counts = self._take_counts()
             self._source = source
             self._position.resize(len(self))
         return source
 
     def stats(self) -> LoaderStats:
         """Batches, bytes, waiting and step times, and the threads' CPU time since the last call."""
-        source, before = self._source, self._reported_work
-        self._reported_work = work = source.work_time
-        fetched = source.reader.cached.take() if source.reader.cached else None
-        cpu_seconds = source.stream.thread_time.take()
-        stats = self._clock.report(cpu_seconds, fetched, work.plus(before, -1))
-        return dataclasses.replace(stats, repeated=source.take_repeated())
+        before, self._reported_work = self._reported_work, self._source.work_time
+        counts, self._counts = self._take_counts(), SourceCounts()
+        work = self._reported_work.plus(before, -1)
+        stats = self._clock.report(counts.cpu_seconds, counts.fetched, work)
+        return dataclasses.replace(stats, repeated=counts.repeated)
+
+    def _take_counts(self) -> SourceCounts:
+        """Take the counts since the last report, of this source and those before it."""
+        return self._counts.plus(self._source.take_counts())
 
     @property
     def work_time(self) -> WorkTime:

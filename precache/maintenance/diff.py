@@ -432,7 +432,10 @@ def compare_samples(before: Samples, after: Samples) -> SampleChanges:
 
 
 def changed_keys(before: Samples, after: Samples) -> dict[str, list[str]]:
-    """Kind of change, as in `SampleChanges` -> keys of these samples, in row order."""
+    """Kind of change, as in `SampleChanges` -> keys of these samples, in row order.
+
+    Those of `relabelled` have both labels behind the key.
+    """
     places = {key: place for place, key in enumerate(before.keys)}
     changed: dict[str, list[str]] = {field.name: [] for field in fields(SampleChanges)}
     for new, key in enumerate(after.keys):

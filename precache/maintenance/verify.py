@@ -18,6 +18,7 @@ import xxhash
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.messages import as_text, first_ones
 from precache.reading.array_reader import ArrayReader
+from precache.reading.remote_shards import RangedShardFiles
 from precache.storage.base import is_missing
 from precache.storage.local_files import map_file
 from precache.storage.open import StorageOptions
@@ -146,9 +147,12 @@ def _verify(version: Version, tick: Tick) -> Verified:
         tables = [flawed for flawed in damage if flawed.startswith(f"shards/{name}/c/")]
         if ROOT in damage or tables:
             why = ROOT if ROOT in damage else f"{tables[0]}, which has their checksums,"
-            unchecked.append(f"the shards of {name}: {why} is damaged; verify again once mended")
+            unchecked.append(
+                f"the shards of {name}: {why} is damaged; verify again after the repair"
+            )
             continue
-        reader = ArrayReader(version, name, verify="always")
+        ranged = None if version.folder.local("") else RangedShardFiles(version, name)
+        reader = ArrayReader(version, name, verify="always", objects=ranged)
         shards: list[Damage] = []
         for number, shard in reader.objects():
             problem = _check_object(version, reader, number, shard, tick)

@@ -68,7 +68,7 @@ class ShardFiles(ABC):
         Bytes and `StoredObject.begin` by object number, filled in by `begin`; empty and -1 until
         then. Of length 0 for arrays that are not plain or not mapped.
     checked
-        (objects, chunks) bool: the chunks whose CRC32C this process has checked, as callers
+        (objects, chunks) bool: the chunks whose checksum this process has checked, as callers
         record. Shared with other readers that map the same unchanged file.
     """
 
@@ -198,10 +198,11 @@ class ShardFiles(ABC):
         if self.version.is_gone():
             return gone_error(self.version.path)
         path = self.version.folder.path(self.name(number, tail))
-        return DamageError(
-            f"shard {path} is damaged at row {row} ({self.version.describe(row)}): {reason}; "
-            "delete the file and run the same precache build command again to repair it"
-        )
+        way_out = "delete the file and run the same precache build command again to repair it"
+        if self.version.foreign:
+            way_out = "other software wrote it: restore the file from where it came from"
+        place = f"at row {row} ({self.version.describe(row)})"
+        return DamageError(f"shard {path} is damaged {place}: {reason}; {way_out}")
 
 
 class MappedShardFiles(ShardFiles):

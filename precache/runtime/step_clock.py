@@ -96,7 +96,7 @@ class LoaderStats:
         The part of `stall_ratio` that is waiting for transforms on the CPU; the rest is waiting for
         loading.
     cpu_seconds
-        Total CPU time of the threads that read ahead and decode.
+        CPU time of the threads that read ahead, decode and, on the CPU, transform.
     ready
         Decoded batches when one was requested, on average; near 0 means that the loop waits for
         decoding. Small batches come in rounds of up to 8: for them, below 8 means that.

@@ -109,6 +109,8 @@ def _find(store: Folder, base: str, prefix: str | None) -> tuple[Folder, bytes |
     with ThreadPoolExecutor(1, "precache-open") as pool:  # remote requests run in parallel
         request = pool.submit(read_commits, store, newest=newest) if _is_remote(store) else None
         document = store.get(ROOT)
+    if document is not None and prefix is not None:
+        raise StoreError(f"{shown(base)} is one version, and no store; leave out @{prefix}")
     if document is not None:  # on a disk it is read again, after its time
         return store, document if _is_remote(store) else None
     log = request.result() if request else read_commits(store, newest=newest)

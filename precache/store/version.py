@@ -257,12 +257,13 @@ class Version:
     def rows_of_classes(self, *classes: str | int) -> np.ndarray:
         """Row numbers (int64) of some classes, by name or number, holes included.
 
-        Of multi-hot labels, a row is one that has any of the classes.
+        Of multi-hot labels, a row is one that has any of the classes. No row has a number that is
+        not the number of a class.
 
         Raises
         ------
         UsageError
-            There is no such class, or labels are numbers.
+            There is no class of such a name, or labels are numbers.
         """
         numbers, labels = [self._class_number(name) for name in classes], self.labels
         if labels.ndim == 2:

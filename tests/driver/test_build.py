@@ -587,7 +587,7 @@ def test_failures_of_earlier_runs_count(tmp_path: Path, source: Path) -> None:
 def test_a_source_of_broken_files_alone(tmp_path: Path) -> None:
     for number in range(4):
         write(tmp_path / f"in/{number}.jpg", b"none")
-    with pytest.raises(SourceError, match=r"in: none of the 4 samples tried has a row: .*not an image"):
+    with pytest.raises(SourceError, match=r"none of the 4 samples tried has a row: .*not an image"):
         build(tmp_path / "in", tmp_path / "store")
     assert not (tmp_path / "store/commits").exists()
 

@@ -680,6 +680,15 @@ def test_an_epoch_below_zero_is_refused(image_store: BuiltStore) -> None:
                 refused()
 
 
+def test_a_batch_that_no_epoch_has_is_refused(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        loader.seek(0, len(loader) - 1)
+        assert len(list(loader)) == 1
+        for refused in (len(loader), -1):
+            with pytest.raises(UsageError, match=f"batch is {refused}"):
+                loader.seek(0, refused)
+
+
 def test_rows_without_a_label_are_named_once_where_labels_are_read(
     image_folder: Callable[..., Path],
     make_store: Callable[..., BuiltStore],

@@ -98,6 +98,10 @@ def test_from_a_bucket_by_way_of_a_disk_cache(source: Path, tmp_path: Path) -> N
         precache.build(source, url, RECIPES[1], **options)
         assert check(loader, loader, pixels(url)) == 10
         assert list(batches) == []  # that of the epoch before has ended
+        stats = loader.stats()
+    assert stats.batches == 9
+    assert stats.fetched is not None
+    assert stats.fetched.objects >= 2  # of both versions
 
 
 @pytest.mark.parametrize("kind", ["shape", "dtype", "field", "rows"])

@@ -20,6 +20,7 @@ from precache.errors import DamageError, StoreError
 from precache.store.commit_log import ROOT
 from tests.conftest import BuiltStore
 from tests.support.building import build_here, contents, environment, remains, write_jpegs
+from tests.support.servers import web_server
 
 Copy = Callable[[BuiltStore], BuiltStore]
 
@@ -104,6 +105,9 @@ def test_a_flipped_bit_in_a_row_is_found_and_its_key_named(
     shard, reason, keys = only(precache.verify(damaged.path))
     assert shard == "image/c/1/0/0/0"
     assert reason == "its checksum does not hold"
+    with web_server(Path(damaged.path).parent) as url:
+        over_http = precache.verify(f"{url}/{Path(damaged.path).name}")
+    assert only(over_http) == (shard, reason, keys)
     here = keys_of_shard(damaged, 1, 8)
     assert set(keys) <= set(here)
     assert len(keys) == (8 if place == 1.0 else 1)

@@ -107,6 +107,15 @@ def test_use_needs_a_version(store: tuple[Path, list[str]]) -> None:
         precache.use(f"{path}@{'0' * 8}")
 
 
+def test_a_version_has_no_versions(store: tuple[Path, list[str]]) -> None:
+    path, (first, *_) = store
+    for take in (precache.use, precache.open, precache.verify):
+        with pytest.raises(
+            StoreError, match=f"is one version, and no store; leave out @{first[:4]}"
+        ):
+            take(f"{path}/{first}@{first[:4]}")
+
+
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [

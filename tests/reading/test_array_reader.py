@@ -869,7 +869,9 @@ def test_damage_of_foreign_chunks_is_named_too(tmp_path: Path) -> None:
     _change(path, path.stat().st_size // 2)
     reader = _reader(precache.store.open.open_version(tmp_path, {"image": "train/pixels"}))
     np.testing.assert_array_equal(_read(reader, [0, 12]), values[[0, 12]])
-    with pytest.raises(DamageError, match=r"c/1/0/0/0 is damaged at row 5"):
+    with pytest.raises(
+        DamageError, match=r"c/1/0/0/0 is damaged at row 5.*: restore the file from"
+    ):
         _read(reader, [5])
 
 

@@ -18,8 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Copy a whole version to another store, with pull to a local folder and with push to any path
-    or URL, and make it current there.
+    """Copy a whole version into another store, local or remote, and make it current there.
 
     Every object is checked while it is copied. A version that is complete there is only made
     current. A damaged one stays until an intact one replaces it, or in a bucket is repaired. If it
