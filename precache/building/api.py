@@ -95,7 +95,7 @@ def build(
         ``local`` (worker processes on this machine), ``serial`` (this process), ``auto``
         or ``ray://host:port`` (a running cluster).
     labels
-        CSV file of (key, label) lines that override the folders' labels. Keys are compared in
+        CSV file of (key, label) lines that override the source's labels. Keys are compared in
         Unicode's NFC; a key may occur twice, but not with two labels.
     classes
         Store or file whose class map is used, so that training and validation agree.
@@ -108,8 +108,8 @@ def build(
     keep_order
         Store rows in the order of the listing instead of a fixed shuffle.
     shard_samples
-        Rows of a shard. By default a shard has about 128 MiB of raw data, and there are at least
-        16 shards.
+        Rows of a shard. By default a shard has about 128 MiB of raw data, and small sets are
+        divided into about 16 shards if their chunks allow it.
     on_error
         ``skip``: a sample that cannot be decoded becomes a hole; ``raise``: the first one ends the
         build.
@@ -175,7 +175,7 @@ def build(
     UsageError
         An option's value is not allowed, or the request cannot be met; nothing was written.
     BuildError, StorageError
-        The build is incomplete; the same call continues it.
+        The build is incomplete; the same call continues it, unless `recompute` is set.
     """
     request = new_request(**locals())
     from precache_workers.driver.build import run_build

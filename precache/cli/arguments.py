@@ -53,8 +53,8 @@ def add_storage_options(to: Any) -> None:
         dest="storage_options",
         metavar="KEY=VARIABLE",
         type=_storage_option_env,
-        help="the same, read from a variable of the environment, on a cluster of each node; for "
-        "secrets, such as secret=PHOTOS_SECRET; repeatable",
+        help="like --storage-option, but the value is read from an environment variable (on a "
+        "cluster: of each node); for secrets, such as secret=PHOTOS_SECRET; repeatable",
     )
 
 

@@ -63,7 +63,7 @@ class Diagnosis(Judgement):
         return cls(**vars(judge(measurements)), measurements=measurements)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the times of single batches, for JSON."""
+        """Return the judgement, the setup and the note on cold files, for JSON."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         measured: Measurements = values.pop("measurements")
         values["evidence"] = list(map(vars, self.evidence))
@@ -132,7 +132,8 @@ def diagnose(
     step
         Function of a batch, as the loader gives it, that does what training does.
     seconds, steps
-        Limits of each run, which ends at the first one reached, but not before three batches.
+        Limits of each run, which ends at the first one reached; after at least three batches,
+        unless these take three times `seconds`.
     device
         Device of the step; by default the current CUDA device if the step uses CUDA.
     files

@@ -128,8 +128,9 @@ class Loader:
 
     Notes
     -----
-    Of a field with `variants = K`, epoch e reads variant e modulo K. With `refresh` a new variant
-    is read after at most K epochs; if a build adds one for each epoch, none is read twice.
+    Of a field with `variants = K`, epoch e reads the stored variant whose number is e
+    modulo K. With `refresh` a new variant is read after at most K epochs; if a build adds one for
+    each epoch, none is read twice.
 
     Images are (N, C, H, W) uint8 unless `transform` changes them. On the CPU a batch's memory is
     used again once its last tensor is gone. Each iterator is the next epoch, unless `set_epoch`

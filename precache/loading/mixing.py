@@ -47,7 +47,7 @@ def mix(
         The sources, each with its own store, transform and options. From here on only the mixture
         may iterate over them, and it closes them.
     weights
-        With ``by="batch"``: the share of the steps of each source; by default as many as it has
+        With ``by="batch"``: each source's share of the steps; by default in proportion to its
         batches. The proportions are exact in every epoch.
     by
         ``batch``: every step is a batch of one source, the same one on all ranks; rows of the

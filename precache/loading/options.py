@@ -120,7 +120,7 @@ class LoaderOptions:
         of_one_version = (self.rows, self.weights, self.resident)
         if self.refresh and (by_device or any(value is not None for value in of_one_version)):
             raise UsageError(
-                "rows, weights, resident and gather are of one version; leave out refresh"
+                "rows, weights, resident and gather need one version; leave out refresh"
             )
         if by_device and (self.resident or self.access != "map"):
             raise UsageError("gather='device' maps shards; leave out resident and access")

@@ -144,11 +144,6 @@ class VersionReader:
         """True if every large field is mapped, so that reading some rows makes no request."""
         return self._mapped or self.cached is not None
 
-    @property
-    def plain(self) -> bool:
-        """True if every large field is mapped and plain, so that reading only copies."""
-        return all(reader.plain for reader in self.readers.values())
-
     def read_from_memory(self, values: Mapping[str, np.ndarray]) -> None:
         """Read every field from memory from now on: name -> (rows, ...), by row number.
 

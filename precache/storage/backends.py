@@ -48,7 +48,7 @@ themselves."""
 
 
 def file_system(protocol: str, options: Mapping[str, Any], within: str = "") -> Any:
-    """fsspec's own instance for these options, which it keeps, one for each process.
+    """Return this process's client for these options; fsspec's instance but for S3 and Azure.
 
     Parameters
     ----------

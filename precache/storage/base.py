@@ -31,8 +31,9 @@ a sample. The row table of fifty million rows has as many; beyond that, it is da
 _NAME = re.compile(r"(?!\.\.?(?:/|\Z))[^/\0]+(?:/(?!\.\.?(?:/|\Z))[^/\0]+)*")
 
 LINK_OUT, LINK_TWICE, NO_FILE, NO_NAME = "link_out", "link_twice", "no_file", "no_name"
-"""Why a walk leaves something out: a link out of the folder; a FIFO, socket, device or a
-link in an archive; a name with an empty part, ``.`` or ``..``."""
+"""Why a walk leaves something out: a link out of the folder; another link to a folder that a
+link led to; a FIFO, socket, device or a link in an archive; a name with an empty part, ``.`` or
+``..``."""
 
 _LEFT_OUT_AS = {
     LINK_OUT: "links that lead out of it (--follow-links takes what they lead to)",

@@ -13,14 +13,14 @@ from typing import Any
 
 ATTEMPTS = 6
 BUSY_ATTEMPTS = 9
-"""Attempts in general, and at a request that fails where no library retries: for a minute."""
+"""Attempts in general, and at a request that no library retries: for about a minute."""
 
 RETRY_SECONDS = 60.0
-"""Seconds since the first attempt after which there is no other."""
+"""Seconds since the first attempt after which only one more is made."""
 
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
-"""Seconds between attempts: doubled each time, give or take half, unless the server wishes."""
+"""Seconds between attempts: doubled each time, give or take half, or as the server says."""
 
 CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 60.0

@@ -92,7 +92,7 @@ def label_form(row_shape: Sequence[int], dtype: str) -> tuple[list[str], Any, in
 
 
 def label_layouts(attributes: Attributes) -> list[Array]:
-    """Return the possible layouts of the labels: the dtype of class numbers follows from these."""
+    """Return the possible layouts of the labels: one for each dtype that class numbers may have."""
     stored = attributes.label
     forms = [(stored.shape, stored.dtype)] if stored else [((), dtype) for dtype in CLASS_DTYPES]
     return [

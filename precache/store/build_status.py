@@ -32,7 +32,7 @@ class BuildStatus:
     done
         Shards that have a receipt.
     idle_seconds
-        Since the last receipt or heartbeat, or the begin; below a minute while the build is alive.
+        Since the last receipt or heartbeat, or the beginning.
     """
 
     version: str

@@ -375,8 +375,8 @@ def _same(one: Json, other: Json) -> bool:
 def has_labels_with_samples(table: RowTable) -> bool:
     """Return whether labels may have come with the samples, as from a Python dataset.
 
-    The samples of a Python dataset have neither size nor time, and all the same etag. So may the
-    rows of a Parquet file, whose etag is an XXH3-64, as that of no dataset. Only class numbers may.
+    Samples of a Python dataset have no size and no time, and share one etag. Rows of a Parquet file
+    can look the same, but their etag is an XXH3-64. Only class numbers can come with samples.
     """
     etags = [etag for row, etag in enumerate(table.etags) if row not in table.removed]
     unknown = bool((table.sizes < 0).all() and (table.mtimes < 0).all())

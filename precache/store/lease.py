@@ -37,14 +37,14 @@ RENEWAL_SECONDS = 10.0
 """Between two heartbeats."""
 
 STALE_SECONDS = 6 * RENEWAL_SECONDS
-"""Time without a heartbeat after which its process has ended: several requests may fail before."""
+"""Seconds without a heartbeat after which the holder has ended; several renewals may fail."""
 
 ALIVE_SECONDS = STALE_SECONDS + 40.0
 """The same between clocks of two machines, which may differ."""
 
 QUIET_SECONDS = 900.0
-"""Time that a build or a copy may change nothing, as while it commits: `gc` leaves it alone so
-long, and those who follow it wait."""
+"""Seconds for which a live build or copy may change nothing, as while it commits. `gc` leaves it
+alone, and followers wait, for that long."""
 
 POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
 """Seconds between two looks at a store."""

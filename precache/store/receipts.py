@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 class ShardObject:
     """One stored object: size, XXH3-64 of all its bytes, and bytes before compression.
 
-    A CRC32C would not do: over chunks that end in their own it is the same for all contents.
+    Not a CRC32C: that of data followed by its own CRC32C is a constant.
     """
 
     size: int

@@ -227,9 +227,9 @@ class RowTable:
 def unit_of(location: str) -> str:
     """Return the part of a container that a sample is read with: the text before the last tab.
 
-    It is empty for a sample that is read alone. Behind its last ``#`` it may begin with ``>``, if
-    it is read from its beginning to the last sample that is wanted. It may end with ``~`` and the
-    bytes that its samples have on average, where their sizes are unknown.
+    It is empty for a sample that is read alone. The text after its last ``#`` starts with ``>`` if
+    the part is read from its start to the last sample wanted. A suffix ``~N`` is the mean size of
+    its samples in bytes, where their sizes are unknown.
     """
     return location.rpartition("\t")[0]
 

@@ -234,7 +234,9 @@ class Version:
         (rows, classes) uint8 has a 1 for each class of a row.
         """
         if self.foreign:
-            raise StoreError(f"{self.path} was written by other software; name its labels as field")
+            raise StoreError(
+                f"{self.path} was written by other software; read its labels as a field"
+            )
         return self._small("label")
 
     @property

@@ -411,7 +411,7 @@ def test_where_it_cannot_be_the_log_says_once_why(
         ({"gather": "gpu"}, "gather is 'gpu'; choose one of host, device"),
         ({"resident": "host"}, "gather='device' maps shards; leave out resident and access"),
         ({"access": "pread"}, "gather='device' maps shards; leave out resident and access"),
-        ({"refresh": "epoch"}, "rows, weights, resident and gather are of one version"),
+        ({"refresh": "epoch"}, "rows, weights, resident and gather need one version"),
     ],
 )
 def test_what_contradicts_it_is_refused(

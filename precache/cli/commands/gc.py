@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--older-than",
         default="7d",
         metavar="AGE",
-        help="time since another version replaced them, such as 12h or 4w; default 7d",
+        help="time since a version was replaced, such as 12h or 4w; default 7d",
     )
     parser.add_argument(
         "--dry-run",

@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         RunOptions,
         address=f"{RunOptions.model_fields['address'].description}; with --submit, {SERVER}",
-        max_failures="holes allowed; default 1% of the samples, at least 5, and as many as there "
-        "were",
+        max_failures="failed samples allowed; default 1% of the samples, at least 5, and as "
+        "many as there were",
     )
     add_option(parser, "run_functions")
     job = parser.add_argument_group("as a job of a cluster")

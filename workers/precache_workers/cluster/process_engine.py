@@ -45,11 +45,11 @@ MEMORY_SECONDS = 0.25
 LEAST_FREE = 512 << 20
 """Bytes of memory; with less available, the largest worker is ended."""
 
-MOST_MEMORY = 1 << 30
-"""Bytes that a worker always keeps."""
+LEAST_ENDED = 1 << 30
+"""Only a worker that holds more bytes is ended for them."""
 
 LATE_SECONDS = Patience().first_late
-"""Age of a task from which it takes no place from its next copy."""
+"""Age from which a task does not count towards the number of tasks that run at a time."""
 
 ENDING_SECONDS = 1.0
 """Time for a process to end that has closed its connection, and for its last words."""
@@ -245,7 +245,7 @@ class ProcessEngine:
         held = {worker: worker.memory() for worker in self._busy.values()}
         largest = max(held, key=held.__getitem__, default=None)
         used = memory.total - memory.available
-        if largest and held[largest] > MOST_MEMORY and 2 * sum(held.values()) > used:
+        if largest and held[largest] > LEAST_ENDED and 2 * sum(held.values()) > used:
             largest.out_of_memory = True
             largest.kill()
 

@@ -83,7 +83,7 @@ def _connected(address: str, **options: Any) -> Iterator[None]:
 
 
 def _init(**options: Any) -> None:
-    """Start or join a Ray; try again where the head's server for a client dies as it is forked."""
+    """Join a Ray cluster; try again where the head's server for a client dies as it is forked."""
     import ray
 
     for retries in (2, 1, 0):

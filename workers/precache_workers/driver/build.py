@@ -81,7 +81,7 @@ REQUIRED_MODULES = ("PIL", "cv2", "simplejpeg", "pyarrow")
 """Modules that are loaded late; the driver checks that they are installed."""
 
 SHARD_ATTEMPTS = 3
-"""Attempts at a shard whose samples could not be fetched."""
+"""Attempts at a shard whose samples could not be fetched, or whose worker died."""
 
 
 def run_build(request: Request, shown: bool, listed: ListedSource | None = None) -> BuildResult:

@@ -63,10 +63,10 @@ TIMED, LEAST_TIMED = 128, 8
 TIMED_BYTES = 128 << 20
 
 FILE_SECONDS = 0.0015
-"""Assumed seconds to write a small file and sync it to a local disk: its 65 then take a build
-0.1 s, as on an SSD."""
+"""Assumed seconds to write a small file and sync it to a local disk: the 65 of a build then
+take 0.1 s, as on an SSD."""
 
-_BY_OPS = "with a field by these ops, the first of them, or a wider crop"
+_BY_OPS = "that has a field by these ops, by the first of them, or with a wider crop"
 
 PlanState = Literal["nothing", "repair", "continue", "build"]
 

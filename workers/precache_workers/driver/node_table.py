@@ -19,7 +19,7 @@ LAYOUT_EVERY = 1.0
 """Seconds between two tables."""
 
 CPUS_EVERY = 10.0
-"""Seconds after which a node that is gone has no idle cores."""
+"""Seconds between two readings of the nodes' CPUs."""
 
 Cpus = Callable[[], Mapping[str, int]]
 """CPUs by node, as far as they are known."""

@@ -1,4 +1,4 @@
-"""The state of one run of a build, passed on as receipts arrive: to the screen, Prometheus, gc."""
+"""The state of one run of a build, passed on to the display, Prometheus and followers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from precache_workers.planning.target_version import TargetVersion
 
 
 class RunMonitor:
-    """One run.
+    """Receipts and totals of one run.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 """Sums over the receipts of a build, by node, and the rates at which they grow.
 
-Receipts are added up here alone: progress, metrics, the report and the result read these sums.
+Progress, metrics and the report read these sums.
 """
 
 from __future__ import annotations

@@ -158,8 +158,8 @@ class SourceOptions(BaseModel):
     )
     key_column: Annotated[str | None, Flag("NAME")] = Field(
         default=None,
-        description="column of a table that has a name of each sample, by which it "
-        "keeps its row wherever it stands; default its place, or its URI",
+        description="column of a table that has a unique name of each sample, so that it keeps its "
+        "row in any order; default the number of its row, or its URI",
     )
 
 
@@ -182,7 +182,7 @@ class RunOptions(SourceOptions, PlacementOptions):
         "or the build ends",
     )
     max_failures: Annotated[NotNegative | None, Flag("N")] = Field(
-        default=None, description="holes allowed; default 1% of the samples, at least 5"
+        default=None, description="failed samples allowed; default 1% of the samples, at least 5"
     )
     accept_missing: Annotated[bool, Flag()] = Field(
         default=False, description="make holes of samples that cannot be fetched"
@@ -261,7 +261,7 @@ class BuildOptions(RunOptions):
     group: ClassVar[str] = "rows"
 
     labels: Annotated[PathText | None, Flag("CSV")] = Field(
-        default=None, description="key,label lines that override the folders"
+        default=None, description="key,label lines that override the labels of the source"
     )
     classes: Annotated[PathText | None, Flag("FROM")] = Field(
         default=None, description="store or file whose class map is used as it is"

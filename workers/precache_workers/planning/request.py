@@ -49,7 +49,8 @@ class BuildResult:
     version, path
         The version's id and folder.
     samples, failed, ignored
-        Number of samples in the source; holes among them; files that are not images by suffix.
+        Number of samples in the source; failed ones among them; files that are not images by
+        suffix.
     left_out
         Other entries of the source that are no samples, counted by reason: ``link_out``, links
         that lead out of it; ``no_file``, FIFOs, sockets, devices, and links in an archive;
@@ -61,7 +62,7 @@ class BuildResult:
     rows_reused
         Rows of a base version that were reused, in whole shards or one by one.
     holes
-        (key, reason) of every hole.
+        (key, reason) of every sample that failed.
     shards, shards_skipped, shards_reused
         Shards of the version; shards that existed before this run; shards reused from a base
         version of the same samples.

@@ -37,8 +37,8 @@ LARGEST_SHARD_BYTES = 512 << 20
 CHANNELS = (1, 3, 4)
 """Numbers of channels of an image: grey, RGB, RGBA."""
 OUTGROWN = 4
-"""Times as many rows, and as many shards as are needed, from which shards of a base version are too
-small to be kept: what is not reused then is at most a quarter of the rows."""
+"""Shards are laid out anew if there are this many times more than needed, and this many times more
+rows than the base version has: what is not reused then is at most a quarter of the rows."""
 
 Shapes = Mapping[str, RowShape]
 

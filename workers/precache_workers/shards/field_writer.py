@@ -76,7 +76,7 @@ class Sums:
         for number, values in enumerate(channels):
             plane = values if values.ndim == 2 else values.reshape(1, -1)
             self.total[number] += sign * cv2.sumElems(plane)[0]
-            # `norm` sums whole numbers exactly, and returns their root.
+            # With NORM_L2SQR, `norm` returns the sum of squares, of whole numbers exactly.
             self.squares[number] += sign * round(cv2.norm(plane, cv2.NORM_L2SQR))
 
     def _add_wide(self, row: np.ndarray) -> None:

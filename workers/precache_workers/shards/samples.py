@@ -31,7 +31,7 @@ FetchedSamples = Generator[tuple[str, Fetched], None, None]
 
 FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
-"""A fetch is a run of samples up to either limit; three are under way at a time."""
+"""A fetch is a run of samples up to either limit."""
 UNIT_NBYTES = 128 << 20
 """Bytes of samples of containers that are fetched before the first of them is used, at most."""
 UNITS_AHEAD = 16

@@ -506,7 +506,7 @@ def _is_idle(node: ast.stmt) -> bool:
 
 
 def _children(node: ast.AST) -> list[Any]:
-    """Yield the nodes below a node in which there may be names."""
+    """Return the nodes below a node in which there may be names."""
     children = []
     for name in node._fields:
         if name not in _WITHOUT_NAMES:
@@ -543,7 +543,7 @@ def _chain(node: ast.AST) -> Chain | None:
 
 
 def _chains(node: ast.AST) -> Iterator[Chain]:
-    """Return the dotted names in an expression."""
+    """Yield the dotted names in an expression."""
     left = [node]
     while left:
         node = left.pop()
@@ -555,7 +555,7 @@ def _chains(node: ast.AST) -> Iterator[Chain]:
 
 
 def _imports(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, Target]]:
-    """Return the names that an import binds, and what they are names of."""
+    """Yield the names that an import binds, and what they are names of."""
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             if alias.name != "*":

@@ -27,7 +27,7 @@ MOST_INDEX = 4 << 20
 def between_members(folder: Folder, file: FileInfo) -> list[tuple[int, int]]:
     """Return start and end of the parts of an archive that its index leaves between large members.
 
-    None if the archive is local, small or compressed, or has no index.
+    Empty if the archive is local, small or compressed, or has no index.
     """
     name = file.name.removesuffix(".tar")
     if folder.local("") is not None or file.size <= BLOCK_BYTES or name == file.name:
