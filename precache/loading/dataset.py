@@ -177,10 +177,10 @@ class CachedDataset(Dataset[Batch]):
     def __getitems__(self, indices: Sequence[int]) -> Sequence[RowOfBatch]:
         """Return the samples at `indices`, read together."""
         count = len(self)
-        ranks = np.array([operator.index(index) for index in indices], np.int64)
-        if len(ranks) and not (-count <= ranks.min() and ranks.max() < count):
+        numbers = np.array([operator.index(index) for index in indices], np.int64)
+        if len(numbers) and not (-count <= numbers.min() and numbers.max() < count):
             raise IndexError(f"an index of {list(indices)} is outside of the {count} samples")
-        rows = self._reader.valid(ranks % count if count else ranks)
+        rows = self._reader.valid(numbers % count if count else numbers)
         if (nbytes := len(rows) * self._row_nbytes) >= LARGE_NBYTES:
             require_memory(len(rows), nbytes)
         batch = {

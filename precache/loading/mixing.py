@@ -110,8 +110,8 @@ def mix(
         "until": until,
         "seed": seed,
     }
-    turns = MixSchedule.of(lengths, shares, until, seed)
-    return Mixture(loaders, turns, settings)
+    schedule = MixSchedule.of(lengths, shares, until, seed)
+    return Mixture(loaders, schedule, settings)
 
 
 def _require_compatible(loaders: Any) -> None:
@@ -145,20 +145,20 @@ class Mixture:
     """
 
     def __init__(
-        self, loaders: Sequence[Loader], turns: MixSchedule, settings: Mapping[str, Any]
+        self, loaders: Sequence[Loader], schedule: MixSchedule, settings: Mapping[str, Any]
     ) -> None:
         self.loaders = tuple(loaders)
-        self.counts = turns.counts
-        self._turns = turns
+        self.counts = schedule.counts
+        self._schedule = schedule
         self._settings = dict(settings)
-        self._position = Position(len(turns))
+        self._position = Position(len(schedule))
         self._clock = stall_clock(self.loaders[0].device)
         self._reported_work = WorkTime()
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
     def __len__(self) -> int:
         """Batches of an epoch, the same in each and on every rank."""
-        return len(self._turns)
+        return len(self._schedule)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator runs."""
@@ -176,15 +176,15 @@ class Mixture:
             batches = [
                 ends.enter_context(contextlib.closing(_endless(loader, *position)))
                 for loader, position in zip(
-                    self.loaders, self._turns.positions_at(epoch, start), strict=True
+                    self.loaders, self._schedule.positions_at(epoch, start), strict=True
                 )
             ]
             join = _Joiner()
             self._clock.begin()
-            for number, sources in enumerate(self._turns.sources(epoch, start), start + 1):
+            for number, sources in enumerate(self._schedule.sources(epoch, start), start + 1):
                 parts = [next(batches[source]) for source in sources]
                 parts[:] = [
-                    join(parts) if self._turns.together else _add_source(parts[0], sources[0])
+                    join(parts) if self._schedule.together else _add_source(parts[0], sources[0])
                 ]
                 self._clock.arrived(0, 0, 0)
                 self._position.received(epoch, number)

@@ -17,7 +17,7 @@ from precache.store.version import SMALL_ROW_NBYTES, Version
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows by rank, and their weights by rank where they have any.
+    """Rows by index, and their weights by index where they have any.
 
     Attributes
     ----------
@@ -60,11 +60,11 @@ class Selection:
             valid = ChosenRows(chosen)
         if weights is None:
             return cls(valid, None, digest.hexdigest())
-        by_rank = _weights(reader, np.asarray(weights))[valid(np.arange(len(valid)))]
-        if not by_rank.sum() > 0:
+        by_index = _weights(reader, np.asarray(weights))[valid(np.arange(len(valid)))]
+        if not by_index.sum() > 0:
             raise UsageError("all weights are zero; give some row a weight above that")
-        digest.update(b"weights" + by_rank.tobytes())
-        return cls(valid, by_rank, digest.hexdigest())
+        digest.update(b"weights" + by_index.tobytes())
+        return cls(valid, by_index, digest.hexdigest())
 
 
 def _chosen(reader: VersionReader, rows: np.ndarray) -> np.ndarray:

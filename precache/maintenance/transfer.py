@@ -231,7 +231,7 @@ def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Tra
         if shards is not None:
             progress.add_shards((shard, True) for shard in shards)
         else:
-            committed = _require_free(store, version.id)
+            committed = _is_committed_or_free(store, version.id)
             on_disk = store.local("") is not None
             destination = store.folder(_copy_name(version.id)) if on_disk else target
             require_create_only(destination, TEMPORARY)
@@ -266,7 +266,7 @@ def _undamaged_shards(folder: Folder) -> list[_Shard] | None:
         return shards if version.id == folder.name and all(present) else None
 
 
-def _require_free(store: Folder, version: str) -> bool:
+def _is_committed_or_free(store: Folder, version: str) -> bool:
     """Return whether the version is committed; raises if its place is taken or a build runs."""
     target = store.folder(version)
     scanned = scan_folder(store, version, [Commit(0, version, None, 0.0)])
@@ -348,7 +348,7 @@ def _copy_to_bucket(
     version = metadata.version.id
     target = store.folder(version)
 
-    def require_free() -> None:
+    def require_uncommitted() -> None:
         if target.size(ROOT) is not None or is_alive(target):
             raise StorageError(f"another process wrote {target}; run the same command again")
 
@@ -358,14 +358,14 @@ def _copy_to_bucket(
         data = shard.read(source)
         if not target.create(shard.name, [data]):
             with decision_lease(store, version):
-                require_free()
+                require_uncommitted()
                 target.put(shard.name, [data])  # an interrupted copy left other bytes
         return shard, False
 
     store.put(_copy_name(version), [metadata.root])
     progress.add_shards(prefetch(put_shard, metadata.shards, THREADS, 2 * THREADS))
     with decision_lease(store, version):
-        require_free()
+        require_uncommitted()
         _put_objects(metadata, target, progress)
         _require_all(metadata, target)
         target.create(ROOT, [metadata.root])
@@ -453,7 +453,7 @@ def _copy_to_disk(source: Folder, metadata: _Metadata, store: Folder, progress: 
     copy.remove(BUILD)
     with decision_lease(store, version):
         if _undamaged_shards(target) is None:
-            _require_free(store, version)
+            _is_committed_or_free(store, version)
             _replace(store, version)
 
 

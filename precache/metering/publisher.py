@@ -21,7 +21,7 @@ import torch
 from precache.errors import UsageError
 from precache.loading.options import named_device
 from precache.loading.ranks import find_rank
-from precache.metering.rank_kv import RankStore
+from precache.metering.rank_kv import RankKeyValue
 from precache.metering.report import RankStalls, SlowStep, StallReport, rare, slowest
 from precache.outputs import Output
 from precache.runtime.machine import Machine, MachineReader
@@ -140,14 +140,14 @@ class Publisher:
         self.machine = MachineReader()
         self._settings = settings
         self._rank, self._world_size = find_rank()
-        self._store: RankStore | None = None
+        self._store: RankKeyValue | None = None
         self._hurry = threading.Event()
         self._threads = Threads(1, "precache-meter")
         self._last = self._threads.submit(self._open)
 
     def _open(self) -> None:
         self.machine.read()
-        self._store = RankStore.connect(self._settings.name, self._rank, self._world_size)
+        self._store = RankKeyValue.connect(self._settings.name, self._rank, self._world_size)
 
     def publish(self, window: Window) -> None:
         """Make and publish a report on the thread.

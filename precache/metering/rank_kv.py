@@ -45,7 +45,7 @@ def key_prefix(name: str) -> str:
     return f"precache/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
-class RankStore:
+class RankKeyValue:
     """The last figures of each rank, one key per rank, in the store at ``MASTER_ADDR``.
 
     It is the store of the job's rendezvous (torchrun's, or that of rank 0). A separate connection
@@ -60,7 +60,7 @@ class RankStore:
         self._missing: set[int] = set()
 
     @classmethod
-    def connect(cls, name: str, rank: int, world_size: int) -> RankStore | None:
+    def connect(cls, name: str, rank: int, world_size: int) -> RankKeyValue | None:
         """Connect; None if there is only one rank, or no store."""
         store = job_store(world_size)
         return None if store is None else cls(store, name, rank, world_size)

@@ -74,7 +74,7 @@ class ArrayReader:
         self._small = self.array.row_nbytes < SHARED_ROW_NBYTES
         whole = self.array.shape[0] * self.array.row_nbytes
         self._fits = self.array.chunk_shape[0] > 1 and whole <= DECODED_NBYTES
-        self._together = max(1, DECODE_NBYTES // self.array.chunk_nbytes)
+        self._chunks_at_once = max(1, DECODE_NBYTES // self.array.chunk_nbytes)
         straight = self.array.whole_rows and (self.plain or self.array.chunk_shape[0] == 1)
         held = 0 if straight else CHUNKS_AT_ONCE * self.array.chunk_nbytes
         self.require_memory(max(self.array.row_nbytes, held))
@@ -373,7 +373,7 @@ class ArrayReader:
         left = np.arange(len(rows)) if always else kept.copy(chunks, within, out)
         if not len(left):
             return
-        together = self._together
+        together = self._chunks_at_once
         left = left[np.argsort(chunks[left], kind="stable")]
         needed, first = np.unique(chunks[left], return_index=True)
         ends = np.append(first[together::together], len(left))
@@ -396,7 +396,7 @@ class ArrayReader:
 
     def _decode_chunks(self, rows: np.ndarray, undo: bool) -> np.ndarray:
         """Decode the chunks that hold rows, into scratch memory of this thread."""
-        shape = (self._together, *self.array.chunk_shape)
+        shape = (self._chunks_at_once, *self.array.chunk_shape)
         if not hasattr(self._scratch, "chunks"):
             self._scratch.chunks = np.empty(shape, self.array.dtype)
         decoded: np.ndarray = self._scratch.chunks[: len(rows)]

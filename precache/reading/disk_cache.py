@@ -83,7 +83,7 @@ def on_disk(size: int) -> int:
     return -(-size // DISK_BLOCK) * DISK_BLOCK + ENTRY if size else 0
 
 
-def lease_nbytes(objects: int) -> int:
+def share_nbytes(objects: int) -> int:
     """Bytes that the file of a loader takes which holds up to `objects` objects."""
     return on_disk(HEAD + len(_FREE) * objects)
 
@@ -209,7 +209,7 @@ class DiskCache:
                 cache.limit = int(DEFAULT_LIMIT_SHARE * space)
         return cache
 
-    def join(self, claim: int, objects: int, family: str) -> CacheLease:
+    def join(self, claim: int, objects: int, family: str) -> CacheShare:
         """Join the cache with a claim.
 
         Parameters
@@ -225,16 +225,16 @@ class DiskCache:
         UsageError
             The limit leaves too little room for the claim.
         """
-        claim += lease_nbytes(objects)
+        claim += share_nbytes(objects)
         with self._translated("use"), self._lock() as lock:
             users = self._users()
             others = sum(user.claim.claim for user in users)
             limit = self._effective_limit(users)
             if OVERHEAD + others + claim > limit:
                 raise UsageError(self._refusal(limit, claim, others, len(users)))
-            room = self._room(users) - lease_nbytes(objects)
+            room = self._room(users) - share_nbytes(objects)
             _write_total(lock, self._evict(users, room))
-            return CacheLease(self, claim, objects, family)
+            return CacheShare(self, claim, objects, family)
 
     def _refusal(self, limit: int, claim: int, others: int, users: int) -> str:
         lower = f" (set by another loader; here {self.limit})" if limit < self.limit else ""
@@ -245,7 +245,7 @@ class DiskCache:
             f"{claim} bytes of shards at a time{shared}; give at least {OVERHEAD + others + claim}"
         )
 
-    # --- for leases -----------------------------------------------------------------------------
+    # --- for shares -----------------------------------------------------------------------------
 
     def path(self, name: str) -> Path:
         """Path of an object once it is in the cache."""
@@ -396,8 +396,8 @@ def _write_total(lock: LockedFile, nbytes: int) -> None:
     os.pwrite(lock.fileno(), f"{nbytes:0{_TOTAL_NBYTES - 1}d}\n".encode(), 0)
 
 
-class CacheLease:
-    """A loader's lease on room in a cache. Safe to use from several threads; ends with its process.
+class CacheShare:
+    """A loader's share of a cache. Safe to use from several threads; ends with its process.
 
     Created while this process holds the cache's lock.
     """
@@ -521,11 +521,11 @@ class CacheLease:
 
     @property
     def usable(self) -> bool:
-        """True if the lease is open and belongs to this process."""
+        """True if the share is open and belongs to this process."""
         return self._end.alive and self._process == os.getpid()
 
     def close(self) -> None:
-        """End the lease: all its objects may be evicted."""
+        """End the share: all its objects may be evicted."""
         try:
             self._end()
         finally:  # even if Ctrl-C interrupts
@@ -533,7 +533,7 @@ class CacheLease:
 
 
 def _leave(file: LockedFile, users: OwnFolder, name: str, process: int) -> None:
-    """End a lease, on close or at exit; a forked child leaves it to its parent."""
+    """End a share, on close or at exit; a forked child leaves it to its parent."""
     if os.getpid() == process:
         users.remove(name)
         file.close()

@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
-from precache.reading.disk_cache import OVERHEAD, CacheLease, DiskCache, lease_nbytes, on_disk
+from precache.reading.disk_cache import OVERHEAD, CacheShare, DiskCache, on_disk, share_nbytes
 from precache.reading.shard_files import MappedShardFiles
 from precache.recipe.variants import variants_of
 from precache.runtime.io_pool import Fetchers, fail
@@ -173,7 +173,7 @@ class CachedShards:
         self._fields: list[list[str]] = []
         self._version = version
         self._shards_at_once = 0
-        self._idle: list[CacheLease] = []
+        self._idle: list[CacheShare] = []
         self._closed = False
         self._lock = threading.Lock()
         self._fetched = FetchedObjects()
@@ -210,7 +210,7 @@ class CachedShards:
         """Shards to mix at a time: up to `widest`, so that two loaders fit the cache limit."""
         room = (self.cache.limit - OVERHEAD) // 2
         sizes = [
-            self._max_nbytes(2 * n) + lease_nbytes(self._objects(2 * n))
+            self._max_nbytes(2 * n) + share_nbytes(self._objects(2 * n))
             for n in range(1, widest + 1)
         ]
         return max((n for n, nbytes in enumerate(sizes, 1) if nbytes <= room), default=1)
@@ -229,32 +229,32 @@ class CachedShards:
         self._shards_at_once = shards
         self._idle.append(self._join())
 
-    def _join(self) -> CacheLease:
+    def _join(self) -> CacheShare:
         shards, family = self._shards_at_once, f"{self._version.id}-"
         return self.cache.join(self._max_nbytes(shards), self._objects(shards), family)
 
     @contextlib.contextmanager
     def feed(self, arrays: Iterable[str]) -> Iterator[ShardPrefetcher]:
-        """Prefetch shards of some arrays for one iterator; a concurrent one has its own lease."""
+        """Prefetch shards of some arrays for one iterator; a concurrent one has its own share."""
         with self._lock:
-            lease = self._idle.pop() if self._idle else None
-        if lease is None or not lease.usable:  # in use, or of a process that forked
-            lease = self._join()
+            share = self._idle.pop() if self._idle else None
+        if share is None or not share.usable:  # in use, or of a process that forked
+            share = self._join()
         held = [self.arrays[array] for array in arrays if array in self.arrays]
-        feed = ShardPrefetcher(self, lease, self._shards_at_once, held)
+        feed = ShardPrefetcher(self, share, self._shards_at_once, held)
         try:
             yield feed
         finally:
-            if feed.close():  # else the lease ends with the feed's threads
-                self._take_back(lease)
+            if feed.close():  # else the share ends with the feed's threads
+                self._take_back(share)
 
-    def _take_back(self, lease: CacheLease) -> None:
+    def _take_back(self, share: CacheShare) -> None:
         with self._lock:
             keep = not self._idle and not self._closed
             if keep:
-                self._idle.append(lease)
+                self._idle.append(share)
         if not keep:
-            lease.close()
+            share.close()
 
     def count(self, nbytes: int) -> None:
         """Count an object that was fetched."""
@@ -272,8 +272,8 @@ class CachedShards:
         """Leave the cache."""
         with self._lock:
             idle, self._idle, self._closed = self._idle, [], True
-        for lease in idle:
-            lease.close()
+        for share in idle:
+            share.close()
 
 
 class ShardPrefetcher:
@@ -291,13 +291,13 @@ class ShardPrefetcher:
     def __init__(
         self,
         shards: CachedShards,
-        lease: CacheLease,
+        share: CacheShare,
         room: int,
         arrays: Sequence[_CachedShardFiles],
     ) -> None:
         self._arrays = arrays
         self._shards = shards
-        self._lease = lease
+        self._share = share
         self._room = room
         self._open: dict[int, _Shard] = {}
         self._queued: deque[_ComingBatch] = deque()
@@ -416,14 +416,14 @@ class ShardPrefetcher:
         with contextlib.ExitStack() as ends:
             for objects in self._arrays:
                 objects.forget(number)
-                ends.callback(self._lease.release, objects.cached_name(number))
+                ends.callback(self._share.release, objects.cached_name(number))
 
     def _obtain(self, number: int) -> None:
         """Fetch a shard into the cache unless it is there, and hold it; runs on a fetch thread."""
         for objects in self._arrays:
             size, fetch = objects.nbytes(number), partial(self._fetch, objects, number)
             is_sound = partial(self._is_sound, objects, number)
-            if self._lease.obtain(objects.cached_name(number), size, fetch, is_sound):
+            if self._share.obtain(objects.cached_name(number), size, fetch, is_sound):
                 self._shards.count(size)
         self._progress = time.monotonic()
 
@@ -493,7 +493,7 @@ class ShardPrefetcher:
     def close(self) -> bool:
         """End all fetches and close all shards, which nothing may be reading any more.
 
-        Returns False if the lease must be left to the fetch threads, because a request of theirs
+        Returns False if the share must be left to the fetch threads, because a request of theirs
         does not return, or this process must not wait for them.
         """
         self.stop()
@@ -502,10 +502,10 @@ class ShardPrefetcher:
                 for objects in self._arrays:
                     objects.forget(number)
             return False
-        if not self._lease.usable:  # it belongs to the process that this one was forked from
+        if not self._share.usable:  # it belongs to the process that this one was forked from
             return False
         with contextlib.ExitStack() as ends:
-            ends.callback(self._lease.release_all)  # shards that came after their batch failed
+            ends.callback(self._share.release_all)  # shards that came after their batch failed
             for number in list(self._open):
                 ends.callback(self._close_shard, number)
         return True

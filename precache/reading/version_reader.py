@@ -44,7 +44,7 @@ class VersionReader:
         The version that is read.
     arrays
         Name -> the array that is read; for a field with variants, that of the epoch.
-    turns
+    variant_period
         Epochs after which the same arrays are read again.
     shapes
         Name -> (row shape, dtype), `row` (int64) last.
@@ -73,7 +73,7 @@ class VersionReader:
         self._mapped = self.local and access == "map"
         self._verify = verify
         variants = {name: self.version.variants(name) for name in self._choose(fields)}
-        self.turns = math.lcm(*map(len, variants.values()))
+        self.variant_period = math.lcm(*map(len, variants.values()))
         arrays = [array for names in variants.values() for array in names]
         self.version.prefetch(array for array in arrays if array in self.version.stored)
         if self.cached:
@@ -85,7 +85,7 @@ class VersionReader:
 
     def at_epoch(self, epoch: int) -> VersionReader:
         """Return this reader with the variants that an epoch reads."""
-        turn = epoch % self.turns
+        turn = epoch % self.variant_period
         if turn == self._turn:
             return self
         if turn not in self._by_turn:

@@ -77,7 +77,7 @@ class Permutation:
 
 
 class ValidRows:
-    """The rows that are not holes, by rank; takes memory only for the holes.
+    """The rows that are not holes, by index; takes memory only for the holes.
 
     Parameters
     ----------
@@ -94,24 +94,24 @@ class ValidRows:
     def __len__(self) -> int:
         return self._count
 
-    def __call__(self, ranks: np.ndarray) -> np.ndarray:
-        """Map ranks to row numbers (int64)."""
-        ranks = np.asarray(ranks, np.int64)
-        return ranks + np.searchsorted(self._before, ranks, side="right")
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        """Map indices to row numbers (int64)."""
+        indices = np.asarray(indices, np.int64)
+        return indices + np.searchsorted(self._before, indices, side="right")
 
     def edges(self, block: int) -> np.ndarray:
-        """Ranks (int64) at which runs of `block` rows begin, and the number of ranks last.
+        """Indices (int64) at which runs of `block` rows begin, and the number of valid rows last.
 
         Runs without any of these rows are left out.
         """
         holes = self._before + np.arange(len(self._before), dtype=np.int64)
         starts = np.arange(0, self._count + len(holes), block, dtype=np.int64)
-        ranks = starts - np.searchsorted(holes, starts)
-        return np.unique(np.append(ranks, self._count))
+        indices = starts - np.searchsorted(holes, starts)
+        return np.unique(np.append(indices, self._count))
 
 
 class ChosenRows:
-    """A selection of rows, by rank in row order; takes memory for each.
+    """A selection of rows, by index in row order; takes memory for each.
 
     Parameters
     ----------
@@ -125,9 +125,9 @@ class ChosenRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __call__(self, ranks: np.ndarray) -> np.ndarray:
-        """Map ranks to row numbers (int64)."""
-        rows: np.ndarray = self._rows[ranks]
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        """Map indices to row numbers (int64)."""
+        rows: np.ndarray = self._rows[indices]
         return rows
 
     def edges(self, block: int) -> np.ndarray:
@@ -137,7 +137,7 @@ class ChosenRows:
 
 
 class WeightedDraws:
-    """Draws ranks with replacement, with probabilities proportional to weights.
+    """Draws indices with replacement, with probabilities proportional to weights.
 
     The draw at a position is a function of the position and the key alone: the inverse of the
     cumulative weights at a hash of the position.
@@ -145,7 +145,7 @@ class WeightedDraws:
     Parameters
     ----------
     weights
-        (n,) by rank, none negative, not all zero.
+        (n,) by index, none negative, not all zero.
     """
 
     def __init__(self, weights: np.ndarray, *key: int | str) -> None:
@@ -154,12 +154,12 @@ class WeightedDraws:
         self._key = np.frombuffer(digest, "<u8").astype(_U64)[0]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Draw the ranks (int64) at `positions`."""
+        """Draw the indices (int64) at `positions`."""
         mixed = _mix(_mix(positions.astype(_U64), self._key), self._key)
         level = (mixed >> _U64(11)).astype(np.float64) * (float(self._sums[-1]) / (1 << 53))
         last = np.searchsorted(self._sums, self._sums[-1])  # the last with a weight above 0
-        ranks: np.ndarray = np.minimum(np.searchsorted(self._sums, level, side="right"), last)
-        return ranks
+        indices: np.ndarray = np.minimum(np.searchsorted(self._sums, level, side="right"), last)
+        return indices
 
 
 class BlockPermutation:
@@ -202,14 +202,14 @@ class BlockPermutation:
         ends = self._ends[blocks] - start
         # Rank minus place, by block: there are few blocks and many rows.
         shift = self._starts[blocks] - np.concatenate(([0], ends[:-1]))
-        ranks: np.ndarray = mixed + shift[np.searchsorted(ends, mixed, side="right")]
-        return ranks
+        indices: np.ndarray = mixed + shift[np.searchsorted(ends, mixed, side="right")]
+        return indices
 
 
 class NodePermutation:
     """A bijection of ``range(n)`` whose positions go to nodes in turn, each with its own blocks.
 
-    Node p modulo `nodes` reads position p; its share of the ranks is the same in every epoch.
+    Node p modulo `nodes` reads position p; its share of the indices is the same in every epoch.
     """
 
     def __init__(self, edges: np.ndarray, window: int, nodes: int, *key: int | str) -> None:
@@ -266,7 +266,7 @@ class Shuffle:
     def permutation(
         self, valid: ValidRows | ChosenRows, *key: int
     ) -> Callable[[np.ndarray], np.ndarray]:
-        """Return the function from position to rank, both in ``range(len(valid))``."""
+        """Return the function from position to index, both in ``range(len(valid))``."""
         if self.kind == "full":
             return Permutation(len(valid), "full", *key)
         edges = valid.edges(self.block)
@@ -291,7 +291,7 @@ class Order:
     shuffle
         None for a fixed order: that of the rows, or of `sequence` (int64 row numbers).
     weights
-        Weights by rank: rows are then drawn with replacement, whatever `shuffle` is.
+        Weights by index: rows are then drawn with replacement, whatever `shuffle` is.
     """
 
     valid: ValidRows | ChosenRows
@@ -357,8 +357,8 @@ class Order:
         for first in range(start, self.batches, together):
             last = min(first + together, self.batches)
             batches = [self._own(n, self._size(n)) for n in range(first, last)]
-            ranks = self._wrapped(np.concatenate(batches), permute)
-            rows = self.valid(ranks) if self.sequence is None else self.sequence[ranks]
+            indices = self._wrapped(np.concatenate(batches), permute)
+            rows = self.valid(indices) if self.sequence is None else self.sequence[indices]
             for offset in range(0, len(rows), self.batch_size):
                 yield rows[offset : offset + self.batch_size]
 
@@ -400,7 +400,7 @@ class Order:
     def _wrapped(
         self, positions: np.ndarray, permute: Callable[[np.ndarray], np.ndarray] | None
     ) -> np.ndarray:
-        """Map positions to ranks of valid rows; those past the end start over."""
+        """Map positions to indices of valid rows; those past the end start over."""
         if permute is None:
             return positions % len(self.valid)
         beyond = np.searchsorted(positions, len(self.valid))

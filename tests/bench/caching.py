@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from precache.cli.installation import Installation
-from precache.reading.disk_cache import OVERHEAD, DiskCache, lease_nbytes, on_disk
+from precache.reading.disk_cache import OVERHEAD, DiskCache, on_disk, share_nbytes
 from tests.bench.common import work_folder
 
 SIZE = 100
@@ -52,7 +52,7 @@ def measure(folder: Path, shards: int) -> list[Step]:
     for number in range(shards):
         (folder / "objects" / _name(number)).write_bytes(bytes(SIZE))
     room = shards + NEW
-    cache = DiskCache(folder, OVERHEAD + lease_nbytes(room) + room * on_disk(SIZE))
+    cache = DiskCache(folder, OVERHEAD + share_nbytes(room) + room * on_disk(SIZE))
     lease = cache.join(room * on_disk(SIZE), room, FAMILY)
     old, new, newer = range(shards), range(shards, room), range(room, room + NEW)
 

@@ -71,10 +71,10 @@ def measure(group: str) -> Iterator[Saving]:
         for rows in ROWS:
             loaders = [_loader(group, rows, shuffle) for _ in range(2)]
             mixture = precache.mix(loaders, [0.7, 0.3])
-            order, turns = loaders[0]._source.order, mixture._turns
+            order, schedule = loaders[0]._source.order, mixture._schedule
             resumes: dict[str, tuple[Any, Callable[[], object]]] = {
                 "loader": (loaders[0], lambda o=order: next(o.epoch(3, o.batches // 2))),
-                "mixture": (mixture, lambda t=turns: t.positions_at(3, len(t) // 2)),
+                "mixture": (mixture, lambda t=schedule: t.positions_at(3, len(t) // 2)),
             }
             for what, (saved, resume) in resumes.items():
                 state = saved.state_dict()

@@ -14,7 +14,7 @@ import pytest
 import precache
 from precache.storage.open import open_folder
 from precache.store.layout import RowShape
-from precache_workers.driver.suspects import Trial
+from precache_workers.driver.suspects import SuspectTask
 from precache_workers.shards.samples import BASE_MEMORY, Job
 from precache_workers.shards.shard_task import LARGE_FILE, LARGE_MEMORY, ShardTask
 from precache_workers.sources.kinds import open_source
@@ -58,7 +58,7 @@ def test_a_sample_for_which_memory_does_not_suffice_is_a_hole(photos: Path) -> N
 def weigh(photos: Path, nbytes: int, keys: Sequence[str]) -> bool:
     """Whether photos ask for more than 256 MB."""
     job = Job(open_source(str(photos)), recipe_of(nbytes))
-    return Trial(job, keys, [-1] * len(keys), memory=256 << 20).is_heavy()
+    return SuspectTask(job, keys, [-1] * len(keys), memory=256 << 20).is_heavy()
 
 
 def test_it_is_told_whether_a_sample_asks_for_more_than_it_is_given(photos: Path) -> None:

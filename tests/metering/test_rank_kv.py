@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from precache.metering.rank_kv import RankStore
+from precache.metering.rank_kv import RankKeyValue
 from precache.metering.report import RankStalls
 from tests.support.building import environment
 
@@ -22,11 +22,11 @@ NEVER = threading.Event()
 
 
 @pytest.fixture
-def ranks() -> Iterator[list[RankStore]]:
+def ranks() -> Iterator[list[RankKeyValue]]:
     """Three, each with a connection of its own to a store."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     clients = [dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False) for _ in range(3)]
-    yield [RankStore(client, "train", rank, 3) for rank, client in enumerate(clients)]
+    yield [RankKeyValue(client, "train", rank, 3) for rank, client in enumerate(clients)]
     del clients, server
 
 
@@ -34,7 +34,7 @@ def _figures(rank: int, window: int) -> RankStalls:
     return RankStalls(rank, window, 100, 0.01 * rank, 0.002, 0.1)
 
 
-def test_rank_0_has_the_last_figures_of_all(ranks: list[RankStore]) -> None:
+def test_rank_0_has_the_last_figures_of_all(ranks: list[RankKeyValue]) -> None:
     for window in (1, 2):
         for rank, each in enumerate(ranks):
             each.put(_figures(rank, window))
@@ -42,7 +42,7 @@ def test_rank_0_has_the_last_figures_of_all(ranks: list[RankStore]) -> None:
 
 
 def test_a_rank_that_is_late_is_waited_for(
-    ranks: list[RankStore], monkeypatch: pytest.MonkeyPatch
+    ranks: list[RankKeyValue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", 60)
     for rank in (0, 1):
@@ -56,7 +56,7 @@ def test_a_rank_that_is_late_is_waited_for(
 
 
 def test_a_rank_that_never_spoke_is_waited_for_once(
-    ranks: list[RankStore], monkeypatch: pytest.MonkeyPatch
+    ranks: list[RankKeyValue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", 0.05)
     ranks[0].put(_figures(0, 1))
@@ -67,7 +67,7 @@ def test_a_rank_that_never_spoke_is_waited_for_once(
 
 
 def test_in_a_hurry_what_is_there_will_do(
-    ranks: list[RankStore], monkeypatch: pytest.MonkeyPatch
+    ranks: list[RankKeyValue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("precache.metering.rank_kv.GATHER_SECONDS", 1000)
     hurry = threading.Event()
@@ -81,7 +81,7 @@ def test_in_a_hurry_what_is_there_will_do(
 def test_without_a_job_there_is_no_store(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    assert RankStore.connect("train", 0, world_size) is None
+    assert RankKeyValue.connect("train", 0, world_size) is None
 
 
 def test_a_store_that_is_not_there_is_said_once(
@@ -94,7 +94,7 @@ def test_a_store_that_is_not_there_is_said_once(
     dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         with caplog.at_level(logging.INFO, "precache"):
-            assert RankStore.connect("train", 0, 2) is None
+            assert RankKeyValue.connect("train", 0, 2) is None
     finally:
         dist.destroy_process_group()
     assert caplog.messages[0].startswith("every rank reports for itself, since no store")

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.errors import PrecacheError, StorageError, UsageError
-from precache.reading.disk_cache import ENTRIES, CacheLease, DiskCache
+from precache.reading.disk_cache import ENTRIES, CacheShare, DiskCache
 from precache.storage.private_folder import OwnFolder
 from tests.reading.test_disk_cache import OBJECTS, ROOM, SIZE, contents, limit_for, writer
 
@@ -33,7 +33,7 @@ GROUP = 65532
 LIMIT = limit_for(3, 4)
 
 
-def join(folder: Path, *, shared: bool = False) -> CacheLease:
+def join(folder: Path, *, shared: bool = False) -> CacheShare:
     return DiskCache(folder, LIMIT, shared=shared).join(ROOM, OBJECTS, "a-")
 
 
@@ -472,7 +472,7 @@ class Neighbours:
     def __init__(self, folder: Path) -> None:
         self.outside = Outside(folder / "outside")
         self.cache = folder / "cache"
-        self.leases: list[CacheLease] = []
+        self.leases: list[CacheShare] = []
 
     def step(self, what: str, *arguments: str) -> None:
         {

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from precache.errors import StorageError, UsageError
-from precache.reading.disk_cache import OVERHEAD, CacheLease, DiskCache, lease_nbytes, on_disk
+from precache.reading.disk_cache import OVERHEAD, CacheShare, DiskCache, on_disk, share_nbytes
 from precache.storage.file_lock import LockedFile
 from precache.storage.private_folder import OwnFolder
 from tests.support.building import poll
@@ -47,7 +47,7 @@ def writer(name: str, calls: list[str] | None = None) -> Callable[[int], None]:
 
 
 def limit_for(objects: int, loaders: int = 1) -> int:
-    return OVERHEAD + objects * ROOM + loaders * lease_nbytes(OBJECTS)
+    return OVERHEAD + objects * ROOM + loaders * share_nbytes(OBJECTS)
 
 
 def cache_for(folder: Path, objects: int, loaders: int = 1) -> DiskCache:
@@ -190,7 +190,7 @@ def test_all_that_is_held_may_be_given_back_at_once(tmp_path: Path) -> None:
 
 
 def test_many_small_objects_are_held_within_the_limit(tmp_path: Path) -> None:
-    limit = OVERHEAD + 400 * on_disk(1) + lease_nbytes(400)
+    limit = OVERHEAD + 400 * on_disk(1) + share_nbytes(400)
     lease = DiskCache(tmp_path, limit).join(400 * on_disk(1), 400, "a-")
     for number in range(400):
         lease.obtain(f"a-{number}", 1, lambda descriptor: None)
@@ -219,7 +219,7 @@ def test_files_are_looked_at_only_where_the_limit_would_be_passed(
         return look(self)
 
     monkeypatch.setattr(DiskCache, "_files", counted)
-    limit = OVERHEAD + 300 * on_disk(1) + lease_nbytes(2)
+    limit = OVERHEAD + 300 * on_disk(1) + share_nbytes(2)
     lease = DiskCache(tmp_path, limit).join(2 * on_disk(1), 2, "a-")
     seen = []
     for number in range(400):
@@ -334,7 +334,7 @@ def test_many_that_want_an_object_fetch_it_once(tmp_path: Path) -> None:
         writer("a-1", calls)(descriptor)
         time.sleep(0.05)  # long enough for the others to come by
 
-    def want(lease: CacheLease) -> None:
+    def want(lease: CacheShare) -> None:
         start.wait()
         lease.obtain("a-1", SIZE, slow)
         assert cache.path("a-1").read_bytes() == contents("a-1")

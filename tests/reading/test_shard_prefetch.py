@@ -31,7 +31,7 @@ import precache
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.loading import stream
 from precache.reading import shard_prefetch
-from precache.reading.disk_cache import OVERHEAD, CacheLease, lease_nbytes, on_disk
+from precache.reading.disk_cache import OVERHEAD, CacheShare, on_disk, share_nbytes
 from precache.runtime import io_pool
 from precache.storage.open import open_folder
 from tests.conftest import BuiltStore
@@ -67,7 +67,7 @@ def url(large: BuiltStore, s3: S3Server) -> str:
 def cache_bytes(store: BuiltStore, shards: int) -> int:
     """A limit that holds so many shards, for two loaders."""
     return (
-        OVERHEAD + 2 * lease_nbytes(shards) + shards * max(on_disk(each) for each in _sizes(store))
+        OVERHEAD + 2 * share_nbytes(shards) + shards * max(on_disk(each) for each in _sizes(store))
     )
 
 
@@ -754,10 +754,10 @@ def test_a_full_disk_ends_the_epoch_and_not_the_cache(
 def test_a_cache_that_cannot_be_written_any_more_is_an_error_and_no_hang(
     url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(lease: CacheLease, name: str) -> None:
+    def broken(lease: CacheShare, name: str) -> None:
         raise StorageError(f"cannot write of {name}")
 
-    monkeypatch.setattr(CacheLease, "release", broken)
+    monkeypatch.setattr(CacheShare, "release", broken)
 
     loader = precache.Loader(
         url, 20, device="cpu", cache_dir=tmp_path, storage_options=s3.options(),

@@ -26,7 +26,7 @@ from precache.store.receipts import Receipt
 from precache_workers.planning.target_version import receipt_name
 from precache_workers.profiling.probe import ProbeTask, run_probe
 from precache_workers.shards.field_writer import Sums
-from precache_workers.shards.samples import UNIT_NBYTES, Job, _runs_of_units
+from precache_workers.shards.samples import MAX_HELD_NBYTES, Job, _runs_of_units
 from precache_workers.shards.shard_task import ShardTask, run_shard
 from precache_workers.sources.base import Sample
 from precache_workers.sources.kinds import open_source
@@ -402,7 +402,7 @@ def test_samples_of_a_unit_come_together_and_in_order(
     units: list[int], data: st.DataObject
 ) -> None:
     """Each unit is read once, unless more than may be held lies in between."""
-    size = data.draw(st.sampled_from([-1, 1, UNIT_NBYTES // 10]))
+    size = data.draw(st.sampled_from([-1, 1, MAX_HELD_NBYTES // 10]))
     locations = [f"a#{unit}\t{place}" for place, unit in enumerate(units)]
     runs = list(_runs_of_units([size] * len(units), locations))
     assert sorted(place for run in runs for place in run) == list(range(len(units)))

@@ -20,7 +20,7 @@ from precache.storage.local import LocalFolder
 from precache.store.row_table import unit_of
 from precache_workers.planning.rows import expected_bytes
 from precache_workers.runtime.time_limit import Notes
-from precache_workers.shards.samples import UNIT_NBYTES, _runs_of_units
+from precache_workers.shards.samples import MAX_HELD_NBYTES, _runs_of_units
 from precache_workers.sources import file_ranges, parquet_tables
 from precache_workers.sources.base import Columns, Fetched, Listing, Sample
 from precache_workers.sources.contract import check_source
@@ -456,7 +456,7 @@ def test_large_images_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     assert expected_bytes(unit_of(table.locations[0])) == pytest.approx(8_000_000, rel=0.01)
     runs = list(_runs_of_units([-1] * 32, table.locations))
     assert sorted(row for run in runs for row in run) == list(range(32))
-    assert max(map(len, runs)) <= UNIT_NBYTES // 8_000_000
+    assert max(map(len, runs)) <= MAX_HELD_NBYTES // 8_000_000
 
 
 def noted_ranges(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -303,7 +303,7 @@ def register_shards(
 def _plan(reader: VersionReader, frames: bool) -> tuple[list[tuple[Path, int]], dict[str, Offsets]]:
     """Choose the files to map, in order, and compute the offsets of each array's rows."""
     readers: dict[str, ArrayReader] = {}
-    for turn in range(reader.turns):
+    for turn in range(reader.variant_period):
         readers |= {array.name: array for array in reader.at_epoch(turn).readers.values()}
     files: list[tuple[Path, int]] = []
     layouts: dict[str, Offsets] = {}

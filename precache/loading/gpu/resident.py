@@ -39,7 +39,9 @@ def load(reader: VersionReader, device: torch.device) -> list[Batch]:
     _require_room(reader, device)
     count = min(LOAD_ROWS, len(reader.valid))
     stream = BatchStream(reader, count, device)
-    return [_load_turn(reader, stream, turn, count, device) for turn in range(reader.turns)]
+    return [
+        _load_turn(reader, stream, turn, count, device) for turn in range(reader.variant_period)
+    ]
 
 
 def _load_turn(
@@ -57,7 +59,7 @@ def _load_turn(
 
 
 def _require_room(reader: VersionReader, device: torch.device) -> None:
-    needed = reader.turns * sum(
+    needed = reader.variant_period * sum(
         reader.version.rows * row_nbytes(*column) for column in reader.shapes.values()
     )
     free = _free_bytes(device)

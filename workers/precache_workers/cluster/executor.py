@@ -18,7 +18,7 @@ from precache_workers.runtime.time_limit import watchdog_running
 
 logger = logging.getLogger(__name__)
 
-Run = Callable[..., Iterator[Outcome]]
+RunTasks = Callable[..., Iterator[Outcome]]
 """Function with the parameters of `run_serial` that yields (item, outcome) as tasks end."""
 
 
@@ -42,7 +42,7 @@ def executor(
     cpus: int | None = None,
     placement: Placement | None = None,
     notice: Callable[[str], None] = logger.warning,
-) -> Iterator[Run]:
+) -> Iterator[RunTasks]:
     """Provide what runs tasks; processes that were started for it end with it.
 
     Parameters

@@ -63,7 +63,7 @@ def be_nice(nice: int) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
 
 
-def call_on_node(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
+def call_in_worker(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
     """Call a function in a worker; return its `PrecacheError`, so that only lost tasks raise."""
     import ray
 
@@ -86,7 +86,7 @@ def on_every_node(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    remote: Any = ray.remote(call_on_node)
+    remote: Any = ray.remote(call_in_worker)
     names = {}
     for node in nodes():
         if not placement.slots([node], 0):

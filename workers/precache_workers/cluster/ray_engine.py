@@ -15,7 +15,7 @@ from typing import Any
 from precache.errors import BuildError, HangError, MismatchError
 from precache.units import size
 from precache_workers.cluster.dispatch import Done, Hung, Lost
-from precache_workers.cluster.nodes import call_on_node, node_id, nodes, on_every_node
+from precache_workers.cluster.nodes import call_in_worker, node_id, nodes, on_every_node
 from precache_workers.cluster.placement import Placement
 from precache_workers.cluster.worker import run_items, take_report
 from precache_workers.runtime.watchdog import explain
@@ -110,7 +110,7 @@ class RayEngine:
         values and seconds of `Done`.
         """
         placement = self._placement
-        call = functools.partial(call_on_node, function, nice=placement.nice)
+        call = functools.partial(call_in_worker, function, nice=placement.nice)
 
         def on_worker(items_and_report: bytes) -> bytes:
             items, name = pickle.loads(items_and_report)

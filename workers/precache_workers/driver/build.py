@@ -33,7 +33,7 @@ from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
 from precache.units import size
-from precache_workers.cluster.executor import Run, executor, is_joined
+from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import require_shared
 from precache_workers.driver.commit import commit, failures, tidy_current
 from precache_workers.driver.progress import BuildProgress
@@ -175,7 +175,7 @@ class _Build:
                 return self._make(run, work)
             return self._repair(run, work) if work.todo else self._nothing_to_do(work.target)
 
-    def _mend(self, run: Run, target: TargetVersion) -> None:
+    def _mend(self, run: RunTasks, target: TargetVersion) -> None:
         """Restore the small objects of a committed version that are damaged or missing."""
         flaws = flaws_of(target)
         if flaws:
@@ -226,7 +226,7 @@ class _Build:
         listed.keep_index(self.store)
         return listed
 
-    def _measure(self, run: Run, spec: VersionSpec) -> MeasuredRows:
+    def _measure(self, run: RunTasks, spec: VersionSpec) -> MeasuredRows:
         """Row shapes and stored bytes, from a few samples."""
         if missing := next((name for name in REQUIRED_MODULES if find_spec(name) is None), None):
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
@@ -257,7 +257,7 @@ class _Build:
                 "go ahead with --no-space-check"
             )
 
-    def _make(self, run: Run, work: Work) -> BuildResult:
+    def _make(self, run: RunTasks, work: Work) -> BuildResult:
         if work.needed is not None:
             self._check_space(work.needed)
         target = work.target
@@ -303,7 +303,7 @@ class _Build:
             _remove_shards(target, left.todo)
         return left
 
-    def _make_under(self, lease: BuildLease, run: Run, work: Work) -> BuildResult:
+    def _make_under(self, lease: BuildLease, run: RunTasks, work: Work) -> BuildResult:
         target, base = work.target, work.base
         self.retried = _retried_rows(work, self.barred)
         if self.retried:
@@ -353,7 +353,7 @@ class _Build:
         result = committed_result(before, self.listed.ignored)
         return replace(result, cpu_seconds=self.monitor.totals.total.cpu_seconds)
 
-    def _repair(self, run: Run, work: Work) -> BuildResult:
+    def _repair(self, run: RunTasks, work: Work) -> BuildResult:
         """Build the missing objects of a committed version again, in all versions that share them.
 
         Their rows must be what they were.
@@ -396,7 +396,7 @@ class _Build:
 
     def _run_shards(
         self,
-        run: Run,
+        run: RunTasks,
         target: TargetVersion,
         lease: BuildLease,
         todo: Sequence[int],

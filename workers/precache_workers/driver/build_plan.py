@@ -26,7 +26,7 @@ from precache.store.layout import RowShape
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE
-from precache_workers.cluster.executor import Run, executor, is_joined
+from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import node_cpus
 from precache_workers.driver.commit import failures
 from precache_workers.driver.plan_text import plan_text
@@ -55,7 +55,7 @@ from precache_workers.sources.base import Source
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
     from precache_workers.profiling.op_costs import FieldCosts
-    from precache_workers.shards.samples import Job, SamplesTask
+    from precache_workers.shards.samples import FetchAllTask, Job
 
 TIMED, LEAST_TIMED = 128, 8
 """Rows of each kind that are measured; samples of `TIMED_BYTES` and more are fewer."""
@@ -224,7 +224,7 @@ class _Profiler:
         self._barred: Mapping[str, str] = listed.barred
 
     @functools.cached_property
-    def _run(self) -> Run:
+    def _run(self) -> RunTasks:
         """Tasks run where those of the build will run, one at a time."""
         from precache_workers.profiling.rates import StartTask, start_worker
 
@@ -242,7 +242,7 @@ class _Profiler:
 
         return Job.of(self._request, self._source, self._listed)
 
-    def _outcome(self, function: Callable[[Any], Any], task: SamplesTask) -> Any:
+    def _outcome(self, function: Callable[[Any], Any], task: FetchAllTask) -> Any:
         """Run a task without the samples that are known to kill its worker."""
         from precache_workers.driver.suspects import run_without_killers
 

@@ -29,7 +29,7 @@ from precache.store.open import open_own, open_own_unchecked
 from precache.store.receipts import Receipt
 from precache.store.row_table import read_contents, read_reasons
 from precache.store.version import HOLES, ROW_TABLE, Version, sums_mismatch
-from precache_workers.cluster.executor import Run
+from precache_workers.cluster.executor import RunTasks
 from precache_workers.driver.commit import Facts, as_json, shard_table_objects, small_objects
 from precache_workers.ops.identity import installed_versions
 from precache_workers.planning.committed import committed_versions
@@ -48,7 +48,7 @@ LostObjects = Mapping[tuple[str, int], tuple[int, int]]
 
 
 def mend_small(
-    store: Folder, target: TargetVersion, flaws: Sequence[Flaw], job: Job, run: Run
+    store: Folder, target: TargetVersion, flaws: Sequence[Flaw], job: Job, run: RunTasks
 ) -> None:
     """Put the flawed small objects of a committed version again.
 
@@ -125,7 +125,12 @@ class _FactReader:
     """Reads the facts of a version from its intact small objects, and from shards and samples."""
 
     def __init__(
-        self, target: TargetVersion, version: Version, flawed: Collection[str], job: Job, run: Run
+        self,
+        target: TargetVersion,
+        version: Version,
+        flawed: Collection[str],
+        job: Job,
+        run: RunTasks,
     ) -> None:
         self.target, self.version, self.job, self.run = target, version, job, run
         self.flawed = flawed

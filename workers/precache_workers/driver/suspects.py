@@ -12,10 +12,10 @@ from typing import Any
 from precache.errors import CrashError, PrecacheError
 from precache.units import size
 from precache_workers.cluster.dispatch import Patience
-from precache_workers.cluster.executor import Run
+from precache_workers.cluster.executor import RunTasks
 from precache_workers.profiling.harness import SampleRun, run_samples
 from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.shards.samples import BASE_MEMORY, SamplesTask, recipes_of
+from precache_workers.shards.samples import BASE_MEMORY, FetchAllTask, recipes_of
 from precache_workers.shards.shard_task import ShardTask
 from precache_workers.sources.base import Sample
 
@@ -27,7 +27,7 @@ PATIENCE = Patience(crashes=2)
 
 
 @dataclass(frozen=True)
-class Trial(SamplesTask):
+class SuspectTask(FetchAllTask):
     """Samples that are decoded only to see if their worker survives."""
 
     memory: int = BASE_MEMORY
@@ -53,7 +53,7 @@ class Trial(SamplesTask):
             refused |= isinstance(outcome, MemoryError)  # the build itself reports other errors
         return refused
 
-    def parts(self) -> list[Trial]:
+    def parts(self) -> list[SuspectTask]:
         """Split the samples into several trials; a single sample gives none."""
         step = -(-len(self.keys) // PARTS)
         starts = range(0, len(self.keys) if len(self.keys) > 1 else 0, step)
@@ -88,8 +88,8 @@ KILLS = "decoding it kills the worker"
 
 
 def run_without_killers(
-    run: Run, function: Callable[[Any], Any], task: SamplesTask, say: Callable[[str], None]
-) -> tuple[SamplesTask, Any]:
+    run: RunTasks, function: Callable[[Any], Any], task: FetchAllTask, say: Callable[[str], None]
+) -> tuple[FetchAllTask, Any]:
     """Run one task; if it kills its worker, run it again without the samples that do so.
 
     Returns
@@ -105,7 +105,7 @@ def run_without_killers(
 
 
 def find_killers(
-    run: Run, tasks: Iterable[SamplesTask | ShardTask], say: Callable[[str], None]
+    run: RunTasks, tasks: Iterable[FetchAllTask | ShardTask], say: Callable[[str], None]
 ) -> dict[str, str]:
     """Return key -> reason of the samples that kill their worker even when decoded alone.
 
@@ -119,22 +119,22 @@ def find_killers(
         Is told that the search begins.
     """
     say("Workers died: looking for samples that kill them")
-    trials = [Trial(task.job, task.keys, task.sizes, task.locations) for task in tasks]
+    suspects = [SuspectTask(task.job, task.keys, task.sizes, task.locations) for task in tasks]
     killers: dict[str, str] = {}
-    alone: list[Trial] = []
-    suspects = [part for trial in trials for part in trial.parts() or [trial]]
+    alone: list[SuspectTask] = []
+    suspects = [part for suspect in suspects for part in suspect.parts() or [suspect]]
     while suspects:
-        smaller: list[Trial] = []
-        for trial, outcome in run(Trial.run, suspects, PATIENCE):
+        smaller: list[SuspectTask] = []
+        for suspect, outcome in run(SuspectTask.run, suspects, PATIENCE):
             if isinstance(outcome, CrashError):
-                smaller += trial.parts()
-                if len(trial.keys) == 1:
-                    alone.append(trial)
-                    killers[trial.keys[0]] = f"{KILLS}: {outcome}"
+                smaller += suspect.parts()
+                if len(suspect.keys) == 1:
+                    alone.append(suspect)
+                    killers[suspect.keys[0]] = f"{KILLS}: {outcome}"
             elif isinstance(outcome, PrecacheError):
                 raise outcome
         suspects = smaller
-    for trial, outcome in run(Trial.is_heavy, alone, Patience(crashes=1)):
+    for suspect, outcome in run(SuspectTask.is_heavy, alone, Patience(crashes=1)):
         if outcome is True:
-            killers[trial.keys[0]] += f"; it asks for more than {size(trial.memory)} of memory"
+            killers[suspect.keys[0]] += f"; it asks for more than {size(suspect.memory)} of memory"
     return killers

@@ -91,7 +91,7 @@ def place_rows(
         placed = _restore_identities(parent, placed, touched, folder, contents)
     if placed.digest == attributes.rows_digest:
         parent = placed
-    changed = f"Since version {folder.name[:8]}: {changes(parent, placed)}"
+    changed = f"Since version {folder.name[:8]}: {count_changes(parent, placed)}"
     compactable = placed.digest != fresh.digest
     return Placed(placed, attributes.rows_per_shard, changed, compactable)
 
@@ -137,7 +137,7 @@ def _read_rows(version: Version) -> RowTable:
 
 
 @dataclass(frozen=True)
-class Changes:
+class ChangeCounts:
     """Changes of a source since a version was built from it, in samples.
 
     Attributes
@@ -224,11 +224,11 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
     )
 
 
-def changes(parent: RowTable, table: RowTable) -> Changes:
+def count_changes(parent: RowTable, table: RowTable) -> ChangeCounts:
     """Count the changes from `parent` to a table that keeps its rows."""
     count = len(parent)
     same = int(same_identity(parent, table).sum())
     new = sum(row < count for row in parent.removed - table.removed)
     removed = sum(row < count for row in table.removed - parent.removed)
     kept = count - len(parent.removed | {row for row in table.removed if row < count})
-    return Changes(same, kept - same, len(table) - count + new, removed)
+    return ChangeCounts(same, kept - same, len(table) - count + new, removed)

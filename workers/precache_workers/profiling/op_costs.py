@@ -13,7 +13,7 @@ from precache.errors import SampleError
 from precache.recipe.ops import HorizontalFlip, Op, RandomResizedCrop, ToDType
 from precache.recipe.recipe import Field
 from precache_workers.profiling.stage_times import StageTimes, measure_stages
-from precache_workers.shards.samples import SamplesTask
+from precache_workers.shards.samples import FetchAllTask
 
 SECONDS = 5.0
 """Time after which no further sample of a field is measured, once there are a few."""
@@ -85,7 +85,7 @@ class FieldCosts:
 
 
 @dataclass(frozen=True)
-class OpsTask(SamplesTask):
+class OpsTask(FetchAllTask):
     """Samples by which the ops of every field are measured, of a recipe as it is declared."""
 
 

@@ -19,14 +19,14 @@ from precache_workers.planning.rows import sample_for_probe
 from precache_workers.planning.work import MeasuredRows
 from precache_workers.profiling.harness import SampleRun, run_samples
 from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.shards.samples import Job, SamplesTask, recipes_of
+from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
 from precache_workers.sources.base import Sample
 
 PROBE_SAMPLES = 24
 
 
 @dataclass(frozen=True)
-class ProbeTask(SamplesTask):
+class ProbeTask(FetchAllTask):
     """A few samples that show row shapes and compressed sizes."""
 
 

@@ -26,9 +26,9 @@ from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.base_rows import BaseRows, open_base
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.samples import (
+    FetchAllTask,
     FetchedSamples,
     Job,
-    SamplesTask,
     SampleTask,
     one_thread,
     recipes_of,
@@ -38,7 +38,7 @@ from precache_workers.sources.base import Fetched, Sample
 
 
 @dataclass(frozen=True, kw_only=True)
-class RatesTask(SamplesTask):
+class RatesTask(FetchAllTask):
     """Rows to be measured: some are computed of samples, others reused.
 
     Attributes

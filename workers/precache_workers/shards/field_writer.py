@@ -32,21 +32,21 @@ class Sums:
         self.count = 0 if start is None else start.count
         self.total = np.zeros(channels) if start is None else np.array(start.total)
         self.squares = np.zeros(channels) if start is None else np.array(start.squares)
-        self._together = max(1, SUMMED // self._pixels)
-        self._waiting = np.empty((channels, self._together, *shape[1:]), np.uint8)
-        self._count = 0
+        self._rows_at_once = max(1, SUMMED // self._pixels)
+        self._waiting = np.empty((channels, self._rows_at_once, *shape[1:]), np.uint8)
+        self._waiting_rows = 0
 
     def add(self, row: np.ndarray) -> None:
         """Add a row."""
         if row.dtype != np.uint8:
             self._add_wide(row)
             return
-        if self._together == 1:
+        if self._rows_at_once == 1:
             self._add(row, 1)
             return
-        self._waiting[:, self._count] = row
-        self._count += 1
-        if self._count == self._together:
+        self._waiting[:, self._waiting_rows] = row
+        self._waiting_rows += 1
+        if self._waiting_rows == self._rows_at_once:
             self._add_waiting()
 
     def subtract(self, row: np.ndarray) -> None:
@@ -55,20 +55,20 @@ class Sums:
 
     def extend(self, rows: np.ndarray) -> None:
         """Add rows of uint8."""
-        if self._together == 1:
+        if self._rows_at_once == 1:
             for row in rows:
                 self._add(row, 1)
             return
-        for first in range(0, len(rows), self._together):
+        for first in range(0, len(rows), self._rows_at_once):
             self._add_waiting()
-            some = rows[first : first + self._together]
+            some = rows[first : first + self._rows_at_once]
             self._waiting[:, : len(some)] = some.swapaxes(0, 1)
-            self._count = len(some)
+            self._waiting_rows = len(some)
 
     def _add_waiting(self) -> None:
-        if self._count:
-            self._add(self._waiting[:, : self._count], 1)
-            self._count = 0
+        if self._waiting_rows:
+            self._add(self._waiting[:, : self._waiting_rows], 1)
+            self._waiting_rows = 0
 
     def _add(self, channels: np.ndarray, sign: int) -> None:
         """Add pixels of uint8, a plane for each channel."""

@@ -32,7 +32,7 @@ FetchedSamples = Generator[tuple[str, Fetched], None, None]
 FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
 """A fetch is a run of samples up to either limit."""
-UNIT_NBYTES = 128 << 20
+MAX_HELD_NBYTES = 128 << 20
 """Bytes of samples of containers that are fetched before the first of them is used, at most."""
 UNITS_AHEAD = 16
 """Units of containers that are fetched ahead."""
@@ -114,7 +114,7 @@ class SampleTask:
 
 
 @dataclass(frozen=True)
-class SamplesTask(SampleTask):
+class FetchAllTask(SampleTask):
     """A task that fetches all of its samples.
 
     Attributes
@@ -161,7 +161,7 @@ def _runs_of_units(sizes: Sequence[int], locations: Sequence[str]) -> Iterator[l
     """Group samples by their units, so that each unit is read once.
 
     All samples up to the last one of a unit are held until those before it are yielded. Where that
-    would take more than `UNIT_NBYTES`, a unit is read again later.
+    would take more than `MAX_HELD_NBYTES`, a unit is read again later.
     """
     names = [unit_of(location) for location in locations]
     last = {name: place for place, name in enumerate(names)}
@@ -170,7 +170,7 @@ def _runs_of_units(sizes: Sequence[int], locations: Sequence[str]) -> Iterator[l
     place = 0
     while place < len(names):
         size = expected_bytes(names[place]) if sizes[place] < 0 else sizes[place]
-        if held + size > UNIT_NBYTES and place > start:
+        if held + size > MAX_HELD_NBYTES and place > start:
             place = cut if cut > start else place
             yield from _by_unit(names, range(start, place))
             start, held, end = place, 0, place

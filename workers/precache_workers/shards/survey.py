@@ -16,7 +16,7 @@ from precache.storage.base import Folder
 from precache.store.layout import MISSING, decode_index
 from precache.store.zarr_metadata import Array
 from precache_workers.shards.field_writer import Sums
-from precache_workers.shards.samples import BASE_MEMORY, SamplesTask
+from precache_workers.shards.samples import BASE_MEMORY, FetchAllTask
 from precache_workers.sources.base import Sample
 
 
@@ -30,7 +30,7 @@ class SampleFacts:
 
 
 @dataclass(frozen=True)
-class FetchTask(SamplesTask):
+class FetchTask(FetchAllTask):
     """Fetch the samples of a shard without decoding them."""
 
     shard: int = field(kw_only=True)
