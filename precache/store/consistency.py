@@ -28,7 +28,7 @@ from precache.store.array_metadata import (
     label_layout,
     label_layouts,
 )
-from precache.store.commit_log import ROOT
+from precache.store.commit_log import ROOT, VERSION
 from precache.store.documents import format_of, version_id
 from precache.store.labels import are_classes, differ, has_label, narrow
 from precache.store.layout import RowShape
@@ -44,7 +44,6 @@ from precache.store.small_arrays import (
 from precache.store.version import HOLES, ROW_TABLE, Version, gone_error, parse_holes, sums_mismatch
 from precache.store.zarr_metadata import Array, Json
 
-_VERSION = re.compile("[0-9a-f]{32}")
 _DIGEST = re.compile("[0-9a-f]{16}")
 
 
@@ -176,7 +175,7 @@ class _Inspection:
         right_id = version_id(own.fingerprint, own.rows_digest, own.rows_per_shard, own.retries)
         reason = f"its version is {own.version}, and not {right_id}"
         self._require(own.version == right_id, ROOT, reason)
-        same = own.version == name or not _VERSION.fullmatch(name)
+        same = own.version == name or not VERSION.fullmatch(name)
         self._require(same, ROOT, f"it is that of version {own.version}")
         right_format = format_of(own.fields, class_labels=own.label is None)
         self._require(own.format == right_format, ROOT, f"its format is {own.format}")

@@ -387,9 +387,9 @@ class Version:
         with self.unless_gone():
             for name in self.stored:
                 table, sizes = self.shard_table(name), self.folder.sizes(name)
-                tail = "/0" * len(self.arrays[name][1].row_shape)
+                array = self.arrays[name][1]
                 for shard, (nbytes, digest) in enumerate([] if table is None else table.tolist()):
-                    if sizes.get(f"{name}/c/{shard}{tail}") != nbytes:
+                    if sizes.get(f"{name}/{array.object_name(shard)}") != nbytes:
                         lost[name, shard] = (nbytes, digest)
         if lost and self.is_gone():
             raise gone_error(self.path)
