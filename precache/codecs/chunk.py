@@ -131,7 +131,7 @@ class Decoder:
     swap: bool = False
     filtered: bool = False
 
-    @property
+    @functools.cached_property
     def plain(self) -> bool:
         """True if a chunk's bytes are the rows themselves, with at most a CRC32C behind them."""
         return not (self.swap or self.filtered) and self.codecs in ((), ("crc32c",))

@@ -7,7 +7,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from precache.diagnosis.snapshot import Snapshot
 from precache.errors import UsageError
 from precache.loading.loader import Loader
 from precache.loading.mixing import work_time_of
+from precache.loading.slots import map_tensors
 from precache.runtime.usage import available_bytes, cores, read_usage
 
 WARMUP = 3
@@ -101,21 +102,17 @@ def measure(
 ) -> Measurements:
     """Run all probes, then restore what can be restored."""
     paths = list(files) if files is not None else files_of(loader)
-    with Snapshot(loader, restore) as snapshot:
-        batches = LoaderBatches(loader)
-        try:
-            return _Probes(
-                loader,
-                step,
-                limits=limits,
-                device=device,
-                paths=paths,
-                batches=batches,
-                snapshot=snapshot,
-                tick=tick,
-            ).measure()
-        finally:
-            batches.close()
+    with Snapshot(loader, restore) as snapshot, contextlib.closing(LoaderBatches(loader)) as own:
+        return _Probes(
+            loader,
+            step,
+            limits=limits,
+            device=device,
+            paths=paths,
+            batches=own,
+            snapshot=snapshot,
+            tick=tick,
+        ).measure()
 
 
 class _Probes:
@@ -172,7 +169,7 @@ class _Probes:
         """Time the step on one batch, on the device and, if it comes from the host, as it comes."""
         self._step(batch)
         device = self._device or _current_device()
-        on_device = _map_tensors(batch, lambda tensor: tensor.to(device))
+        on_device = map_tensors(batch, lambda tensor: tensor.to(device))
         for _ in range(WARMUP):
             self._step(on_device)
         step = _time(lambda: self._run_step(on_device), self._limits)
@@ -256,11 +253,8 @@ class _Probes:
         if rewind:
             self._snapshot.rewind()
         self._tick("one worker alone")
-        batches = LoaderBatches(self._loader, workers=1)
-        try:
+        with contextlib.closing(LoaderBatches(self._loader, workers=1)) as batches:
             return _time(lambda: self._fetch(batches), self._limits, self._prefetch)
-        finally:
-            batches.close()
 
     def _setup(self, device: torch.device, nbytes: int) -> Setup:
         loader, version = self._loader, loader_version(self._loader)
@@ -371,19 +365,6 @@ def _synchronisations(step: Callable[[], Any], device: torch.device) -> tuple[st
     return tuple(sorted({f"{Path(w.filename).name}:{w.lineno}" for w in own}))
 
 
-def _map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply a function to the tensors of a batch."""
-    if isinstance(batch, torch.Tensor):
-        return change(batch)
-    if isinstance(batch, Mapping):
-        return {name: _map_tensors(value, change) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_map_tensors(value, change) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_map_tensors(value, change) for value in batch)
-    return batch
-
-
 def _tensors(batch: Any) -> list[torch.Tensor]:
     tensors: list[torch.Tensor] = []
 
@@ -391,7 +372,7 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
         tensors.append(tensor)
         return tensor
 
-    _map_tensors(batch, collect)
+    map_tensors(batch, collect)
     return tensors
 
 

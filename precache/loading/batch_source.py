@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import operator
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -24,7 +25,7 @@ from precache.loading.arrival_order import ArrivalOrder
 from precache.loading.gpu import resident
 from precache.loading.options import LoaderOptions
 from precache.loading.selection import Selection
-from precache.loading.slots import Batch, as_array, as_tensor
+from precache.loading.slots import Batch, as_array, as_tensor, map_tensors, row_nbytes
 from precache.loading.stream import BatchStream, Rows
 from precache.loading.version_follower import VersionFollower
 from precache.messages import printable
@@ -143,6 +144,7 @@ class BatchSource:
         if self.output is not None and options.rank == 0:
             self._warn_of_missing_labels()
         self.stream = self._make_stream()
+        self._row_nbytes = sum(row_nbytes(*column) for column in self.reader.shapes.values())
         self._transform_time = ThreadTime()
         self._earlier = WorkTime()
         # Other callables may expect batches one after another, on the thread of the loop.
@@ -191,15 +193,12 @@ class BatchSource:
             "format": STATE_FORMAT,
             "version": self.version.id,
             "global_batch": order.global_batch,
-            "order": self._order_name(),
+            "order": self._options.order,
             "shuffle": None if order.shuffle is None else dataclasses.asdict(order.shuffle),
             "seed": order.seed,
             "drop_last": order.drop_last,
             "rows": self._selection.digest,
         }
-
-    def _order_name(self) -> str:
-        return self._options.order
 
     def _replace(self, other: BatchSource) -> BatchSource:
         """Return another source in place of this one."""
@@ -236,13 +235,14 @@ class BatchSource:
         """Yield the batches of an epoch from number `start` on."""
         finish = (functools.partial(self._finish, epoch, n) for n in itertools.count(start))
         early = [finish] if self._transforms_early else []
+        copy = operator.methodcaller("to", self._options.device)  # not a CUDA device
         for rows in self._runs(epoch, start):
             batches: Generator[Any, None, None] = self.stream.batches(rows, epoch, *early)
             with contextlib.closing(batches):
                 for decoded in batches:
                     if self._closed.is_set():
                         return
-                    batch = self._copy(decoded) if self._copied else decoded
+                    batch = map_tensors(decoded, copy) if self._copied else decoded
                     finished: FinishedBatch = batch if early else next(finish)(batch)
                     del decoded, batch  # what the caller drops is gone
                     yield finished
@@ -250,19 +250,14 @@ class BatchSource:
     def take_counts(self) -> SourceCounts:
         """Return what was counted since the last call."""
         cached = self.reader.cached
-        return SourceCounts(
-            self.stream.thread_time.take(), cached.take() if cached else None, self._take_repeated()
-        )
-
-    def _take_repeated(self) -> int:
-        return 0
+        return SourceCounts(self.stream.thread_time.take(), cached.take() if cached else None)
 
     def _runs(self, epoch: int, start: int) -> Iterator[Rows]:
         return self.order.runs(epoch, start)
 
     def _finish(self, epoch: int, number: int, batch: Batch) -> FinishedBatch:
         """Apply the transform, and shape the output."""
-        rows, nbytes = len(batch["row"]), sum(values.nbytes for values in batch.values())
+        rows = len(batch["row"])
         transform = self._options.transform
         if transform is not None:
             numbers, again = batch["row"], self.order.again(number)
@@ -273,17 +268,7 @@ class BatchSource:
             with self._transform_time.counted():
                 batch = run(transform, batch, draw)
         output = batch if self.output is None else tuple(batch[name] for name in self.output)
-        return rows, nbytes, [output]
-
-    def _copy(self, values: Any) -> Any:
-        """Copy the tensors of a batch, finished or not, to a device that is no CUDA device."""
-        if torch.is_tensor(values):
-            return values.to(self._options.device)
-        if isinstance(values, dict):
-            return {name: self._copy(value) for name, value in values.items()}
-        if isinstance(values, list | tuple):
-            return type(values)(map(self._copy, values))
-        return values
+        return rows, rows * self._row_nbytes, [output]
 
     def _require_dtypes(self) -> None:
         """Raise `UsageError` for a field whose dtype the device does not have."""
@@ -453,15 +438,15 @@ class LiveSource(BatchSource):
             raise UsageError(f"epoch is {epoch}, and its order is known once the version is built")
         return super().rows_of_batch(epoch, batch)
 
-    def _take_repeated(self) -> int:
-        return self._arrivals.take_repeated()
+    def take_counts(self) -> SourceCounts:
+        return super().take_counts()._replace(repeated=self._arrivals.take_repeated())
 
     def _await_version(self) -> BatchSource:
         version = self._live.await_commit(self._closed)
         return self if version is None else self._replace(self._reopen(version, BatchSource))
 
-    def _order_name(self) -> str:
-        return FINISHED
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "order": FINISHED}
 
     def _make_order(self, shuffle: Shuffle | None) -> ArrivalOrder:
         options = self._options

@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,19 @@ def as_array(values: torch.Tensor) -> np.ndarray:
         return values.numpy()
     except TypeError:
         return values.view(torch.int16).numpy().view("bfloat16")
+
+
+def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply a function to the tensors of a batch."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {name: map_tensors(value, change) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_tensors(value, change) for value in batch)
+    return batch
 
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}

@@ -262,21 +262,24 @@ class BatchStream:
                 read_ahead = self._make_read_ahead(reader)
 
             def stop() -> None:
-                requests.stop()
+                if requests:
+                    requests.stop()
                 if feed:
                     feed.stop()
 
             schedule = self._schedule
             together = 1 if feed or finishes else schedule.together
-            requests = Requests(schedule.threads, self._reader.version.path)
-            ends.callback(requests.close)
+            requests = None if reader.mapped else Requests(schedule.threads, reader.version.path)
+            if requests:
+                ends.callback(requests.close)
+            active = requests.active if requests else contextlib.nullcontext
             parts: Generator[tuple[_Part, AbstractContextManager[None]], None, None]
             if feed:
                 parts = feed.around(self._split(rows, finishes))
             else:
                 advised = read_ahead.around(rows, schedule.ahead * together)
                 ends.enter_context(contextlib.closing(advised))
-                parts = ((part, requests.active()) for part in self._split(advised, finishes))
+                parts = ((part, active()) for part in self._split(advised, finishes))
             ends.enter_context(contextlib.closing(parts))
             decode = functools.partial(self._decode, reader, ready, feed, failures)
             parts_ahead = schedule.ahead * schedule.parts

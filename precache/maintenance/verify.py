@@ -18,7 +18,6 @@ import xxhash
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.messages import as_text, first_ones
 from precache.reading.array_reader import ArrayReader
-from precache.reading.remote_shards import RangedShardFiles
 from precache.storage.base import is_missing
 from precache.storage.local_files import map_file
 from precache.storage.open import StorageOptions
@@ -151,10 +150,10 @@ def _verify(version: Version, tick: Tick) -> Verified:
                 f"the shards of {name}: {why} is damaged; verify again after the repair"
             )
             continue
-        ranged = None if version.folder.local("") else RangedShardFiles(version, name)
-        reader = ArrayReader(version, name, verify="always", objects=ranged)
+        reader = ArrayReader(version, name, verify="always")
         shards: list[Damage] = []
-        for number, shard in reader.objects():
+        for number in range(reader.array.objects):
+            shard = f"{name}/{reader.array.object_name(number)}"
             problem = _check_object(version, reader, number, shard, tick)
             objects += 1
             nbytes += version.folder.size(shard) or 0
@@ -326,7 +325,7 @@ def _blame(version: Version, reader: ArrayReader, shards: list[Damage]) -> list[
 
 def _sums_match(version: Version, reader: ArrayReader, number: int, sums: np.ndarray) -> bool:
     """Return whether the rows of a shard have the recorded sums per channel."""
-    rows = np.array(_rows(version, reader, number))
+    rows = np.array(reader.array.rows_of(number))
     rows = rows[version.valid[rows]]
     channels = reader.array.row_shape[0]
     total, squares = np.zeros(channels), np.zeros(channels)
@@ -351,13 +350,8 @@ def _read_object(version: Version, shard: str, size: int) -> np.ndarray:
         os.close(descriptor)
 
 
-def _rows(version: Version, reader: ArrayReader, number: int) -> range:
-    step = reader.array.object_shape[0]
-    return range(number * step, min((number + 1) * step, version.rows))
-
-
 def _keys(version: Version, reader: ArrayReader, number: int) -> tuple[str, ...]:
-    return tuple(_key(version, row) for row in _rows(version, reader, number))
+    return tuple(_key(version, row) for row in reader.array.rows_of(number))
 
 
 def _key(version: Version, row: int) -> str:
@@ -369,7 +363,7 @@ def _key(version: Version, row: int) -> str:
 
 def _unreadable(version: Version, reader: ArrayReader, number: int) -> Iterator[str]:
     out = np.empty((1, *reader.array.row_shape), reader.array.dtype)
-    for row in _rows(version, reader, number):
+    for row in reader.array.rows_of(number):
         try:
             reader.read(np.array([row]), out, undo=False)
         except PrecacheError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from precache.codecs.chunk import crc32c_holds
 from precache.codecs.image import undo_batch_rows, undo_image
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.reading.chunk_cache import DECODED_NBYTES, DecodedChunks
-from precache.reading.shard_files import MappedShardFiles, ShardFiles
+from precache.reading.remote_shards import shard_files
+from precache.reading.shard_files import ShardFiles
 from precache.runtime.usage import available_bytes
 from precache.store.version import Version
 from precache.store.zarr_metadata import Piece
@@ -55,7 +56,7 @@ class ArrayReader:
         time this process maps and reads it; ``always``; ``off``: only frames are checked. Without
         compiled code, frames are always checked.
     objects
-        The array's stored objects; by default those in the version's own folder, mapped.
+        The array's stored objects; by default as `shard_files` returns them.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ArrayReader:
             raise UsageError(f"verify is {verify!r}; choose first, always or off")
         self.name = name
         self._where = f"{version.path}/{version.arrays[name][0]}"
-        self._objects = objects or MappedShardFiles(version, name)
+        self._objects = objects or shard_files(version, name)
         self.array = self._objects.array
         self._pieces = self._objects.pieces
         self._verify = verify
@@ -80,7 +81,8 @@ class ArrayReader:
         self.require_memory(max(self.array.row_nbytes, held))
         self._chunks_across = math.prod(self.array.chunks_per_object[1:])
         self._checked = self._objects.checked
-        if verify == "off":
+        self._always = verify == "always" and bool(self.array.decoder.codecs)
+        if verify == "off" or not self.array.decoder.codecs:
             self._checked = np.ones_like(self._checked)
 
     def require_memory(self, nbytes: int) -> None:
@@ -164,8 +166,8 @@ class ArrayReader:
                 return False
             begins[position] = begin
         chunks = inside // self.array.chunk_shape[0]
-        starts = begins + inside * self.array.row_nbytes + chunks * objects.gap
-        checks = self._checks(numbers, chunks)
+        starts = begins + inside * self.array.row_nbytes + chunks * self.array.gap
+        checks = self._unchecked(numbers, chunks)
         if not checks.any():
             return self._copy(rows, numbers, starts, out, out.nbytes)
         if kernels.compiled().has_crc32c and self.array.chunk_shape[0] == 1:
@@ -202,11 +204,6 @@ class ArrayReader:
         if copied < len(rows):
             raise self.damage(int(rows[copied]), BAD_CRC)
         return True
-
-    @property
-    def pitch(self) -> int:
-        """Bytes from one plain chunk of an object to the next."""
-        return self._objects.pitch
 
     def plain_objects(self) -> list[tuple[Path, int, int]]:
         """Path, size, and offset of the first row of each object whose chunks are all plain.
@@ -264,7 +261,7 @@ class ArrayReader:
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
         chunks = inside // self.array.chunk_shape[0]
         if not self.framed:
-            for position in np.flatnonzero(self._checks(numbers, chunks)):
+            for position in np.flatnonzero(self._unchecked(numbers, chunks)):
                 self._check_plain(rows[position], numbers[position], chunks[position])
             return
         unchecked = rows[self._unchecked(numbers, chunks)]
@@ -275,15 +272,9 @@ class ArrayReader:
             part = unchecked[start : start + CHECK_ROWS]
             self.read(part, scratch[: len(part)], undo=False)
 
-    def _checks(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
-        """(n,) bool: the chunks whose CRC32C is to be checked."""
-        if self._verify == "off" or not self.array.decoder.codecs:
-            return np.zeros(len(chunks), bool)
-        return self._unchecked(numbers, chunks)
-
     def _unchecked(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
         """(n,) bool: the chunks whose checksum, of whatever kind, is to be checked."""
-        unchecked: np.ndarray = ~self._checked[numbers, chunks] | (self._verify == "always")
+        unchecked: np.ndarray = ~self._checked[numbers, chunks] | self._always
         return unchecked
 
     def _mark_checked(self, numbers: np.ndarray, chunks: np.ndarray) -> None:
@@ -391,7 +382,9 @@ class ArrayReader:
         except KeyError:
             array = self.array
             self.require_memory(CHUNKS_AT_ONCE * array.chunk_nbytes)
-            cache = DecodedChunks(array.chunks_along_rows, array.chunk_shape, array.dtype)
+            cache = DecodedChunks(
+                array.objects * array.chunks_per_object[0], array.chunk_shape, array.dtype
+            )
             return self._decoded.setdefault(undo, cache)
 
     def _decode_chunks(self, rows: np.ndarray, undo: bool) -> np.ndarray:
@@ -510,8 +503,3 @@ class ArrayReader:
                     inside = (places <= mapped.size).all(axis=1)
                     extents[str(self._objects.path(number, tail))] = places[inside]
         return extents
-
-    def objects(self) -> Iterator[tuple[int, str]]:
-        """Number of each stored object along axis 0, and its name below the version's folder."""
-        for number in range(self.array.objects):
-            yield number, self._objects.name(number)

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from precache.errors import DamageError, StorageError
-from precache.reading.shard_files import ShardFiles, StoredObject
+from precache.reading.shard_files import MappedShardFiles, ShardFiles, StoredObject
 from precache.runtime.io_pool import request
 from precache.storage.base import Range
 from precache.store.version import Version
@@ -135,6 +135,13 @@ class RangedShardFiles(ShardFiles):
         if self.expected is not None:
             return int(self.expected[number, 0])
         return self.version.folder.size(self.name(number, tail))
+
+
+def shard_files(version: Version, name: str, *, mapped: bool | None = None) -> ShardFiles:
+    """Return an array's objects: mapped by default on a local disk, else read by ranges."""
+    if mapped is None:
+        mapped = version.folder.local("") is not None
+    return (MappedShardFiles if mapped else RangedShardFiles)(version, name)
 
 
 @dataclass

@@ -137,16 +137,6 @@ class ShardFiles(ABC):
         """An object's name below the version's folder."""
         return f"{self.folder}/{self.array.object_name(number, tail)}"
 
-    @property
-    def pitch(self) -> int:
-        """Bytes from one plain chunk to the next."""
-        return self.array.chunk_nbytes + self.gap
-
-    @property
-    def gap(self) -> int:
-        """Bytes of checksums between the rows of one plain chunk and the next."""
-        return 4 * len(self.array.decoder.codecs)
-
     @abstractmethod
     def chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
         """Stored bytes of a chunk; None if it is missing, which only foreign ones may be."""
@@ -289,10 +279,10 @@ class MappedShardFiles(ShardFiles):
         several_across = math.prod(self.array.chunks_per_object[1:]) > 1
         if not self.array.decoder.plain or not self.array.whole_rows or several_across:
             return None
-        shard_rows, chunk_rows = self.array.object_shape[0], self.array.chunk_shape[0]
-        rows = min(shard_rows, self.array.shape[0] - number * shard_rows)
-        extents = index[: -(-rows // chunk_rows)].astype(np.int64)
+        rows = len(self.array.rows_of(number))
+        extents = index[: -(-rows // self.array.chunk_shape[0])].astype(np.int64)
         start = int(extents[0, 0])
-        offsets = start + np.arange(len(extents)) * self.pitch
-        regular = np.array_equal(extents[:, 0], offsets) and (extents[:, 1] == self.pitch).all()
-        return start if regular and 0 <= start <= size - len(extents) * self.pitch else None
+        pitch = self.array.pitch
+        offsets = start + np.arange(len(extents)) * pitch
+        regular = np.array_equal(extents[:, 0], offsets) and (extents[:, 1] == pitch).all()
+        return start if regular and 0 <= start <= size - len(extents) * pitch else None

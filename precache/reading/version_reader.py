@@ -12,8 +12,8 @@ from precache.codecs import kernels
 from precache.errors import StoreError, UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.disk_cache import DiskCache
-from precache.reading.remote_shards import RangedShardFiles
-from precache.reading.shard_files import MappedShardFiles, ShardFiles
+from precache.reading.remote_shards import shard_files
+from precache.reading.shard_files import ShardFiles
 from precache.reading.shard_prefetch import CachedShards
 from precache.sampling.order import ValidRows
 from precache.storage.open import StorageOptions
@@ -127,7 +127,7 @@ class VersionReader:
         )
 
     def _objects(self, array: str) -> ShardFiles:
-        return (MappedShardFiles if self._mapped else RangedShardFiles)(self.version, array)
+        return shard_files(self.version, array, mapped=self._mapped)
 
     def _choose(self, fields: FieldNames) -> list[str]:
         known = list(dict.fromkeys(map(self.version.field_of, self.version.arrays)))
@@ -175,9 +175,6 @@ def read_small_field(
     if name == "label" and not version.foreign:
         labels = version.labels  # a live version's labels grow
         return labels.astype(np.int64, copy=False) if are_classes(labels) else labels
-    if objects is None:
-        local = version.folder.local("") is not None
-        objects = (MappedShardFiles if local else RangedShardFiles)(version, name)
     reader = ArrayReader(version, name, verify, objects)
     array = reader.array
     extents = list(zip(array.shape, array.object_shape, strict=True))

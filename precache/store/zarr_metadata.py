@@ -8,6 +8,7 @@ whatever is stored, are refused when the document is parsed.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import math
@@ -131,38 +132,48 @@ class Array:
     index_at_start: bool | None
     index_checksum: bool
 
-    @property
+    @functools.cached_property
     def row_shape(self) -> tuple[int, ...]:
         return self.shape[1:]
 
-    @property
+    @functools.cached_property
     def row_nbytes(self) -> int:
         return math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
 
-    @property
+    @functools.cached_property
     def chunk_nbytes(self) -> int:
         return math.prod(self.chunk_shape) * np.dtype(self.dtype).itemsize
 
-    @property
+    @functools.cached_property
+    def gap(self) -> int:
+        """Bytes of checksums between the rows of one plain chunk and the next."""
+        return 4 * len(self.decoder.codecs)
+
+    @functools.cached_property
+    def pitch(self) -> int:
+        """Bytes from one plain chunk to the next."""
+        return self.chunk_nbytes + self.gap
+
+    @functools.cached_property
     def objects(self) -> int:
         """Stored objects along axis 0."""
         return -(-self.shape[0] // self.object_shape[0])
 
-    @property
-    def chunks_along_rows(self) -> int:
-        """Chunks along axis 0 of all objects."""
-        return self.objects * self.chunks_per_object[0]
-
-    @property
+    @functools.cached_property
     def chunks_per_object(self) -> tuple[int, ...]:
         return tuple(o // c for o, c in zip(self.object_shape, self.chunk_shape, strict=True))
+
+    def rows_of(self, number: int) -> range:
+        """Rows of an object; the last one may be short."""
+        start = number * self.object_shape[0]
+        return range(start, min(start + self.object_shape[0], self.shape[0]))
 
     def object_name(self, number: int, tail: tuple[int, ...] = ()) -> str:
         """Name, below the array's folder, of the object `number` along axis 0."""
         tail = tail or (0,) * (len(self.shape) - 1)
         return self.key_prefix + self.separator.join(map(str, (number, *tail)))
 
-    @property
+    @functools.cached_property
     def whole_rows(self) -> bool:
         """True if a chunk holds whole rows and nothing else."""
         return self.chunk_shape[1:] == self.shape[1:]

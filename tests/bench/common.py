@@ -176,8 +176,8 @@ def chunk_extents(store: Path, field: str = "image") -> list[tuple[Path, int, in
     reader = ArrayReader(version, field)
     chunks = math.prod(reader.array.chunks_per_object)
     found: list[tuple[Path, int, int]] = []
-    for _, name in reader.objects():
-        path = Path(version.path) / name
+    for number in range(reader.array.objects):
+        path = Path(version.path) / field / reader.array.object_name(number)
         data = mapped(path)
         index = decode_index(
             data[-(INDEX_ENTRY_NBYTES * chunks + INDEX_CHECKSUM_NBYTES) :].data, chunks

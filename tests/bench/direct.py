@@ -48,7 +48,7 @@ class DirectRows(contextlib.ExitStack):
         """Fill the first of (n, bytes of a row) uint8 with rows."""
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
         chunks, within = np.divmod(inside, self.array.chunk_shape[0])
-        starts = self._begins[numbers] + chunks * self._reader.pitch
+        starts = self._begins[numbers] + chunks * self.array.pitch
         starts += within * self.array.row_nbytes
         places = zip(memory, numbers.tolist(), starts.tolist(), strict=False)
         reads = [self._files[n].pread(row, row.nbytes, start) for row, n, start in places]

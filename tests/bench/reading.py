@@ -211,8 +211,8 @@ def _frames(store: Path) -> list[memoryview]:
     reader = ArrayReader(version, "image")
     chunks = math.prod(reader.array.chunks_per_object)
     frames = []
-    for _, name in reader.objects():
-        data = mapped(Path(version.path) / name).data
+    for number in range(reader.array.objects):
+        data = mapped(Path(version.path) / "image" / reader.array.object_name(number)).data
         index = decode_index(data[-(16 * chunks + 4) :], chunks)
         written = index[index[:, 1] < len(data)].tolist()
         frames += [data[offset : offset + length] for offset, length in written]

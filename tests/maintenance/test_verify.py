@@ -120,6 +120,22 @@ def test_a_flipped_bit_in_a_row_is_found_and_its_key_named(
                 read(damaged, row)
 
 
+def test_a_wrong_mean_is_told_from_wrong_sums_wherever_the_version_is(
+    store: BuiltStore, copy_store: Copy
+) -> None:
+    damaged = copy_store(store)
+    root = Path(damaged.open().path) / ROOT
+    document = json.loads(root.read_text("utf-8"))
+    attributes = document["attributes"]["precache"]
+    attributes["mean"]["image"][0] += 1
+    root.write_text(json.dumps(document), "utf-8")
+    here = precache.verify(damaged.path)
+    assert ROOT in [damage.shard for damage in here.damage]
+    with web_server(Path(damaged.path).parent) as url:
+        over_http = precache.verify(f"{url}/{Path(damaged.path).name}")
+    assert over_http.damage == here.damage
+
+
 def read(store: BuiltStore, row: int) -> np.ndarray:
     dataset = precache.CachedDataset(store.path)
     version = store.open()

@@ -321,7 +321,7 @@ def _plan(reader: VersionReader, frames: bool) -> tuple[list[tuple[Path, int]], 
             starts = [append(path, nbytes) + first for path, nbytes, first in plain]
             shard_rows, chunk_rows = array.object_shape[0], array.chunk_shape[0]
             first = np.array(starts, np.int64)
-            layouts[name] = RowOffsets(first, shard_rows, chunk_rows, array.row_nbytes, field.pitch)
+            layouts[name] = RowOffsets(first, shard_rows, chunk_rows, array.row_nbytes, array.pitch)
         elif frames and field.framed and (framed := field.frame_objects()):
             extents = [np.add(rows, (append(path, nbytes), 0)) for path, nbytes, rows in framed]
             layouts[name] = FrameOffsets(*np.concatenate(extents).T.copy())
