@@ -8,6 +8,7 @@ room is free for the next batch, and there is always room for the shards of one 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import threading
@@ -28,8 +29,9 @@ from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.reading.disk_cache import OVERHEAD, CacheShare, DiskCache, on_disk, share_nbytes
 from precache.reading.shard_files import MappedShardFiles
 from precache.recipe.variants import variants_of
-from precache.runtime.io_pool import Fetchers, fail
+from precache.runtime.io_pool import Fetchers
 from precache.runtime.operating_system import read_ahead
+from precache.runtime.ordered_map import fail
 from precache.runtime.step_clock import FetchedObjects
 from precache.storage.local_files import map_file
 from precache.storage.private_folder import ForeignFile
@@ -48,9 +50,6 @@ LOOKAHEAD_ROWS = 1 << 20
 
 FETCH_TRIES = 3
 """Times that a shard is fetched if its bytes arrive damaged."""
-
-CHECK_BLOCK = 256 << 10
-"""Bytes read at a time only to compute their checksum: they stay in the CPU caches."""
 
 READ_AHEAD_NBYTES = 2 << 20
 """Bytes of one request to read ahead."""
@@ -518,10 +517,10 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 def _xxh3(descriptor: int) -> int:
     """XXH3-64 of a whole file; read, not mapped, since a failing disk would kill the process."""
-    digest, block, start = xxhash.xxh3_64(), bytearray(CHECK_BLOCK), 0
-    while length := os.preadv(descriptor, [block], start):
-        digest.update(memoryview(block)[:length])
-        start += length
+    digest = xxhash.xxh3_64()
+    with open(descriptor, "rb", buffering=0, closefd=False) as file:
+        file.seek(0)
+        hashlib.file_digest(file, lambda: digest)
     return digest.intdigest()
 
 

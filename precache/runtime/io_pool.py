@@ -8,16 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
 from precache.errors import StorageError
-from precache.runtime.ordered_map import collected, watch_collector
+from precache.runtime.ordered_map import Queue, collected, fail, run_queue, watch_collector
 
 Result = TypeVar("Result")
-Queue = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 log = logging.getLogger(__name__)
 
 GRACE = 5.0
@@ -43,7 +42,7 @@ class Fetchers:
         self._queue: Queue = SimpleQueue()
         self._starting = threading.Lock()
         self._threads = [
-            Thread(target=_run, name=f"precache-fetch_{n}", args=[self._queue], daemon=True)
+            Thread(target=run_queue, name=f"precache-fetch_{n}", args=[self._queue], daemon=True)
             for n in range(count)
         ]
 
@@ -53,7 +52,7 @@ class Fetchers:
             for thread in self._threads:
                 if thread.ident is None:
                     thread.start()
-        self._queue.put((work, future))
+        self._queue.put((future, work))
 
     def stop(self) -> None:
         """End the threads after all submitted work."""
@@ -75,27 +74,6 @@ class Fetchers:
         if not ended:
             log.warning("a request to %s is left behind: it is not answered", self._where)
         return ended
-
-
-def _run(queue: Queue) -> None:
-    while (item := queue.get()) is not None:
-        work, future = item
-        if not future.done():
-            try:
-                result = work()
-            except BaseException as error:
-                fail(future, error)
-            else:
-                with contextlib.suppress(InvalidStateError):
-                    future.set_result(result)
-                del result
-        del work, future, item
-
-
-def fail(future: Future[Any], error: BaseException) -> None:
-    """Set the error of a future, unless it is done."""
-    with contextlib.suppress(InvalidStateError):
-        future.set_exception(error)
 
 
 # --- requests of one iterator -------------------------------------------------------------------

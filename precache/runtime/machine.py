@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-PRESSURE = Path("/proc/pressure/io")
+from precache.runtime.usage import io_pressure_seconds
+
 STAT = Path("/proc/stat")
 
 
@@ -91,11 +92,9 @@ def _gpu_utilization(device: int) -> float | None:
 
 def _io_wait_seconds() -> float | None:
     """Read a counter of seconds in which some task waited for I/O."""
-    try:
-        some = PRESSURE.read_text("ascii").splitlines()[0]
-        return int(some.rpartition("total=")[2]) / 1e6
-    except (OSError, ValueError, IndexError):
-        pass
+    seconds = io_pressure_seconds()
+    if seconds is not None:
+        return seconds
     try:
         ticks = STAT.read_text("ascii").splitlines()[0].split()
         return int(ticks[5]) / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -89,7 +89,7 @@ class Threads:
     def __init__(self, count: int, name: str, stop: Callable[[], None] = lambda: None) -> None:
         watch_collector()
         self._count, self._name = count, name
-        self._queue: _Queue = SimpleQueue()
+        self._queue: Queue = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._process = os.getpid()
         # Not `atexit`: finalizers run last in, first out, so before those of what the work needs.
@@ -104,7 +104,7 @@ class Threads:
         if len(self._threads) < self._count:
             # A daemon: the end of the process would wait for others before it runs finalizers.
             name = f"{self._name}_{len(self._threads)}"
-            thread = threading.Thread(target=_run, args=[self._queue], name=name, daemon=True)
+            thread = threading.Thread(target=run_queue, args=[self._queue], name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
         return future
@@ -134,24 +134,31 @@ class Threads:
             _join(thread)
 
 
-_Queue = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+Queue = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
-def _run(queue: _Queue) -> None:
+def run_queue(queue: Queue) -> None:
     while (item := queue.get()) is not None:
         future, work = item
-        if future.set_running_or_notify_cancel():
+        if not future.done():
             try:
                 result = work()
             except BaseException as error:
-                future.set_exception(error)
+                fail(future, error)
             else:
-                future.set_result(result)
+                with contextlib.suppress(InvalidStateError):
+                    future.set_result(result)
                 del result
         del item, future, work
 
 
-def _cancel(queue: _Queue, threads: int) -> None:
+def fail(future: Future[Any], error: BaseException) -> None:
+    """Set the error of a future, unless it is done."""
+    with contextlib.suppress(InvalidStateError):
+        future.set_exception(error)
+
+
+def _cancel(queue: Queue, threads: int) -> None:
     """Cancel work that has not begun, and end the threads."""
     with contextlib.suppress(Empty):
         while item := queue.get_nowait():
@@ -167,7 +174,7 @@ def _join(thread: threading.Thread, seconds: float | None = None) -> None:
 
 
 def _end_at_exit(
-    queue: _Queue, threads: list[threading.Thread], stop: Callable[[], None], process: int
+    queue: Queue, threads: list[threading.Thread], stop: Callable[[], None], process: int
 ) -> None:
     if os.getpid() != process:
         return

@@ -69,7 +69,7 @@ def read_usage() -> Usage:
         _sum(delays),
         _sum(reads),
         _sum(calls),
-        _io_wait(),
+        io_pressure_seconds(),
     )
 
 
@@ -163,7 +163,8 @@ def _io(process: int) -> tuple[float | None, float | None]:
         return None, None
 
 
-def _io_wait() -> float | None:
+def io_pressure_seconds() -> float | None:
+    """Return the seconds in which some task of the machine waited for I/O."""
     try:
         some = (PROC / "pressure/io").read_text("ascii").splitlines()[0]
         return int(some.rpartition("total=")[2]) / 1e6

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from precache.runtime import machine
+from precache.runtime import machine, usage
 from precache.runtime.machine import MachineReader
 
 _BURN = "import time\nuntil = time.process_time() + {}\nwhile time.process_time() < until: pass"
@@ -38,7 +38,7 @@ def test_cpu_time_is_that_of_the_whole_tree() -> None:
 
 def test_what_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
-    monkeypatch.setattr(machine, "PRESSURE", tmp_path / "none")
+    monkeypatch.setattr(usage, "PROC", tmp_path)
     monkeypatch.setattr(machine, "STAT", tmp_path / "none")
     reader = MachineReader()
     reader.read()
@@ -50,9 +50,10 @@ def test_what_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_a_pressure_file_that_says_nothing_is_passed_over(
     text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(machine, "PRESSURE", tmp_path / "io")
+    monkeypatch.setattr(usage, "PROC", tmp_path)
     monkeypatch.setattr(machine, "STAT", tmp_path / "none")
-    (tmp_path / "io").write_text(text)
+    (tmp_path / "pressure").mkdir()
+    (tmp_path / "pressure/io").write_text(text)
     reader = MachineReader()
     reader.read()
     assert reader.read().io_wait is None
@@ -61,16 +62,21 @@ def test_a_pressure_file_that_says_nothing_is_passed_over(
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
-        ("PRESSURE", "some avg10=0.00 total=1000000\nfull total=7\n", "some avg10=9 total=1500000"),
-        ("STAT", "cpu 1 2 3 4 0 6 7 8", "cpu 1 2 3 4 5000 6 7 8"),
+        (
+            "pressure/io",
+            "some avg10=0 total=1000000\nfull total=7\n",
+            "some avg10=9 total=1500000",
+        ),
+        ("stat", "cpu 1 2 3 4 0 6 7 8", "cpu 1 2 3 4 5000 6 7 8"),
     ],
 )
 def test_io_wait_is_what_its_counter_gained(
     name: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    file = tmp_path / "counter"
-    monkeypatch.setattr(machine, "PRESSURE", tmp_path / "none")
-    monkeypatch.setattr(machine, name, file)
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    monkeypatch.setattr(usage, "PROC", tmp_path)
+    monkeypatch.setattr(machine, "STAT", tmp_path / "stat")
     reader = MachineReader()
     file.write_text(before)
     reader.read()
