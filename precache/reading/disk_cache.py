@@ -46,6 +46,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, Valida
 from precache.errors import StorageError, UsageError
 from precache.runtime.operating_system import allocate
 from precache.storage.file_lock import LockedFile, remove_if_free
+from precache.storage.local import Translated
 from precache.storage.private_folder import ForeignFile, OwnFolder
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,15 @@ ENTRIES = ("users", "objects", "parts", "lock")
 
 OBJECT_NAME = re.compile(r"\w[\w.-]*")
 """Names that cannot lead into another folder."""
+
+
+_HINTS = {
+    errno.ENOSPC: "the disk is full: free some space, or lower cache_limit",
+    errno.EACCES: "check its owner and mode, or choose another cache_dir",
+    errno.EPERM: "check its owner and mode, or choose another cache_dir",
+    errno.EROFS: "choose a cache_dir that can be written",
+    errno.ENOLCK: "choose a cache_dir on a disk of this machine",
+}
 
 
 def on_disk(size: int) -> int:
@@ -366,20 +376,8 @@ class DiskCache:
             for name, status in folder.files():
                 yield folder, name, status
 
-    @contextlib.contextmanager
-    def _translated(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            hint = {
-                errno.ENOSPC: "; the disk is full: free some space, or lower cache_limit",
-                errno.EACCES: "; check its owner and mode, or choose another cache_dir",
-                errno.EPERM: "; check its owner and mode, or choose another cache_dir",
-                errno.EROFS: "; choose a cache_dir that can be written",
-                errno.ENOLCK: "; choose a cache_dir on a disk of this machine",
-            }.get(error.errno or 0, "")
-            reason = error.strerror or str(error)
-            raise StorageError(f"cannot {doing} the cache {self.folder}: {reason}{hint}") from error
+    def _translated(self, doing: str) -> Translated:
+        return Translated(self.folder, f"{doing} the cache", _HINTS)
 
 
 _TOTAL_NBYTES = 21

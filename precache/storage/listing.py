@@ -18,6 +18,12 @@ Entry = dict[str, Any]
 behind the prefix, and has no slash."""
 
 
+def file_entry(name: str, size: int, last_modified: Any, etag: str | None) -> Entry:
+    """Return the entry of an object of S3 or Azure."""
+    facts = {"size": size, "last_modified": last_modified, "etag": etag}
+    return {"name": name, "type": "file", **facts}
+
+
 class Page(NamedTuple):
     """Some entries, and what to ask for the next ones with; None where there are no more."""
 

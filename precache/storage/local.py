@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -51,15 +51,26 @@ SYSTEM = ("/proc/", "/sys/")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
+_HINTS = {
+    errno.ENOSPC: "free some space and run the same command again: it continues",
+    errno.EDQUOT: "the quota is used up: free some space and run the same command again",
+    errno.EACCES: "check its owner and mode",
+    errno.EROFS: "choose a folder that can be written",
+    errno.EMFILE: "raise `ulimit -n`",
+    errno.EISDIR: "a folder is where a file belongs: remove it",
+}
+
+
 @dataclass(frozen=True)
-class _Translated:
+class Translated:
     """Context that raises a `StorageError` from an `OSError`.
 
     Not a generator: on Python 3.13 the error would then keep itself and all its callers alive.
     """
 
-    path: Path
+    path: object
     doing: str
+    hints: Mapping[int, str] = field(default_factory=lambda: _HINTS)
 
     def __enter__(self) -> None:
         pass
@@ -72,16 +83,9 @@ class _Translated:
     ) -> None:
         if not isinstance(error, OSError):
             return
-        hint = {
-            errno.ENOSPC: "; free some space and run the same command again: it continues",
-            errno.EDQUOT: "; the quota is used up: free some space and run the same command again",
-            errno.EACCES: "; check its owner and mode",
-            errno.EROFS: "; choose a folder that can be written",
-            errno.EMFILE: "; raise `ulimit -n`",
-            errno.EISDIR: "; a folder is where a file belongs: remove it",
-        }.get(error.errno or 0, "")
-        reason = error.strerror or str(error)
-        raise StorageError(f"cannot {self.doing} {self.path}: {reason}{hint}") from error
+        reason, hint = error.strerror or str(error), self.hints.get(error.errno or 0)
+        end = f"; {hint}" if hint else ""
+        raise StorageError(f"cannot {self.doing} {self.path}: {reason}{end}") from error
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class LocalFolder:
     def _look(self, name: str) -> os.stat_result | None:
         """Return the status of a name; None if nothing is there, or a link that leads out."""
         path = self.local(name)
-        with _Translated(path, "look at"):
+        with Translated(path, "look at"):
             try:
                 status, true = local_files.look(path)
             except OSError as error:
@@ -195,18 +199,17 @@ class LocalFolder:
 
     def open(self, name: str) -> int:
         path = self.local(name)
-        with _Translated(path, "read"):
+        with Translated(path, "read"):
             return self._open(path)[0]
 
     def read(self, name: str) -> bytes:
-        """The whole object."""
         return required(self._read(name, local_files.read_whole))
 
     def _read(self, name: str, read: Callable[[int, int], bytes]) -> bytes | StorageError:
         """Open an object, and call a function that reads with its descriptor and size."""
         try:
             path = self.local(name)
-            with _Translated(path, "read"):
+            with Translated(path, "read"):
                 descriptor, size = self._open(path)
                 try:
                     return read(descriptor, size)
@@ -241,11 +244,10 @@ class LocalFolder:
     # --- listing --------------------------------------------------------------------------------
 
     def names(self, name: str = "") -> list[str]:
-        """Names directly below `name`, sorted; none where it does not exist."""
         status = self._look(name)
         if status is None or not stat.S_ISDIR(status.st_mode):
             return []
-        with _Translated(self.local(name), "list"):
+        with Translated(self.local(name), "list"):
             try:
                 with os.scandir(self.local(name)) as entries:
                     return sorted(entry.name for entry in entries)
@@ -268,7 +270,7 @@ class LocalFolder:
         (-1). A file that is removed meanwhile may be left out, and a folder where nobody asks what
         is left out.
         """
-        with _Translated(self.root, "list"):
+        with Translated(self.root, "list"):
             root, true = local_files.look(self.root)
             self._require_inside(true)
         link_out = NO_FILE if self.top == ANYWHERE else LINK_OUT
@@ -278,7 +280,7 @@ class LocalFolder:
             prefix, true, above, linked_to = stack.pop()
             path = self.root / prefix
             gone = (FileNotFoundError,) if prefix and leave_out is pass_over else ()
-            with _Translated(path, "list"), contextlib.suppress(*gone), os.scandir(path) as entries:
+            with Translated(path, "list"), contextlib.suppress(*gone), os.scandir(path) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     name = prefix + entry.name
                     try:
@@ -313,24 +315,10 @@ class LocalFolder:
     # --- writing --------------------------------------------------------------------------------
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
-        """Write an object whole or not at all, durable when this returns.
-
-        Parameters
-        ----------
-        parts
-            Its bytes, one buffer after another.
-        scratch
-            Folder for the temporary file, on the same file system; the object's own by default.
-        """
-        whole = list(parts)
-        fill = functools.partial(local_files.write_durably, parts=whole)
-        self._write(name, fill, local_files.replace, scratch)
+        self._write(name, _filling(parts), local_files.replace, scratch)
 
     def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
-        """Write an object that must not exist yet; False where it does."""
-        whole = list(parts)
-        fill = functools.partial(local_files.write_durably, parts=whole)
-        return self._write(name, fill, local_files.publish, scratch)
+        return self._write(name, _filling(parts), local_files.publish, scratch)
 
     def copy(
         self,
@@ -345,9 +333,7 @@ class LocalFolder:
         publish = local_files.publish if create else local_files.replace
         opened = origin.open(source)
         if opened is None:
-            whole = [origin.read(source)]
-            fill = functools.partial(local_files.write_durably, parts=whole)
-            return self._write(name, fill, publish, scratch)
+            return self._write(name, _filling([origin.read(source)]), publish, scratch)
         try:
             fill = functools.partial(local_files.link_or_copy, opened, origin.path(source))
             return self._write(name, fill, publish, scratch)
@@ -377,7 +363,7 @@ class LocalFolder:
             local_files.sync_folder(target.parent)
             return published
 
-        with _Translated(self.local(name), "write"):
+        with Translated(self.local(name), "write"):
             return _again_if_swept(write)
 
     def remove(self, name: str) -> None:
@@ -394,15 +380,19 @@ class LocalFolder:
                 else:
                     target.unlink()
 
-        with _Translated(self.local(name), "remove"):
+        with Translated(self.local(name), "remove"):
             _again_if_swept(remove)
 
     def free_bytes(self) -> int:
-        """Space left where the folder is, or will be."""
         path = self.root.absolute()
         while not path.exists():
             path = path.parent
         return shutil.disk_usage(path).free
+
+
+def _filling(parts: Iterable[Buffer]) -> Callable[[Path], None]:
+    """Return a function that writes the parts to a new file, as often as it is called."""
+    return functools.partial(local_files.write_durably, parts=list(parts))
 
 
 _OBJECTS = (stat.S_IFREG, stat.S_IFDIR)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from fsspec import asyn
 
-from precache.storage.listing import KeyRange, Page
+from precache.storage.listing import Entry, KeyRange, Page, file_entry
 from precache.storage.service_options import Bucket, open_bucket
 
 AT_ONCE = 64
@@ -182,12 +182,7 @@ class ObjectStore:
         bucket, key = self._at(path)
         with _translated():
             head = _wait(obstore.head_async, bucket.reads, key)
-        return {
-            "type": "file",
-            "size": head["size"],
-            "last_modified": head["last_modified"],
-            "etag": head["e_tag"],
-        }
+        return _entry(head, 0)
 
     def cat_ranges(
         self,
@@ -238,17 +233,7 @@ class ObjectStore:
             return self._page_by_library(bucket, key, _ByLibrary(None, seen, pages * size))
         skip = len(key) + 1 if key else 0
         more = _Stream(stream, pages + 1) if len(listed) == size else None
-        entries = [
-            {
-                "name": item["path"][skip:],
-                "type": "file",
-                "size": item["size"],
-                "last_modified": item["last_modified"],
-                "etag": item["e_tag"],
-            }
-            for item in listed
-        ]
-        return Page(entries, more)
+        return Page([_entry(item, skip) for item in listed], more)
 
     def _page_by_library(self, bucket: Bucket, key: str, token: _ByLibrary) -> Page:
         """List a page through the service's own library, which takes any key."""
@@ -331,6 +316,11 @@ class ObjectStore:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     _wait(obstore.delete_async, bucket.reads, doomed)
                 doomed = [item["path"] for item in next(listed, [])]
+
+
+def _entry(meta: Any, skip: int) -> Entry:
+    """Return the entry of an object, without the first characters of its path."""
+    return file_entry(meta["path"][skip:], meta["size"], meta["last_modified"], meta["e_tag"])
 
 
 def _wait(request: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from precache.errors import StorageError
 from precache.storage import local_files
 from precache.storage.base import Folder
+from precache.storage.local import Translated
 
 _UNABLE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ENOENT)
 
@@ -85,12 +85,8 @@ def _paths(store: Folder, one: str, other: str) -> tuple[Path, Path]:
     return first, second
 
 
-@contextlib.contextmanager
-def _translated(source: Path, target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"cannot move {source} to {target}: {error.strerror}") from error
+def _translated(source: Path, target: Path) -> Translated:
+    return Translated(f"{source} to {target}", "move", {})
 
 
 def _sync(*folders: Path) -> None:

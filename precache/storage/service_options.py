@@ -15,7 +15,7 @@ from typing import Any
 
 from precache.errors import UsageError
 from precache.storage import retries
-from precache.storage.listing import Entry
+from precache.storage.listing import Entry, file_entry
 
 S3_OPTIONS = frozenset(
     ("key", "secret", "token", "anon", "profile", "endpoint_url", "client_kwargs", "requester_pays")
@@ -271,16 +271,7 @@ def _open_azure(bucket: str, options: Mapping[str, Any]) -> Bucket:
         with ContainerClient(endpoint, container, own, retry_total=0) as client:
             pages: Any = client.list_blobs(name_starts_with=prefix).by_page(token)
             listed = list(next(pages))
-        entries: list[Entry] = [
-            {
-                "name": blob.name,
-                "type": "file",
-                "size": blob.size,
-                "last_modified": blob.last_modified,
-                "etag": blob.etag,
-            }
-            for blob in listed
-        ]
+        entries = [file_entry(b.name, b.size, b.last_modified, b.etag) for b in listed]
         return entries, pages.continuation_token
 
     reads, writes = _stores(AzureStore, container, {}, **config)
