@@ -3,69 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from precache.recipe.recipe import Field, op_texts
+from precache.store.version import Version
 from precache.units import size
-from precache.viewer.search import Catalogue
 
 CHANNELS = {"RGB": ("red", "green", "blue"), "RGBA": ("red", "green", "blue", "alpha")}
 
 
-@dataclass(frozen=True)
-class VersionFacts:
-    """A whole version.
-
-    Attributes
-    ----------
-    store
-        The store as the user named it.
-    sizes, build
-        (name, text).
-    statistics
-        (field, channel, mean, standard deviation), in stored units.
-    """
-
-    store: str
-    version: str
-    path: str
-    created: str
-    rows: int
-    holes: int
-    classes: int
-    sizes: Sequence[tuple[str, str]]
-    statistics: Sequence[tuple[str, str, float, float]]
-    build: Sequence[tuple[str, str]]
-
-
-def version_facts(store: str, catalogue: Catalogue) -> VersionFacts:
-    """Collect the facts about a version; `store` as the user named it."""
-    version = catalogue.version
-    return VersionFacts(
-        store=store,
-        version=version.id,
-        path=version.path,
-        created=version.attributes.created if version.attributes else "",
-        rows=version.rows,
-        holes=len(version.hole_rows),
-        classes=len(version.classes),
-        sizes=_sizes(catalogue),
-        statistics=[line for name in version.mean for line in _statistics(catalogue, name)],
-        build=_build(catalogue),
-    )
-
-
-def _sizes(catalogue: Catalogue) -> list[tuple[str, str]]:
-    fields = catalogue.version.fields.values()
+def sizes(version: Version) -> list[tuple[str, str]]:
+    """Return the bytes of all rows, decoded and stored, as names and texts."""
+    fields = version.fields.values()
     raw = sum(field.raw_nbytes for field in fields)
     stored = sum(field.stored_nbytes for field in fields)
     ratio = f"{raw / max(1, stored):.2f}"
     return [("decoded", size(raw)), ("stored", size(stored)), ("decoded / stored", ratio)]
 
 
-def _statistics(catalogue: Catalogue, name: str) -> list[tuple[str, str, float, float]]:
-    version = catalogue.version
+def statistics(version: Version, name: str) -> list[tuple[str, str, float, float]]:
+    """Return (field, channel, mean, standard deviation), in stored units."""
     mean, std = version.mean[name], version.std.get(name, [])
     field = version.recipe.fields.get(name, Field())
     first = field.ops[0] if field.ops else None
@@ -75,8 +31,9 @@ def _statistics(catalogue: Catalogue, name: str) -> list[tuple[str, str, float, 
     return [(name, *line) for line in zip(channels, mean, std, strict=False)]
 
 
-def _build(catalogue: Catalogue) -> list[tuple[str, str]]:
-    version, attributes = catalogue.version, catalogue.version.attributes
+def build_facts(version: Version) -> list[tuple[str, str]]:
+    """Return how a version was built and is stored, as names and texts."""
+    attributes = version.attributes
     facts = [("version", version.id)]
     if attributes is not None:
         libraries = [f"{name} {number}" for name, number in attributes.libraries.items()]

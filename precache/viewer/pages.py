@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
-from types import MappingProxyType
 from urllib.parse import urlencode
 
 from precache.errors import PrecacheError, UsageError
 from precache.html.pages import TABLE_ROWS, bar, link, render
 from precache.html.png import as_picture, encode_png
-from precache.storage.open import StorageOptions
 from precache.viewer.cards import EMBEDDED_SIDE, Cards
-from precache.viewer.facts import VersionFacts, version_facts
+from precache.viewer.facts import build_facts, sizes, statistics
 from precache.viewer.search import Catalogue, Query, RowPage
 from precache.viewer.source_trace import SourceTracer, Trace, media_type
 
@@ -45,10 +41,6 @@ class Pages:
         self._count = count
         self._cards = Cards(catalogue, tracer)
 
-    @functools.cached_property
-    def facts(self) -> VersionFacts:
-        return version_facts(self._store, self._catalogue)
-
     # --- pages ----------------------------------------------------------------------------------
 
     def grid(
@@ -65,27 +57,31 @@ class Pages:
             if static:
                 raise
             error = str(refused)
-        counts = self._catalogue.counts
+        counts, version = self._catalogue.counts, self._catalogue.version
         return render(
             "view_grid.html",
             styles=STYLES,
             served=not static,
             static=static,
             root=".",
-            title=f"{self._store}: {self.facts.rows:,} rows",
-            facts=self.facts,
+            title=f"{self._store}: {version.rows:,} rows",
+            store=self._store,
+            version=version,
+            sizes=sizes(version),
+            build=build_facts(version),
             query=query,
             cards=self._cards.page(matches.rows, static=static),
             statistics=[
                 (field, channel, f"{mean:.3f}", f"{std:.3f}")
-                for field, channel, mean, std in self.facts.statistics
+                for name in version.mean
+                for field, channel, mean, std in statistics(version, name)
             ],
             class_names=[name for _, name, _ in counts[:TABLE_ROWS] if name],
             classes=self._class_table(static),
             class_count=len(counts),
             holes=self._hole_table(static),
             links=_page_links(query, matches),
-            summary=_summarize(matches, self._catalogue.version.rows),
+            summary=_summarize(matches, version.rows),
             note=self._note(static),
             error=error,
             traced=self._tracer is not None,
@@ -141,7 +137,7 @@ class Pages:
             static=False,
             root="..",
             title=f"{key} in {self._store}",
-            facts=self.facts,
+            store=self._store,
             card=self._cards.single(row),
             links=[(text, str(to), rel) for text, to, rel in neighbours if 0 <= to <= last],
         )
@@ -181,47 +177,6 @@ class Pages:
         if self._tracer is None:
             raise UsageError("no source is given; give --source")
         return self._tracer.trace(key)
-
-
-def open_pages(
-    store: str,
-    source: str | None = None,
-    count: int = 24,
-    storage_options: StorageOptions = None,
-    functions: bool = False,
-    source_kind: str | None = None,
-    columns: Mapping[str, str | None] = MappingProxyType({}),
-) -> Pages:
-    """Open a store to make pages about it.
-
-    Parameters
-    ----------
-    source
-        The source that the store was built from; None to show only the stored rows.
-    count
-        Samples per page.
-    storage_options
-        Options of the store and of the source.
-    functions
-        Run functions that the store's recipe names.
-    source_kind, columns
-        As `SourceTracer` takes them.
-
-    Raises
-    ------
-    StoreError, SourceError
-        There is no such store, or no such source.
-    UsageError
-        `count` is out of range.
-    """
-    if not 1 <= count <= MAX_SAMPLES:
-        raise UsageError(f"--rows is {count}; give 1 to {MAX_SAMPLES} samples per page")
-    catalogue = Catalogue(store, storage_options)
-    tracer = None
-    if source is not None:
-        recipe = catalogue.version.recipe
-        tracer = SourceTracer(source, recipe, storage_options, functions, source_kind, columns)
-    return Pages(store, catalogue, tracer, count)
 
 
 def error_page(error: str, root: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from precache.errors import PrecacheError, UsageError
-from precache.html.pages import content_policy, save
+from precache.html.pages import content_policy
 from precache.viewer.pages import STYLES, Pages, error_page
 from precache.viewer.search import Query
 
@@ -30,17 +30,6 @@ CONNECTION_SECONDS = 60
 
 Answer = tuple[bytes, str]
 """Body and media type."""
-
-
-def write_page(pages: Pages, query: Query, path: str) -> None:
-    """Write the first rows that match a query as one self-contained page.
-
-    Raises
-    ------
-    StorageError
-        The file cannot be written.
-    """
-    save(pages.grid(query, static=True), path)
 
 
 class ViewServer(ThreadingHTTPServer):

@@ -29,9 +29,9 @@ class View:
         StorageError
             The file cannot be written.
         """
-        from precache.viewer.server import write_page
+        from precache.html.pages import save
 
-        write_page(self.pages, self.query, os.fspath(path))
+        save(self.pages.grid(self.query, static=True), os.fspath(path))
 
     def serve(self, port: int = 0, *, browser: bool = False) -> None:
         """Print an address of this machine, and serve the pages there until Ctrl-C.
@@ -102,13 +102,18 @@ def view(
         `rows` is out of range, or a library of the ``report`` extra is missing.
     """
     try:
-        from precache.viewer.pages import open_pages
-        from precache.viewer.search import Query
+        from precache.viewer.pages import MAX_SAMPLES, Pages
+        from precache.viewer.search import Catalogue, Query
+        from precache.viewer.source_trace import SourceTracer
     except ModuleNotFoundError as error:
         raise UsageError(f"viewing needs {error.name}: pip install 'precache[report]'") from None
-    place = None if source is None else os.fspath(source)
-    columns = {"image": image_column, "label": label_column, "key": key_column}
-    pages = open_pages(
-        os.fspath(store), place, rows, storage_options, run_functions, source_kind, columns
-    )
-    return View(pages, Query(find, label=label))
+    if not 1 <= rows <= MAX_SAMPLES:
+        raise UsageError(f"--rows is {rows}; give 1 to {MAX_SAMPLES} samples per page")
+    catalogue, tracer = Catalogue(os.fspath(store), storage_options), None
+    if source is not None:
+        columns = {"image": image_column, "label": label_column, "key": key_column}
+        recipe = catalogue.version.recipe
+        tracer = SourceTracer(
+            os.fspath(source), recipe, storage_options, run_functions, source_kind, columns
+        )
+    return View(Pages(os.fspath(store), catalogue, tracer, rows), Query(find, label=label))

@@ -29,9 +29,8 @@ import precache
 from precache.errors import SourceError, StorageError, UsageError
 from precache.html.png import encode_png
 from precache.storage.open import open_folder
-from precache.viewer.pages import open_pages
 from precache.viewer.search import Query
-from precache.viewer.server import ViewServer, write_page
+from precache.viewer.server import ViewServer
 from tests.conftest import BuiltStore
 from tests.support.browser import AXE, CHROMIUM
 from tests.support.building import (
@@ -98,7 +97,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, make_store: Callable[..., Bu
 
 @contextlib.contextmanager
 def served(*args: Any, **options: Any) -> Iterator[ViewServer]:
-    with ViewServer(open_pages(*args, **options)) as server:
+    with ViewServer(precache.view(*args, **options).pages) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -111,7 +110,7 @@ def served(*args: Any, **options: Any) -> Iterator[ViewServer]:
 @pytest.fixture(scope="module")
 def server(built: BuiltStore) -> Iterator[ViewServer]:
     """Of the store and its source."""
-    with served(str(built.path), str(built.source), 5) as server:
+    with served(str(built.path), str(built.source), rows=5) as server:
         yield server
 
 
@@ -299,7 +298,7 @@ def test_functions_of_a_recipe_run_only_where_the_user_says_so(
         "tests.viewer.test_view:ends is not run; if you trust it, give --run-functions" in read.text
     )
     assert "uint8 (2,):" in read.text, "the stored numbers"
-    with served(str(built.path), str(built.source), functions=True) as trusting:
+    with served(str(built.path), str(built.source), run_functions=True) as trusting:
         read = page(trusting, f"row/{row}")
     assert calls
     assert read.text.count("bit-identical") == 3
@@ -535,19 +534,19 @@ def test_pictures_of_a_static_page_are_bounded(tmp_path: Path) -> None:
 def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path) -> None:
     store = str(built.path)
     with pytest.raises(SourceError, match="is not a folder; give the source of the store"):
-        open_pages(store, str(tmp_path / "nowhere"))
+        precache.view(store, tmp_path / "nowhere")
     for count in (0, -1, 1001):
         with pytest.raises(UsageError, match=f"rows is {count}; give 1 to 1000"):
-            open_pages(store, count=count)
-    pages = open_pages(store)
+            precache.view(store, rows=count)
+    view = precache.view(store)
     with pytest.raises(StorageError, match="cannot write"):
-        write_page(pages, Query(), str(tmp_path))
+        view.write(tmp_path)
     with pytest.raises(UsageError, match="has no class 'dgo'; did you mean dog"):
-        write_page(pages, Query(label="dgo"), str(tmp_path / "x.html"))
+        precache.view(store, label="dgo").write(tmp_path / "x.html")
     with pytest.raises(UsageError, match="cannot listen on port 99999"):
-        ViewServer(pages, 99999)
-    with ViewServer(pages) as other, pytest.raises(UsageError, match="give another"):
-        ViewServer(pages, other.server_port)
+        ViewServer(view.pages, 99999)
+    with ViewServer(view.pages) as other, pytest.raises(UsageError, match="give another"):
+        ViewServer(view.pages, other.server_port)
     ran = cli("view", tmp_path / "none.store")
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "there is no store at" in ran.stderr
