@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.text import Text
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from precache_workers.planning.request import BuildResult
 
 
-def show(json_to: TextIO | None, data: Mapping[str, Any], result: object) -> None:
-    """Write the data of a result as one line of JSON, or print its text."""
+def show(json_to: TextIO | None, data: Any, text: object = None) -> None:
+    """Write a result as one line of JSON, or print its text, by default that of `data`."""
     if json_to:
-        json_to.write(json.dumps(data) + "\n")
+        json_to.write(json.dumps(data, default=dataclasses.asdict) + "\n")
     else:
-        say_text(str(result))
+        say_text(str(data if text is None else text))
     (json_to or sys.stdout).flush()
 
 

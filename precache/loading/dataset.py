@@ -132,21 +132,10 @@ class CachedDataset(Dataset[Batch]):
         storage_options: StorageOptions = None,
         variant: int = 0,
     ) -> None:
-        self._open(os.fspath(uri), fields, verify, access, storage_options, variant)
-
-    def _open(
-        self,
-        uri: str,
-        fields: FieldNames,
-        verify: str,
-        access: str,
-        storage_options: StorageOptions,
-        variant: int,
-    ) -> None:
         default_collate_fn_map[RowOfBatch] = _collate
         self._fields = dict(fields) if isinstance(fields, Mapping) else fields
         self._options = {"verify": verify, "access": access, "storage_options": storage_options}
-        self._reader = VersionReader(uri, fields, verify, storage_options, access)
+        self._reader = VersionReader(os.fspath(uri), fields, verify, storage_options, access)
         self.set_epoch(variant)
 
     def set_epoch(self, epoch: int) -> None:
@@ -205,4 +194,4 @@ class CachedDataset(Dataset[Batch]):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._open(**state)
+        CachedDataset.__init__(self, **state)

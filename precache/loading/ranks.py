@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 
 import torch.distributed
 
@@ -24,11 +23,7 @@ LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD
 """Number of processes of the node, from the same; Slurm's is a list such as ``4(x2),3``."""
 
 
-def find_rank(
-    rank: int | None = None,
-    world_size: int | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> tuple[int, int]:
+def find_rank(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """Return rank and world size: the arguments, else from `torch.distributed` or the launcher.
 
     Without any of these, this is rank 0 of 1.
@@ -41,25 +36,25 @@ def find_rank(
     if (rank is None) != (world_size is None):
         raise UsageError(f"rank is {rank} and world_size is {world_size}; give both, or neither")
     if rank is None or world_size is None:
-        rank, world_size = _detect_rank(environment)
+        rank, world_size = _detect_rank()
     if not 0 <= rank < world_size:
         raise UsageError(f"rank is {rank} of {world_size}; ranks count from 0")
     return rank, world_size
 
 
-def find_local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
+def find_local_rank() -> int | None:
     """Return the rank of this process on its node; None without a launcher."""
     for name in LOCAL_VARIABLES:
         with contextlib.suppress(KeyError, ValueError):
-            return int(environment[name])
+            return int(os.environ[name])
     return None
 
 
-def find_local_size(environment: Mapping[str, str] = os.environ) -> int:
+def find_local_size() -> int:
     """Return the most ranks that a node has; 1 without a launcher."""
     for name in LOCAL_SIZES:
         with contextlib.suppress(KeyError, ValueError):
-            parts = environment[name].split(",")
+            parts = os.environ[name].split(",")
             return max(1, *(int(part.partition("(")[0]) for part in parts))
     return 1
 
@@ -75,12 +70,12 @@ def require_rank(rank: int, world_size: int) -> None:
         )
 
 
-def _detect_rank(environment: Mapping[str, str]) -> tuple[int, int]:
+def _detect_rank() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     for names in VARIABLES:
         try:
-            rank, world_size = (int(environment[name]) for name in names)
+            rank, world_size = (int(os.environ[name]) for name in names)
         except (KeyError, ValueError):
             continue
         return rank, world_size

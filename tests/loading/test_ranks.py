@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -15,9 +16,24 @@ import torch
 import precache
 from precache.errors import UsageError
 from precache.loading.options import find_device
-from precache.loading.ranks import LOCAL_VARIABLES, find_local_rank, find_local_size, find_rank
+from precache.loading.ranks import (
+    LOCAL_SIZES,
+    LOCAL_VARIABLES,
+    VARIABLES,
+    find_local_rank,
+    find_local_size,
+    find_rank,
+)
 from tests.conftest import BuiltStore
 from tests.support.building import environment
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    """Set what a launcher sets, and nothing that another launcher sets."""
+    for name in (*itertools.chain(*VARIABLES), *LOCAL_VARIABLES, *LOCAL_SIZES):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +49,10 @@ from tests.support.building import environment
     ],
 )
 def test_launchers_say_it_in_the_environment(
-    variables: dict[str, str], expected: tuple[int, int]
+    variables: dict[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert find_rank(environment=variables) == expected
+    launch(monkeypatch, variables)
+    assert find_rank() == expected
 
 
 @pytest.mark.parametrize(
@@ -49,9 +66,10 @@ def test_launchers_say_it_in_the_environment(
     ],
 )
 def test_launchers_number_the_ranks_of_a_node(
-    variables: dict[str, str], expected: int | None
+    variables: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert find_local_rank(variables) == expected
+    launch(monkeypatch, variables)
+    assert find_local_rank() == expected
 
 
 @pytest.mark.parametrize(
@@ -65,9 +83,10 @@ def test_launchers_number_the_ranks_of_a_node(
     ],
 )
 def test_the_ranks_of_a_node_are_counted_as_its_launcher_says(
-    variables: dict[str, str], expected: int
+    variables: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert find_local_size(variables) == expected
+    launch(monkeypatch, variables)
+    assert find_local_size() == expected
 
 
 @pytest.mark.parametrize(
@@ -105,14 +124,18 @@ def _pretend_four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
 
 
-def test_what_is_given_wins() -> None:
-    assert find_rank(1, 3, {"RANK": "3", "WORLD_SIZE": "4"}) == (1, 3)
+def test_what_is_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(monkeypatch, {"RANK": "3", "WORLD_SIZE": "4"})
+    assert find_rank(1, 3) == (1, 3)
 
 
 @pytest.mark.parametrize(("rank", "world"), [(1, None), (None, 2), (2, 2), (-1, 2), (0, 0)])
-def test_what_is_no_rank_is_refused(rank: int | None, world: int | None) -> None:
+def test_what_is_no_rank_is_refused(
+    rank: int | None, world: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(monkeypatch, {})
     with pytest.raises(UsageError, match="rank is"):
-        find_rank(rank, world, {})
+        find_rank(rank, world)
 
 
 def test_a_loader_made_before_its_rank_was_known_is_refused(

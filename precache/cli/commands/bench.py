@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 from precache.cli.arguments import add_common, add_store
 from precache.cli.output import bench_progress, show
@@ -45,4 +44,4 @@ def run(options: argparse.Namespace) -> None:
             cache_shared=options.cache_shared,
             storage_options=dict(options.storage_options),
         )
-    show(options.json, dataclasses.asdict(result), result)
+    show(options.json, result)

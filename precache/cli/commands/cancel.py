@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 import precache
 from precache.cli.arguments import add_job_address, add_json
@@ -19,4 +18,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Stop a job of precache submit. Its complete shards are kept; submit it again to continue."""
     status = precache.cancel(options.job, address=options.address)
-    show(options.json, dataclasses.asdict(status), status)
+    show(options.json, status)

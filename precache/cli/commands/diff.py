@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 from precache.cli.arguments import add_common
 from precache.cli.output import show
@@ -26,4 +25,4 @@ def run(options: argparse.Namespace) -> None:
       precache diff photos.store@3f2a photos.store
     """
     difference = diff(options.before, options.after, dict(options.storage_options))
-    show(options.json, dataclasses.asdict(difference), difference)
+    show(options.json, difference)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 from precache.cli.arguments import add_common
 from precache.cli.output import show
@@ -20,4 +19,4 @@ def run(options: argparse.Namespace) -> None:
     counts bytes that versions share by hard links once.
     """
     listing = versions(options.store, dict(options.storage_options))
-    show(options.json, dataclasses.asdict(listing), listing)
+    show(options.json, listing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 from precache.cli.arguments import add_common, add_store
 from precache.cli.output import byte_progress, show
@@ -33,4 +32,4 @@ def run(options: argparse.Namespace) -> None:
     version = open_version(options.store, None, storage_options)
     with byte_progress("Copying", version, shown=not options.json) as tick:
         result = copy(options.store, options.to, tick, storage_options)
-    show(options.json, dataclasses.asdict(result), result)
+    show(options.json, result)

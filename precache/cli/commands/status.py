@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 import precache
 from precache.cli.arguments import add_common, add_job_address
@@ -22,4 +21,4 @@ def run(options: argparse.Namespace) -> None:
     """
     keywords = {"address": options.address, "storage_options": dict(options.storage_options)}
     status = precache.status(options.what, **keywords)
-    show(options.json, dataclasses.asdict(status), status)
+    show(options.json, status)
