@@ -40,7 +40,7 @@ from precache.storage.base import Folder, is_missing
 from precache.storage.local import LocalFolder
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.rename import exchange, move, refuse_link, remove_if_empty
-from precache.store.build_status import is_alive, remove_abandoned_scratch
+from precache.store.build_status import remove_abandoned_scratch
 from precache.store.commit_log import (
     BUILD,
     ROOT,
@@ -51,7 +51,7 @@ from precache.store.commit_log import (
     recorded_code,
     require_create_only,
 )
-from precache.store.lease import NamedLease, decision_lease
+from precache.store.lease import NamedLease, decision_lease, live_leases
 from precache.store.object_names import ObjectNames
 from precache.store.open import open_own, open_version, split_uri
 from precache.store.version import Version
@@ -186,7 +186,8 @@ def pull(
     StorageError
         An object cannot be read or written.
     """
-    store = open_for_writing(to, split_uri(uri, storage_options)[0], storage_options)
+    origin = split_uri(uri, storage_options)[0]
+    store = open_for_writing(to, origin, storage_options)
     last = ""
     while True:
         version = open_version(uri, None, storage_options)
@@ -196,7 +197,8 @@ def pull(
             )
         try:
             with version.unless_gone():
-                code = recorded_code(_log(uri, storage_options), version.id)
+                log = read_commits(open_folder(origin, storage_options))
+                code = recorded_code(log, version.id)
                 return _pull(version, store, tick, code)
         except GoneError:
             if version.id == last:
@@ -216,11 +218,6 @@ def push(
     Parameters and errors are those of `pull`.
     """
     return pull(uri, to, tick, storage_options)
-
-
-def _log(uri: str | os.PathLike[str], storage_options: StorageOptions) -> list[Commit]:
-    """Read the commit log of a store."""
-    return read_commits(open_folder(split_uri(uri, storage_options)[0], storage_options))
 
 
 def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Transferred:
@@ -278,7 +275,7 @@ def _is_committed_or_free(store: Folder, version: str) -> bool:
     committed = target.size(ROOT) is not None
     is_built = False
     with contextlib.suppress(StoreError):  # if the description of the build is damaged
-        is_built = not committed and is_alive(target)
+        is_built = not committed and bool(live_leases(target))
     if is_built:
         raise StoreError(f"version {version} is being built in {store}; wait for its end")
     return committed
@@ -349,7 +346,7 @@ def _copy_to_bucket(
     target = store.folder(version)
 
     def require_uncommitted() -> None:
-        if target.size(ROOT) is not None or is_alive(target):
+        if target.size(ROOT) is not None or live_leases(target):
             raise StorageError(f"another process wrote {target}; run the same command again")
 
     def put_shard(shard: _Shard) -> tuple[_Shard, bool]:

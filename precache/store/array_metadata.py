@@ -47,13 +47,12 @@ def is_summed(field: Field, row: RowShape) -> bool:
 def field_document(field: Field, row: RowShape, rows: int, rows_per_shard: int) -> Json:
     """Return the `zarr.json` of a field's array."""
     names = ["row", "channel", "height", "width"] if is_summed(field, row) else None
-    return {
-        **_field_document(field.stored_as, row, rows, rows_per_shard),
-        **({"dimension_names": names} if names else {}),
-    }
+    return _field_document(field.stored_as, row, rows, rows_per_shard, names)
 
 
-def _field_document(codec: Codec, row: RowShape, rows: int, rows_per_shard: int) -> Json:
+def _field_document(
+    codec: Codec, row: RowShape, rows: int, rows_per_shard: int, names: list[str] | None = None
+) -> Json:
     inner = (row.chunk_rows(rows_per_shard), *row.shape)
     return array_document(
         (rows, *row.shape),
@@ -61,6 +60,7 @@ def _field_document(codec: Codec, row: RowShape, rows: int, rows_per_shard: int)
         (rows_per_shard, *row.shape),
         [sharding(inner, codec_metadata(codec, row.dtype))],
         fill_value=False if row.dtype == "bool" else 0,
+        dimension_names=names,
     )
 
 

@@ -130,11 +130,6 @@ def read_build(version: Folder) -> BuildStatus | None:
     )
 
 
-def is_alive(version: Folder) -> bool:
-    """Return True if a build of the version is alive, by its leases."""
-    return bool(live_leases(version))
-
-
 def remove_scratch(version: Folder) -> None:
     """Remove the scratch files of a version's builds; the description of the build goes last."""
     for name in [] if is_link(version, BUILD) else version.names(BUILD):

@@ -13,7 +13,6 @@ from precache.recipe.variants import number_of, variants_of
 from precache.storage.base import Folder, is_missing
 from precache.storage.batch_get import PrefetchedFolder, Readable
 from precache.storage.open import StorageOptions, open_folder
-from precache.store import zarr_metadata
 from precache.store.array_metadata import field_layout, label_layouts, layout_difference
 from precache.store.commit_log import BUILD, ROOT, Commit, read_commits
 from precache.store.documents import Attributes
@@ -88,13 +87,7 @@ def open_unchecked(uri: str | os.PathLike[str], storage_options: StorageOptions 
 
 def open_own_unchecked(folder: Folder, document: bytes | None = None) -> Version:
     """Open a version's folder like `open_own`, reading only the version's own document."""
-    stamp = stamp_of(folder)
-    attributes = read_attributes(document or _read_root(folder, folder), f"{folder}/{ROOT}")
-    version = Version(folder, attributes.version, attributes, {}, attributes.rows, stamp=stamp)
-    with version.unless_gone():
-        layouts = _layouts(folder, attributes)
-    version.arrays = {name: (name, layout) for name, layout in layouts.items()}
-    return version
+    return open_own(folder, document, checked=False)
 
 
 def _find(store: Folder, base: str, prefix: str | None) -> tuple[Folder, bytes | None]:
@@ -154,8 +147,10 @@ _FIELD_OBJECTS = ("{}/zarr.json", "shards/{}/c/0/0")
 """Objects that a loader reads of a version, and of a field (up to a million rows or shards)."""
 
 
-def open_own(folder: Folder, document: bytes | None = None) -> Version:
+def open_own(folder: Folder, document: bytes | None = None, *, checked: bool = True) -> Version:
     """Open a version's folder; `document` is its `zarr.json`, if that was read already.
+
+    Unless `checked`, the documents of its arrays are not read.
 
     Raises
     ------
@@ -165,23 +160,24 @@ def open_own(folder: Folder, document: bytes | None = None) -> Version:
         A document is invalid, or those of its arrays do not agree with the version's own.
     """
     ahead, stamp = PrefetchedFolder(folder), stamp_of(folder)
-    if _is_remote(folder):
+    ahead_of_need = checked and _is_remote(folder)
+    if ahead_of_need:
         ahead.prefetch(_SMALL_OBJECTS if document else [ROOT, *_SMALL_OBJECTS])
     attributes = read_attributes(document or _read_root(folder, ahead), f"{folder}/{ROOT}")
-    if _is_remote(folder):
+    if ahead_of_need:
         ahead.prefetch(part.format(name) for name in attributes.fields for part in _FIELD_OBJECTS)
     version = Version(folder, attributes.version, attributes, {}, attributes.rows, ahead, stamp)
     with version.unless_gone():
-        documents = _checked_documents(folder, ahead, attributes)
-    version.arrays = {name: (name, array) for name, array in documents.items()}
+        layouts = _layouts(folder, attributes)
+        arrays = _checked_documents(folder, ahead, attributes, layouts) if checked else layouts
+    version.arrays = {name: (name, array) for name, array in arrays.items()}
     return version
 
 
 def _checked_documents(
-    folder: Folder, ahead: Readable, attributes: Attributes
-) -> dict[str, zarr_metadata.Array]:
+    folder: Folder, ahead: Readable, attributes: Attributes, expected: dict[str, Array]
+) -> dict[str, Array]:
     """Read the layouts of a version's arrays, and check them against the version's own document."""
-    expected = _layouts(folder, attributes)
     try:
         documents = read_array_documents(ahead, [*expected, "label"])
     except StoreError as error:

@@ -399,7 +399,15 @@ class Version:
         """Return whether the version was removed since it was opened, even if it was made again."""
         if self.attributes is None:
             return not self.folder.exists()
-        return is_gone(self.folder, self._stamp, self.attributes)
+        if self._stamp is not None:
+            return stamp_of(self.folder) != self._stamp
+        try:
+            document = self.folder.get(ROOT)
+            return (
+                document is None or read_attributes(document, "").created != self.attributes.created
+            )
+        except (StorageError, StoreError):  # it exists, damaged or unreachable
+            return False
 
     @contextlib.contextmanager
     def unless_gone(self) -> Iterator[None]:
@@ -564,23 +572,6 @@ def stamp_of(folder: Folder) -> int | None:
         return None if path is None else path.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def is_gone(folder: Folder, stamp: int | None, attributes: Attributes) -> bool:
-    """Return whether a version was removed since it was opened, even if it was made again.
-
-    Parameters
-    ----------
-    stamp
-        Result of `stamp_of` for its folder, from before its document was read.
-    """
-    if stamp is not None:
-        return stamp_of(folder) != stamp
-    try:
-        document = folder.get(ROOT)
-        return document is None or read_attributes(document, "").created != attributes.created
-    except (StorageError, StoreError):  # it exists, damaged or unreachable
-        return False
 
 
 def gone_error(where: str) -> GoneError:

@@ -17,11 +17,11 @@ from precache.recipe.recipe import Recipe
 from precache.runtime.terminal import say
 from precache.storage.open import open_folder
 from precache.store.array_metadata import field_layout, label_layouts
-from precache.store.build_status import DESCRIPTION, is_alive, read_build
+from precache.store.build_status import DESCRIPTION, read_build
 from precache.store.commit_log import ROOT
 from precache.store.documents import FORMAT, Attributes
 from precache.store.labels import label_attributes
-from precache.store.lease import POLL_LOCAL, POLL_REMOTE, ExclusiveLease, NamedLease
+from precache.store.lease import POLL_LOCAL, POLL_REMOTE, ExclusiveLease, NamedLease, live_leases
 from precache.store.live_version import LiveVersion
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
@@ -156,7 +156,7 @@ class WantedVersion:
         """Return True if a build of it is alive, by its lease; it may hold no exclusive lease."""
         target, now = self.target(), time.monotonic()
         if target is not None and now - self._leases_read >= LEASE_EVERY:
-            self._leases_read, self._is_alive = now, is_alive(target.folder)
+            self._leases_read, self._is_alive = now, bool(live_leases(target.folder))
         return self._is_alive
 
     def is_in_progress(self) -> bool:
