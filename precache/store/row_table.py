@@ -145,6 +145,11 @@ class RowTable:
         return [self.locations[row] for row in rows] if self.locations else []
 
     @functools.cached_property
+    def location_by_key(self) -> Mapping[str, str]:
+        """Key -> location of each sample."""
+        return dict(zip(self.keys, self.locations, strict=True))
+
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 (hex) over keys, identities, labels and class names."""
         digest = hashlib.sha256(json.dumps(self.classes).encode())

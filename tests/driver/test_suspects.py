@@ -70,9 +70,12 @@ def test_a_task_with_a_large_file_asks_for_more_memory(photos: Path) -> None:
     job, row = Job(open_source(str(photos)), recipe_of(0)), RowShape((3, 48, 48), "uint8")
     folder = open_folder(str(photos))
     ordinary, large = (
-        ShardTask(job, folder, {"image": row}, {}, 20, 0, ["a", "b"], [-1, size])
+        ShardTask(
+            job, ["a", "b"], [-1, size], folder=folder, shapes={"image": row}, objects={},
+            rows_per_shard=20, shard=0,
+        )
         for size in (LARGE_FILE, LARGE_FILE + 1)
-    )
+    )  # fmt: skip
     assert ordinary.memory == BASE_MEMORY + 20 * row.nbytes
     assert large.memory == ordinary.memory + LARGE_MEMORY
 

@@ -215,7 +215,7 @@ def test_the_oldest_outputs_are_removed(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(behaviour, "MOST_CACHED", 3)
-    behaviour._cached.cache_clear()
+    behaviour.outputs_of.cache_clear()
     for size in range(20, 27):
         behaviours(of(ops=[{"op": "center_crop", "size": size}]))
     assert len(list((cache / "precache/ops").iterdir())) == 3
@@ -223,7 +223,7 @@ def test_the_oldest_outputs_are_removed(
 
 def test_what_is_kept_may_be_lost_damaged_or_not_kept_at_all(cache: Path) -> None:
     def found() -> dict[str, Any]:
-        behaviour._cached.cache_clear()
+        behaviour.outputs_of.cache_clear()
         return dict(behaviours(Recipe.image(resize=8)))
 
     first = found()

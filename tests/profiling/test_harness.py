@@ -17,7 +17,7 @@ from precache_workers.profiling.harness import (
     hole_reason,
     run_samples,
 )
-from precache_workers.shards.shard_task import Job, fetch_ahead, recipes_of
+from precache_workers.shards.samples import Job, fetch_ahead, recipes_of
 from precache_workers.sources.base import Sample
 from precache_workers.sources.folder import FolderSource
 from tests.support.building import write, write_jpegs

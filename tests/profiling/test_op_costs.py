@@ -64,8 +64,8 @@ def stage_times(ops: dict[str, float], sizes: list[int], one_shape: bool = True)
     ]
     other = [replace(cut, shapes=(RowShape((1,), "uint8"),)) for cut in cuts]
     samples = [
-        MeasuredSample("", 0, 0, times, cuts),
-        MeasuredSample("", 0, 0, times, cuts if one_shape else other),
+        MeasuredSample("", 0, times, cuts),
+        MeasuredSample("", 0, times, cuts if one_shape else other),
     ]
     return StageTimes(tuple(ops), samples, [], [False] * len(ops))
 

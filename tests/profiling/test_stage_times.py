@@ -20,7 +20,7 @@ from precache_workers.profiling.stage_times import (
     measure_stages,
     step_names,
 )
-from precache_workers.shards.samples import Job, recipes_of
+from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
 from precache_workers.sources.folder import FolderSource
 from tests.support.building import cut, encoded, write, write_jpegs
 
@@ -33,8 +33,8 @@ def through(
     job = Job(FolderSource(LocalFolder(root)), recipe)
     table = job.source.list(lambda count: None).table
     codecs = ["raw", "zstd", "image"]
-    sizes = table.sizes.tolist()
-    return measure_stages(job, table.keys, sizes=sizes, codecs=codecs, seconds=seconds), job
+    task = FetchAllTask.of(job, table, range(len(table)))
+    return measure_stages(task, codecs=codecs, seconds=seconds), job
 
 
 def test_every_stage_of_every_sample_is_timed(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_every_stage_of_every_sample_is_timed(tmp_path: Path) -> None:
         assert (stage.cpu >= 0).all()
         assert (stage.wall > 0).all()
     for each in found.samples:
-        assert each.nbytes == each.size == (tmp_path / each.key).stat().st_size
+        assert each.nbytes == (tmp_path / each.key).stat().st_size
         assert each.encode_cpu.keys() == {"raw", "zstd", "image"}
 
 
@@ -57,7 +57,7 @@ def test_the_rows_are_those_of_a_build(tmp_path: Path) -> None:
     found, job = through(tmp_path)
     [recipe] = recipes_of(job).values()
     for each in found.samples:
-        [sample] = job.source.fetch([each.key], [each.size])
+        [sample] = job.source.fetch([each.key], [each.nbytes])
         assert np.array_equal(each.rows["image"], recipe(sample, each.key))
     assert found.shapes == {"image": RowShape((3, 32, 32), "uint8")}
 

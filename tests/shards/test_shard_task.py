@@ -24,9 +24,9 @@ from precache.storage.open import open_folder
 from precache.store.layout import RowShape, decode_index
 from precache.store.receipts import Receipt
 from precache_workers.planning.target_version import receipt_name
-from precache_workers.profiling.probe import ProbeTask, run_probe
+from precache_workers.profiling.probe import run_probe
 from precache_workers.shards.field_writer import Sums
-from precache_workers.shards.samples import MAX_HELD_NBYTES, Job, _runs_of_units
+from precache_workers.shards.samples import MAX_HELD_NBYTES, FetchAllTask, Job, _runs_of_units
 from precache_workers.shards.shard_task import ShardTask, run_shard
 from precache_workers.sources.base import Sample
 from precache_workers.sources.kinds import open_source
@@ -62,8 +62,8 @@ def task_of(
     sizes = [path.stat().st_size if path.exists() else -1
              for path in (tmp_path / "in" / key for key in keys)]  # fmt: skip
     return ShardTask(
-        Job(source, recipe), folder, shapes, objects, rows_per_shard, shard,
-        list(keys), sizes, accept_missing,
+        Job(source, recipe), list(keys), sizes, folder=folder, shapes=shapes, objects=objects,
+        rows_per_shard=rows_per_shard, shard=shard, accept_missing=accept_missing,
     )  # fmt: skip
 
 
@@ -388,8 +388,9 @@ def test_the_next_samples_are_fetched_during_work_but_not_all(tmp_path: Path) ->
     recipe = precache.Recipe.from_dict({"fields": {"x": {"ops": [op], "codec": "raw"}}})
     keys = [str(number) for number in range(20)]
     task = ShardTask(
-        Job(Slides(), recipe), open_folder(tmp_path), {"x": RowShape((16,), "uint8")},
-        {"x": "x/c/0/0"}, 4096, 0, [*keys, *(str(n) for n in range(20, 300))], [-1] * 300,
+        Job(Slides(), recipe), [*keys, *(str(n) for n in range(20, 300))], [-1] * 300,
+        folder=open_folder(tmp_path), shapes={"x": RowShape((16,), "uint8")},
+        objects={"x": "x/c/0/0"}, rows_per_shard=4096, shard=0,
     )  # fmt: skip
     receipt = run_shard(task)
     late = [row for row in receipt.holes if row < 20]
@@ -421,8 +422,8 @@ def test_samples_of_a_unit_come_together_and_in_order(
 # --- the probe ----------------------------------------------------------------------------------
 
 
-def probe_of(tmp_path: Path, keys: Sequence[str], recipe: precache.Recipe = RAW) -> ProbeTask:
-    return ProbeTask(Job(open_source(str(tmp_path / "in")), recipe), keys, [-1] * len(keys))
+def probe_of(tmp_path: Path, keys: Sequence[str], recipe: precache.Recipe = RAW) -> FetchAllTask:
+    return FetchAllTask(Job(open_source(str(tmp_path / "in")), recipe), keys, [-1] * len(keys))
 
 
 def test_the_probe_learns_the_first_shape(tmp_path: Path) -> None:

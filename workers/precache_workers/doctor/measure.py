@@ -30,7 +30,7 @@ from precache_workers.planning.rows import in_few_units
 from precache_workers.profiling.measurements import CodecTimes, Host, SourceMeasurements
 from precache_workers.profiling.rates import StartTask, start_worker
 from precache_workers.profiling.stage_times import StageTimes, codec_for, measure_stages
-from precache_workers.shards.samples import Job, loads_torch
+from precache_workers.shards.samples import FetchAllTask, Job, loads_torch
 from precache_workers.sources.base import NO_COLUMNS, Columns, Listing, Source
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.user_code import require_permission
@@ -166,22 +166,13 @@ def _stages(
     def report(done: int) -> None:
         tick(f"stages, sample {done} of {len(some)}")
 
-    late: dict[str, str] = {}
+    task = FetchAllTask.of(job, some, range(len(some)))
     while True:
         try:
             seconds = request.seconds * STAGES
-            return measure_stages(
-                job,
-                some.keys,
-                sizes=some.sizes.tolist(),
-                codecs=names,
-                seconds=seconds,
-                tick=report,
-                barred=late,
-                locations=some.locations,
-            )
+            return measure_stages(task, codecs=names, seconds=seconds, tick=report)
         except HangError as error:  # its thread goes on; no row is kept here
-            late |= error.late
+            task = replace(task, barred={**task.barred, **error.late})
         except SampleError as error:
             raise SourceError(f"{shown(request.source)}: {error}") from None
 

@@ -15,6 +15,7 @@ from precache.diagnosis.bench import BenchResult, bench
 from precache.recipe.recipe import Codec, Field, Recipe
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape, rows_per_shard
+from precache.store.receipts import Receipt
 from precache.store.row_table import RowTable
 from precache_workers.driver.commit import commit
 from precache_workers.planning.target_version import TargetVersion, VersionSpec
@@ -79,26 +80,10 @@ def build_cpu(
     until = time.monotonic() + seconds
     rounds = []
     for number in range(ROUNDS):
-        version = LocalFolder(folder / str(number))
-        cpu = 0.0
-        for shard, first in enumerate(range(0, len(some), per_shard)):
-            part = slice(first, first + per_shard)
-            names = {name: f"{name}/{shard}" for name in shapes}
-            task = ShardTask(
-                job=job,
-                folder=version,
-                shapes=shapes,
-                objects=names,
-                rows_per_shard=per_shard,
-                shard=shard,
-                keys=some.keys[part],
-                sizes=some.sizes[part].tolist(),
-                accept_missing=True,
-                locations=some.locations[part],
-            )
-            cpu += run_shard(task).cpu_seconds
-        version.remove("")
-        rounds.append(cpu / len(some))
+        store = LocalFolder(folder / str(number))
+        _, receipts = _build(job, shapes, some, per_shard, store)
+        store.remove("")
+        rounds.append(sum(receipt.cpu_seconds for receipt in receipts.values()) / len(some))
         if time.monotonic() > until:
             break
     return statistics.median(rounds)
@@ -153,26 +138,31 @@ def _write(recipe: Recipe, shapes: Mapping[str, RowShape], source: HeldRows, fol
     table = source.list(lambda count: None).table
     per_shard = rows_per_shard(len(table), [row.nbytes for row in shapes.values()])
     store = LocalFolder(folder)
-    target = TargetVersion.of(
-        store, VersionSpec(recipe, "", table, table.digest), per_shard, shapes
-    )
-    target.begin()
-    job = Job(source, recipe)
-    receipts = {}
-    for shard in range(target.shards):
-        rows = target.rows_of(shard)
-        part = slice(rows.start, rows.stop)
-        names = {name: target.object_name(name, shard) for name in shapes}
-        task = ShardTask(
-            job=job,
-            folder=target.folder,
-            shapes=shapes,
-            objects=names,
-            rows_per_shard=per_shard,
-            shard=shard,
-            keys=table.keys[part],
-            sizes=table.sizes[part].tolist(),
-        )
-        receipts[shard] = run_shard(task)
+    target, receipts = _build(Job(source, recipe), shapes, table, per_shard, store)
     commit(store, target, receipts)
     return sum(receipt.stored for receipt in receipts.values())
+
+
+def _build(
+    job: Job, shapes: Mapping[str, RowShape], table: RowTable, per_shard: int, store: LocalFolder
+) -> tuple[TargetVersion, dict[int, Receipt]]:
+    """Build all shards of a table in this process, one after another."""
+    spec = VersionSpec(job.recipe, "", table, table.digest)
+    target = TargetVersion.of(store, spec, per_shard, shapes)
+    receipts = {}
+    for shard in range(target.shards):
+        part = slice(shard * per_shard, (shard + 1) * per_shard)
+        task = ShardTask(
+            job,
+            table.keys[part],
+            table.sizes[part].tolist(),
+            table.locations[part],
+            folder=target.folder,
+            shapes=shapes,
+            objects={name: target.object_name(name, shard) for name in shapes},
+            rows_per_shard=per_shard,
+            shard=shard,
+            accept_missing=True,
+        )
+        receipts[shard] = run_shard(task)
+    return target, receipts

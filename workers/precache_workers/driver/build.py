@@ -47,7 +47,6 @@ from precache_workers.driver.repair import (
     restate,
 )
 from precache_workers.driver.report import check_reports, report_failure, write_reports
-from precache_workers.driver.results import build_result, committed_result
 from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.shard_log_writer import keep_followed
 from precache_workers.ops.behaviour import cleared_on_mismatch
@@ -331,7 +330,15 @@ class _Build:
         )
         self._clean_up(lease, target)
         self.progress.finish(f"Version {target.version[:8]} is complete")
-        return replace(build_result(target, receipts, total, self.listed.ignored), mended=mended)
+        return replace(
+            committed_result(target, self.listed.ignored),
+            shards_skipped=target.shards - total.shards,
+            shards_reused=total.reused,
+            rows_reused=total.rows_reused,
+            cpu_seconds=total.cpu_seconds,
+            timings={**total.stages, "imports": total.import_seconds},
+            mended=mended,
+        )
 
     def _clean_up(self, lease: BuildLease, target: TargetVersion) -> None:
         """Remove the build's scratch files; `gc` removes what cannot be removed now."""
@@ -541,3 +548,28 @@ def _retry_line(work: Work, retried: Collection[int]) -> str:
 def _failed(target: TargetVersion, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:
     """Key and reason of every sample that failed, in row order."""
     return [(target.table.keys[row], why) for row, why in failures(receipts).items()]
+
+
+def committed_result(target: TargetVersion, ignored: int) -> BuildResult:
+    """Result of a build whose version is committed already."""
+    version = open_own(target.folder)
+    failed = [version.holes[row] for row in sorted(version.holes)]
+    failed = [hole for hole in failed if hole[1] != REMOVED]
+    fields = version.fields.values()
+    return BuildResult(
+        version=target.version,
+        path=version.path,
+        samples=target.table.samples,
+        failed=len(failed),
+        removed=len(target.table.removed),
+        shards=target.shards,
+        shards_skipped=target.shards,
+        raw_bytes=sum(field.raw_nbytes for field in fields),
+        stored_bytes=sum(field.stored_nbytes for field in fields),
+        holes=failed,
+        ignored=ignored,
+        classes=version.classes,
+        mean=version.mean,
+        std=version.std,
+        row_types=target.row_types,
+    )

@@ -271,13 +271,14 @@ class _Profiler:
 
     def time_ops(self, work: Work, shards: Sequence[ShardPlan]) -> tuple[FieldCosts, ...]:
         """Measure the ops on samples that are to be fetched."""
-        from precache_workers.profiling.op_costs import OpsTask, time_ops
+        from precache_workers.profiling.op_costs import time_ops
+        from precache_workers.shards.samples import FetchAllTask
 
         table, rows = work.target.table, _some_fetched(work, shards)
         if not len(rows):
             return ()
         job = replace(self._job, recipe=self._listed.spec.declared)
-        outcome = self._outcome(time_ops, OpsTask.of(job, table, rows))
+        outcome = self._outcome(time_ops, FetchAllTask.of(job, table, rows))
         if isinstance(outcome, PrecacheError):
             raise outcome
         costs: tuple[FieldCosts, ...] = outcome

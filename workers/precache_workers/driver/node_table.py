@@ -57,13 +57,9 @@ def nodes_table(totals: BuildTotals, cpus: Mapping[str, int], now: float) -> Tex
         lines.append((f"{len(rest)} more", *_figures(total, rates, rest_cpus)))
     first = max(len(line[0]) for line in lines)
     rows = [("node", *_COLUMNS), *lines]
-    widths = (-first, *_COLUMNS.values())
-    text = ["".join(map(_padded, row, widths)) for row in rows]
+    widths = (f"<{first}", *(f">{width}" for width in _COLUMNS.values()))
+    text = ["".join(map(format, row, widths)) for row in rows]
     return Text("\n".join([*text, f"{totals.left:,} shards left"]), no_wrap=True)
-
-
-def _padded(text: str, width: int) -> str:
-    return text.ljust(-width) if width < 0 else text.rjust(width)
 
 
 def _figures(total: Totals, rates: BuildRates, cpus: int) -> list[str]:

@@ -16,7 +16,6 @@ from precache_workers.cluster.executor import RunTasks
 from precache_workers.profiling.harness import SampleRun, run_samples
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import BASE_MEMORY, FetchAllTask, recipes_of
-from precache_workers.shards.shard_task import ShardTask
 from precache_workers.sources.base import Sample
 
 PARTS = 8
@@ -105,7 +104,7 @@ def run_without_killers(
 
 
 def find_killers(
-    run: RunTasks, tasks: Iterable[FetchAllTask | ShardTask], say: Callable[[str], None]
+    run: RunTasks, tasks: Iterable[FetchAllTask], say: Callable[[str], None]
 ) -> dict[str, str]:
     """Return key -> reason of the samples that kill their worker even when decoded alone.
 

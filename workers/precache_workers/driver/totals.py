@@ -101,12 +101,8 @@ class BuildRates:
     cores: float = 0.0
 
     def __add__(self, other: BuildRates) -> BuildRates:
-        return BuildRates(
-            self.images + other.images,
-            self.fetched + other.fetched,
-            self.stored + other.stored,
-            self.cores + other.cores,
-        )
+        both = dataclasses.astuple(self), dataclasses.astuple(other)
+        return BuildRates(*map(sum, zip(*both, strict=True)))
 
 
 @dataclass

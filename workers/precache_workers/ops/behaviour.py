@@ -379,13 +379,9 @@ def _kind(outputs: Outputs, probe: str) -> str:
 # --- kept on disk -------------------------------------------------------------------------------
 
 
+@functools.cache
 def outputs_of(step: Step) -> Outputs:
     """Return the outputs of a step, from the cache if nothing has changed since."""
-    return _cached(step)
-
-
-@functools.cache
-def _cached(step: Step) -> Outputs:
     name = f"{_state(step)}.json"
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # such as of no home
         loaded = json.loads((_folder() / name).read_bytes())
@@ -410,7 +406,7 @@ def cleared_on_mismatch() -> Iterator[None]:
 
 def clear_cache() -> None:
     """Clear the cache of outputs."""
-    _cached.cache_clear()
+    outputs_of.cache_clear()
     with contextlib.suppress(RuntimeError):
         shutil.rmtree(_folder(), ignore_errors=True)
 

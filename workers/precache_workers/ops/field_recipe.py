@@ -100,7 +100,7 @@ class FieldRecipe:
             The reason why this sample has no row.
         """
         if self._common is None or not self._field.fixed_ops:
-            return self._finish(self._input(sample), 0, key)
+            return self.row(self.apply(self._input(sample), 0, None, key))
         return self._from_common(sample, lambda: self._input(sample), 0, key)
 
     def _from_common(
@@ -111,7 +111,8 @@ class FieldRecipe:
         fixed = self._field.fixed_ops
         value = self._common.get(of, lambda: self.apply(begin(), applied, fixed, key))
         # A custom function may write into its argument, which the other variants start from, too.
-        return self._finish(value.copy() if self._functions else value, fixed, key)
+        value = value.copy() if self._functions else value
+        return self.row(self.apply(value, fixed, None, key))
 
     def resume(self, row: np.ndarray, applied: int, key: str) -> np.ndarray:
         """Apply the ops after the first `applied` to a stored row.
@@ -131,7 +132,7 @@ class FieldRecipe:
                 break
             row = center_crop(row, op.size)
             applied += 1
-        return self._finish(row, applied, key)
+        return self.row(self.apply(row, applied, None, key))
 
     def cut_of(self, shape: tuple[int, ...], applied: int) -> tuple[slice, slice] | None:
         """Return the lines and columns of a stored row that `resume` keeps, if it only crops.
@@ -151,10 +152,8 @@ class FieldRecipe:
             top, left, size = top + corner[0], left + corner[1], op.size
         return slice(top, top + size[0]), slice(left, left + size[1])
 
-    def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:
-        return self.row(self.apply(value, applied, len(self._field.ops), key))
-
-    def apply(self, value: Any, first: int, stop: int, key: str) -> Any:
+    def apply(self, value: Any, first: int, stop: int | None, key: str) -> Any:
+        stop = len(self._field.ops) if stop is None else stop
         while first < stop:
             match self._field.ops[first : min(stop, first + 2)]:
                 case (Resize() as before, CenterCrop() as crop):
@@ -216,7 +215,7 @@ class FieldRecipe:
             case Function():
                 drawn = {"random": self._random(key, number)} if op.random else {}
                 try:
-                    result = _call(self._functions[op], value, drawn)
+                    result = np.asarray(self._functions[op](value, **drawn))
                 except MemoryError:
                     raise
                 except (Exception, SystemExit) as error:
@@ -265,7 +264,3 @@ def _failure(what: str, error: BaseException) -> str:
             depth = module.count(".") + 1 + (file.name == "__init__.py")
             place = f" at {'/'.join(file.parts[-depth:])}:{line}"
     return f"{what} failed{place}: {error!r}"
-
-
-def _call(function: Callable[..., Any], array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
-    return np.asarray(function(array, **params))

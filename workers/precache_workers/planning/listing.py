@@ -194,8 +194,7 @@ def with_locations(request: Request, store: Folder, source: Source, table: RowTa
     name = _index_name(request, source)
     if not name:
         return table
-    listed = source.list(lambda count: None, index=store.get(name)).table
-    known = dict(zip(listed.keys, listed.locations, strict=True))
+    known = source.list(lambda count: None, index=store.get(name)).table.location_by_key
     return replace(table, locations=[known.get(key, "") for key in table.keys])
 
 

@@ -77,7 +77,7 @@ def with_recorded_factory(
     name = f"python:{source.factory}"
     recorded = _recorded(store)
     identity = recorded.get((name, source.etag), source.etag)
-    old = _module_hash(source.factory)
+    old = tree_hash(source.factory)
     if name not in {named for named, _ in recorded} and _has_rows_of(store, name, old):
         identity = old
     return replace(table, etags=[identity] * len(table)), {name: (source.etag, identity)}
@@ -103,14 +103,9 @@ def _recorded(store: Folder) -> dict[tuple[str, str], str]:
     }
 
 
-def _module_hash(name: str) -> str:
-    """Return the identity of a function or factory in older releases; empty if it had none."""
-    return tree_hash(name.partition(":")[0])
-
-
 def _old_codes(store: Folder, recipe: Recipe, names: AbstractSet[str]) -> dict[str, str]:
     """Find the identities of ops and functions, by name, in versions of older releases."""
-    hashes = {name: _module_hash(name) for name in names & function_digests(recipe).keys()}
+    hashes = {name: tree_hash(name) for name in names & function_digests(recipe).keys()}
     old: dict[str, str] = {}
     for _, attributes in committed_versions(store) if names else ():
         if old.keys() == names:

@@ -160,15 +160,10 @@ def _field_rows(name: str, actions: ShardActions, chunk_rows: int) -> FieldRows:
         match row.fields.get(name):
             case Compute():
                 computed += len(rows)
-            case Copy() if chunk_rows == 1 and _is_encoded(name, actions):
+            case Copy() if chunk_rows == 1 and actions.base.fields[name].match.encoded:
                 copied += len(rows)
             case None:
                 pass  # holes
             case _:
                 resumed += len(rows)
     return FieldRows(copied=copied, resumed=resumed, computed=computed)
-
-
-def _is_encoded(name: str, actions: ShardActions) -> bool:
-    """Return whether the base stores a field by the codec that it is to have."""
-    return actions.base.fields[name].match.encoded

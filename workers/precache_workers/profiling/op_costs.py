@@ -84,32 +84,19 @@ class FieldCosts:
     shapes_differ: bool
 
 
-@dataclass(frozen=True)
-class OpsTask(FetchAllTask):
-    """Samples by which the ops of every field are measured, of a recipe as it is declared."""
-
-
-def time_ops(task: OpsTask) -> tuple[FieldCosts, ...]:
+def time_ops(task: FetchAllTask) -> tuple[FieldCosts, ...]:
     """Measure the ops of each field; leaves out fields without ops, and those without any row."""
     return tuple(_fields_with_ops(task))
 
 
-def _fields_with_ops(task: OpsTask) -> Iterator[FieldCosts]:
+def _fields_with_ops(task: FetchAllTask) -> Iterator[FieldCosts]:
     for name, spec in task.job.recipe.fields.items():
         if not spec.ops:
             continue
         alone = task.job.recipe.model_copy(update={"fields": {name: spec}})
         job = replace(task.job, recipe=alone)
         with contextlib.suppress(SampleError):
-            times = measure_stages(
-                job,
-                task.keys,
-                sizes=task.sizes,
-                codecs=(),
-                seconds=SECONDS,
-                barred=task.barred,
-                locations=task.locations,
-            )
+            times = measure_stages(replace(task, job=job), codecs=(), seconds=SECONDS)
             yield field_costs(name, spec, times)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,17 +24,12 @@ from precache_workers.sources.base import Sample
 PROBE_SAMPLES = 24
 
 
-@dataclass(frozen=True)
-class ProbeTask(FetchAllTask):
-    """A few samples that show row shapes and compressed sizes."""
-
-
-def probe_task(job: Job, table: RowTable) -> ProbeTask:
+def probe_task(job: Job, table: RowTable) -> FetchAllTask:
     """Return the task for samples from all over a table."""
-    return ProbeTask.of(job, table, sample_for_probe(table, PROBE_SAMPLES))
+    return FetchAllTask.of(job, table, sample_for_probe(table, PROBE_SAMPLES))
 
 
-def run_probe(task: ProbeTask) -> MeasuredRows:
+def run_probe(task: FetchAllTask) -> MeasuredRows:
     """Measure row shapes by the first sample that has a row, and stored bytes by all.
 
     Raises
@@ -55,7 +49,7 @@ def probed_rows(outcome: MeasuredRows | PrecacheError, source: str) -> MeasuredR
     return outcome
 
 
-def _probe(task: ProbeTask) -> MeasuredRows:
+def _probe(task: FetchAllTask) -> MeasuredRows:
     job, recipes = task.job, recipes_of(task.job)
     shapes: dict[str, RowShape] = {}
     stored: list[float] = []

@@ -6,9 +6,8 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from precache_workers.profiling.harness import (
 )
 from precache_workers.profiling.measurements import CutTimes, StepTimes, TimeCost
 from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.shards.samples import Job, fetch_ahead, recipes_of
+from precache_workers.shards.samples import FetchAllTask, recipes_of
 from precache_workers.sources.base import Sample
 
 BATCH = 256
@@ -66,8 +65,8 @@ class MeasuredSample:
 
     Attributes
     ----------
-    size, nbytes
-        Bytes as listed, -1 for unknown, and as fetched.
+    nbytes
+        Bytes as fetched.
     times
         By stage.
     cuts
@@ -79,7 +78,6 @@ class MeasuredSample:
     """
 
     key: str
-    size: int
     nbytes: int
     times: Mapping[str, TimeCost]
     cuts: list[Cut] = field(default_factory=list)
@@ -191,30 +189,22 @@ def codec_for(codec: Codec, row: RowShape) -> Codec:
 
 
 def measure_stages(
-    job: Job,
-    keys: Sequence[str],
+    task: FetchAllTask,
     *,
-    sizes: Sequence[int],
     codecs: Sequence[str],
     seconds: float,
     tick: Callable[[int], None] = lambda done: None,
-    barred: Mapping[str, str] = MappingProxyType({}),
-    locations: Sequence[str] = (),
 ) -> StageTimes:
     """Measure every stage of samples, one after another.
 
     Parameters
     ----------
-    keys, sizes, locations
-        Of the samples, as listed.
     codecs
         Names of codecs that finished rows are encoded with, besides the recipe's own.
     seconds
         Time after which no further sample is begun, once there are a few.
     tick
         Called with the number of samples that are done.
-    barred
-        Key -> reason, of samples that are not to be fetched.
 
     Raises
     ------
@@ -223,12 +213,9 @@ def measure_stages(
     HangError
         A sample takes too long.
     """
-
-    def work() -> StageTimes:
-        timer = _StageTimer(job, dict(zip(keys, sizes, strict=True)), codecs, locations)
-        return timer.measure(seconds, tick, barred)
-
-    return run_in_time(work, job.sample_seconds)
+    return run_in_time(
+        lambda: _StageTimer(task, codecs).measure(seconds, tick), task.job.sample_seconds
+    )
 
 
 def _shown(shapes: Sequence[RowShape]) -> str:
@@ -238,33 +225,26 @@ def _shown(shapes: Sequence[RowShape]) -> str:
 class _StageTimer:
     """Measures samples; each encoder is ready before its first row is measured."""
 
-    def __init__(
-        self,
-        job: Job,
-        sizes: Mapping[str, int],
-        codecs: Sequence[str],
-        locations: Sequence[str],
-    ) -> None:
-        self._job, self._sizes, self._codecs = job, sizes, codecs
-        self._locations = locations
-        self._steps = step_names(job.recipe)
-        self._fields = job.recipe.fields
-        self._recipes = recipes_of(job)
+    def __init__(self, task: FetchAllTask, codecs: Sequence[str]) -> None:
+        self._task, self._codecs = task, codecs
+        self._recipe = task.job.recipe
+        self._steps = step_names(self._recipe)
+        self._fields = self._recipe.fields
+        self._recipes = recipes_of(task.job)
         self._coders: dict[tuple[str, str, RowShape], _Coder] = {}
 
-    def measure(
-        self, seconds: float, tick: Callable[[int], None], barred: Mapping[str, str]
-    ) -> StageTimes:
+    def measure(self, seconds: float, tick: Callable[[int], None]) -> StageTimes:
         """Measure all samples, or as many as there is time and memory for."""
         samples: list[MeasuredSample] = []
         failures: list[tuple[str, str]] = []
-        keys, sizes = list(self._sizes), list(self._sizes.values())
         # Each alone, so that the time of each is measured.
-        fetched = fetch_ahead(
-            self._job.source, keys, sizes, barred, self._sizes.keys(), self._locations
-        )
+        alone = replace(self._task, alone=frozenset(self._task.keys))
         runs = run_samples(
-            fetched, self._measure, barred=barred, warm_up=self._recipes, seconds=seconds
+            alone.fetch(),
+            self._measure,
+            barred=alone.barred,
+            warm_up=self._recipes,
+            seconds=seconds,
         )
         held = 0
         with contextlib.closing(runs):
@@ -281,10 +261,10 @@ class _StageTimer:
             raise SampleError(
                 f"none of {len(failures)} samples has a row: {failures[0][0]}: {failures[0][1]}"
             )
-        return StageTimes(self._steps, samples, failures, frozen_after(self._job.recipe))
+        return StageTimes(self._steps, samples, failures, frozen_after(self._recipe))
 
     def _measure(self, run: SampleRun, sample: Sample) -> MeasuredSample:
-        measured = MeasuredSample(run.key, self._sizes[run.key], run.nbytes, run.times)
+        measured = MeasuredSample(run.key, run.nbytes, run.times)
         running = {n: _steps(recipe, sample, run.key) for n, recipe in self._recipes.items()}
         values: dict[str, np.ndarray] = {}
         for name in self._steps:

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from precache.errors import HangError
 from precache_workers.runtime import watchdog
@@ -200,54 +200,42 @@ def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
     HangError
         A sample did; what works on it goes on, until the process ends.
     """
-    attempt = _Attempt(work, seconds)
-    late = attempt.watch()
-    if late:
-        raise HangError(explain(late), late=late)
-    return attempt.future.result()
+    watcher: Watchdog | None = getattr(_here, "watchdog", None)
+    attempt = Notes(seconds, watcher)
+    future: Future[Result] = Future()
+    ended = threading.Event()
 
-
-class _Attempt(Generic[Result]):
-    """Some work on a thread of its own; `future` has its outcome."""
-
-    def __init__(self, work: Callable[[], Result], seconds: float) -> None:
-        self._watcher: Watchdog | None = getattr(_here, "watchdog", None)
-        self._work, self._seconds = work, seconds
-        self._notes = Notes(seconds, self._watcher)
-        self.future: Future[Result] = Future()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="precache-samples", daemon=True)
-
-    def _run(self) -> None:
-        with self._notes.kept():
+    def run() -> None:
+        with attempt.kept():
             try:
-                self.future.set_result(self._work())
+                future.set_result(work())
             except BaseException as error:
-                self.future.set_exception(error)
-        self._ended.set()
+                future.set_exception(error)
+        ended.set()
 
-    def watch(self) -> dict[str, str]:
-        """Wait for the end; returns early with key -> reason if a sample takes too long."""
-        try:
-            self._beat(self._seconds + GRACE_SECONDS)
-            self._thread.start()
-            looked = time.monotonic()
-            while not self._ended.wait(LOOK_SECONDS):
-                self._beat(self._seconds + GRACE_SECONDS)
-                now = time.monotonic()
-                self._notes.clock += min(now - looked, 2 * LOOK_SECONDS)
-                looked = now
-                if late := self._notes.late():
-                    self._notes.give_up()
-                    return late
-            return {}
-        except BaseException:
-            self._notes.give_up()
-            self._thread.join(ENDING_SECONDS)
-            raise
-        finally:
-            self._beat(0)
+    def beat(limit: float) -> None:
+        if watcher:
+            watcher.beat(limit)
 
-    def _beat(self, seconds: float) -> None:
-        if self._watcher:
-            self._watcher.beat(seconds)
+    thread = threading.Thread(target=run, name="precache-samples", daemon=True)
+    late: dict[str, str] = {}
+    try:
+        beat(seconds + GRACE_SECONDS)
+        thread.start()
+        looked = time.monotonic()
+        while not (late or ended.wait(LOOK_SECONDS)):
+            beat(seconds + GRACE_SECONDS)
+            now = time.monotonic()
+            attempt.clock += min(now - looked, 2 * LOOK_SECONDS)
+            looked = now
+            late = attempt.late()
+    except BaseException:
+        attempt.give_up()
+        thread.join(ENDING_SECONDS)
+        raise
+    finally:
+        beat(0)
+    if late:
+        attempt.give_up()
+        raise HangError(explain(late), late=late)
+    return future.result()

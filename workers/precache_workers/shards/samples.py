@@ -135,11 +135,13 @@ class FetchAllTask(SampleTask):
         keys, sizes = [table.keys[row] for row in rows], table.sizes[rows].tolist()
         return cls(job, keys, sizes, table.locations_of(rows), **more)
 
-    def fetch(self) -> FetchedSamples:
-        """Yield the samples in order, fetched ahead."""
-        return fetch_ahead(
-            self.job.source, self.keys, self.sizes, self.barred, self.alone, self.locations
-        )
+    def fetch(self, places: Sequence[int] | None = None) -> FetchedSamples:
+        """Yield the samples in order, or those of some places, fetched ahead."""
+        keys, sizes, locations = self.keys, self.sizes, self.locations
+        if places is not None:
+            keys, sizes = [keys[place] for place in places], [sizes[place] for place in places]
+            locations = [locations[place] for place in places] if locations else ()
+        return fetch_ahead(self.job.source, keys, sizes, self.barred, self.alone, locations)
 
 
 def _runs(keys: Sequence[str], sizes: Sequence[int], alone: Collection[str]) -> Iterator[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -27,9 +27,7 @@ from precache_workers.shards.base_rows import BaseRows, SpoiledBaseError, open_b
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.samples import (
     BASE_MEMORY,
-    Job,
-    SampleTask,
-    fetch_ahead,
+    FetchAllTask,
     one_thread,
     recipes_of,
 )
@@ -54,8 +52,8 @@ _tasks_before = itertools.count()
 """Shards that this process has computed: CPU time before the first of them went into imports."""
 
 
-@dataclass(frozen=True)
-class ShardTask(SampleTask):
+@dataclass(frozen=True, kw_only=True)
+class ShardTask(FetchAllTask):
     """One shard to build, from the samples of its rows in order.
 
     Attributes
@@ -64,8 +62,6 @@ class ShardTask(SampleTask):
         Folder of the version.
     objects
         Field -> name of the object to put, below the folder.
-    keys, sizes, locations
-        Of the samples, as listed; `locations` is empty if the source needs none.
     accept_missing
         Leave a hole for a sample that cannot be fetched.
     lost
@@ -84,14 +80,11 @@ class ShardTask(SampleTask):
         Places of rows that become holes where their samples cannot be fetched.
     """
 
-    job: Job
     folder: Folder
     shapes: Mapping[str, RowShape]
     objects: Mapping[str, str]
     rows_per_shard: int
     shard: int
-    keys: Sequence[str]
-    sizes: Sequence[int]
     accept_missing: bool = False
     lost: Recorded | None = None
     base: BaseShard | None = None
@@ -100,7 +93,6 @@ class ShardTask(SampleTask):
     store: Folder | None = None
     again: bool = False
     may_fail: frozenset[int] = frozenset()
-    locations: Sequence[str] = ()
 
     @property
     def first_row(self) -> int:
@@ -249,7 +241,7 @@ class _Rows:
         """Make all rows, in order."""
         actions, writers = self._actions, self._writers.values()
         copies_runs = all(writer.copies_runs for writer in writers)
-        with contextlib.closing(_fetch(self._task, actions.fetched)) as samples:
+        with contextlib.closing(self._task.fetch(actions.fetched)) as samples:
             for rows, row in actions.runs:
                 if copies_runs and row.fields and not row.fetches:
                     for writer in writers:
@@ -259,7 +251,7 @@ class _Rows:
                     self._timing.charge("encode")
                     continue
                 for place in rows:
-                    self._make_row(row, place, next(samples) if row.fetches else None)
+                    self._make_row(row, place, next(samples)[1] if row.fetches else None)
 
     def _make_row(self, row: RowActions, place: int, fetched: Fetched | None) -> None:
         task, timing, key = self._task, self._timing, self._task.keys[place]
@@ -284,7 +276,7 @@ class _Rows:
         self._notes.end()
         spent += timing.charge("encode")
         if sample is not None:
-            timing.note(task.first_row + place, spent, timing.count(sample))
+            timing.note(task.first_row + place, spent, sample.nbytes)
 
     def _sample_of(self, place: int, fetched: Fetched) -> tuple[Sample, str]:
         """Return a sample, empty if it could not be fetched, and the reason of a hole."""
@@ -322,15 +314,6 @@ def stage_row(
     except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _fetch(task: ShardTask, places: Sequence[int]) -> Generator[Fetched, None, None]:
-    keys, sizes = [task.keys[place] for place in places], [task.sizes[place] for place in places]
-    locations = [task.locations[place] for place in places] if task.locations else ()
-    with contextlib.closing(
-        fetch_ahead(task.job.source, keys, sizes, task.barred, task.alone, locations)
-    ) as samples:
-        yield from (fetched for _, fetched in samples)
 
 
 def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample) -> None:

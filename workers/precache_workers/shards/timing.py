@@ -6,7 +6,6 @@ import heapq
 import time
 
 from precache.store.receipts import SlowSample
-from precache_workers.sources.base import Sample
 
 STAGES = ("fetch", "ops", "encode", "put")
 SLOWEST_OF_SHARD = 5
@@ -32,7 +31,7 @@ class Timing:
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.began = time.time()
         self.nbytes = 0
-        self._heap = [(0.0, -1, 0)] * SLOWEST_OF_SHARD
+        self._samples: list[tuple[float, int, int]] = []
         self.cpu_before = time.process_time()
         self._since = time.perf_counter()
 
@@ -44,16 +43,10 @@ class Timing:
         self._since = now
         return spent
 
-    def count(self, sample: Sample) -> int:
-        """Add a sample's bytes; returns them."""
-        nbytes = sample.nbytes
-        self.nbytes += nbytes
-        return nbytes
-
     def note(self, row: int, seconds: float, nbytes: int) -> None:
-        """Record a sample if it is among the slowest."""
-        if seconds > self._heap[0][0]:
-            heapq.heapreplace(self._heap, (seconds, row, nbytes))
+        """Record a sample's time and bytes."""
+        self.nbytes += nbytes
+        self._samples.append((seconds, row, nbytes))
 
     @property
     def cpu_seconds(self) -> float:
@@ -62,5 +55,5 @@ class Timing:
 
     def slowest(self) -> list[SlowSample]:
         """Return the samples that took longest, longest first."""
-        slowest = sorted(self._heap, reverse=True)
-        return [SlowSample(row, seconds, size) for seconds, row, size in slowest if row >= 0]
+        slowest = heapq.nlargest(SLOWEST_OF_SHARD, self._samples)
+        return [SlowSample(row, seconds, size) for seconds, row, size in slowest]

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.storage.base import FileInfo, Folder, is_name, required
@@ -113,7 +112,7 @@ class ArrowFormat:
             SampleError("its row has no image") if int(place[0]) < 0
             else FetchError(str(data)) if isinstance(data, StorageError)
             else changed(folder, name, sample.key) if len(data) != int(place[1])
-            else Sample({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
+            else Sample.of(data)
             for sample, place, data in zip(wanted, places, read_parts(folder, ranges), strict=True)
         ]  # fmt: skip
 
@@ -174,22 +173,6 @@ class _Message(NamedTuple):
 
         return pa.ipc.read_schema(pa.py_buffer(self.metadata))
 
-    def buffers(self) -> list[tuple[int, int]]:
-        """Return start, in the body, and length of each buffer of a record batch."""
-        data = self.metadata[8:]
-        header = _followed(data, _slot(data, _followed(data, 0), 2))
-        if _slot(data, header, 3):
-            raise ValueError(f"its batches are compressed; {_WAY_OUT}")
-        vector = _followed(data, _slot(data, header, 2))
-        count = _number(data, "<I", vector)
-        if vector + 4 + 16 * count > len(data):
-            raise ValueError(f"it claims {count:,} buffers of a batch")
-        pairs = struct.iter_unpack("<qq", data[vector + 4 : vector + 4 + 16 * count])
-        buffers = [(int(start), int(length)) for start, length in pairs]
-        if any(not 0 <= start <= start + length <= self.body_bytes for start, length in buffers):
-            raise ValueError("a buffer of its batches lies beyond its batch")
-        return buffers
-
 
 def _messages(folder: Folder, file: FileInfo, where: str) -> Iterator[_Message]:
     """Yield the messages of a file up to its end mark."""
@@ -222,6 +205,8 @@ def _messages(folder: Folder, file: FileInfo, where: str) -> Iterator[_Message]:
             raise SourceError(
                 f"{where} is cut off: a batch at byte {body:,} is to have {body_bytes:,} bytes"
             )
+        if kind == _BATCH and _slot(data, _followed(data, _slot(data, message, 2)), 3):
+            raise ValueError(f"its batches are compressed; {_WAY_OUT}")
         yield _Message(kind, head[: 8 + length], body, body_bytes)
         offset = body + body_bytes
 
@@ -264,36 +249,35 @@ def _rows(
     """
     import pyarrow as pa
 
-    buffers = message.buffers()
-    spans, end = {}, 0
-    for field in schema:
-        start, end = end, end + _buffer_count(field.type)
-        spans[field.name] = range(start, end)
-    if end != len(buffers):
-        raise ValueError(f"it has {len(buffers)} buffers for {end} of its schema")
-    images = _image_buffers(schema.field(chosen.image).type, spans[chosen.image].start)
-    needed = {number for column in (chosen.image, chosen.label, key) if column is not None
-              for number in spans[column]} - {images}  # fmt: skip
-    parts = [buffers[number] for number in sorted(needed) if buffers[number][1]]
     prefix = len(message.metadata)
     whole = bytearray(prefix + message.body_bytes)
     whole[:prefix] = message.metadata
-    read = read_parts(folder, [(name, message.body + start, length) for start, length in parts])
+    memory = pa.py_buffer(whole)
+    taken = [column for column in schema.names if column in (chosen.image, chosen.label, key)]
+    batch = pa.ipc.read_record_batch(memory, schema).select(taken)
+    image = batch.column(chosen.image)
+    column = image.field("bytes") if chosen.struct else image
+    # Of zeros as yet: its buffers show where in the body they lie.
+    held = [buffer for part in batch.columns for buffer in part.buffers() if buffer]
+    spans = {(buffer.address - memory.address, buffer.size) for buffer in held}
+    if any(not prefix <= start <= start + length <= len(whole) for start, length in spans):
+        raise ValueError(f"its numbers are in another byte order than this machine's; {_WAY_OUT}")
+    pixels = column.buffers()[2]
+    images = pixels.address - memory.address - prefix if pixels else 0
+    parts = sorted(span for span in spans if span[0] != images + prefix or not pixels)
+    offset = message.body - prefix
+    read = read_parts(folder, [(name, offset + start, length) for start, length in parts])
     for (start, length), data in zip(parts, map(required, read), strict=True):
         if len(data) != length:
             raise StorageError(f"{folder.path(name)} became shorter while it was read")
-        whole[prefix + start : prefix + start + length] = data
-    taken = [column for column in schema.names if column in (chosen.image, chosen.label, key)]
-    batch = pa.ipc.read_record_batch(pa.py_buffer(whole), schema).select(taken)
+        whole[start : start + length] = data
     batch.validate(full=True)
-    image = batch.column(chosen.image)
-    column = image.field("bytes") if chosen.struct else image
     present = np.asarray(image.is_valid()) & np.asarray(column.is_valid())
     width = np.int64 if pa.types.is_large_binary(column.type) else np.int32
     offsets = np.zeros(1, width)
     if len(column):
         offsets = np.frombuffer(column.buffers()[1], width)[: len(column) + 1]
-    starts = np.where(present, message.body + buffers[images][0] + offsets[:-1], -1)
+    starts = np.where(present, message.body + images + offsets[:-1], -1)
     sizes = np.where(present, np.diff(offsets), -1)
     empty = [""] * len(column)
     labels = empty if chosen.label is None else labels_of(batch.column(chosen.label), chosen.label)
@@ -302,36 +286,3 @@ def _rows(
     else:
         names = texts_of(image.field("path"), "path") if chosen.paths else empty
     yield from zip(names, labels, starts.tolist(), sizes.tolist(), strict=True)
-
-
-def _image_buffers(kind: Any, first: int) -> int:
-    """Return the number of the buffer that has the bytes of a column of images."""
-    import pyarrow as pa
-
-    if pa.types.is_struct(kind):
-        before = kind.get_field_index("bytes")
-        first += 1 + sum(_buffer_count(kind.field(number).type) for number in range(before))
-    return first + 2
-
-
-def _buffer_count(kind: Any) -> int:
-    """Return the number of buffers of a column, as the format lays them out."""
-    import pyarrow as pa
-
-    types = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if types.is_null(kind):
-        return 0
-    inner = sum(_buffer_count(kind.field(number).type) for number in range(kind.num_fields))
-    if types.is_struct(kind) or types.is_fixed_size_list(kind):
-        return 1 + inner
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
-        return 2 + inner
-    if types.is_binary(kind) or types.is_large_binary(kind):
-        return 3
-    if types.is_string(kind) or types.is_large_string(kind):
-        return 3
-    if types.is_primitive(kind) or types.is_fixed_size_binary(kind) or types.is_decimal(kind):
-        return 2
-    raise ValueError(f"it has a column of type {kind}, which is not supported; {_WAY_OUT}")

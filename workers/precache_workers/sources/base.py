@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import xxhash
+
 from precache.errors import FetchError, SampleError, SourceError
 from precache.storage.base import Folder
 from precache.store.row_table import RowTable
@@ -55,6 +57,11 @@ class Sample:
     inputs: Mapping[str | int, Any]
     label: int | None = None
     content: str = ""
+
+    @classmethod
+    def of(cls, data: bytes) -> Sample:
+        """Return the sample of an encoded image."""
+        return cls({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
 
     @property
     def nbytes(self) -> int:
@@ -184,6 +191,12 @@ def container_suffix(name: str) -> str:
 def container_noun(name: str) -> str:
     """Name the kind of a file that holds many samples; empty for any other file."""
     return CONTAINERS.get(container_suffix(name), "")
+
+
+def first_folder(name: str) -> str:
+    """Return the first folder of a name, which is its class; empty if it lies in none."""
+    folder, slash, _ = name.partition("/")
+    return folder if slash else ""
 
 
 def require_utf8(names: Sequence[str]) -> None:

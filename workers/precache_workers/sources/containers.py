@@ -16,7 +16,6 @@ import io
 import itertools
 import json
 import math
-import threading
 import time
 from array import array
 from collections import Counter, defaultdict
@@ -219,7 +218,7 @@ class ContainerSource:
         require_unique(whole.keys, self)
         require_utf8(whole.keys)
         table = row_table(listed, whole, self)
-        _remember(self.index_name, table)
+        _located[self.index_name] = table
         fresh = complete and any(_identity(file) not in known for file in files)
         return Listing(
             table,
@@ -296,7 +295,7 @@ class ContainerSource:
             notes().begin(FETCHING, *(sample.key for sample in wanted), foreign=False)
             fetched.update(zip(numbers, self._read(unit, wanted), strict=True))
         if any(isinstance(error, FetchError) for error in fetched.values()):
-            _forget(self.index_name)  # a container may have changed since it was listed here
+            _located.pop(self.index_name, None)  # a container may have changed
         return [fetched[number] for number in range(len(keys))]
 
     def _read(self, unit: str, wanted: Sequence[RequestedSample]) -> Sequence[Fetched]:
@@ -315,44 +314,12 @@ class ContainerSource:
 
     def _known(self) -> Mapping[str, str]:
         """Return key -> location of all samples; lists them if this process did not."""
-        with _lock:
-            held = _located.get(self.index_name)
-        if held is None:
-            held = _Lookup(self.list(lambda count: None).table)
-        return held
+        table = _located.get(self.index_name) or self.list(lambda count: None).table
+        return table.location_by_key
 
 
-_located: dict[str, Mapping[str, str]] = {}
-_lock = threading.Lock()
-
-
-def _forget(name: str) -> None:
-    with _lock:
-        _located.pop(name, None)
-
-
-def _remember(name: str, table: RowTable) -> None:
-    with _lock:
-        _located[name] = _Lookup(table)
-
-
-class _Lookup(Mapping[str, str]):
-    """Key -> location of a listing; the table of hashes is made when it is first needed."""
-
-    def __init__(self, table: RowTable) -> None:
-        self._table = table
-        self._numbers: dict[str, int] | None = None
-
-    def __getitem__(self, key: str) -> str:
-        if self._numbers is None:
-            self._numbers = {key: number for number, key in enumerate(self._table.keys)}
-        return self._table.locations[self._numbers[key]]
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._table.keys)
+_located: dict[str, RowTable] = {}
+"""Source -> its listing in this process; single operations of a dict need no lock."""
 
 
 def too_large(nbytes: int, most_bytes: int) -> SampleError:

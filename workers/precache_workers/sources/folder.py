@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.storage.base import FileInfo, Folder, left_out_text
@@ -29,9 +28,11 @@ from precache_workers.sources.base import (
     Tick,
     container_noun,
     container_suffix,
+    first_folder,
     is_image,
     require_utf8,
 )
+from precache_workers.sources.labels import encode_labels
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class FolderSource:
                 f"{self.folder.path(key)} has {now} bytes and had {nbytes} when it was listed; "
                 "build again to list it anew"
             )
-        return Sample({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
+        return Sample.of(data)
 
 
 class _Files:
@@ -168,7 +169,8 @@ class _Files:
 
     def table(self) -> RowTable:
         """Return the files sorted by name, with the first folder of each as its class."""
-        labels, classes = first_folders(self.keys)
+        folders = [first_folder(key) for key in self.keys]
+        labels, classes = encode_labels(folders, "names", (), self.keys, "the source")
         sizes, mtimes = np.array(self._sizes, np.int64), np.array(self._mtimes, np.int64)
         table = RowTable(
             keys=self.keys,
@@ -198,11 +200,3 @@ def _no_folder(kind: str | None) -> str:
     if kind is None:
         return "does not exist; give a folder of images"
     return "is not a folder; give a folder of images, or --source-kind for a file with many samples"
-
-
-def first_folders(keys: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the number of each key's first folder, -1 for none, and the folders' names."""
-    names = [key.partition("/")[0] if "/" in key else None for key in keys]
-    classes = tuple(sorted({name for name in names if name is not None}))
-    numbers: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
-    return np.array([numbers.get(name, -1) for name in names], np.int64), classes

@@ -20,12 +20,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import xxhash
-
 from precache.errors import SampleError, SourceError, UsageError
 from precache.messages import printable
 from precache.storage.base import NO_NAME, FileInfo, Folder
-from precache_workers.sources.base import TICK, Fetched, Sample, is_image, starts_as_image
+from precache_workers.sources.base import (
+    TICK,
+    Fetched,
+    Sample,
+    first_folder,
+    is_image,
+    starts_as_image,
+)
 from precache_workers.sources.containers import (
     Members,
     RequestedSample,
@@ -103,9 +108,7 @@ class LMDBFormat:
                     elif len(value) > most_bytes:
                         fetched.append(too_large(len(value), most_bytes))
                     else:
-                        data = bytes(value)
-                        content = xxhash.xxh3_128_hexdigest(data)
-                        fetched.append(Sample({"bytes": data}, content=content))
+                        fetched.append(Sample.of(bytes(value)))
         except SourceError as error:
             return [SampleError(str(error)) for _ in wanted]
         return fetched
@@ -161,8 +164,7 @@ def _label(value: Any, what: str) -> str:
 def _label_of(name: str, labels: dict[str, str]) -> str:
     """Return the label of an image by its name and what a database has for labels."""
     if not labels:
-        folder, slash, _ = name.partition("/")
-        return folder if slash else ""
+        return first_folder(name)
     numbered = _NUMBERED.fullmatch(name)
     stem = name.rpartition(".")[0] or name
     return labels.get(f"label{numbered[1]}" if numbered else f"{stem}.cls", "")

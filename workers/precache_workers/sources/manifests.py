@@ -257,8 +257,7 @@ class ManifestSource:
     @functools.cached_property
     def _known(self) -> Mapping[str, str]:
         """Key -> location of all samples."""
-        table = self.list(lambda count: None).table
-        return dict(zip(table.keys, table.locations, strict=True))
+        return self.list(lambda count: None).table.location_by_key
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_known"}

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-import xxhash
-
 from precache.errors import SampleError, SourceError, StorageError
 from precache.messages import did_you_mean, printable
 from precache.storage.base import FileInfo, Folder, is_name
@@ -118,7 +116,11 @@ class ParquetFormat:
                         location = f"{file.name}#{units[group]}\t{group}:{place}:{etag}"
                         members.add(name, location, size=-1, mtime=-1, etag=etag, label=label)
                         place += 1
-                _require_rows(table, group, place, where)
+                if place != (claimed := table.metadata.row_group(group).num_rows):
+                    raise SourceError(
+                        f"{where}: row group {group} has {place:,} rows, and its footer claims "
+                        f"{claimed:,}"
+                    )
             if chosen.folder is not None:
                 members.labels = [chosen.folder] * rows
                 members.kind = infer_kind(members.labels, members.keys, where)
@@ -276,14 +278,6 @@ def _image_columns(described: Any, chosen: ChosenColumns) -> list[Any]:
     return [column for column in columns if column.path_in_schema == chosen.image_leaf]
 
 
-def _require_rows(table: Any, group: int, rows: int, where: str) -> None:
-    claimed = table.metadata.row_group(group).num_rows
-    if claimed != rows:
-        raise SourceError(
-            f"{where}: row group {group} has {rows:,} rows, and its footer claims {claimed:,}"
-        )
-
-
 def _images(
     table: Any, group: int, chosen: ChosenColumns, rows: set[int], most_bytes: int
 ) -> Iterator[tuple[int, Fetched]]:
@@ -314,7 +308,7 @@ def _sample(data: bytes | None, most_bytes: int) -> Fetched:
         )
     if len(data) > most_bytes:
         return too_large(len(data), most_bytes)
-    return Sample({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
+    return Sample.of(data)
 
 
 class _Names:

@@ -33,6 +33,7 @@ from precache_workers.sources.base import (
     TICK,
     Fetched,
     Sample,
+    first_folder,
     is_image,
     require_utf8,
 )
@@ -245,11 +246,9 @@ class _Samples:
             offset = next(iter(places.values())).offset
             if offset + size - start > UNIT_BYTES and offset > start:
                 unit, start = unit + 1, offset
-            label = self._labels.get(stem, "")
             used.add(stem)
-            if not self._labels:
-                folder, slash, _ = key[len(prefix) :].partition("/")
-                label = folder if slash else ""
+            folder = first_folder(key[len(prefix) :])
+            label = self._labels.get(stem, "") if self._labels else folder
             alone = len(self._images) == 1
             etag, time_ns = "", mtimes[0]
             if alone or any(times[mtime] > 1 for mtime in mtimes):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from precache.errors import SampleError, SourceError
 from precache.messages import did_you_mean, first_ones, printable
@@ -93,10 +92,9 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
 def sample_of(record: bytes, columns: Columns) -> Fetched:
     """Return the sample that a record has, or the error of one that has none."""
     try:
-        image = bytes(parts_of(record, columns).image)
+        return Sample.of(bytes(parts_of(record, columns).image))
     except ValueError as error:
         return SampleError(f"its record cannot be used: {error}")
-    return Sample({"bytes": image}, content=xxhash.xxh3_128_hexdigest(image))
 
 
 def require_label(members: Members, columns: Columns, first: Parts | None, where: str) -> None:

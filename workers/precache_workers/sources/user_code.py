@@ -165,18 +165,14 @@ def _began() -> float:
     return time.time() - age
 
 
-def tree_hash(module: str) -> str:
-    """Return XXH3-128 (hex) of a module's syntax tree; empty if it has no Python source."""
-    path = _source_of(module)
-    if path is None:
-        return ""
-    return _hash_of(path, file_state(path))
+def tree_hash(name: str) -> str:
+    """Return XXH3-128 (hex) of the syntax tree of the module that ``module:attribute`` is of.
 
-
-def _source_of(module: str) -> Path | None:
-    place = find_module(module)
-    is_python = place is not None and place.origin is not None and place.origin.endswith(".py")
-    return Path(str(place.origin)) if place is not None and is_python else None
+    It is the identity of code in older releases; empty if the module has no Python source.
+    """
+    place = find_module(name.partition(":")[0])
+    path = Path(place.origin or "") if place is not None else Path()
+    return _hash_of(path, file_state(path)) if path.suffix == ".py" else ""
 
 
 @functools.lru_cache(maxsize=256)

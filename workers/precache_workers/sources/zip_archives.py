@@ -16,12 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
-import xxhash
-
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import NO_FILE, NO_NAME, FileInfo, Folder
-from precache_workers.sources.base import TICK, Fetched, Sample, is_image
+from precache_workers.sources.base import TICK, Fetched, Sample, first_folder, is_image
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Members,
@@ -92,14 +90,13 @@ class ZipFormat:
                 unit, start = unit + 1, entry.offset
             place = f"{entry.offset}:{entry.packed}:{entry.size}:{entry.crc}:"
             place += "encrypted" if entry.encrypted else str(entry.method)
-            label, slash, _ = key[prefix:].partition("/")
             members.add(
                 key,
                 f"{file.name}#{unit}\t{place}",
                 size=entry.size,
                 mtime=-1,
                 etag=f"crc32:{entry.crc:08x}",
-                label=label if slash else "",
+                label=first_folder(key[prefix:]),
             )
         members.kind = "names" if any(members.labels) else None
         return members
@@ -113,7 +110,8 @@ class ZipFormat:
         most_bytes: int,
     ) -> Sequence[Fetched]:
         places = [sample.place.split(":") for sample in wanted]
-        heads = [_LOCAL.size + _most_name_bytes(sample.key) + EXTRA_BYTES for sample in wanted]
+        # A member's name is a part of the key, and in any encoding no longer.
+        heads = [_LOCAL.size + len(sample.key.encode()) + EXTRA_BYTES for sample in wanted]
         parts = [
             (name, int(place[0]), head + int(place[1]))
             for place, head in zip(places, heads, strict=True)
@@ -123,11 +121,6 @@ class ZipFormat:
             _sample(folder, name, sample.key, place, data)
             for sample, place, data in zip(wanted, places, contents, strict=True)
         ]
-
-
-def _most_name_bytes(key: str) -> int:
-    """Return the bytes of a member's name, or more; it is a part of the key, in any encoding."""
-    return len(key.encode())
 
 
 def _sample(
@@ -144,7 +137,9 @@ def _sample(
     if member != key[len(name) + 1 :]:
         return changed(folder, name, key)
     if place[4] not in (str(STORED), str(DEFLATED)):
-        kind = place[4] if place[4] == "encrypted" else _method(int(place[4]))
+        kind = place[4]
+        if kind != "encrypted":
+            kind = f"compressed by {_METHODS.get(int(kind), f'method {kind}')}"
         return SampleError(f"is {kind} in its archive, which is not supported; pack it anew")
     raw = data[start : start + packed]
     if len(raw) < packed:  # more extra data than was read
@@ -162,11 +157,7 @@ def _sample(
         if header[6] not in (0, crc):  # the local header has another: it is another file
             return changed(folder, name, key)
         return SampleError("is damaged in its archive: its bytes have another CRC-32")
-    return Sample({"bytes": image}, content=xxhash.xxh3_128_hexdigest(image))
-
-
-def _method(number: int) -> str:
-    return f"compressed by {_METHODS.get(number, f'method {number}')}"
+    return Sample.of(image)
 
 
 def _inflated(raw: bytes, size: int) -> bytes:
