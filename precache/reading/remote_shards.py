@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,6 +13,7 @@ from precache.errors import DamageError, StorageError
 from precache.reading.shard_files import MappedShardFiles, ShardFiles, StoredObject
 from precache.runtime.io_pool import request
 from precache.storage.base import Range
+from precache.storage.coalesce import coalesce
 from precache.store.version import Version
 
 MAX_GAP = 32 << 10
@@ -68,21 +68,25 @@ class RangedShardFiles(ShardFiles):
     def _fetch(self, wanted: dict[Key, int]) -> dict[Key, memoryview | None]:
         self._open_all({(number, tail): row for (number, tail, _), row in wanted.items()})
         chunks: dict[Key, memoryview | None] = dict.fromkeys(wanted)
-        extents = []
+        keys: list[Key] = []
+        extents: list[Range] = []
         for key, row in wanted.items():
             number, tail, chunk = key
             stored = self.get(number, tail, row)
             extent = None if stored is None else self.extent(stored, number, tail, chunk, row)
             if extent is not None:
-                extents.append((self.name(number, tail), *extent, key))
-        runs = list(_runs(sorted(extents)))
-        for run, result in zip(runs, self._read([run.range for run in runs]), strict=True):
-            for offset, length, (number, tail, chunk) in run.parts:
-                row = wanted[number, tail, chunk]
-                data = memoryview(self._require(result, number, tail, row))
-                if len(data) < offset + length:
+                keys.append(key)
+                extents.append((self.name(number, tail), *extent))
+        ranges = coalesce(extents, MAX_GAP, MAX_REQUEST)
+        read = self._read([joint for joint, _ in ranges])
+        for ((_, first, _), parts), result in zip(ranges, read, strict=True):
+            for part in parts:
+                number, tail, _ = key = keys[part]
+                row, (_, start, length) = wanted[key], extents[part]
+                data = memoryview(self._require(result, number, tail, row))[start - first :]
+                if len(data) < length:
                     raise self.damage(number, tail, row, "it is shorter than its index says")
-                chunks[number, tail, chunk] = data[offset : offset + length]
+                chunks[key] = data[:length]
         return chunks
 
     def _read(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
@@ -142,33 +146,3 @@ def shard_files(version: Version, name: str, *, mapped: bool | None = None) -> S
     if mapped is None:
         mapped = version.folder.local("") is not None
     return (MappedShardFiles if mapped else RangedShardFiles)(version, name)
-
-
-@dataclass
-class _Run:
-    """Chunks of one object that are read together, as (offset in the run, length, chunk)."""
-
-    name: str
-    start: int
-    stop: int
-    parts: list[tuple[int, int, Key]]
-
-    @property
-    def range(self) -> Range:
-        return self.name, self.start, self.stop - self.start
-
-
-def _runs(extents: Sequence[tuple[str, int, int, Key]]) -> Iterator[_Run]:
-    """Join sorted (name, offset, length, chunk) that lie close together into runs."""
-    run: _Run | None = None
-    for name, offset, length, key in extents:
-        stop = offset + length
-        near = run is not None and run.name == name and offset <= run.stop + MAX_GAP
-        if run is None or not near or stop - run.start > MAX_REQUEST:
-            if run is not None:
-                yield run
-            run = _Run(name, offset, stop, [])
-        run.stop = max(run.stop, stop)
-        run.parts.append((offset - run.start, length, key))
-    if run is not None:
-        yield run

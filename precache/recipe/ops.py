@@ -255,22 +255,10 @@ def _by_reference(value: Any) -> Any:
     return {"op": "function", "function": f"{kind.__module__}:{name}", "params": {**params}}
 
 
-Op = Annotated[
-    Annotated[
-        Decode | Resize | CenterCrop | RandomResizedCrop | HorizontalFlip | ToDType | Function,
-        Attribute(discriminator="op"),
-    ],
-    BeforeValidator(_by_reference),
-]
-OPS: dict[Any, type[BaseModel]] = {
-    "decode": Decode,
-    "resize": Resize,
-    "center_crop": CenterCrop,
-    "random_resized_crop": RandomResizedCrop,
-    "horizontal_flip": HorizontalFlip,
-    "to_dtype": ToDType,
-    "function": Function,
-}
+_Op = Decode | Resize | CenterCrop | RandomResizedCrop | HorizontalFlip | ToDType | Function
+Op = Annotated[Annotated[_Op, Attribute(discriminator="op")], BeforeValidator(_by_reference)]
+OPS: dict[Any, type[BaseModel]] = {op.model_fields["op"].default: op for op in get_args(_Op)}
+"""Each op by its name."""
 
 
 def is_random(op: Op) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -60,20 +60,18 @@ class ImageCodec(Declared):
     name: Literal["image"] = "image"
 
 
+_Codec = RawCodec | ZstdCodec | ImageCodec
 CODEC_CLASSES: dict[Any, type[BaseModel]] = {
-    "raw": RawCodec,
-    "zstd": ZstdCodec,
-    "image": ImageCodec,
+    codec.model_fields["name"].default: codec for codec in get_args(_Codec)
 }
+"""Each codec by its name."""
 
 
 def _codec(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-Codec = Annotated[
-    RawCodec | ZstdCodec | ImageCodec, Attribute(discriminator="name"), BeforeValidator(_codec)
-]
+Codec = Annotated[_Codec, Attribute(discriminator="name"), BeforeValidator(_codec)]
 
 
 class Field(ExtensibleModel):

@@ -270,13 +270,13 @@ def test_a_shard_that_another_iterator_lets_go_of_is_opened_again(
         monkeypatch.setattr(kernels, "compiled", kernels.Compiled)
     store = stores["raw"]
     reader = _reader(store.open())
-    checks = reader._checks
+    unchecked = reader._unchecked
 
     def let_go(*where: np.ndarray) -> np.ndarray:
         reader._objects.forget(0)
-        return checks(*where)
+        return unchecked(*where)
 
-    monkeypatch.setattr(reader, "_checks", let_go)
+    monkeypatch.setattr(reader, "_unchecked", let_go)
     for _ in range(3):
         np.testing.assert_array_equal(_read(reader, [0, 9, 1]), store.rows()[[0, 9, 1]])
     monkeypatch.undo()

@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
-from hypothesis import strategies as st
 
 import precache
 from precache.errors import DamageError, StorageError, StoreError
 from precache.reading.array_reader import ArrayReader
-from precache.reading.remote_shards import MAX_GAP, MAX_REQUEST, RangedShardFiles, _runs
+from precache.reading.remote_shards import RangedShardFiles
 from precache.runtime import io_pool
 from precache.storage.base import Range
 from precache.storage.local import LocalFolder
@@ -93,38 +91,6 @@ def test_an_index_is_read_once_and_neighbours_together(stores: dict[str, BuiltSt
     folder.asked[0].clear()
     _read(reader, [0, 4])
     assert folder.asked[0] == [("image/c/0/0/0/0", 0, pitch), ("image/c/0/0/0/0", 4 * pitch, pitch)]
-
-
-EXTENTS = st.lists(
-    st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.integers(1, 12)),
-    max_size=30,
-    unique=True,
-)
-
-
-@given(EXTENTS)
-def test_every_chunk_lies_in_its_run(extents: list[tuple[str, int, int]]) -> None:
-    scale = MAX_GAP // 4
-    chunks = sorted(
-        (name, offset * scale, length * scale, (n, (), 0))
-        for n, (name, offset, length) in enumerate(extents)
-    )
-    found = {}
-    for run in _runs(chunks):
-        name, start, length = run.range
-        assert length <= MAX_REQUEST
-        for offset, size, key in run.parts:
-            assert 0 <= offset <= offset + size <= length
-            found[key] = (name, start + offset, size)
-    assert found == {key: (name, offset, size) for name, offset, size, key in chunks}
-
-
-def test_a_run_ends_before_it_is_too_long() -> None:
-    half = MAX_REQUEST // 2 + 1
-    extents = [("a", n * half, half, (n, (), 0)) for n in range(3)]
-    assert [run.range for run in _runs(extents)] == [("a", n * half, half) for n in range(3)]
-    [run] = _runs([("a", 0, 3 * MAX_REQUEST, (0, (), 0))])
-    assert run.range == ("a", 0, 3 * MAX_REQUEST)
 
 
 # --- damage -------------------------------------------------------------------------------------

@@ -22,12 +22,37 @@ JOINED = {
 
 @contextlib.contextmanager
 def joined_ray(address: str) -> Iterator[None]:
-    """Connect to a running cluster at ``auto`` or ``ray://…``."""
+    """Connect to a running cluster at ``auto`` or ``ray://…``, and disconnect at the end.
+
+    A process that is connected already stays so.
+    """
     with _environment(JOINED):
+        import ray  # which reads some of them
+
         _require_listening(address)
-        options = {"job_config": _without_current_folder()} if address == "auto" else {}
-        with _connected(address, **options):
+        already = ray.is_initialized()
+        try:
+            if not already:
+                options = {"job_config": _without_current_folder()} if address == "auto" else {}
+                _init(address=address, logging_level="ERROR", log_to_driver=False, **options)
+        except (ConnectionError, TimeoutError) as error:
+            raise BuildError(
+                f"cannot reach the Ray cluster at {address}: {error}; start one with `ray start "
+                "--head`, or use --address local; one with tokens needs RAY_AUTH_MODE=token here, "
+                "and its token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+            ) from None
+        try:
             yield
+        except ConnectionError as error:
+            if type(error) is not ConnectionError:  # of another connection than Ray's
+                raise
+            raise BuildError(
+                f"lost the connection to {address}: {error}; once the cluster answers again, run "
+                "the same command again: it continues"
+            ) from None
+        finally:
+            if not already:
+                ray.shutdown()
 
 
 def _without_current_folder() -> Any:
@@ -51,35 +76,6 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-@contextlib.contextmanager
-def _connected(address: str, **options: Any) -> Iterator[None]:
-    """Connect this process to Ray, unless it is connected already, and disconnect it at the end."""
-    import ray
-
-    already = ray.is_initialized()
-    try:
-        if not already:
-            _init(address=address, logging_level="ERROR", log_to_driver=False, **options)
-    except (ConnectionError, TimeoutError) as error:
-        raise BuildError(
-            f"cannot reach the Ray cluster at {address}: {error}; start one with `ray start "
-            "--head`, or use --address local; one with tokens needs RAY_AUTH_MODE=token here, and "
-            "its token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
-        ) from None
-    try:
-        yield
-    except ConnectionError as error:
-        if type(error) is not ConnectionError:  # of another connection than Ray's
-            raise
-        raise BuildError(
-            f"lost the connection to {address}: {error}; once the cluster answers again, run the "
-            "same command again: it continues"
-        ) from None
-    finally:
-        if not already:
-            ray.shutdown()
 
 
 def _init(**options: Any) -> None:

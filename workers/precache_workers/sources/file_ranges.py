@@ -10,6 +10,7 @@ from typing import BinaryIO, cast
 
 from precache.errors import SourceError, StorageError
 from precache.storage.base import FileInfo, Folder, Range, required
+from precache.storage.coalesce import coalesce
 
 BLOCK_BYTES = 4 << 20
 """Bytes of a request while a remote file is streamed."""
@@ -146,28 +147,13 @@ def require_size(folder: Folder, file: FileInfo) -> None:
 
 def read_parts(folder: Folder, parts: Sequence[Range]) -> list[bytes | StorageError]:
     """Read parts of files, neighbours with one request; one may come shorter, as a file ends."""
-    spans: list[list[int]] = []
-    ends: list[int] = []
-    for number in sorted(range(len(parts)), key=parts.__getitem__):
-        name, start, length = parts[number]
-        if spans:
-            first_name, first, _ = parts[spans[-1][0]]
-            near = name == first_name and start <= ends[-1] + GAP_BYTES
-            if near and max(ends[-1], start + length) - first <= SPAN_BYTES:
-                spans[-1].append(number)
-                ends[-1] = max(ends[-1], start + length)
-                continue
-        spans.append([number])
-        ends.append(start + length)
-    firsts = [parts[span[0]] for span in spans]
-    ranges = [
-        (name, start, end - start) for (name, start, _), end in zip(firsts, ends, strict=True)
-    ]
+    ranges = coalesce(parts, GAP_BYTES, SPAN_BYTES)
+    read = folder.read_ranges([joint for joint, _ in ranges])
     contents: dict[int, bytes | StorageError] = {}
-    for span, (_, first, _), data in zip(spans, ranges, folder.read_ranges(ranges), strict=True):
-        for number in span:
+    for ((_, first, _), numbers), data in zip(ranges, read, strict=True):
+        for number in numbers:
             _, start, length = parts[number]
-            if len(span) == 1 or isinstance(data, StorageError):
+            if len(numbers) == 1 or isinstance(data, StorageError):
                 contents[number] = data
             else:
                 contents[number] = data[start - first : start - first + length]

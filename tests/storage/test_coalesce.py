@@ -1,0 +1,44 @@
+"""Parts of objects that lie close together are read together, and each is found again."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precache.storage.base import Range
+from precache.storage.coalesce import coalesce
+
+PARTS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.integers(0, 12)), max_size=30
+)
+
+
+@given(PARTS, st.integers(0, 5), st.integers(0, 20))
+def test_each_part_lies_in_one_range(parts: list[Range], gap: int, limit: int) -> None:
+    covered = []
+    for (name, first, size), numbers in coalesce(parts, gap, limit):
+        assert len(numbers) == 1 or size <= limit
+        for number in numbers:
+            whose, start, length = parts[number]
+            assert whose == name
+            assert first <= start <= start + length <= first + size
+        covered += numbers
+    assert sorted(covered) == list(range(len(parts)))
+
+
+@given(PARTS, st.integers(0, 5))
+def test_ranges_without_a_limit_are_further_apart_than_the_gap(
+    parts: list[Range], gap: int
+) -> None:
+    ranges = [joint for joint, _ in coalesce(parts, gap, 1 << 62)]
+    for (name, first, size), (other, start, _) in itertools.pairwise(ranges):
+        assert name != other or start > first + size + gap
+
+
+def test_a_range_ends_before_it_is_too_long() -> None:
+    parts = [("a", n * 6, 6) for n in range(3)]
+    assert coalesce(parts, 0, 11) == [(part, [n]) for n, part in enumerate(parts)]
+    assert coalesce(parts, 0, 12) == [(("a", 0, 12), [0, 1]), (parts[2], [2])]
+    assert coalesce([("a", 0, 100)], 0, 12) == [(("a", 0, 100), [0])]
