@@ -14,6 +14,7 @@ import pytest
 import precache
 from precache.cli.main import main
 from precache_workers.planning import row_placement
+from precache_workers.planning.shard_plan import FieldRows
 from precache_workers.sources.folder import FolderSource
 from tests.driver.test_recache import (
     CHANGES,
@@ -178,6 +179,19 @@ def test_a_changed_recipe_is_counted(
     for name, kind in how.items():
         assert getattr(planned.fields[name], kind) >= 39, planned.fields
     assert planned.base == (None if how == {"image": "computed"} else first.version)
+
+
+def test_rows_of_whole_chunks_are_copied_and_their_neighbours_in_others_resumed(
+    tmp_path: Path,
+) -> None:
+    """Rows of 10 x 10 pixels, 128 of which share a chunk; a row of the four chunks changes."""
+    for number in range(512):
+        write(tmp_path / f"in/{number}.png", encoded(cut(number, (10, 10)), "PNG"))
+    store, recipe = tmp_path / "store", precache.Recipe.image(codec="raw")
+    precache.build(tmp_path / "in", store, recipe, shard_samples=512, address="serial")
+    write(tmp_path / "in/7.png", encoded(cut(600, (10, 10)), "PNG"))
+    planned = plan(tmp_path / "in", store, recipe, shard_samples=512)
+    assert planned.fields["image"] == FieldRows(copied=384, resumed=127, computed=1)
 
 
 @pytest.mark.parametrize(

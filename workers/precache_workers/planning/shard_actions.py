@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from precache.recipe.recipe import Recipe
 from precache.store.array_metadata import is_summed
@@ -21,14 +21,17 @@ from precache_workers.planning.field_match import FieldMatch
 
 if TYPE_CHECKING:  # loads the decoders
     from precache_workers.shards.field_writer import FieldWriter
+    from precache_workers.shards.reusing_writer import ReusingWriter
     from precache_workers.sources.base import Sample
 
 
 class Action(Protocol):
     """One way in which the rows of a field come about."""
 
-    def make_row(self, writer: FieldWriter, place: int, key: str, sample: Sample | None) -> None:
+    def make_row(self, writer: Any, place: int, key: str, sample: Sample | None) -> None:
         """Stage a row; the writer's `keep` appends it once all fields of the row are staged.
+
+        Rows of a base version need a `ReusingWriter`, which a field has of which the base has rows.
 
         Raises
         ------
@@ -41,7 +44,7 @@ class Action(Protocol):
 class Copy:
     """Take a row of the base version as it is; whole chunks are copied without decoding."""
 
-    def make_row(self, writer: FieldWriter, place: int, key: str, sample: Sample | None) -> None:
+    def make_row(self, writer: ReusingWriter, place: int, key: str, sample: Sample | None) -> None:
         writer.stage_copy()
 
 
@@ -56,7 +59,7 @@ class Resume:
 
     applied: int
 
-    def make_row(self, writer: FieldWriter, place: int, key: str, sample: Sample | None) -> None:
+    def make_row(self, writer: ReusingWriter, place: int, key: str, sample: Sample | None) -> None:
         assert writer.ops is not None  # else all rows are copied
         writer.stage(writer.ops.resume(writer.base_row(place), self.applied, key))
 

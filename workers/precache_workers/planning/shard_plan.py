@@ -29,9 +29,10 @@ class FieldRows:
     linked
         Rows of objects that are linked unread.
     copied
-        Rows that are copied one by one, as they are stored.
+        Rows of chunks that are copied as they are stored.
     resumed
-        Rows of the base version that get their remaining ops, or another codec.
+        Rows of the base version that are decoded and get their remaining ops, another codec, or
+        other rows in their chunks.
     computed
         Rows that are computed of samples.
     """
@@ -160,10 +161,19 @@ def _field_rows(name: str, actions: ShardActions, chunk_rows: int) -> FieldRows:
         match row.fields.get(name):
             case Compute():
                 computed += len(rows)
-            case Copy() if chunk_rows == 1 and actions.base.fields[name].match.encoded:
-                copied += len(rows)
+            case Copy() if actions.base.fields[name].match.encoded:
+                whole = _rows_of_whole_chunks(rows, chunk_rows, actions.runs[-1][0].stop)
+                copied += whole
+                resumed += len(rows) - whole
             case None:
                 pass  # holes
             case _:
                 resumed += len(rows)
     return FieldRows(copied=copied, resumed=resumed, computed=computed)
+
+
+def _rows_of_whole_chunks(rows: range, chunk_rows: int, end: int) -> int:
+    """Count those of a run of rows that fill chunks; the last chunk ends with the shard."""
+    first = -(-rows.start // chunk_rows) * chunk_rows
+    last = rows.stop if rows.stop == end else rows.stop // chunk_rows * chunk_rows
+    return max(0, last - first)

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from precache.recipe.recipe import Field
 from precache.recipe.variants import variants_of
 from precache.store.layout import INDEX_ENTRY_NBYTES, RowShape
 from precache_workers.ops.field_recipe import FieldRecipe
@@ -23,8 +24,9 @@ from precache_workers.profiling.harness import (
 )
 from precache_workers.profiling.measurements import TimeCost
 from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.shards.base_rows import BaseRows, open_base
+from precache_workers.shards.base_rows import open_base
 from precache_workers.shards.field_writer import FieldWriter
+from precache_workers.shards.reusing_writer import ReusingWriter
 from precache_workers.shards.samples import (
     FetchAllTask,
     FetchedSamples,
@@ -101,7 +103,9 @@ def _compute(
 
     Each of several variants, which have ops in common, costs its share of all of them.
     """
-    writers = {name: _writer(task, recipe, None) for name, recipe in recipes.items()}
+    writers = {
+        name: FieldWriter(*_written(task, recipe), ops=recipe) for name, recipe in recipes.items()
+    }
 
     def compute_rows(run: SampleRun, sample: Sample) -> None:
         def compute(name: str) -> None:
@@ -141,7 +145,15 @@ def _reuse(
     begun = variants_of(name for name, rows in opened.items() if not rows.field.match.finished)
     costs: dict[str, tuple[TimeCost, float]] = {}
     for arrays in [*finished, *begun.values()]:
-        writers = {array: _writer(task, recipes[array], opened[array]) for array in arrays}
+        writers = {
+            array: ReusingWriter(
+                *_written(task, recipes[array]),
+                base=opened[array],
+                ops=recipes[array],
+                reused=task.places,
+            )
+            for array in arrays
+        }
         for writer in writers.values():
             writer.start_writing()
         match = opened[arrays[0]].field.match
@@ -154,7 +166,7 @@ def _reuse(
 
 
 def _reuse_rows(
-    task: RatesTask, writers: Mapping[str, FieldWriter], step: int, action: Action
+    task: RatesTask, writers: Mapping[str, ReusingWriter], step: int, action: Action
 ) -> list[float]:
     """Reuse the rows as a shard task does; returns the stored bytes of a row of each writer.
 
@@ -186,14 +198,13 @@ def _runs(places: np.ndarray, step: int) -> Iterator[tuple[range, bool]]:
         yield range(int(part[0]), int(part[-1]) + 1), bool(among[0])
 
 
-def _writer(task: RatesTask, ops: FieldRecipe, base: BaseRows | None) -> FieldWriter:
-    """Create a writer for the measured rows, in chunks as large as the build's."""
+def _written(task: RatesTask, ops: FieldRecipe) -> tuple[str, Field, RowShape, int]:
+    """Return what a writer of the measured rows writes, in chunks as large as the build's."""
     shape = task.shapes[ops.name]
     step = shape.chunk_rows(task.rows_per_shard)
     chunks = max(-(-len(task.keys) // step), len({place // step for place in task.places}))
     rows = step * (chunks | 1)  # a power of two times an odd number
-    declared = task.job.recipe.fields[ops.name]
-    return FieldWriter(ops.name, declared, shape, rows, ops=ops, base=base, reused=task.places)
+    return ops.name, task.job.recipe.fields[ops.name], shape, rows
 
 
 def _stored(writers: Iterable[FieldWriter], rows: int) -> list[float]:

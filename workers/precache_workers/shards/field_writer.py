@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Sequence
 
 import cv2
 import numpy as np
@@ -17,7 +16,6 @@ from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums
 from precache.store.shard_writer import ShardWriter
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.shards.base_rows import BaseRows
 from precache_workers.shards.shard_objects import FinishedObject
 
 SUMMED = 50_000
@@ -103,25 +101,12 @@ def copy_row(row: np.ndarray, out: np.ndarray) -> None:
 class FieldWriter:
     """Writes the rows of one field of one shard, in order.
 
-    A row is staged, by `stage` or `stage_copy`, and then appended by `keep`; or it is left as a
-    hole. `copy` appends several rows of the base version at once. As long as all rows are those of
-    the base version nothing is read, and `finish` returns a link to its object.
+    A row is staged by `stage` and appended by `keep`, or it is left as a hole.
 
     Parameters
     ----------
     ops
-        Ops of the field, ready to be applied; None where all rows are copied.
-    base
-        Rows of the base version; the shard may have more.
-    holes
-        Places of the holes among them: their rows are not in the base's sums.
-    reused
-        Places of those that will be reused, as far as is known.
-
-    Attributes
-    ----------
-    copies_runs
-        Whether `copy` may append rows of the base version, as no op is left that could fail.
+        Ops of the field, ready to be applied; None if no row is computed or resumed.
     """
 
     def __init__(
@@ -132,33 +117,13 @@ class FieldWriter:
         rows_per_shard: int,
         *,
         ops: FieldRecipe | None = None,
-        base: BaseRows | None = None,
-        holes: Collection[int] = (),
-        reused: Sequence[int] = (),
     ) -> None:
         self.ops = ops
         self._name = name
         self._field = field
         self._shape = shape
         self._rows_per_shard = rows_per_shard
-        self._base = base
-        self._holes = holes
-        summed = is_summed(field, shape)
-        match = base.field.match if base else None
-        self._finished = match is not None and match.finished
-        known = base.field.sums if base and self._finished and shape.dtype == "uint8" else None
-        self._by_difference = known is not None
-        self._sums = Sums(shape.shape, known) if summed else None
-        self._copies_chunks = match is not None and match.encoded
-        self._cut: tuple[slice, slice] | None = None
-        if ops and base and match and not self._finished and (shape.dtype == "uint8" or not summed):
-            self._cut = ops.cut_of(base.row_shape, match.applied)
-        self.copies_runs = self._finished or self._cut is not None
-        if base and self._copies_chunks:
-            base.announce(np.setdiff1d(np.arange(base.count), np.array(reused, np.int64)))
-        self._is_copy = False
-        self._untouched = 0 if self._copies_chunks else -1
-        self._pending: list[int] = []
+        self._sums = Sums(shape.shape) if is_summed(field, shape) else None
 
     @functools.cached_property
     def _writer(self) -> ShardWriter:
@@ -168,15 +133,8 @@ class FieldWriter:
         chunks = self._rows_per_shard // chunk_rows
         return ShardWriter(chunk_shape, self._shape.dtype, chunks, encode)
 
-    # --- one row --------------------------------------------------------------------------------
-
-    def base_row(self, place: int) -> np.ndarray:
-        """Decode a row of the base version; valid until the next call."""
-        assert self._base is not None  # else no action asks for it
-        return self._base.row(place)
-
     def stage(self, row: np.ndarray) -> None:
-        """Stage a computed row, for `keep` to append.
+        """Stage a row, for `keep` to append.
 
         Raises
         ------
@@ -188,145 +146,28 @@ class FieldWriter:
                 f"its {self._name} is {row.dtype.name} {row.shape}, and the rows of this "
                 f"store are {self._shape.dtype} {self._shape.shape}; add a resize and a crop"
             )
-        self.start_writing()
-        self._write_pending()
+        self._begin_row()
         copy_row(row, self._writer.row)
-        self._is_copy = False
 
-    def stage_copy(self) -> None:
-        """Stage the row of the base version at the same place."""
-        self._is_copy = True
+    def _begin_row(self) -> None:
+        """Write what has to come before a row that is encoded."""
 
     def keep(self, place: int) -> None:
         """Append the row that was staged."""
-        if self._is_copy:
-            self._is_copy = False
-            self.copy(range(place, place + 1))
-            return
         if self._sums is not None:
-            if self._by_difference:
-                self._subtract(place)
             self._sums.add(self._writer.row)
         self._writer.advance()
 
     def leave_hole(self, place: int) -> None:
         """Append a row of zeros."""
-        self._is_copy = False
-        if self._finished and place in self._holes:
-            self._copy_unsummed(range(place, place + 1))
-            return
-        if self._by_difference:
-            self._subtract(place)
-        self.start_writing()
-        self._write_pending()
+        self._begin_row()
         self._writer.row[...] = 0
         self._writer.advance()
 
-    def _subtract(self, place: int) -> None:
-        """Subtract the row that the base version has at a place from the sums."""
-        base, sums = self._base, self._sums
-        had_row = base is not None and place < base.count and place not in self._holes
-        if sums is not None and base is not None and had_row:
-            sums.subtract(base.row(place))
-
-    # --- rows of the base version ---------------------------------------------------------------
-
-    def copy(self, rows: range) -> None:
-        """Append rows of the base version; they are read only if the object is not linked."""
-        if self._cut is not None:
-            self._copy_cut(rows, self._cut)
-            return
-        if self._untouched != rows.start:
-            self._add_sums(rows)
-        self._copy_unsummed(rows)
-
-    def _copy_unsummed(self, rows: range) -> None:
-        if self._untouched == rows.start:
-            self._untouched = rows.stop
-        else:
-            self._copy_chunks(rows)
-
-    def start_writing(self) -> None:
-        """Write the rows that were copied so far, as the object will be no link."""
-        copied, self._untouched = self._untouched, -1
-        if copied > 0:
-            self._add_sums(range(copied))
-            self._copy_chunks(range(copied))
-
-    def _add_sums(self, rows: range) -> None:
-        """Add rows of the base version to sums that do not start from its sums."""
-        if self._sums is not None and not self._by_difference:
-            for place in rows:
-                if place not in self._holes:
-                    self._sums.add(self.base_row(place))
-
-    def _copy_chunks(self, rows: range) -> None:
-        """Copy chunks of which all rows are copied as they are stored."""
-        assert self._base is not None
-        step = self._base.chunk_rows
-        while rows:
-            begun = self._writer.filled + len(self._pending)
-            whole = 0 if begun else len(rows) // step
-            if whole:
-                self._put_chunks(rows.start, whole)
-                rows = rows[whole * step :]
-                continue
-            self._pending += rows[: step - begun]
-            rows = rows[step - begun :]
-            if self._writer.filled:
-                self._write_pending()
-            elif len(self._pending) == step:
-                self._put_chunks(self._pending[0], 1)
-                self._pending.clear()
-
-    def _copy_cut(self, rows: range, cut: tuple[slice, slice]) -> None:
-        """Append what is left of rows when all remaining ops are crops."""
-        assert self._base is not None
-        for block in self._base.blocks(rows):
-            part = block[:, :, *cut]
-            self._writer.extend(part)
-            if self._sums is not None:
-                self._sums.extend(part)
-
-    def _put_chunks(self, place: int, count: int) -> None:
-        """Append whole chunks of the base version, encoded anew where its codec is another."""
-        assert self._base is not None
-        first = place // self._base.chunk_rows
-        if self._copies_chunks:
-            data, lengths = self._base.chunks(first, count)
-            self._writer.put_chunks(data, lengths.tolist())
-            return
-        for number in range(first, first + count):
-            self._writer.encode_chunk(self._base.decoded(number))
-
-    def _write_pending(self) -> None:
-        """Append the copied rows of a chunk that has to be encoded anew."""
-        for place in self._pending:
-            np.copyto(self._writer.row, self.base_row(place))
-            self._writer.advance()
-        self._pending.clear()
-
-    # --- the object -----------------------------------------------------------------------------
-
     def finish(self) -> FinishedObject:
-        """Finish the object: a link where all rows are those of the base version."""
-        base = self._base
-        if base is not None and self._untouched == base.count:
-            return FinishedObject(self._name, (), base.field.stored, base.field)
-        self.start_writing()
-        if self._pending:  # the last chunk of the base version, with all of its rows
-            self._put_chunks(self._pending[0], 1)
-            self._pending.clear()
-        parts, stored = self._writer.finish()
-        return FinishedObject(self._name, parts, stored, base.field if base else None)
+        """Finish the object."""
+        return FinishedObject(self._name, *self._writer.finish())
 
     def sums(self) -> ChannelSums | None:
         """Sums by channel of all rows that are no holes; None for other fields than images."""
-        base = self._base
-        if self._sums is None:
-            return None
-        if base is not None and self._untouched == base.count:
-            if base.field.sums is not None:
-                return base.field.sums
-            self._add_sums(range(base.count))
-        return self._sums.result()
+        return None if self._sums is None else self._sums.result()

@@ -25,6 +25,7 @@ from precache_workers.runtime.node import node_name
 from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
 from precache_workers.shards.base_rows import BaseRows, SpoiledBaseError, open_base
 from precache_workers.shards.field_writer import FieldWriter
+from precache_workers.shards.reusing_writer import ReusingWriter
 from precache_workers.shards.samples import (
     BASE_MEMORY,
     FetchAllTask,
@@ -156,19 +157,19 @@ def _execute(task: ShardTask, actions: ShardActions, opened: Mapping[str, BaseRo
     """Execute the actions of every row, put the objects, and write the receipt."""
     ops = {} if actions.linked else recipes_of(task.job)
     timing = Timing()
-    writers = {
-        name: FieldWriter(
-            name,
-            declared,
-            task.shapes[name],
-            task.rows_per_shard,
-            ops=ops.get(name),
-            base=opened.get(name),
-            holes=actions.base.holes,
-            reused=actions.reused,
-        )
-        for name, declared in task.job.recipe.fields.items()
-    }
+    writers: dict[str, FieldWriter] = {}
+    for name, declared in task.job.recipe.fields.items():
+        field = name, declared, task.shapes[name], task.rows_per_shard
+        if name in opened:
+            writers[name] = ReusingWriter(
+                *field,
+                base=opened[name],
+                ops=ops.get(name),
+                holes=actions.base.holes,
+                reused=actions.reused,
+            )
+        else:
+            writers[name] = FieldWriter(*field, ops=ops[name])
     rows = _Rows(task, actions, writers, timing)
     with contextlib.nullcontext() if actions.linked else one_thread():
         rows.make()
@@ -239,8 +240,9 @@ class _Rows:
 
     def make(self) -> None:
         """Make all rows, in order."""
-        actions, writers = self._actions, self._writers.values()
-        copies_runs = all(writer.copies_runs for writer in writers)
+        actions = self._actions
+        writers = [w for w in self._writers.values() if isinstance(w, ReusingWriter)]
+        copies_runs = len(writers) == len(self._writers) and all(w.copies_runs for w in writers)
         with contextlib.closing(self._task.fetch(actions.fetched)) as samples:
             for rows, row in actions.runs:
                 if copies_runs and row.fields and not row.fetches:
