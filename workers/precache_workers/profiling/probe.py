@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -37,7 +38,7 @@ def run_probe(task: FetchAllTask) -> MeasuredRows:
     SampleError
         None of them has a row.
     """
-    return run_in_time(lambda: _probe(task), task.job.sample_seconds)
+    return run_in_time(functools.partial(_probe, task), task.job.sample_seconds)
 
 
 def probed_rows(outcome: MeasuredRows | PrecacheError, source: str) -> MeasuredRows:

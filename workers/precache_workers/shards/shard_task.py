@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -129,7 +130,7 @@ def run_shard(task: ShardTask) -> Receipt:
         A sample takes too long; nothing was put.
     """
     receipt = finished(task) if task.again else None
-    return receipt or run_in_time(lambda: _run(task), task.job.sample_seconds)
+    return receipt or run_in_time(functools.partial(_run, task), task.job.sample_seconds)
 
 
 def _run(task: ShardTask) -> Receipt:
