@@ -18,7 +18,7 @@ from precache.storage.open import StorageOptions, open_folder
 from precache.store.build_status import BuildStatus, remove_abandoned_scratch
 from precache.store.commit_log import ROOT, Commit, append_commit, read_commits
 from precache.store.consistency import inspect
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache.store.open import open_version, split_uri
 from precache.store.version import Version, read_attributes
 from precache.units import ago, size

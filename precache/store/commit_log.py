@@ -14,7 +14,7 @@ from types import MappingProxyType
 from precache.errors import StorageError
 from precache.messages import shown
 from precache.storage.base import Folder
-from precache.store.documents import CommitEntry
+from precache.store.json_documents import CommitEntry
 
 ROOT = "zarr.json"
 """Document of a version's group: written last and removed first, so only whole versions have it."""

@@ -29,7 +29,7 @@ from precache.runtime.process_id import Process, has_ended, process_of
 from precache.storage.base import FileInfo, Folder
 from precache.storage.rename import is_link, remove_if_empty
 from precache.store.commit_log import BUILD
-from precache.store.documents import LeaseDocument
+from precache.store.json_documents import LeaseDocument
 
 log = logging.getLogger(__name__)
 

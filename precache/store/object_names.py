@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from precache.store.array_metadata import SUMS, label_layouts
 from precache.store.commit_log import ROOT
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache.store.small_arrays import KEYS_PER_CHUNK, ROWS_PER_CHUNK
 from precache.store.version import HOLES, ROW_TABLE
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, 
 from precache.errors import StorageError
 from precache.storage.base import Folder
 from precache.store.commit_log import BUILD
-from precache.store.documents import document_error
+from precache.store.json_documents import document_error
 from precache.store.receipts import Receipt
 
 FINISHED_FOLDER = f"{BUILD}/finished"

@@ -18,7 +18,7 @@ from numcodecs.vlen import VLenUTF8
 from precache.codecs.chunk import codec_metadata, require_plausible, zstd_content_size
 from precache.errors import DamageError, StorageError
 from precache.recipe.recipe import ZstdCodec
-from precache.storage.batch_get import Readable
+from precache.storage.prefetched_folder import Readable
 from precache.store import zarr_metadata
 
 KEYS_PER_CHUNK = 1 << 16

@@ -14,7 +14,7 @@ from precache.errors import BuildError
 from precache.storage.local import LocalFolder
 from precache.store import lease
 from precache.store.build_status import DESCRIPTION, read_status
-from precache.store.documents import LeaseDocument
+from precache.store.json_documents import LeaseDocument
 from precache.store.lease import BUILD_LEASES, BuildLease, live_leases, read_leases
 from precache_workers.planning.target_version import SCRATCH
 from tests.support.building import build_here, poll, remains, write, write_jpegs

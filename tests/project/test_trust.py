@@ -27,7 +27,7 @@ import precache
 from precache.cli.main import main
 from precache.errors import BuildError, FetchError, PrecacheError, UsageError
 from precache.recipe.recipe import Field, Recipe
-from precache.store.documents import version_id
+from precache.store.json_documents import version_id
 from precache.store.row_table import RowTable, read_contents
 from precache.store.small_arrays import file_array, string_array
 from precache.store.version import ROW_TABLE

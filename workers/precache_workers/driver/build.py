@@ -51,16 +51,16 @@ from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.shard_log_writer import keep_followed
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.base_version import BaseVersion
-from precache_workers.planning.committed import flaws_of, is_committed, is_whole
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import BuildResult, Request, check_request, source_of
+from precache_workers.planning.stored_versions import flaws_of, is_committed, is_whole
 from precache_workers.planning.target_version import (
     SCRATCH,
     TargetVersion,
     VersionSpec,
     receipt_name,
 )
-from precache_workers.planning.work import (
+from precache_workers.planning.work_plan import (
     MeasuredRows,
     Work,
     failed_rows,
@@ -231,7 +231,7 @@ class _Build:
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
         import_zstd()
         from precache_workers.driver.suspects import run_without_killers
-        from precache_workers.profiling.probe import probe_task, probed_rows, run_probe
+        from precache_workers.profiling.row_probe import probe_task, probed_rows, run_probe
 
         self.progress.phase("Measuring a few samples")
         task, outcome = run_without_killers(

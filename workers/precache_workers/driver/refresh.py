@@ -15,7 +15,7 @@ from precache.messages import shown
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import read_commits, recordable_source, recorded_source
-from precache.store.documents import Identity
+from precache.store.json_documents import Identity
 from precache.store.labels import has_label
 from precache.store.lease import live_leases
 from precache.store.open import open_version

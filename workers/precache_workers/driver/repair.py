@@ -32,7 +32,7 @@ from precache.store.version import HOLES, ROW_TABLE, Version, sums_mismatch
 from precache_workers.cluster.executor import RunTasks
 from precache_workers.driver.commit import Facts, as_json, shard_table_objects, small_objects
 from precache_workers.ops.identity import installed_versions
-from precache_workers.planning.committed import committed_versions
+from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
 if TYPE_CHECKING:  # loads torch and the decoders

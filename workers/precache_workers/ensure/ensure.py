@@ -19,7 +19,7 @@ from precache.storage.open import open_folder
 from precache.store.array_metadata import field_layout, label_layouts
 from precache.store.build_status import DESCRIPTION, read_build
 from precache.store.commit_log import ROOT
-from precache.store.documents import FORMAT, Attributes
+from precache.store.json_documents import FORMAT, Attributes
 from precache.store.labels import label_attributes
 from precache.store.lease import POLL_LOCAL, POLL_REMOTE, ExclusiveLease, NamedLease, live_leases
 from precache.store.live_version import LiveVersion
@@ -30,10 +30,10 @@ from precache.store.version import Version
 from precache_workers.driver.build import run_build
 from precache_workers.ensure.background import Background, begin_build, new_log
 from precache_workers.ensure.rank0_listing import rank0_channel
-from precache_workers.planning.committed import is_whole
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.recorded_code import note_code
 from precache_workers.planning.request import Request, check_request, source_of
+from precache_workers.planning.stored_versions import is_whole
 from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_target
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from precache.recipe.ops import (
 )
 from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import field_of
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache_workers.ops.behaviour import (
     RANDOM,
     Outputs,

@@ -14,8 +14,8 @@ from precache.store.layout import RowShape
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import REMOVED, RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
-from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.rows import order_rows
+from precache_workers.planning.stored_versions import committed_versions
 
 Contents = Callable[[Sequence[str], Sequence[int], Sequence[str]], Sequence[str]]
 """Content hashes of samples, by their keys, sizes and locations."""

@@ -18,7 +18,7 @@ from precache.storage.base import Folder, is_missing
 from precache.storage.rename import is_link
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
-from precache.store.documents import Attributes, Identity, version_id
+from precache.store.json_documents import Attributes, Identity, version_id
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE, read_attributes

@@ -17,10 +17,10 @@ from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
 from precache_workers.planning.base_version import BaseVersion, find_base
-from precache_workers.planning.committed import is_committed, lost_objects, read_receipts
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 from precache_workers.planning.rows import shards_to_do
+from precache_workers.planning.stored_versions import is_committed, lost_objects, read_receipts
 from precache_workers.planning.target_version import (
     TargetVersion,
     VersionSpec,
