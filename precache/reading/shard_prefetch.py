@@ -126,14 +126,14 @@ class _CachedShardFiles(MappedShardFiles):
                 return False
         except OSError:  # the disk has lost some of it
             return False
-        self.trust(number, descriptor)
+        self.mark_verified(number, descriptor)
         return True
 
-    def trust(self, number: int, descriptor: int) -> None:
+    def mark_verified(self, number: int, descriptor: int) -> None:
         """Record that a file holds an object as it was written."""
         self._sound[number] = _identity(descriptor)
 
-    def doubt(self, number: int) -> None:
+    def mark_unverified(self, number: int) -> None:
         """Close an object, and check it when it is opened again."""
         self._sound.pop(number, None)
         self.forget(number)
@@ -448,7 +448,7 @@ class ShardPrefetcher:
 
     def _renew(self, number: int) -> None:
         for objects in self._arrays:
-            objects.doubt(number)
+            objects.mark_unverified(number)
         self._obtain(number)
 
     def _fetch(self, objects: _CachedShardFiles, number: int, target: int) -> None:
@@ -460,7 +460,7 @@ class ShardPrefetcher:
                 digest.update(data)
                 _write(target, data, start)
             if digest.intdigest() == objects.xxh3(number):
-                objects.trust(number, target)
+                objects.mark_verified(number, target)
                 return
         raise self._damage(objects, number, "its checksum does not hold")
 

@@ -61,7 +61,9 @@ def file_system(protocol: str, options: Mapping[str, Any], within: str = "") -> 
 
             return object_store(EXTRAS[protocol], options)
         system_class = _class_of(protocol, options)
-        return system_class(**{"use_listings_cache": False, **_patient(protocol, options, within)})
+        return system_class(
+            **{"use_listings_cache": False, **_with_timeouts(protocol, options, within)}
+        )
     except PrecacheError:
         raise
     except ImportError:
@@ -92,28 +94,28 @@ def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
     return system_class
 
 
-def _patient(protocol: str, options: Mapping[str, Any], within: str) -> dict[str, Any]:
+def _with_timeouts(protocol: str, options: Mapping[str, Any], within: str) -> dict[str, Any]:
     """Add the time limits of a request to the options of a library."""
     if protocol in WEB:
         own = options.get("client_kwargs", {})
         traces = [*own.get("trace_configs", []), *([_redirects_within(within)] if within else [])]
-        limits = {"timeout": retries.patience(), "response_class": _bounded_page()}
+        limits = {"timeout": retries.client_timeout(), "response_class": _bounded_page()}
         return {**options, "client_kwargs": {**limits, **own, "trace_configs": traces}}
     if EXTRAS.get(protocol) != "gcs":
         return {**options}
     # gcsfs has no time-out, and when it tries again by itself, it does not look at when the server
     # wishes it.
     own = options.get("session_kwargs", {})
-    own = {**own, "trace_configs": [*own.get("trace_configs", []), _obedience()]}
-    return {"requests_timeout": retries.patience(), **options, "session_kwargs": own}
+    own = {**own, "trace_configs": [*own.get("trace_configs", []), _retry_after_trace()]}
+    return {"requests_timeout": retries.client_timeout(), **options, "session_kwargs": own}
 
 
 @functools.cache  # fsspec knows its instances by what they are made with
-def _obedience() -> Any:
+def _retry_after_trace() -> Any:
     import aiohttp
 
     async def answered(session: Any, context: Any, request: Any) -> None:
-        await retries.wait_as_wished(request.response.status, request.response.headers)
+        await retries.wait_retry_after(request.response.status, request.response.headers)
 
     trace = aiohttp.TraceConfig()
     trace.on_request_end.append(answered)

@@ -55,7 +55,7 @@ LeaveOut = Callable[[str, str], None]
 """Called with each name that a walk leaves out (of a folder, with a slash at its end) and why."""
 
 
-def pass_over(name: str, reason: str) -> None:
+def ignore_left_out(name: str, reason: str) -> None:
     """Ignore what a walk leaves out."""
 
 
@@ -101,7 +101,7 @@ def most_bytes(name: str) -> int:
     return MOST_DOCUMENT if name.endswith(".json") else MOST_SMALL
 
 
-def too_large(name: str, size: int | None = None) -> str:
+def too_large_text(name: str, size: int | None = None) -> str:
     """Describe an object of more bytes than `most_bytes`."""
     has = "it has" if size is None else f"it has {size:,} bytes,"
     return (
@@ -201,7 +201,7 @@ class Folder(Protocol):
     def sizes(self, name: str = "") -> dict[str, int]:
         """Name -> bytes of every object below `name`, from one listing."""
 
-    def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
+    def walk(self, leave_out: LeaveOut = ignore_left_out) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.
 
         Parameters

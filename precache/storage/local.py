@@ -32,10 +32,10 @@ from precache.storage.base import (
     LeaveOut,
     Range,
     checked,
+    ignore_left_out,
     most_bytes,
-    pass_over,
     required,
-    too_large,
+    too_large_text,
 )
 
 Result = TypeVar("Result")
@@ -262,7 +262,7 @@ class LocalFolder:
             prefix + info.name: info.size for info in self.folder(name).walk() if info.size >= 0
         }
 
-    def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
+    def walk(self, leave_out: LeaveOut = ignore_left_out) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.
 
         Links are followed, except out of it, back to a folder they are in, and, below another link,
@@ -279,7 +279,7 @@ class LocalFolder:
         while stack:
             prefix, true, above, linked_to = stack.pop()
             path = self.root / prefix
-            gone = (FileNotFoundError,) if prefix and leave_out is pass_over else ()
+            gone = (FileNotFoundError,) if prefix and leave_out is ignore_left_out else ()
             with Translated(path, "list"), contextlib.suppress(*gone), os.scandir(path) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     name = prefix + entry.name
@@ -428,7 +428,7 @@ def _followed(link: str | Path) -> tuple[os.stat_result | None, str]:
 def _read_small(descriptor: int, size: int, name: str, expected: int) -> bytes:
     """All of an object, or a byte more than is expected of it; -1 where its size is not known."""
     if expected < 0 and size > most_bytes(name):
-        raise OSError(errno.EFBIG, too_large(name, size))
+        raise OSError(errno.EFBIG, too_large_text(name, size))
     return local_files.read_whole(descriptor, size, None if expected < 0 else expected + 1)
 
 

@@ -44,13 +44,13 @@ from precache.storage.base import (
     LeaveOut,
     Range,
     checked,
+    ignore_left_out,
     is_missing,
     is_name,
     most_bytes,
-    pass_over,
     refused,
     required,
-    too_large,
+    too_large_text,
 )
 from precache.storage.environment import read_environment
 from precache.storage.listing import Entry, KeyRange, Page, page_of_google
@@ -75,7 +75,7 @@ LISTINGS = 16
 """Prefixes that are listed at a time: a service answers one prefix page after page."""
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ASCII_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass
@@ -178,7 +178,9 @@ class RemoteFolder:
         contents = self._parts(parts, sizes, stream=any(size < 0 for size in sizes))
         for number, (name, size, got) in enumerate(zip(names, sizes, contents, strict=True)):
             if size < 0 and isinstance(got, bytes) and len(got) > most_bytes(name):
-                contents[number] = StorageError(f"cannot read {self._url(name)}: {too_large(name)}")
+                contents[number] = StorageError(
+                    f"cannot read {self._url(name)}: {too_large_text(name)}"
+                )
         return contents
 
     def read_first(self, name: str, most: int) -> bytes:
@@ -358,7 +360,7 @@ class RemoteFolder:
         below = {path[len(own) + 1 :]: _size(info) for path, info in infos.items()}
         return {name: size for name, size in below.items() if is_name(name)}
 
-    def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
+    def walk(self, leave_out: LeaveOut = ignore_left_out) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.
 
         Several prefixes are listed at a time, and no more pages than that are held.
@@ -425,7 +427,7 @@ class RemoteFolder:
                         "folder that holds the files"
                     )
                 below.more.append(KeyRange(f"{name}/"))
-            elif not is_name(name) or (self._by_obstore and _CONTROL.search(name)):
+            elif not is_name(name) or (self._by_obstore and _ASCII_CONTROL.search(name)):
                 below.left_out.append(name)
             else:
                 below.files.append(FileInfo(name, _size(entry), _mtime_ns(entry), _etag(entry)))
@@ -573,7 +575,7 @@ class RemoteFolder:
         """Return the error for a name that no request may have, or None."""
         if name and not is_name(name):
             return refused(name, self)
-        if self._by_obstore and _CONTROL.search(name):
+        if self._by_obstore and _ASCII_CONTROL.search(name):
             return StorageError(
                 f"cannot {doing} {self._url(name)}: its name has a control character; rename it"
             )

@@ -64,7 +64,7 @@ def attempts(most: int | None = None) -> Iterator[Attempt]:
             return
 
 
-def patience() -> Any:
+def client_timeout() -> Any:
     """Return time-outs for aiohttp, whose default ends every request after five minutes."""
     import aiohttp
 
@@ -115,17 +115,17 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def pause(attempt: int, error: Exception | None) -> float:
     """Return the seconds to wait before the next attempt."""
-    wished = _wish(_headers(error)) if error is not None else None
-    if wished is not None:
-        return min(wished, LONGEST_PAUSE)
+    asked = _retry_after(_headers(error)) if error is not None else None
+    if asked is not None:
+        return min(asked, LONGEST_PAUSE)
     doubled: float = FIRST_PAUSE * 2**attempt
     return min(LONGEST_PAUSE, doubled) * random.uniform(0.5, 1.5)
 
 
-async def wait_as_wished(status: int, headers: Mapping[str, str]) -> None:
+async def wait_retry_after(status: int, headers: Mapping[str, str]) -> None:
     """Wait as Retry-After says, for libraries that retry by themselves and ignore it."""
     if status in TRANSIENT_STATUS:
-        await asyncio.sleep(min(_wish(headers) or 0.0, LONGEST_PAUSE))
+        await asyncio.sleep(min(_retry_after(headers) or 0.0, LONGEST_PAUSE))
 
 
 def _headers(error: BaseException) -> Mapping[str, str]:
@@ -135,12 +135,12 @@ def _headers(error: BaseException) -> Mapping[str, str]:
         headers: Mapping[str, str] | None = getattr(cause, "headers", None) or getattr(
             response, "headers", None
         )
-        if headers is not None and _wish(headers) is not None:
+        if headers is not None and _retry_after(headers) is not None:
             return headers
     return {}
 
 
-def _wish(headers: Mapping[str, str]) -> float | None:
+def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds. Source: RFC 9110, section 10.2.3."""
     for name in ("Retry-After", "retry-after"):
         value = str(headers.get(name))

@@ -28,7 +28,7 @@ from precache.errors import StorageError, StoreError
 from precache.runtime.process_id import Process, has_ended, process_of
 from precache.storage.base import FileInfo, Folder
 from precache.storage.rename import is_link, remove_if_empty
-from precache.store.commit_log import BUILD
+from precache.store.commit_log import BUILD, NUMBERED
 from precache.store.json_documents import LeaseDocument
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,6 @@ BUILD_LEASES = f"{BUILD}/leases"
 LEASES_FOLDER = "_claims"
 """Folder of a store with all exclusive leases."""
 
-_LEASE = re.compile(r"[0-9]{6,}\.json")
 _CUT_OFF = re.compile(r"\.[0-9a-f]{32}\.tmp")
 """Temporary file of a lease that was being put; a live process puts it again."""
 
@@ -248,7 +247,7 @@ def _remove_until(store: Folder, last: str) -> None:
     """Remove a lease, those of earlier holders that were killed, and folders left empty."""
     folder, _, own = last.rpartition("/")
     for name in sorted(store.names(folder)):  # those who passed over one look for it again
-        if (_LEASE.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
+        if (NUMBERED.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
             store.remove(f"{folder}/{name}")
     remove_if_empty(store, folder)
     remove_if_empty(store, LEASES_FOLDER)
@@ -294,8 +293,8 @@ class NamedLease:
         """Return the live holder under a number above `above`, as far as is known."""
         for name in [self._path(number) for number in self.numbers() if number > above]:
             data = self._store.get(name)
-            if data is not None and (found := self._holder_of(name, data)):
-                return found
+            if data is not None and (lease := self._holder_of(name, data)):
+                return lease
         return None
 
     def _path(self, number: int) -> str:
@@ -304,24 +303,24 @@ class NamedLease:
     def numbers(self) -> list[int]:
         """Return the numbers of all its objects, in any order."""
         names = self._store.names(f"{LEASES_FOLDER}/{self._name}")
-        return [int(name[:-5]) for name in names if _LEASE.fullmatch(name)]
+        return [int(name[:-5]) for name in names if NUMBERED.fullmatch(name)]
 
     def _holder_of(self, name: str, data: bytes) -> LeaseDocument | None:
         """Return the holder of a lease with this content, None if it has ended."""
         try:
-            found = LeaseDocument.read(data, self._store.path(name))
+            lease = LeaseDocument.read(data, self._store.path(name))
         except StoreError:
             return None  # cut short, or forged
-        if has_ended(found.holder):
+        if has_ended(lease.holder):
             return None
-        if time.time() - found.time > LOST_SECONDS and self._is_silent(name, data):
+        if time.time() - lease.time > LOST_SECONDS and self._is_silent(name, data):
             return None
         # By this machine's clock alone: that of the other may be wrong.
         before, since = self._seen.get(name, (b"", 0.0))
         if before != data:
             since = time.monotonic()
             self._seen[name] = data, since
-        return found if time.monotonic() - since < STALE_SECONDS else None
+        return lease if time.monotonic() - since < STALE_SECONDS else None
 
     def _is_silent(self, name: str, data: bytes) -> bool:
         """Watch a lease that looks old for a heartbeat: a clock may be wrong."""

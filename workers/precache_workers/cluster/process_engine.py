@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from precache.errors import HangError, UsageError
-from precache_workers.cluster.dispatch import Done, Hung, Lost, Patience
+from precache_workers.cluster.dispatch import Done, Hung, Lost, TaskLimits
 from precache_workers.cluster.worker import take_report
 from precache_workers.runtime.watchdog import explain
 
@@ -48,13 +48,13 @@ LEAST_FREE = 512 << 20
 LEAST_ENDED = 1 << 30
 """Only a worker that holds more bytes is ended for them."""
 
-LATE_SECONDS = Patience().first_late
+LATE_SECONDS = TaskLimits().first_late
 """Age from which a task does not count towards the number of tasks that run at a time."""
 
-ENDING_SECONDS = 1.0
-"""Time for a process to end that has closed its connection, and for its last words."""
+EXIT_SECONDS = 1.0
+"""Time for a process that has closed its connection to end, and for its last output to arrive."""
 
-LAST_WORDS = 4096
+STDERR_TAIL_BYTES = 4096
 """Bytes of a worker's standard error that are kept."""
 
 
@@ -110,7 +110,7 @@ class _Worker:
         assert self._process.stderr is not None
         with self._process.stderr as pipe:
             while said := os.read(pipe.fileno(), 1 << 16):
-                self._stderr_tail = (self._stderr_tail + said)[-LAST_WORDS:]
+                self._stderr_tail = (self._stderr_tail + said)[-STDERR_TAIL_BYTES:]
 
     def begin(
         self, function: Callable[[Any], Any], job: str, items: Sequence[Any], report: str
@@ -142,10 +142,10 @@ class _Worker:
 
     def why_ended(self) -> str:
         """Return why the process ended by itself."""
-        wait([self.ended], ENDING_SECONDS)
+        wait([self.ended], EXIT_SECONDS)
         self.kill()
         status = self._process.wait()
-        self._listener.join(ENDING_SECONDS)
+        self._listener.join(EXIT_SECONDS)
         if self.out_of_memory:
             return "it ran out of memory"
         how = f"ended with status {status}"

@@ -25,7 +25,7 @@ from precache.store.lease import POLL_LOCAL, POLL_REMOTE, ExclusiveLease, NamedL
 from precache.store.live_version import LiveVersion
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
-from precache.store.shard_log import FATE, follow_log, followed_log_name
+from precache.store.shard_log import LOG_STATE, follow_log, followed_log_name
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
 from precache_workers.ensure.background import Background, begin_build, new_log
@@ -305,7 +305,7 @@ def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> V
         if target is not None and target.folder.exists(DESCRIPTION) and wanted.is_in_progress():
             follows = follow_log(target.folder)
             if target.folder.size(ROOT) is not None:
-                target.folder.remove(FATE)  # it came too late
+                target.folder.remove(LOG_STATE)  # it came too late
             elif follows:
                 return live_version(target, wanted)
         wanted.check_waiting()

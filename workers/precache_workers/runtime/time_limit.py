@@ -43,13 +43,13 @@ LOOK_SECONDS = 1.0
 GRACE_SECONDS = 3.0
 """Time that a heartbeat may be late by, even if samples may take next to no time."""
 
-ENDING_SECONDS = 5.0
+CLEANUP_SECONDS = 5.0
 """Time for a thread to clean up if the caller is interrupted."""
 
 _here = threading.local()
 
 
-class _GivenUp(BaseException):
+class _AbandonedError(BaseException):
     """Ends the threads of an attempt that was given up."""
 
 
@@ -137,7 +137,7 @@ class Notes:
             Code that is not precache's works on it, which may hold any lock.
         """
         if self._over:
-            raise _GivenUp
+            raise _AbandonedError
         thread = threading.get_ident()
         self._at[thread] = self.clock, what, keys, foreign
         if self._watcher and foreign:
@@ -231,7 +231,7 @@ def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
             late = attempt.late()
     except BaseException:
         attempt.give_up()
-        thread.join(ENDING_SECONDS)
+        thread.join(CLEANUP_SECONDS)
         raise
     finally:
         beat(0)

@@ -26,7 +26,7 @@ MOST_SAMPLE_BYTES = 512 << 20
 TAR_SUFFIXES = (
     ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst",
 )  # fmt: skip
-CONTAINERS = {
+CONTAINER_NOUNS = {
     ".csv": "a CSV table", ".tsv": "a table", ".parquet": "a Parquet table",
     ".arrow": "an Arrow table", **dict.fromkeys(TAR_SUFFIXES, "a tar archive"),
     ".zip": "a zip archive", ".h5": "an HDF5 file", ".hdf5": "an HDF5 file",
@@ -41,10 +41,11 @@ BY_DATASET = (
     "`def photos(): return MyDataset(...)` in mydata.py, and give python:mydata:photos as the "
     "source"
 )
-TICK = 1000
-"""Files between two reports of their number."""
+FILES_PER_TICK = 1000
+"""Files between two calls of a `Tick`."""
 
 Tick = Callable[[int], None]
+"""Called with the number of samples listed so far."""
 
 
 @dataclass(frozen=True)
@@ -184,13 +185,13 @@ def starts_as_image(data: bytes | memoryview) -> bool:
 
 def container_suffix(name: str) -> str:
     """Return the suffix of a file that holds many samples; empty for any other file."""
-    suffixes = [suffix for suffix in CONTAINERS if name.lower().endswith(suffix)]
+    suffixes = [suffix for suffix in CONTAINER_NOUNS if name.lower().endswith(suffix)]
     return max(suffixes, key=len, default="")
 
 
 def container_noun(name: str) -> str:
     """Name the kind of a file that holds many samples; empty for any other file."""
-    return CONTAINERS.get(container_suffix(name), "")
+    return CONTAINER_NOUNS.get(container_suffix(name), "")
 
 
 def first_folder(name: str) -> str:
