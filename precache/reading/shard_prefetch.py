@@ -62,7 +62,7 @@ MAX_NAMED = 20
 
 
 class HasRows(Protocol):
-    """A batch, or a part of one: rows that are read at a time."""
+    """A batch, or a part of one: rows that are read together."""
 
     @property
     def rows(self) -> np.ndarray: ...
@@ -73,7 +73,7 @@ _Part = TypeVar("_Part", bound=HasRows)
 
 @dataclass
 class _Shard:
-    """A shard that takes room: its fetch, and how many batches have yet to read it."""
+    """A shard that takes up space: its fetch, and the number of batches that will still read it."""
 
     fetched: Future[None]
     batches: int = 0
@@ -81,7 +81,7 @@ class _Shard:
 
 @dataclass
 class _ComingBatch:
-    """The shards of a batch: all, those that it has not taken yet, and the end of taking them."""
+    """A coming batch: its shards, those it has not taken yet, and a future for the last one."""
 
     shards: list[int]
     left: set[int]

@@ -46,7 +46,7 @@ SWEEPS = 10
 ANYWHERE = Path("/")
 
 SYSTEM = ("/proc/", "/sys/")
-"""Whose files are no files of anybody's, though they look regular; some have a reader wait."""
+"""Folders of kernel files, which look regular; reading some of them blocks."""
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -446,7 +446,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _again_if_swept(action: Callable[[], Result]) -> Result:
-    """Do it again where another process removed or filled a folder in between."""
+    """Retry an action if another process removed or filled a folder meanwhile."""
     for _ in range(SWEEPS):
         try:
             return action()

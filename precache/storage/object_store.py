@@ -84,7 +84,7 @@ def _error_of(status: int, reason: str) -> Exception:
 
 
 def _translate(error: Exception) -> Exception:
-    """Translate an error of obstore, without what its text repeats of the request."""
+    """Translate an error of obstore, without the parts of its text that repeat the request."""
     from obstore import exceptions
 
     text = str(error).partition("\n\nDebug source:")[0]
@@ -121,12 +121,12 @@ def _translated() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Stream:
-    """A listing that goes on; without a stream, as from another process, it is begun again.
+    """A listing in progress; without its stream, as in another process, it starts again.
 
     Attributes
     ----------
     pages
-        Full pages that were listed, if the bucket is unordered.
+        Full pages listed so far, if the bucket is unordered.
     """
 
     stream: Any
@@ -410,9 +410,9 @@ class _Relay:
 
 
 def answer_calls() -> None:
-    """Carry out the calls that come from a `_Relay`, until it is gone."""
+    """Execute the calls of a `_Relay` until it closes the pipe."""
     calls, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anybody prints is none of them
+    os.dup2(2, 1)  # printed output must not mix with the results
     while True:
         try:
             store, name, arguments, options = pickle.load(calls)
@@ -431,8 +431,8 @@ def answer_calls() -> None:
 
 
 _stores: dict[tuple[int, str], Any] = {}
-"""By process and options, for as long as the process lives: a child must not close what its parent
-has open."""
+"""(process, options) -> client, for the life of the process: a child must not close the connections
+of its parent."""
 
 
 def object_store(kind: str, options: Mapping[str, Any]) -> Any:

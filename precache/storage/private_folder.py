@@ -2,7 +2,7 @@
 
 A folder is held by its descriptor and its files are opened relative to that, so a link in the place
 of either is an error. A file counts only if it is a regular one with a single name: a hard link
-would have a file elsewhere truncated or touched, and a FIFO would hang whoever opens it.
+would have a file elsewhere truncated or touched, and opening a FIFO would block.
 
 A private folder (0700, files 0600, whatever the umask) belongs to this process's user, and so does
 every file in it. A shared one (2770, files 0660) is open to its group, whose members trust each
@@ -99,7 +99,7 @@ class OwnFolder:
         if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
             os.fchmod(self._descriptor, mode)
             for name in self.names():
-                with contextlib.suppress(OSError):  # told to whoever needs it
+                with contextlib.suppress(OSError):  # raised again when it is used
                     self.file(name).close()  # which sets its mode
 
     def _require_access(self, status: os.stat_result) -> None:

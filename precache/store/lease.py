@@ -5,10 +5,10 @@ The holder of a lease renews the time in its object, the heartbeat. Two kinds of
 A build's lease lies in its version's folder; several builds of one version each have their own.
 
 An exclusive lease is an object that is created under the next number, which only one of several
-processes can do. If its heartbeat ends, the next number is free to be taken. The last holder
-removes its own object and all below, and the numbers begin anew; so whoever passed over leases of
-dead processes looks at them again once it has its own. Two processes may hold one lease if the
-first was stopped for long and resumes: what is done under a lease must bear that.
+processes can do. If its heartbeat ends, another process may create the next number. The last holder
+removes its own object and all with lower numbers, and numbering starts again. A process that skips
+leases of ended processes therefore reads them again after it has created its own. Two processes may
+hold one lease if the first was stopped for long and resumes: work under a lease must tolerate that.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from precache.store.json_documents import LeaseDocument
 log = logging.getLogger(__name__)
 
 RENEWAL_SECONDS = 10.0
-"""Between two heartbeats."""
+"""Seconds between two heartbeats."""
 
 STALE_SECONDS = 6 * RENEWAL_SECONDS
 """Seconds without a heartbeat after which the holder has ended; several renewals may fail."""
 
 ALIVE_SECONDS = STALE_SECONDS + 40.0
-"""The same between clocks of two machines, which may differ."""
+"""Like `STALE_SECONDS`, by the clocks of two machines, which may differ."""
 
 QUIET_SECONDS = 900.0
-"""Seconds for which a live build or copy may change nothing, as while it commits. `gc` leaves it
-alone, and followers wait, for that long."""
+"""Seconds for which a live build or copy may change nothing, for example while it commits. Until
+then `gc` keeps it and followers wait."""
 
 POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
-"""Seconds between two looks at a store."""
+"""Seconds between two polls of a store."""
 
 LOST_SECONDS = 3600.0
-"""Age of its last heartbeat above which a lease is watched for `OBSERVE_SECONDS`, so that those who
-look only once need not wait for `STALE_SECONDS`."""
+"""Age of its last heartbeat above which a lease is watched for `OBSERVE_SECONDS` at once: a silent
+one counts as ended without a wait for `STALE_SECONDS`."""
 
 OBSERVE_SECONDS = 2.5 * RENEWAL_SECONDS
 
@@ -71,7 +71,7 @@ class Lease:
     Parameters
     ----------
     note
-        For those who wait for its end.
+        Shown to processes that wait for the lease.
     scratch
         Folder for temporary files, as `Folder.put` takes it.
     """
@@ -88,7 +88,7 @@ class Lease:
         self._folder.put(self.name, [_document(process, self._note)], scratch=self._scratch)
 
     def _is_revoked(self) -> bool:
-        """Return True if it is not to be renewed any more; raises `StorageError`."""
+        """Return True if the lease must not be renewed; raises `StorageError`."""
         return False
 
     def _stop(self) -> None:
@@ -103,7 +103,7 @@ class Lease:
                     return
                 self._put(process_of(os.getpid()))
             except StorageError as error:
-                log.warning("no heartbeat: %s", error)
+                log.warning("the lease was not renewed: %s", error)
 
 
 class ExclusiveLease(Lease):
@@ -112,7 +112,7 @@ class ExclusiveLease(Lease):
     Parameters
     ----------
     own
-        The object names this process already.
+        The object names this process already, so `__enter__` does not write it.
     """
 
     def __init__(self, store: Folder, name: str, note: str = "", *, own: bool = False) -> None:
@@ -136,7 +136,7 @@ class ExclusiveLease(Lease):
         return NamedLease(self._folder, name).holder(above=int(own[:-5])) is None
 
     def hand_over_to(self, process: Process, note: str) -> None:
-        """Hand it to another process, which enters a lease of the same name and note."""
+        """Hand the lease to another process, which enters a lease of the same name and note."""
         self._note = note
         self._put(process)
 
@@ -171,7 +171,7 @@ class BuildLease(Lease):
         return live_leases(self._folder, but=self.name)
 
     def end(self) -> None:
-        """Give it back; may be called again."""
+        """Remove the lease; may be called again."""
         if self._over.is_set():
             return
         self._stop()
@@ -246,7 +246,7 @@ def remove_ended_leases(store: Folder) -> None:
 def _remove_until(store: Folder, last: str) -> None:
     """Remove a lease, those of earlier holders that were killed, and folders left empty."""
     folder, _, own = last.rpartition("/")
-    for name in sorted(store.names(folder)):  # those who passed over one look for it again
+    for name in sorted(store.names(folder)):  # in order: a process that skipped one reads it again
         if (NUMBERED.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
             store.remove(f"{folder}/{name}")
     remove_if_empty(store, folder)
@@ -258,7 +258,7 @@ def _document(process: Process, note: str) -> bytes:
 
 
 class NamedLease:
-    """An exclusive lease that processes ask for by its name, watched by one of them."""
+    """The exclusive lease of a name, as one process sees it."""
 
     def __init__(self, store: Folder, name: str) -> None:
         self._store = store

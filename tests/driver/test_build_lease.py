@@ -86,7 +86,7 @@ def test_a_store_that_cannot_be_written_is_logged(
     own = BuildLease(LocalFolder(tmp_path), SCRATCH)
     monkeypatch.setattr(own, "_folder", LocalFolder(write(tmp_path / "file", b"") / "below"))
     monkeypatch.setattr(LocalFolder, "size", lambda folder, name: 1)
-    poll(lambda: "no heartbeat" in caplog.text, "a line in the log")
+    poll(lambda: "was not renewed" in caplog.text, "a line in the log")
     own.end()
 
 

@@ -296,7 +296,7 @@ def register_shards(
             return _register(reader, files, layouts, device)
         except (OSError, _RefusedError) as error:
             why = f"{error}"
-    log.warning("rows are read by the host after all: %s", why)
+    log.warning("reading rows on the host: %s", why)
     return None
 
 

@@ -105,18 +105,17 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class TaskLimits:
-    """Limits on what a task may suffer.
+    """Limits on the failures and the delay of a task.
 
     Attributes
     ----------
     crashes, losses
-        Deaths of its process, and losses of its node, after which a task is given up.
+        Crashes of its process, and losses of its node, after which a task is given up.
     late, first_late
-        Age in seconds from which another copy of a task is begun, whatever the engine says of the
-        first: at least `late` and four times the slowest task so far; `first_late` before any task
-        has ended.
+        Age in seconds from which another copy of a task is begun, even if the first one runs: at
+        least `late` and four times the slowest task so far; `first_late` before any task has ended.
     copies
-        Of one task at a time, at most.
+        Most copies of a task at a time.
     """
 
     crashes: int = 3

@@ -120,7 +120,7 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
             write_reports(monitor, result)
         except StorageError as error:
             raise StorageError(
-                f"version {result.version[:8]} is complete and current; what is missing: {error}"
+                f"version {result.version[:8]} is complete and current, but has no report: {error}"
             ) from None
     return result
 
@@ -160,7 +160,7 @@ class _Build:
         request = self.request
         how = request.address, request.cpus, request.placement, self.progress.say
         with executor(*how) as run, contextlib.ExitStack() as stack:
-            stack.callback(self.monitor.end)  # before Ray, if it is joined, is left
+            stack.callback(self.monitor.end)  # before a disconnection from Ray
             self.timings["start"] = time.perf_counter() - began
             file = self.source.file_of(next(spec.table.present_keys())) if self.joined else None
             if file is not None:

@@ -94,16 +94,15 @@ def _source(version: Version, request: Request) -> str:
     uri = recorded_source(read_commits(store), version.id)
     if uri is None:
         raise UsageError(
-            f"{store} does not say what version {version.id[:8]} was built from; give "
-            "--source SOURCE"
+            f"{store} does not record the source of version {version.id[:8]}; give --source SOURCE"
         )
     if uri.startswith("python:"):
         if not request.run_functions:
             refuse_stored_code([uri], str(store))
     elif uri != recordable_source(uri):  # such as one relative to wherever this runs
         raise UsageError(
-            f"{store} names {shown(uri)!r} as its source, as no build writes it; give --source "
-            "SOURCE"
+            f"{store} names {shown(uri)!r} as its source, in a form that no build writes; give "
+            "--source SOURCE"
         )
     source = source_of(request.model_copy(update={"source": uri}))
     seen_here = not is_joined(request.address)

@@ -70,7 +70,7 @@ class ShardLogWriter:
             try:
                 self._append()
             except PrecacheError as error:
-                log.warning("those who follow this build have to wait: %s", error)
+                log.warning("followers of this build wait for its log: %s", error)
             if over:
                 return
             # However long a build takes, its log has some hundreds of entries.

@@ -115,7 +115,7 @@ def find_killers(
     tasks
         Those that killed their workers.
     say
-        Is told that the search begins.
+        Called with a line when the search begins.
     """
     say("Workers died: looking for samples that kill them")
     suspects = [SuspectTask(task.job, task.keys, task.sizes, task.locations) for task in tasks]

@@ -305,7 +305,7 @@ def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> V
         if target is not None and target.folder.exists(DESCRIPTION) and wanted.is_in_progress():
             follows = follow_log(target.folder)
             if target.folder.size(ROOT) is not None:
-                target.folder.remove(LOG_STATE)  # it came too late
+                target.folder.remove(LOG_STATE)  # the commit came first
             elif follows:
                 return live_version(target, wanted)
         wanted.check_waiting()
@@ -351,7 +351,7 @@ def ensure_apart(wanted: WantedVersion, seconds: float) -> Version | None:
             where = f" ({holder.note})" if holder and holder.note else ""
             raise BuildError(
                 f"{wanted.store} is not built after {seconds:g} seconds: {wanted.progress()}; the "
-                f"build goes on{where}: ask again, or wait longer"
+                f"build goes on{where}: call ensure again, or wait longer"
             )
         # A store has no notifications.
         time.sleep(min(wanted.poll, max(0.0, until - time.monotonic())))
@@ -389,8 +389,8 @@ def ensure_by_job(
         if time.monotonic() > until:
             raise BuildError(
                 f"{wanted.store} is not built after {seconds:g} seconds: "
-                f"{status.progress or wanted.progress()}; job {job.id} goes on: ask again, or wait "
-                "longer"
+                f"{status.progress or wanted.progress()}; job {job.id} goes on: call "
+                "ensure again, or wait longer"
             )
         # Nor has a cluster.
         time.sleep(min(JOB_EVERY, max(wanted.poll, until - time.monotonic())))

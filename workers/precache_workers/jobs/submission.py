@@ -267,7 +267,7 @@ def submit_package(package: JobPackage, address: str | None) -> ClusterJob:
     UsageError
         Another build into the same store is under way, or the address is none of a job server.
     BuildError
-        The cluster cannot be reached, or does not let us in.
+        The cluster cannot be reached, or refuses access.
     """
     client, address = connect(address)
     digest = package.digest()

@@ -340,7 +340,7 @@ def digest_of(outputs: Outputs) -> str:
 
 
 def _digests(outputs: Outputs) -> dict[str, str]:
-    """Drop the bytes that are kept for messages, which another release may choose otherwise."""
+    """Return the digests without the values that are kept for messages, which releases choose."""
     return {probe: text.partition(" ")[0] for probe, text in outputs.items()}
 
 

@@ -77,7 +77,7 @@ class ListedSource:
     index: tuple[str, bytes] | None = None
 
     def keep_index(self, store: Folder) -> None:
-        """Keep in the store what spares the next listing the containers that did not change."""
+        """Store the index with which the next listing skips containers that did not change."""
         if self.index is not None:
             name, data = self.index
             store.put(name, [data])

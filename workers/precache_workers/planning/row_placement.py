@@ -21,10 +21,10 @@ Contents = Callable[[Sequence[str], Sequence[int], Sequence[str]], Sequence[str]
 """Content hashes of samples, by their keys, sizes and locations."""
 
 MOST_TOUCHED, MOST_TOUCHED_BYTES = 4096, 256 << 20
-"""Most samples, and bytes of them, that are read while listing; more are left to the build."""
+"""Most samples, and their most bytes, that are read while listing; more are left to the build."""
 
 LEAST_KEPT = 0.5
-"""Least share of a version's samples that a listing must have for rows to be kept."""
+"""Share of a version's samples that a listing must have, or all rows are laid down anew."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Placed:
     changed
         Changes since that version, in words.
     compactable
-        Whether rows would be placed otherwise if they were laid down anew.
+        Whether laying rows down anew would place them differently.
     """
 
     table: RowTable

@@ -172,9 +172,9 @@ class TargetVersion:
 
 
 def find_target(store: Folder, spec: VersionSpec, per_shard: int | None) -> TargetVersion | None:
-    """Find the version of a recipe that the store has, committed or begun; None if it has none.
+    """Return the store's version of a recipe, committed or begun; None if it has none.
 
-    Of several that are committed it is the one that was built anew most often.
+    Of several committed versions, it is the one that was recomputed most often.
 
     Parameters
     ----------
