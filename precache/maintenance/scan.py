@@ -2,7 +2,7 @@
 
 A folder counts as a version only if its `zarr.json` or the description of its build names it, or if
 the log or a record of the store names it and it holds only objects that versions have. Any other
-folder belongs to somebody else, whatever its name, and so does the target of a link.
+folder is foreign, whatever its name, and so is the target of a link.
 
 Ages are differences of times that the store gave, so wrong clocks of builders or of this machine do
 not matter. A copied object gets a new time.
@@ -139,7 +139,7 @@ def scan_folder(
     log: Sequence[Commit],
     records: Mapping[str, ListedObject] | None = None,
 ) -> StoredVersion | None:
-    """Scan one folder of a store; None if it is gone or belongs to somebody else."""
+    """Scan one folder of a store; None if it is gone or foreign."""
     path, folder = store.local(name), store.folder(name)
     if is_link(store, name):
         return StoredVersion(name, False, (), None, link=True)

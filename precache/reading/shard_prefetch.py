@@ -1,6 +1,6 @@
 """Prefetch the shards of coming batches from a bucket into the disk cache.
 
-A prefetcher never deadlocks, whatever the order of rows, because batches take their shards in
+A prefetcher never deadlocks, in any order of rows, because batches take their shards in
 order: a batch takes none before all earlier batches have taken theirs. Once those are read, all the
 room is free for the next batch, and there is always room for the shards of one batch.
 """

@@ -246,7 +246,7 @@ class Folder(Protocol):
 
         If several processes create one object, one succeeds. In a bucket all that create the same
         bytes succeed, since a request is retried if its answer is lost. The bytes must not be
-        empty: on a disk without hard links, an empty file marks one that is being created.
+        empty: without hard links and exclusive renames, an empty file marks one in creation.
         """
 
     def remove(self, name: str) -> None:

@@ -267,8 +267,8 @@ class LocalFolder:
 
         Links are followed, except out of it, back to a folder they are in, and, below another link,
         to a folder that a link led to before; one that leads nowhere is a file of unknown size
-        (-1). A file that is removed meanwhile may be left out, and a folder where nobody asks what
-        is left out.
+        (-1). A file that is removed meanwhile may be left out, and so may a folder if `leave_out`
+        is not given.
         """
         with Translated(self.root, "list"):
             root, true = local_files.look(self.root)
@@ -329,7 +329,7 @@ class LocalFolder:
         *,
         create: bool = False,
     ) -> bool:
-        """Put an object that another folder has: a hard link where both are on one disk."""
+        """Copy an object of another folder: by a hard link if both are on one disk."""
         publish = local_files.publish if create else local_files.replace
         opened = origin.open(source)
         if opened is None:
@@ -426,14 +426,14 @@ def _followed(link: str | Path) -> tuple[os.stat_result | None, str]:
 
 
 def _read_small(descriptor: int, size: int, name: str, expected: int) -> bytes:
-    """All of an object, or a byte more than is expected of it; -1 where its size is not known."""
+    """Read an object, up to one byte more than its expected size; all of it if that is -1."""
     if expected < 0 and size > most_bytes(name):
         raise OSError(errno.EFBIG, too_large_text(name, size))
     return local_files.read_whole(descriptor, size, None if expected < 0 else expected + 1)
 
 
 def _pread(descriptor: int, size: int, start: int, length: int) -> bytes:
-    """Up to so many bytes; of 2 GiB, Linux reads a part, and macOS nothing (read(2))."""
+    """Read up to `length` bytes: of 2 GiB, Linux reads a part, and macOS nothing (read(2))."""
     data, end = b"", min(start + length, size)
     while start < end and (piece := os.pread(descriptor, min(end - start, 1 << 30), start)):
         data = data + piece if data else piece

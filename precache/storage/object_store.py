@@ -53,7 +53,7 @@ _STATUS_OF_CODE = {
     "InvalidToken": 403,
     "RequestTimeout": 408,
 }
-"""Error codes that say more than the status that comes with them. Source: "Error responses",
+"""Error codes that are more precise than their status. Source: "Error responses",
 Amazon S3 API Reference; "Blob service error codes", Azure Storage REST API Reference."""
 
 

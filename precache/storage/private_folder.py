@@ -30,7 +30,7 @@ SHARED_MODES = 0o2770, 0o660
 
 
 class ForeignFile(OSError):
-    """A file that counts as none of the folder's.
+    """A file in the folder that is not the folder's own.
 
     Attributes
     ----------
@@ -55,12 +55,12 @@ class OwnFolder:
     within
         The folder that it is in; by default it is reached by its path.
     names
-        All that it may have in it; by default anything.
+        Names that it may contain; by default any.
 
     Raises
     ------
     UsageError
-        It is a link or a file, belongs to somebody else, is open to others than it is meant for,
+        It is a link or a file, belongs to another user, is open to others than it is meant for,
         or has other files in it.
     """
 
@@ -163,7 +163,7 @@ class OwnFolder:
         Raises
         ------
         ForeignFile
-            It is not a regular file, has several names, or belongs to somebody else.
+            It is not a regular file, has several names, or belongs to another user.
         """
         return io.FileIO(name, mode, opener=self.descriptor_of)
 

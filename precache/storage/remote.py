@@ -198,8 +198,8 @@ class RemoteFolder:
         Parameters
         ----------
         stream
-            All start at 0 and are of unknown size: a web server is asked for no ranges, as some
-            servers compress what a range is then cut of.
+            All start at 0 and are of unknown size: a web server gets no range requests, since
+            some servers cut ranges out of compressed bytes.
         """
         results: dict[int, bytes | StorageError] = {}
         wanted = []
@@ -251,7 +251,7 @@ class RemoteFolder:
     async def _stream(self, parts: Sequence[ObjectRange], *, ranges: bool) -> list[Any]:
         """Read parts from a web server once; an exception stands in place of what failed.
 
-        No more is held than was asked for, whatever the server sends.
+        Holds no more than was requested, even if the server sends more.
         """
         fs, places = self._fs, asyncio.Semaphore(STREAMS)
         session = await fs.set_session()

@@ -71,7 +71,7 @@ def exchange(store: Folder, one: str, other: str) -> bool:
 
 
 def remove_if_empty(store: Folder, name: str) -> None:
-    """Remove a folder that nothing is in; in a bucket there is none."""
+    """Remove a folder if it is empty; a bucket has no folders."""
     path = store.local(name)
     if path is not None:
         with contextlib.suppress(OSError):  # there is none, or something is in it

@@ -1,7 +1,7 @@
 """Names of the objects of a committed version, as its metadata promises them. Pure.
 
 Code that copies, checks or repairs a version uses these names, never a listing of its folder: a
-listing shows whatever anyone with write access has put there.
+listing may show anything that a user with write access has put there.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ IDENTITY_COLUMNS = ("key", "size", "mtime_ns", "etag", "label")
 """Columns that identify samples; so does `removed`, if a table has it."""
 
 LISTINGS_FOLDER = "_listings"
-"""Folder of a store for indexes of its sources' containers, one object for each source; whatever
-it holds, the next listing only takes longer without it."""
+"""Folder of a store for indexes of its sources' containers, one object for each source. Without
+them, the next listing only takes longer."""
 
 
 def listing_prefix(source: str | None) -> str:

@@ -79,7 +79,7 @@ def read_small(
 ) -> dict[str, np.ndarray]:
     """Read whole small arrays, many objects at a time.
 
-    Memory is taken only for objects that exist, whatever length an array claims.
+    Memory is taken only for objects that exist, even if an array claims to be longer.
     """
     parts: dict[str, list[np.ndarray]] = {name: [] for name in arrays}
     numbers = ((name, n) for name, array in arrays.items() for n in range(array.objects))

@@ -94,7 +94,7 @@ class MappedFiles:
         return torch.as_tensor(_Interface(self.address, self.nbytes), device=device)
 
     def close(self) -> None:
-        """Unmap everything; nobody may be reading it."""
+        """Unmap everything; no thread may be reading it."""
         libc().munmap(self.address, self.nbytes)
 
 

@@ -118,7 +118,7 @@ class _Worker:
         """Send a task; `job` is a file with the pickled job."""
         self.began = time.monotonic()
         bare = [replace(item, job=None) for item in items]
-        with contextlib.suppress(OSError):  # it has ended, as is found where its answer is awaited
+        with contextlib.suppress(OSError):  # it has ended, which the wait for its answer reports
             self.connection.send((function, job, bare, report))
 
     def memory(self) -> int:
@@ -134,7 +134,7 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process, and wait for its end."""
         self.kill()
         self._process.wait()
         os.close(self.ended)
@@ -228,7 +228,7 @@ class ProcessEngine:
             worker.begin(function, self._job(items[0].job), items, self._report(copy))
 
     def _job(self, job: Any) -> str:
-        """Return the file of a pickled job: a worker that is slow to start must block nobody."""
+        """Return the file of a pickled job, since a pipe would wait for a worker that starts slowly."""
         for known, path in self._jobs:
             if known is job:
                 return path

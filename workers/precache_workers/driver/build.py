@@ -71,7 +71,7 @@ from precache_workers.planning.work_plan import (
 )
 from precache_workers.sources.containers import CHANGED
 
-if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
+if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do does not need
     from precache_workers.shards.samples import Job
     from precache_workers.shards.shard_objects import Recorded
     from precache_workers.shards.shard_task import ShardTask

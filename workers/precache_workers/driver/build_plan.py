@@ -53,7 +53,7 @@ from precache_workers.planning.work_plan import (
 from precache_workers.profiling.estimate import Estimate, UnitTimes, estimate
 from precache_workers.sources.base import Source
 
-if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
+if TYPE_CHECKING:  # loads torch and the decoders, which a plan may not need
     from precache_workers.profiling.op_costs import FieldCosts
     from precache_workers.shards.samples import FetchAllTask, Job
 

@@ -92,7 +92,7 @@ def begin_build(
     log_path
         Its log.
     """
-    # So that it can import whatever this process can.
+    # So that it can import what this process can.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(request.import_path)}
     with log_path.open("ab") as log_file:
         process = _Detached(

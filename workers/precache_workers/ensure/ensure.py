@@ -263,7 +263,7 @@ class PendingJob:
         self._polled = self._answered = time.monotonic()
 
     def check(self) -> str | None:
-        """Poll the cluster now and then; that it does not answer is no error at first."""
+        """Poll the cluster now and then; at first, no answer is no error."""
         from precache_workers.jobs.submission import ENDED, UNREACHABLE_SECONDS
 
         now = time.monotonic()
@@ -281,7 +281,7 @@ class PendingJob:
 
 
 def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> Version:
-    """Open the version as soon as its shards can be followed; or whole, if nobody followed it.
+    """Open the version as soon as its shards can be followed; whole if it was not followed.
 
     All ranks get the same: one that comes after the commit follows if others do, by the log that
     was kept for them.
@@ -392,7 +392,7 @@ def ensure_by_job(
                 f"{status.progress or wanted.progress()}; job {job.id} goes on: call "
                 "ensure again, or wait longer"
             )
-        # Nor has a cluster.
+        # A cluster has no notifications.
         time.sleep(min(JOB_EVERY, max(wanted.poll, until - time.monotonic())))
     result = job.wait(lambda line: None if job.attached else wanted.say(line))
     # Not always the requested one: libraries of the cluster decide, too.

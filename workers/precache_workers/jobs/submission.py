@@ -306,7 +306,7 @@ def _under_way(jobs: Sequence[Any], store: str, digest: str, address: str) -> st
 
 
 def _submit(client: Any, **job: Any) -> bool:
-    """Submit a job; False if somebody else submitted it a moment ago, as Ray takes an id once."""
+    """Submit a job; False if another process submitted it a moment ago, as Ray takes an id once."""
     try:
         client.submit_job(**job)
     except RuntimeError as error:
