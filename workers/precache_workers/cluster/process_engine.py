@@ -228,7 +228,7 @@ class ProcessEngine:
             worker.begin(function, self._job(items[0].job), items, self._report(copy))
 
     def _job(self, job: Any) -> str:
-        """Return the file of a pickled job, since a pipe would wait for a worker that starts slowly."""
+        """Return the file of a pickled job; a pipe would block while a worker starts."""
         for known, path in self._jobs:
             if known is job:
                 return path

@@ -21,7 +21,7 @@ Contents = Callable[[Sequence[str], Sequence[int], Sequence[str]], Sequence[str]
 """Content hashes of samples, by their keys, sizes and locations."""
 
 MOST_TOUCHED, MOST_TOUCHED_BYTES = 4096, 256 << 20
-"""Most samples, and their most bytes, that are read while listing; more are left to the build."""
+"""Limits, in number and bytes, of samples read while listing; more are left to the build."""
 
 LEAST_KEPT = 0.5
 """Share of a version's samples that a listing must have, or all rows are laid down anew."""

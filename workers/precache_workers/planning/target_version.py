@@ -227,7 +227,7 @@ def next_free(store: Folder, target: TargetVersion, *, removed: bool) -> TargetV
 def _targets(
     store: Folder, spec: VersionSpec, per_shard: int | None
 ) -> tuple[list[TargetVersion], list[TargetVersion]]:
-    """Find the committed and the begun versions of a recipe, built anew however often."""
+    """Find the committed and the begun versions of a recipe, recomputed ones included."""
     both: tuple[list[TargetVersion], list[TargetVersion]] = [], []
     names = [n for n in store.names() if VERSION.fullmatch(n) and not is_link(store, n)]
     for leaf, read, targets in zip((ROOT, DESCRIPTION), (_committed, _begun), both, strict=True):

@@ -245,8 +245,7 @@ def _rows(
 ) -> Iterator[tuple[str, str, int, int]]:
     """Yield name, label, start and size of the image of each row; starts are -1 for none.
 
-    Only the buffers that this takes are read; in the others, of which pyarrow sees nothing, are
-    zeros.
+    Only the buffers that this takes are read; the others, which pyarrow does not use, are zeros.
     """
     import pyarrow as pa
 

@@ -24,10 +24,7 @@ Kind = Literal["names", "numbers", "values", "several names", "several numbers"]
 """Class names or numbers, values for a regression, or lists of class names or numbers."""
 
 MOST_TEXT = 4096
-"""Characters of a key, a path or a label."""
-
-MOST_LABEL_BYTES = MOST_TEXT
-"""Bytes of a file or value that is a label alone."""
+"""Characters of a key, a path or a label; bytes of a file or value that is a label alone."""
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _VALUE = re.compile(

@@ -40,7 +40,7 @@ from precache_workers.sources.containers import (
     member_key,
     too_large_error,
 )
-from precache_workers.sources.labels import MOST_LABEL_BYTES, infer_kind
+from precache_workers.sources.labels import MOST_TEXT, infer_kind
 
 UNIT_SAMPLES = 64
 """Neighbours by key that are read at once."""
@@ -151,7 +151,7 @@ def _opened(folder: Folder, file: FileInfo) -> Iterator[Any]:
 
 
 def _label(value: Any, what: str) -> str:
-    if len(value) > MOST_LABEL_BYTES:
+    if len(value) > MOST_TEXT:
         raise SourceError(f"{what} has {len(value):,} bytes; a label is a class number or name")
     try:
         return bytes(value).decode().strip()

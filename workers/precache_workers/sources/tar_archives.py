@@ -48,7 +48,7 @@ from precache_workers.sources.containers import (
     member_key,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts, require_size
-from precache_workers.sources.labels import MOST_LABEL_BYTES, infer_kind
+from precache_workers.sources.labels import MOST_TEXT, infer_kind
 from precache_workers.sources.tar_index import between_members
 from precache_workers.sources.tar_members import BLOCK, Member, read_members
 
@@ -279,7 +279,7 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _label(stream: BinaryIO | DecompressedFile, member: Member, where: str) -> str:
-    if member.size > MOST_LABEL_BYTES:
+    if member.size > MOST_TEXT:
         raise SourceError(
             f"{where}: {printable(member.name)} has {member.size:,} bytes; a .cls member has a "
             "class number or name"
