@@ -115,9 +115,9 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def pause(attempt: int, error: Exception | None) -> float:
     """Return the seconds to wait before the next attempt."""
-    asked = _retry_after(_headers(error)) if error is not None else None
-    if asked is not None:
-        return min(asked, LONGEST_PAUSE)
+    seconds = _retry_after(_headers(error)) if error is not None else None
+    if seconds is not None:
+        return min(seconds, LONGEST_PAUSE)
     doubled: float = FIRST_PAUSE * 2**attempt
     return min(LONGEST_PAUSE, doubled) * random.uniform(0.5, 1.5)
 
