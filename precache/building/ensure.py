@@ -63,8 +63,8 @@ def ensure(
         ranks have the same number of batches, which follows from the number of samples. Rows from
         the beginning of the epoch are repeated in place of holes; the log and `Loader.stats` count
         them. Later epochs wait for the commit and are fully shuffled. If the version is complete,
-        `follow` changes nothing, unless somebody followed its build: then the order is kept in the
-        store, for ranks and resumed trainings that start later.
+        `follow` changes nothing, unless another process followed its build: then the order is kept
+        in the store, for ranks and resumed trainings that start later.
     progress
         Show the progress of the build, or what is waited for, on standard error.
     code

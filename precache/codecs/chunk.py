@@ -4,7 +4,7 @@ Encoders make the bytes of one chunk. A `Decoder` is made from an array's metada
 the caller's buffer; the filter of `image` is left for `image.undo_image`.
 
 No stage of decoding takes more memory than the chunk's size in the metadata allows (`bounds`),
-whatever the stored bytes claim.
+even if the stored bytes claim more.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from precache.diagnosis.loop_probes import Limits, measure
 from precache.diagnosis.measurements import Measurements, TimedRun
-from precache.diagnosis.probes import Limits, measure
 from precache.diagnosis.verdict import Judgement, judge
 from precache.errors import UsageError
 from precache.loading.options import named_device

@@ -104,7 +104,7 @@ def bar(share: float, colour: str = "blue") -> Markup:
     return Markup('<svg class="bar {}" aria-hidden="true">{}</svg>').format(colour, rect)
 
 
-def link(text: str, target: str) -> Markup:
+def hyperlink(text: str, target: str) -> Markup:
     """Return a link for a table cell."""
     return Markup('<a href="{}">{}</a>').format(target, text)
 

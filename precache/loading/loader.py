@@ -102,7 +102,7 @@ class Loader:
     cache_shared
         Share `cache_dir` with the members of its group. They must trust each other, since each of
         them can replace and remove its files. By default it belongs to this user alone, and is
-        refused if somebody else owns it. Links in it are never followed.
+        refused if another user owns it. Links in it are never followed.
     storage_options
         Options of a remote file system, as its fsspec class takes them.
     rank, world_size

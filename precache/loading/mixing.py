@@ -281,7 +281,7 @@ def _add_source(batch: Any, source: int) -> Any:
 
 
 class _Joiner:
-    """Joins batches into one, on the CPU in memory that is reused once nobody holds it."""
+    """Joins batches into one, on the CPU in memory that is reused once it is free."""
 
     def __init__(self) -> None:
         self._pools: dict[Any, SlotPool] = {}

@@ -195,7 +195,7 @@ class SlotPool:
         return len(self._lent)
 
     def acquire(self) -> np.ndarray:
-        """Return a slot (uint8) that nobody reads.
+        """Return a free slot (uint8).
 
         It returns to the pool when the last array or tensor over its memory dies.
         """
@@ -246,7 +246,7 @@ class SlotPool:
                 self._lent.pop(key, None)
 
     def close(self) -> None:
-        """Wait for running copies, and release all memory that nobody reads."""
+        """Wait for running copies, and release the memory of free slots."""
         with self._copies_lock:
             _await(self._copies, os.getpid())
         self.settle(0)
@@ -318,8 +318,8 @@ class DeviceCopier:
     def send(self, slot: np.ndarray, nbytes: int, unpack: Callable[[torch.Tensor], Batch]) -> Sent:
         """Copy the first `nbytes` of a slot to the device, and unpack them there.
 
-        The copy and `unpack` run on the side stream, beside other work of the device; nobody waits
-        for them yet. Any thread may call this.
+        The copy and `unpack` run on the side stream, beside other work of the device; the host
+        does not wait for them. Any thread may call this.
         """
         # On threads that chose no device, leaving the stream would set up the first one.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):

@@ -296,7 +296,7 @@ class BatchStream:
         failures.settle(wait=True)
 
     def close(self) -> None:
-        """Release the memory of slots that nobody holds, and of shards that the device reads."""
+        """Release the memory of free slots, and of shards that the device reads."""
         self._pool.close()
         if self._device:
             self._device[0].close()

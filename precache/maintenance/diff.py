@@ -13,7 +13,7 @@ from precache.messages import as_text
 from precache.recipe.recipe import Recipe, op_texts
 from precache.recipe.variants import variants_of
 from precache.storage.open import StorageOptions
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache.store.labels import label_texts
 from precache.store.open import open_version
 from precache.store.row_table import REMOVED, RowTable, read_contents

@@ -155,7 +155,7 @@ def gc(
     Parameters
     ----------
     keep
-        Number of versions that stay whatever their age: those that were current last, including
+        Number of versions that stay at any age: those that were current last, including
         the current one.
     older_than
         Least age, by the store's own times: of a version, since another one replaced it; of an
@@ -281,7 +281,7 @@ def plan_gc(
     log
         Oldest first, with the store's times.
     keep
-        Committed versions that stay whatever their age: those that were current last.
+        Committed versions that stay at any age: those that were current last.
     min_age
         Seconds that a version must be out of use.
     now
@@ -423,7 +423,7 @@ def _empty_trash_of(store: Folder, trash: str) -> bool:
     if is_current:
         store.remove(f"{version}/{BUILD}")  # temporary files of a committer
         with contextlib.suppress(OSError):
-            os.utime(path / ROOT)  # tells readers that it was gone for a while
+            os.utime(path / ROOT)  # shows readers that it was gone for a while
         if not move(store, trash, version) and not store.exists(f"{version}/{ROOT}"):
             return True  # another process rebuilds it: a later run decides
     _remove_all(store, trash)

@@ -2,7 +2,7 @@
 
 A folder counts as a version only if its `zarr.json` or the description of its build names it, or if
 the log or a record of the store names it and it holds only objects that versions have. Any other
-folder belongs to somebody else, whatever its name, and so does the target of a link.
+folder is foreign, whatever its name, and so is the target of a link.
 
 Ages are differences of times that the store gave, so wrong clocks of builders or of this machine do
 not matter. A copied object gets a new time.
@@ -28,7 +28,7 @@ from precache.errors import StorageError
 from precache.storage.base import Folder, is_missing
 from precache.storage.rename import is_link
 from precache.store.build_status import DESCRIPTION, BuildStatus, read_build_or_none
-from precache.store.commit_log import BUILD, ROOT, VERSION, Commit
+from precache.store.commit_log import BUILD, NUMBERED, ROOT, VERSION, Commit
 
 COPIES = "_pull"
 """Folder of a store for copies in progress: on a local disk it holds their folders; in a bucket, by
@@ -39,8 +39,8 @@ TRASH = "_gc"
 
 _ARRAY = r"[A-Za-z_]\w*(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)"
 _SCRATCH = (
-    r"build\.json|rows\.parquet|heartbeat|fate|receipts/[0-9]{8}\.json|finished/[0-9]{6,}\.json"
-    r"|(leases|permits|tmp)/[0-9a-f]{32}(\.json)?|_claims/[a-z]+/[0-9]{6,}\.json"
+    r"build\.json|rows\.parquet|heartbeat|fate|receipts/[0-9]{8}\.json"
+    rf"|(leases|permits|tmp)/[0-9a-f]{{32}}(\.json)?|(finished|_claims/[a-z]+)/{NUMBERED.pattern}"
 )
 _OBJECT = re.compile(
     rf"zarr\.json|(shards|_sums)/zarr\.json|((shards|_sums)/)?{_ARRAY}|{BUILD}/({_SCRATCH})"
@@ -139,7 +139,7 @@ def scan_folder(
     log: Sequence[Commit],
     records: Mapping[str, ListedObject] | None = None,
 ) -> StoredVersion | None:
-    """Scan one folder of a store; None if it is gone or belongs to somebody else."""
+    """Scan one folder of a store; None if it is gone or foreign."""
     path, folder = store.local(name), store.folder(name)
     if is_link(store, name):
         return StoredVersion(name, False, (), None, link=True)

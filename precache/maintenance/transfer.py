@@ -455,7 +455,7 @@ def _copy_to_disk(source: Folder, metadata: _Metadata, store: Folder, progress: 
 
 
 def _replace(store: Folder, version: str) -> None:
-    """Rename a complete copy into the place of a version, whatever is there."""
+    """Rename a complete copy to the place of a version, and replace what is there."""
     name = _copy_name(version)
     if move(store, name, version) or exchange(store, name, version):
         return  # an exchange leaves the old version in place of the copy

@@ -18,14 +18,14 @@ from precache.storage.open import StorageOptions, open_folder
 from precache.store.build_status import BuildStatus, remove_abandoned_scratch
 from precache.store.commit_log import ROOT, Commit, append_commit, read_commits
 from precache.store.consistency import inspect
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache.store.open import open_version, split_uri
 from precache.store.version import Version, read_attributes
 from precache.units import ago, size
 
 # --- results ------------------------------------------------------------------------------------
 
-_HEAD = ("", "version", "committed", "rows", "holes", "size", "shared", "recipe")
+_HEADINGS = ("", "version", "committed", "rows", "holes", "size", "shared", "recipe")
 _NUMBERS = range(3, 7)
 """Columns that are right-aligned."""
 
@@ -61,7 +61,7 @@ class VersionSummary:
     problem: str
 
     def cells(self) -> tuple[str, ...]:
-        """Return what stands below `_HEAD` in the table of versions."""
+        """Return what stands below `_HEADINGS` in the table of versions."""
         return (
             "*" if self.current else "",
             self.version[:12],
@@ -125,7 +125,7 @@ class StoreListing:
         return as_text(
             [
                 f"{self.store}: {size(self.nbytes)}; * marks the current version",
-                *(columns([_HEAD, *rows], _NUMBERS) if rows else ()),
+                *(columns([_HEADINGS, *rows], _NUMBERS) if rows else ()),
                 *map(str, self.unfinished),
             ]
         )

@@ -194,6 +194,6 @@ class Publisher:
             return dataclasses.replace(report, quiet=quiet)
         except (RuntimeError, ValueError) as error:
             # The store ended with rank 0, or is not the expected one.
-            log.info("from now on this rank reports for itself: %s", error)
+            log.info("this rank now reports its own figures alone: %s", error)
             self._store = None
         return report

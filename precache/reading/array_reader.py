@@ -43,7 +43,7 @@ ChunkRow = tuple[int, int, int, bool]
 
 SHARED_ROW_NBYTES = 16 << 10
 """Rows below this size are not worth a Python object each. If all rows fit into the cache of
-decoded chunks, they are copied from there, whatever the codec."""
+decoded chunks, they are copied from there with any codec."""
 
 
 class ArrayReader:
@@ -273,7 +273,7 @@ class ArrayReader:
             self.read(part, scratch[: len(part)], undo=False)
 
     def _unchecked(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
-        """(n,) bool: the chunks whose checksum, of whatever kind, is to be checked."""
+        """(n,) bool: the chunks whose checksum is to be checked."""
         unchecked: np.ndarray = ~self._checked[numbers, chunks] | self._always
         return unchecked
 

@@ -63,11 +63,11 @@ EVICTION_SHARE = 0.01
 DISK_BLOCK = 4096
 """Bytes that a file's size is rounded up to, as file systems do."""
 
-ENTRY = 512
+NAME_BYTES = 512
 """Bytes that a file's name takes in its folder, which may be half empty."""
 
-HEAD = 256
-"""Largest size in bytes of the first line of a user's file."""
+FIRST_LINE_BYTES = 256
+"""Most bytes of the first line of a user's file."""
 
 MAX_USER_NBYTES = 64 << 20
 """Largest size of a user's file: lines for four million objects."""
@@ -90,12 +90,12 @@ _HINTS = {
 
 def on_disk(size: int) -> int:
     """Bytes that a file of `size` bytes takes, its name included; 0 for an empty file."""
-    return -(-size // DISK_BLOCK) * DISK_BLOCK + ENTRY if size else 0
+    return -(-size // DISK_BLOCK) * DISK_BLOCK + NAME_BYTES if size else 0
 
 
 def share_nbytes(objects: int) -> int:
     """Bytes that the file of a loader takes which holds up to `objects` objects."""
-    return on_disk(HEAD + len(_FREE) * objects)
+    return on_disk(FIRST_LINE_BYTES + len(_FREE) * objects)
 
 
 _FREE = b" " * 16 + b"\n"
@@ -315,7 +315,7 @@ class DiskCache:
     def _user(self, name: str) -> _User:
         with self.users.file(name) as file:
             nbytes = os.fstat(file.fileno()).st_size
-            head, end, _ = os.pread(file.fileno(), HEAD, 0).partition(b"\n")
+            head, end, _ = os.pread(file.fileno(), FIRST_LINE_BYTES, 0).partition(b"\n")
         try:
             claim = _Claim.model_validate_json(head if end else b"")
         except ValidationError:

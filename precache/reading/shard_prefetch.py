@@ -1,6 +1,6 @@
 """Prefetch the shards of coming batches from a bucket into the disk cache.
 
-A prefetcher never deadlocks, whatever the order of rows, because batches take their shards in
+A prefetcher never deadlocks, in any order of rows, because batches take their shards in
 order: a batch takes none before all earlier batches have taken theirs. Once those are read, all the
 room is free for the next batch, and there is always room for the shards of one batch.
 """
@@ -62,7 +62,7 @@ MAX_NAMED = 20
 
 
 class HasRows(Protocol):
-    """A batch, or a part of one: rows that are read at a time."""
+    """A batch, or a part of one: rows that are read together."""
 
     @property
     def rows(self) -> np.ndarray: ...
@@ -73,7 +73,7 @@ _Part = TypeVar("_Part", bound=HasRows)
 
 @dataclass
 class _Shard:
-    """A shard that takes room: its fetch, and how many batches have yet to read it."""
+    """A shard that takes up space: its fetch, and the number of batches that will still read it."""
 
     fetched: Future[None]
     batches: int = 0
@@ -81,7 +81,7 @@ class _Shard:
 
 @dataclass
 class _ComingBatch:
-    """The shards of a batch: all, those that it has not taken yet, and the end of taking them."""
+    """A coming batch: its shards, those it has not taken yet, and a future for the last one."""
 
     shards: list[int]
     left: set[int]
@@ -126,14 +126,14 @@ class _CachedShardFiles(MappedShardFiles):
                 return False
         except OSError:  # the disk has lost some of it
             return False
-        self.trust(number, descriptor)
+        self.mark_verified(number, descriptor)
         return True
 
-    def trust(self, number: int, descriptor: int) -> None:
+    def mark_verified(self, number: int, descriptor: int) -> None:
         """Record that a file holds an object as it was written."""
         self._sound[number] = _identity(descriptor)
 
-    def doubt(self, number: int) -> None:
+    def mark_unverified(self, number: int) -> None:
         """Close an object, and check it when it is opened again."""
         self._sound.pop(number, None)
         self.forget(number)
@@ -448,7 +448,7 @@ class ShardPrefetcher:
 
     def _renew(self, number: int) -> None:
         for objects in self._arrays:
-            objects.doubt(number)
+            objects.mark_unverified(number)
         self._obtain(number)
 
     def _fetch(self, objects: _CachedShardFiles, number: int, target: int) -> None:
@@ -460,7 +460,7 @@ class ShardPrefetcher:
                 digest.update(data)
                 _write(target, data, start)
             if digest.intdigest() == objects.xxh3(number):
-                objects.trust(number, target)
+                objects.mark_verified(number, target)
                 return
         raise self._damage(objects, number, "its checksum does not hold")
 

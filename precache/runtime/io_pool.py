@@ -1,4 +1,4 @@
-"""Threads for requests to storage; whoever waits for a request can be released at any time."""
+"""Threads for requests to storage; a thread that waits for one can be released at any time."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Requests:
             fail(future, StorageError("stopped"))
 
     def close(self) -> None:
-        """End the threads; nobody may be waiting for a request."""
+        """End the threads; none may be waiting for a request."""
         self.stop()
         self._fetchers.join()
 

@@ -25,21 +25,21 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 EXIT_SECONDS = 0.5
-"""How long the end of the process waits for running work, of all iterators together."""
+"""Seconds that the exit of the process waits for running work, over all iterators."""
 
 _collecting: set[int] = set()
 """Threads on which the garbage collector runs."""
 
 _deadlines: list[float] = []
-"""When the end of the process stops waiting; empty before it begins."""
+"""Monotonic time at which the exit of the process stops waiting; empty before the exit."""
 
 _computing: set[int] = set()
-"""Threads in the middle of work that the end of the process must not cut off."""
+"""Threads whose running work the exit of the process must not cut off."""
 
 
 @functools.cache
 def watch_collector() -> None:
-    """Keep note of the threads on which the garbage collector runs, for `collected`."""
+    """Record the threads on which the garbage collector runs, for `collected`."""
     gc.callbacks.append(_note_collector)
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from precache.messages import indented, printable, without_secrets
 
-_NAME = r"^\S.{0,30}?(?= {2})"
+_LEADING_NAME = r"^\S.{0,30}?(?= {2})"
 """Name before a value of `precache.messages.aligned`."""
 
 
@@ -41,7 +41,7 @@ def say_text(text: str, out: Console | None = None) -> None:
     """Print the text of a result, `precache.messages.as_text`, with names of values in bold."""
     for line in text.split("\n"):
         shown = Text(printable(line))
-        shown.highlight_regex(_NAME, "bold")
+        shown.highlight_regex(_LEADING_NAME, "bold")
         (out or Terminal()).print(shown, soft_wrap=True)
 
 

@@ -14,7 +14,8 @@ from precache.runtime.operating_system import usable_cores
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-TICK = os.sysconf("SC_CLK_TCK")
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+"""Clock ticks per second, in which /proc counts CPU time."""
 
 Stat = dict[int, list[str]]
 """Process id -> fields of ``/proc/[pid]/stat``, from the state (the third in proc(5)) on."""
@@ -136,7 +137,7 @@ def _processes() -> Iterator[int]:
 
 
 def _cpu(stats: Stat) -> float:
-    return sum(sum(map(int, fields[11:15])) for fields in stats.values()) / TICK
+    return sum(sum(map(int, fields[11:15])) for fields in stats.values()) / CLOCK_TICKS
 
 
 def _delay(process: int) -> float | None:

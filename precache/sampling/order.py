@@ -363,7 +363,7 @@ class Order:
                 yield rows[offset : offset + self.batch_size]
 
     def again(self, number: int) -> np.ndarray | None:
-        """Return numbers by which the random draws for repeated rows of an epoch differ.
+        """Return numbers that make random draws differ for rows repeated within an epoch.
 
         Returns
         -------

@@ -23,7 +23,7 @@ EXTRAS = {
 """Protocol -> the extra of precache that installs its library."""
 
 WEB = frozenset(("http", "https"))
-"""Read only; their names stand in listings and requests as in URLs, quoted."""
+"""Read-only protocols, whose listings and requests have URL-quoted names."""
 
 READ_ONLY = WEB | {"hf"}
 
@@ -37,7 +37,7 @@ _LINK = re.compile(
     r"""<a\s(?:[^<>]*?\s)?href\s*=\s*(?:"([^"]+)|'([^']+))|(https?://[^\s"'<>]+)""",
     re.IGNORECASE,
 )
-"""A link of a page; it takes linear time, whatever the page is."""
+"""A link of a page; the search takes linear time in any page."""
 
 _OF_URLS = "%/:?#[]@!$&()*+,;="
 """Characters of a URL that are not quoted once more."""
@@ -53,15 +53,17 @@ def file_system(protocol: str, options: Mapping[str, Any], within: str = "") -> 
     Parameters
     ----------
     within
-        URL: a web server's redirects are followed below it only; everywhere where it is empty.
+        URL below which a web server may redirect; empty for anywhere.
     """
     try:
         if EXTRAS.get(protocol) in ("s3", "azure"):
-            import obstore  # noqa: F401 - its absence is said here
+            import obstore  # noqa: F401 - reports that it is missing
 
             return object_store(EXTRAS[protocol], options)
         system_class = _class_of(protocol, options)
-        return system_class(**{"use_listings_cache": False, **_patient(protocol, options, within)})
+        return system_class(
+            **{"use_listings_cache": False, **_with_timeouts(protocol, options, within)}
+        )
     except PrecacheError:
         raise
     except ImportError:
@@ -92,28 +94,27 @@ def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
     return system_class
 
 
-def _patient(protocol: str, options: Mapping[str, Any], within: str) -> dict[str, Any]:
+def _with_timeouts(protocol: str, options: Mapping[str, Any], within: str) -> dict[str, Any]:
     """Add the time limits of a request to the options of a library."""
     if protocol in WEB:
         own = options.get("client_kwargs", {})
         traces = [*own.get("trace_configs", []), *([_redirects_within(within)] if within else [])]
-        limits = {"timeout": retries.patience(), "response_class": _bounded_page()}
+        limits = {"timeout": retries.client_timeout(), "response_class": _bounded_page()}
         return {**options, "client_kwargs": {**limits, **own, "trace_configs": traces}}
     if EXTRAS.get(protocol) != "gcs":
         return {**options}
-    # gcsfs has no time-out, and when it tries again by itself, it does not look at when the server
-    # wishes it.
+    # gcsfs has no time-out, and its own retries ignore Retry-After.
     own = options.get("session_kwargs", {})
-    own = {**own, "trace_configs": [*own.get("trace_configs", []), _obedience()]}
-    return {"requests_timeout": retries.patience(), **options, "session_kwargs": own}
+    own = {**own, "trace_configs": [*own.get("trace_configs", []), _retry_after_trace()]}
+    return {"requests_timeout": retries.client_timeout(), **options, "session_kwargs": own}
 
 
-@functools.cache  # fsspec knows its instances by what they are made with
-def _obedience() -> Any:
+@functools.cache  # fsspec caches instances by their arguments
+def _retry_after_trace() -> Any:
     import aiohttp
 
     async def answered(session: Any, context: Any, request: Any) -> None:
-        await retries.wait_as_wished(request.response.status, request.response.headers)
+        await retries.wait_retry_after(request.response.status, request.response.headers)
 
     trace = aiohttp.TraceConfig()
     trace.on_request_end.append(answered)
@@ -122,7 +123,7 @@ def _obedience() -> Any:
 
 @functools.cache
 def _redirects_within(root: str) -> Any:
-    """Trace requests so that a redirect out of a URL fails; from http to https is no way out."""
+    """Return a trace that refuses redirects out of a URL; from http to https is allowed."""
     import aiohttp
     from yarl import URL
 
@@ -154,8 +155,8 @@ def _redirects_within(root: str) -> Any:
 def _bounded_page() -> type:
     """Return a response class whose text is the links of a page alone, in UTF-8 and URL-quoted.
 
-    fsspec would look for them in cubic time, and with the interpreter's lock held. A page may have
-    no end, and name an encoding that takes quadratic time, or that nobody knows.
+    fsspec would search for them in cubic time, with the interpreter's lock held. A page may be
+    endless, or name an encoding that is unknown or takes quadratic time.
     """
     from aiohttp import ClientResponse
 
@@ -193,7 +194,7 @@ def create_copy_on_google(fs: Any, source: str, target: str) -> None:
 
 
 def _on_google(options: Mapping[str, Any]) -> bool:
-    """Return True if Google itself answers to ``gs://``, and no server that speaks HTTP alone."""
+    """Return True if ``gs://`` is Google's own service, and no server that has HTTP alone."""
     server = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
     return not server or server == "default" or "googleapis.com" in server
 

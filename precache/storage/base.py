@@ -25,15 +25,14 @@ LONGEST_NAME = 4095
 """Characters; no disk takes more (PATH_MAX of Linux), and no service."""
 
 MOST_DOCUMENT, MOST_SMALL = 256 << 20, 4 << 30
-"""Most bytes of a document in JSON, and of any other small object: one that is neither a shard nor
-a sample. The row table of fifty million rows has as many; beyond that, it is damaged or forged."""
+"""Most bytes of a JSON document, and of any other object that is neither a shard nor a sample: the
+row table of fifty million rows has as many."""
 
 _NAME = re.compile(r"(?!\.\.?(?:/|\Z))[^/\0]+(?:/(?!\.\.?(?:/|\Z))[^/\0]+)*")
 
 LINK_OUT, LINK_TWICE, NO_FILE, NO_NAME = "link_out", "link_twice", "no_file", "no_name"
-"""Why a walk leaves something out: a link out of the folder; another link to a folder that a
-link led to; a FIFO, socket, device or a link in an archive; a name with an empty part, ``.`` or
-``..``."""
+"""Reasons to leave out a name in a walk: a link out of the folder; a second link to one folder; a
+FIFO, socket, device or a link in an archive; a name with an empty part, ``.`` or ``..``."""
 
 _LEFT_OUT_AS = {
     LINK_OUT: "links that lead out of it (--follow-links takes what they lead to)",
@@ -55,17 +54,17 @@ LeaveOut = Callable[[str, str], None]
 """Called with each name that a walk leaves out (of a folder, with a slash at its end) and why."""
 
 
-def pass_over(name: str, reason: str) -> None:
+def ignore_left_out(name: str, reason: str) -> None:
     """Ignore what a walk leaves out."""
 
 
 def is_name(name: str) -> bool:
-    """Return True if a name is one of something below a folder."""
+    """Return True if a name is valid below a folder."""
     return len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
 
 
 def checked(name: str, folder: object) -> str:
-    """Return a name that is valid.
+    """Return the name if it is valid.
 
     Raises
     ------
@@ -92,7 +91,7 @@ def required(content: bytes | StorageError) -> bytes:
         try:
             raise content
         finally:
-            del content  # else it keeps itself alive, by this frame, and all its callers have
+            del content  # else this frame keeps the error and its callers alive
     return content
 
 
@@ -101,7 +100,7 @@ def most_bytes(name: str) -> int:
     return MOST_DOCUMENT if name.endswith(".json") else MOST_SMALL
 
 
-def too_large(name: str, size: int | None = None) -> str:
+def too_large_text(name: str, size: int | None = None) -> str:
     """Describe an object of more bytes than `most_bytes`."""
     has = "it has" if size is None else f"it has {size:,} bytes,"
     return (
@@ -127,7 +126,7 @@ class FileInfo(NamedTuple):
     mtime_ns
         Of its last change, nanoseconds since 1970; -1 where unknown.
     etag
-        What its service says identifies the contents: an entity tag or a generation; may be empty.
+        Identifies the contents: the service's entity tag or generation; may be empty.
     """
 
     name: str
@@ -149,11 +148,11 @@ class Folder(Protocol):
     def local(self, name: str) -> Path | None:
         """Return the path of an object on a local disk; None if it lies elsewhere.
 
-        A path may lead anywhere: who reads what lies there has `open` open it first.
+        The path may be a link to anywhere; read the object by `open`.
         """
 
     def open(self, name: str) -> int | None:
-        """A descriptor of an object on a local disk, to be mapped; None where it lies elsewhere."""
+        """Open an object on a local disk, to be mapped; None if it lies elsewhere."""
 
     def folder(self, name: str) -> Folder:
         """The folder at `name`."""
@@ -177,22 +176,22 @@ class Folder(Protocol):
         """A small object, or None where there is none."""
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
-        """Whole objects, in order, as many at a time as the service likes.
+        """Return whole objects, in order; reads as many at a time as suit the service.
 
         Parameters
         ----------
         sizes
-            What a listing said, -1 for a small object of unknown size; an object that comes shorter
-            is fetched again, and of one that has grown one byte more than that is read.
+            Sizes by a listing, -1 for a small object of unknown size. An object that arrives
+            shorter is fetched again; of one that has grown, one byte more is read.
         """
 
     def read_first(self, name: str, most: int) -> bytes:
-        """The first bytes of an object, `most` of them at most, however many its server sends."""
+        """Return the first `most` bytes of an object, even if the server sends more."""
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        """Parts of objects, in order, as many at a time as the service likes.
+        """Return parts of objects, in order; reads as many at a time as suit the service.
 
-        One that ends beyond its object comes shorter.
+        A range that ends beyond its object is shorter.
         """
 
     def names(self, name: str = "") -> list[str]:
@@ -201,13 +200,13 @@ class Folder(Protocol):
     def sizes(self, name: str = "") -> dict[str, int]:
         """Name -> bytes of every object below `name`, from one listing."""
 
-    def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
+    def walk(self, leave_out: LeaveOut = ignore_left_out) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.
 
         Parameters
         ----------
         leave_out
-            Called for what is there and is no object of this folder.
+            Called for each name that is no object of this folder.
         """
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
@@ -231,23 +230,23 @@ class Folder(Protocol):
         *,
         create: bool = False,
     ) -> bool:
-        """Put an object that another folder has, without its bytes passing through here if it can.
+        """Copy an object of another folder, if possible without reading its bytes.
 
-        On one local disk both are names of the same bytes; a service copies by itself.
+        On one local disk the copy is a hard link; a service copies between its own folders.
 
         Parameters
         ----------
         create
-            Leave an object that exists as it is, and return False. Of several who create one object
-            one succeeds, or none: an answer may get lost, so that its request is made again.
+            Leave an object that exists as it is, and return False. If several processes create one
+            object, at most one succeeds: none if an answer is lost and its request is retried.
         """
 
     def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
         """Write an object that must not exist yet, whole or not at all; False where it exists.
 
-        Of several who create one object, one succeeds. In a bucket whoever creates the same bytes
-        succeeds as well: an answer may get lost, so that its request is made again. Bytes must not
-        be empty: on a disk that knows no other way, an empty file marks one that is being created.
+        If several processes create one object, one succeeds. In a bucket all that create the same
+        bytes succeed, since a request is retried if its answer is lost. The bytes must not be
+        empty: without hard links and exclusive renames, an empty file marks one in creation.
         """
 
     def remove(self, name: str) -> None:

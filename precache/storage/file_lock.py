@@ -14,7 +14,7 @@ from precache.storage.private_folder import ForeignFile, OwnFolder
 
 
 class LockedFile(io.FileIO):
-    """A file, made if missing, that nobody else has locked while the block runs.
+    """A file, made if missing, that this process alone has locked while the block runs.
 
     The block ends by `FileIO`'s own ``__exit__``, into which no signal can break; so Ctrl-C leaves
     nothing locked, even where its traceback is kept.
@@ -36,7 +36,7 @@ class LockedFile(io.FileIO):
         return self._folder.descriptor_of(name, flags | os.O_CREAT)
 
     def lock(self) -> Self:
-        """Wait until nobody else has it locked, and lock it until it is closed."""
+        """Wait for the lock of the file, and hold it until the file is closed."""
         try:
             fcntl.flock(self, fcntl.LOCK_EX)
         except BaseException:
@@ -60,7 +60,7 @@ def _is_at(file: io.FileIO, folder: OwnFolder) -> bool:
 
 
 def remove_if_free(folder: OwnFolder, name: str) -> bool:
-    """Remove a file that nobody has locked, or that counts as none; returns whether it is gone."""
+    """Remove a file that is not locked, or is foreign; returns whether it is gone."""
     try:
         file = folder.file(name, "r+")
     except FileNotFoundError:

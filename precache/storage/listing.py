@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from precache.storage.base import is_name
 
 GOOGLES_PAGE = 5000
-"""Objects that Google gives in a page at most."""
+"""Most objects in a page of Google's."""
 
 GOOGLES_FIELDS = "nextPageToken,prefixes,items(name,size,updated,generation)"
-"""The fields that are needed, of some twenty that Google has for an object."""
+"""Fields to request, of some twenty that Google has for an object."""
 
 Entry = dict[str, Any]
-"""One thing below a prefix, with keys as fsspec has them: type, size and what else; its name begins
-behind the prefix, and has no slash."""
+"""An object or folder directly below a prefix, with fsspec's keys (`type`, `size`, ...); its name
+is relative to the prefix."""
 
 
 def file_entry(name: str, size: int, last_modified: Any, etag: str | None) -> Entry:
@@ -25,7 +25,7 @@ def file_entry(name: str, size: int, last_modified: Any, etag: str | None) -> En
 
 
 class Page(NamedTuple):
-    """Some entries, and what to ask for the next ones with; None where there are no more."""
+    """Entries, and the token of the next page; None after the last page."""
 
     entries: list[Entry]
     token: Any
@@ -42,7 +42,7 @@ class KeyRange(NamedTuple):
         Names in it, the former exclusive, the latter inclusive, None for the last one; those of
         folders end in ``/``.
     token, seen
-        Of the page before, and the last name in it; None and empty where there was none.
+        Token of the next page, and the last name so far; None and empty before the first page.
     """
 
     prefix: str
@@ -56,7 +56,7 @@ class KeyRange(NamedTuple):
         return self.after < name and (self.end is None or name <= self.end)
 
     def split(self) -> list[KeyRange]:
-        """Split the range in two that can be listed at the same time, if it has a page listed."""
+        """Split a range whose first page was listed in two that can be listed concurrently."""
         middle = between(self.seen, self.end) if self.token else None
         if middle is None:
             return [self]

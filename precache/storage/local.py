@@ -32,10 +32,10 @@ from precache.storage.base import (
     LeaveOut,
     Range,
     checked,
+    ignore_left_out,
     most_bytes,
-    pass_over,
     required,
-    too_large,
+    too_large_text,
 )
 
 Result = TypeVar("Result")
@@ -46,7 +46,7 @@ SWEEPS = 10
 ANYWHERE = Path("/")
 
 SYSTEM = ("/proc/", "/sys/")
-"""Whose files are no files of anybody's, though they look regular; some have a reader wait."""
+"""Folders of kernel files, which look regular; reading some of them blocks."""
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -262,13 +262,13 @@ class LocalFolder:
             prefix + info.name: info.size for info in self.folder(name).walk() if info.size >= 0
         }
 
-    def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
+    def walk(self, leave_out: LeaveOut = ignore_left_out) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.
 
         Links are followed, except out of it, back to a folder they are in, and, below another link,
         to a folder that a link led to before; one that leads nowhere is a file of unknown size
-        (-1). A file that is removed meanwhile may be left out, and a folder where nobody asks what
-        is left out.
+        (-1). A file that is removed meanwhile may be left out, and so may a folder if `leave_out`
+        is not given.
         """
         with Translated(self.root, "list"):
             root, true = local_files.look(self.root)
@@ -279,7 +279,7 @@ class LocalFolder:
         while stack:
             prefix, true, above, linked_to = stack.pop()
             path = self.root / prefix
-            gone = (FileNotFoundError,) if prefix and leave_out is pass_over else ()
+            gone = (FileNotFoundError,) if prefix and leave_out is ignore_left_out else ()
             with Translated(path, "list"), contextlib.suppress(*gone), os.scandir(path) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     name = prefix + entry.name
@@ -329,7 +329,7 @@ class LocalFolder:
         *,
         create: bool = False,
     ) -> bool:
-        """Put an object that another folder has: a hard link where both are on one disk."""
+        """Copy an object of another folder: by a hard link if both are on one disk."""
         publish = local_files.publish if create else local_files.replace
         opened = origin.open(source)
         if opened is None:
@@ -426,14 +426,14 @@ def _followed(link: str | Path) -> tuple[os.stat_result | None, str]:
 
 
 def _read_small(descriptor: int, size: int, name: str, expected: int) -> bytes:
-    """All of an object, or a byte more than is expected of it; -1 where its size is not known."""
+    """Read an object, up to one byte more than its expected size; all of it if that is -1."""
     if expected < 0 and size > most_bytes(name):
-        raise OSError(errno.EFBIG, too_large(name, size))
+        raise OSError(errno.EFBIG, too_large_text(name, size))
     return local_files.read_whole(descriptor, size, None if expected < 0 else expected + 1)
 
 
 def _pread(descriptor: int, size: int, start: int, length: int) -> bytes:
-    """Up to so many bytes; of 2 GiB, Linux reads a part, and macOS nothing (read(2))."""
+    """Read up to `length` bytes: of 2 GiB, Linux reads a part, and macOS nothing (read(2))."""
     data, end = b"", min(start + length, size)
     while start < end and (piece := os.pread(descriptor, min(end - start, 1 << 30), start)):
         data = data + piece if data else piece
@@ -446,7 +446,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _again_if_swept(action: Callable[[], Result]) -> Result:
-    """Do it again where another process removed or filled a folder in between."""
+    """Retry an action if another process removed or filled a folder meanwhile."""
     for _ in range(SWEEPS):
         try:
             return action()

@@ -203,7 +203,7 @@ def write_durably(path: Path, parts: Iterable[Buffer]) -> None:
 
 
 def link_or_copy(descriptor: int, path: str, temporary: Path) -> None:
-    """Give an open file, which `path` has led to, another name, or copy it where that cannot be."""
+    """Hard-link a file that was opened at `path` to another name, or copy it if that fails."""
     try:
         os.link(true_path(descriptor, path), temporary)
     except FileNotFoundError:
@@ -214,17 +214,17 @@ def link_or_copy(descriptor: int, path: str, temporary: Path) -> None:
 
 
 def replace(temporary: Path, target: Path) -> bool:
-    """Give a file its name, whatever has it."""
+    """Give a file its name, in place of another file of that name."""
     temporary.replace(target)
     return True
 
 
 def publish(temporary: Path, target: Path) -> bool:
-    """Give a file a name that nothing has; False where something has it.
+    """Give a file a name that is free; returns False if it is taken.
 
-    By a hard link; where the disk has none (FAT, SMB, some of FUSE), by a rename that replaces
-    nothing; where it has none either, by taking the name with an empty file, which the whole one
-    then replaces. Killed between these two, it leaves the empty one.
+    By a hard link; on a disk without them (FAT, SMB, some of FUSE), by a rename that replaces
+    nothing; without these, by an empty file that takes the name and is then replaced. A kill
+    between the two leaves the empty file.
     """
     ways = (os.link, rename, _take_and_rename)
     for way in ways:

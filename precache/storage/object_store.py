@@ -28,7 +28,7 @@ from precache.storage.service_options import Bucket, open_bucket
 AT_ONCE = 64
 """Requests under way at a time in one call."""
 
-PAGE = {"s3": 1000, "azure": 5000}
+PAGE_OBJECTS = {"s3": 1000, "azure": 5000}
 """Extra of precache -> objects that its service lists in one answer."""
 
 DELETED_AT_ONCE = 250
@@ -53,7 +53,7 @@ _STATUS_OF_CODE = {
     "InvalidToken": 403,
     "RequestTimeout": 408,
 }
-"""Error codes that say more than the status that comes with them. Source: "Error responses",
+"""Error codes that are more precise than their status. Source: "Error responses",
 Amazon S3 API Reference; "Blob service error codes", Azure Storage REST API Reference."""
 
 
@@ -84,7 +84,7 @@ def _error_of(status: int, reason: str) -> Exception:
 
 
 def _translate(error: Exception) -> Exception:
-    """Translate an error of obstore, without what its text repeats of the request."""
+    """Translate an error of obstore, without the parts of its text that repeat the request."""
     from obstore import exceptions
 
     text = str(error).partition("\n\nDebug source:")[0]
@@ -121,12 +121,12 @@ def _translated() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Stream:
-    """A listing that goes on; without a stream, as from another process, it is begun again.
+    """A listing in progress; without its stream, as in another process, it starts again.
 
     Attributes
     ----------
     pages
-        Full pages that were listed, if the bucket is unordered.
+        Full pages listed so far, if the bucket is unordered.
     """
 
     stream: Any
@@ -218,7 +218,7 @@ class ObjectStore:
             return self._page_by_library(bucket, key, span.token)
         seen = max(span.after, span.seen) if bucket.ordered else ""
         pages = 0 if bucket.ordered or span.token is None else span.token.pages
-        size = PAGE[self._kind]
+        size = PAGE_OBJECTS[self._kind]
         stream, again_from = None if again or span.token is None else span.token.stream, 0
         if stream is None:
             start = f"{key}/{seen}".lstrip("/") if seen else None
@@ -410,9 +410,9 @@ class _Relay:
 
 
 def answer_calls() -> None:
-    """Carry out the calls that come from a `_Relay`, until it is gone."""
+    """Execute the calls of a `_Relay` until it closes the pipe."""
     calls, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anybody prints is none of them
+    os.dup2(2, 1)  # printed output must not mix with the results
     while True:
         try:
             store, name, arguments, options = pickle.load(calls)
@@ -431,8 +431,8 @@ def answer_calls() -> None:
 
 
 _stores: dict[tuple[int, str], Any] = {}
-"""By process and options, for as long as the process lives: a child must not close what its parent
-has open."""
+"""(process, options) -> client, for the life of the process: a child must not close the connections
+of its parent."""
 
 
 def object_store(kind: str, options: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The one boundary to where bytes live: a path or URL -> its folder."""
+"""Open the folder at a path or URL: the only place that chooses where bytes live."""
 
 from __future__ import annotations
 

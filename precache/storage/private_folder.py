@@ -2,7 +2,7 @@
 
 A folder is held by its descriptor and its files are opened relative to that, so a link in the place
 of either is an error. A file counts only if it is a regular one with a single name: a hard link
-would have a file elsewhere truncated or touched, and a FIFO would hang whoever opens it.
+would have a file elsewhere truncated or touched, and opening a FIFO would block.
 
 A private folder (0700, files 0600, whatever the umask) belongs to this process's user, and so does
 every file in it. A shared one (2770, files 0660) is open to its group, whose members trust each
@@ -30,7 +30,7 @@ SHARED_MODES = 0o2770, 0o660
 
 
 class ForeignFile(OSError):
-    """A file that counts as none of the folder's.
+    """A file in the folder that is not the folder's own.
 
     Attributes
     ----------
@@ -55,12 +55,12 @@ class OwnFolder:
     within
         The folder that it is in; by default it is reached by its path.
     names
-        All that it may have in it; by default anything.
+        Names that it may contain; by default any.
 
     Raises
     ------
     UsageError
-        It is a link or a file, belongs to somebody else, is open to others than it is meant for,
+        It is a link or a file, belongs to another user, is open to others than it is meant for,
         or has other files in it.
     """
 
@@ -99,7 +99,7 @@ class OwnFolder:
         if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
             os.fchmod(self._descriptor, mode)
             for name in self.names():
-                with contextlib.suppress(OSError):  # told to whoever needs it
+                with contextlib.suppress(OSError):  # raised again when it is used
                     self.file(name).close()  # which sets its mode
 
     def _require_access(self, status: os.stat_result) -> None:
@@ -163,7 +163,7 @@ class OwnFolder:
         Raises
         ------
         ForeignFile
-            It is not a regular file, has several names, or belongs to somebody else.
+            It is not a regular file, has several names, or belongs to another user.
         """
         return io.FileIO(name, mode, opener=self.descriptor_of)
 

@@ -44,13 +44,13 @@ from precache.storage.base import (
     LeaveOut,
     Range,
     checked,
+    ignore_left_out,
     is_missing,
     is_name,
     most_bytes,
-    pass_over,
     refused,
     required,
-    too_large,
+    too_large_text,
 )
 from precache.storage.environment import read_environment
 from precache.storage.listing import Entry, KeyRange, Page, page_of_google
@@ -63,19 +63,19 @@ ObjectRange = tuple[str, int, int | None]
 log = logging.getLogger(__name__)
 
 DEEPEST = 64
-"""Folders in one another that a web server may list: its pages may list themselves, without end."""
+"""Most nested folders of a web server, whose pages may list themselves endlessly."""
 
 STREAMS = 100
 """Requests to a web server at a time; aiohttp opens as many connections."""
 
 PIECE = 1 << 16
-"""Bytes that are read at a time of what comes before a range, where a server knows none."""
+"""Bytes read at a time of the part before a range, if a server ignores ranges."""
 
 LISTINGS = 16
 """Prefixes that are listed at a time: a service answers one prefix page after page."""
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ASCII_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass
@@ -100,7 +100,7 @@ class RemoteFolder:
     options
         Storage options, or `FromEnvironment`; never shown.
     within
-        URL out of which a web server's redirects must not lead.
+        URL below which a web server's redirects must stay.
     """
 
     protocol: str
@@ -178,7 +178,9 @@ class RemoteFolder:
         contents = self._parts(parts, sizes, stream=any(size < 0 for size in sizes))
         for number, (name, size, got) in enumerate(zip(names, sizes, contents, strict=True)):
             if size < 0 and isinstance(got, bytes) and len(got) > most_bytes(name):
-                contents[number] = StorageError(f"cannot read {self._url(name)}: {too_large(name)}")
+                contents[number] = StorageError(
+                    f"cannot read {self._url(name)}: {too_large_text(name)}"
+                )
         return contents
 
     def read_first(self, name: str, most: int) -> bytes:
@@ -196,8 +198,8 @@ class RemoteFolder:
         Parameters
         ----------
         stream
-            All start at 0 and are of unknown size: a web server is asked for no ranges, as some
-            servers compress what a range is then cut of.
+            All start at 0 and are of unknown size: a web server gets no range requests, since
+            some servers cut ranges out of compressed bytes.
         """
         results: dict[int, bytes | StorageError] = {}
         wanted = []
@@ -249,7 +251,7 @@ class RemoteFolder:
     async def _stream(self, parts: Sequence[ObjectRange], *, ranges: bool) -> list[Any]:
         """Read parts from a web server once; an exception stands in place of what failed.
 
-        No more is held than was asked for, whatever the server sends.
+        Holds no more than was requested, even if the server sends more.
         """
         fs, places = self._fs, asyncio.Semaphore(STREAMS)
         session = await fs.set_session()
@@ -358,7 +360,7 @@ class RemoteFolder:
         below = {path[len(own) + 1 :]: _size(info) for path, info in infos.items()}
         return {name: size for name, size in below.items() if is_name(name)}
 
-    def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
+    def walk(self, leave_out: LeaveOut = ignore_left_out) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.
 
         Several prefixes are listed at a time, and no more pages than that are held.
@@ -398,16 +400,16 @@ class RemoteFolder:
             pool.close(wait=not running)  # Ctrl-C does not wait for a server
 
     def _is_empty(self, file: FileInfo) -> bool:
-        """Return False if there is no such object: its key has a slash at its end, as a mark."""
+        """Return False if there is no such object: a key with a slash at its end marks a folder."""
         return self.size(file.name) == 0
 
     def _below(self, fs: Any, span: KeyRange) -> _Below:
         below, last = _Below([], [], [], True), max(span.after, span.seen)
         listed, token = self._page(fs, span)
-        while listed:  # where all comes in one page, what was seen goes at once
+        while listed:  # a listing in one page is freed entry by entry
             entry = listed.pop()
             folder = entry["type"] == "directory"
-            if not entry["name"] and not folder:  # what marks a folder, or has a slash at its end
+            if not entry["name"] and not folder:  # marks a folder, or its key ends in a slash
                 if entry["size"] and not span.token and not span.after:
                     below.left_out.append(span.prefix)
                 continue
@@ -425,12 +427,12 @@ class RemoteFolder:
                         "folder that holds the files"
                     )
                 below.more.append(KeyRange(f"{name}/"))
-            elif not is_name(name) or (self._by_obstore and _CONTROL.search(name)):
+            elif not is_name(name) or (self._by_obstore and _ASCII_CONTROL.search(name)):
                 below.left_out.append(name)
             else:
                 below.files.append(FileInfo(name, _size(entry), _mtime_ns(entry), _etag(entry)))
         if token is not None and (span.end is None or last < span.end):
-            below.more.append(span._replace(token=token, seen=last))  # the next, being the last
+            below.more.append(span._replace(token=token, seen=last))  # listed next, being the last
         return below
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
@@ -475,7 +477,7 @@ class RemoteFolder:
         if self._by_obstore or not has_magic(path):
             self._fs.rm(path, recursive=True)
             return
-        # fsspec removes what matches, and not what is so named.
+        # fsspec would take the name for a pattern.
         for child in self._fs.find(path):
             self._fs.rm_file(child)
 
@@ -573,7 +575,7 @@ class RemoteFolder:
         """Return the error for a name that no request may have, or None."""
         if name and not is_name(name):
             return refused(name, self)
-        if self._by_obstore and _CONTROL.search(name):
+        if self._by_obstore and _ASCII_CONTROL.search(name):
             return StorageError(
                 f"cannot {doing} {self._url(name)}: its name has a control character; rename it"
             )
@@ -582,11 +584,11 @@ class RemoteFolder:
     def _behind(self, error: Exception) -> Exception:
         """Return the cause that a library's exception may hide."""
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        # gcsfs gives an upload up after a 412, which may fail.
+        # gcsfs aborts an upload after a 412, and that request may fail.
         if retries.status_of(cause) == 412 or isinstance(error.__context__, FileExistsError):
             return FileExistsError()
         if self.protocol in WEB and isinstance(error, FileNotFoundError):
-            # To look at a URL and fail is, to fsspec, that nothing is there.
+            # fsspec reports every failed request as a missing file.
             return error if retries.status_of(cause) in (404, 410) else cause
         return error
 

@@ -1,6 +1,6 @@
-"""Folders of a local store as such: moved, or exchanged with one another, at once.
+"""Atomic rename and exchange of folders of a local store.
 
-A link is never followed: what is moved or removed is the link.
+Links are never followed: the link itself is moved or removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_link(store: Folder, name: str) -> bool:
 
 
 def refuse_link(store: Folder, name: str) -> None:
-    """Raise `StorageError` where a folder of our own is a link: what is below lies elsewhere."""
+    """Raise `StorageError` if a folder of precache's own is a link to another place."""
     if is_link(store, name):
         raise StorageError(
             f"{store.path(name)} is a link, and precache writes and removes nothing through "
@@ -36,7 +36,7 @@ def refuse_link(store: Folder, name: str) -> None:
 def move(store: Folder, name: str, to: str) -> bool:
     """Move a folder; False where it is gone, or where `to` is a folder that has something in it.
 
-    The folder above `to` is made if missing, whoever removes it meanwhile.
+    The parent of `to` is made if missing, even if another process removes it meanwhile.
     """
     source, target = _paths(store, name, to)
     with _translated(source, target):
@@ -71,7 +71,7 @@ def exchange(store: Folder, one: str, other: str) -> bool:
 
 
 def remove_if_empty(store: Folder, name: str) -> None:
-    """Remove a folder that nothing is in; in a bucket there is none."""
+    """Remove a folder if it is empty; a bucket has no folders."""
     path = store.local(name)
     if path is not None:
         with contextlib.suppress(OSError):  # there is none, or something is in it

@@ -13,21 +13,21 @@ from typing import Any
 
 ATTEMPTS = 6
 BUSY_ATTEMPTS = 9
-"""Attempts in general, and at a request that no library retries: for about a minute."""
+"""Attempts by default, and at a request that no library retries (about a minute)."""
 
 RETRY_SECONDS = 60.0
 """Seconds since the first attempt after which only one more is made."""
 
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
-"""Seconds between attempts: doubled each time, give or take half, or as the server says."""
+"""Seconds between attempts: doubled each time, +-50%, unless the server sends Retry-After."""
 
 CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 60.0
 """Seconds after which a connection that brings no byte counts as lost."""
 
 TRANSIENT_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
-"""409 is what S3 answers to one of two who create an object at once (ConditionalRequestConflict).
+"""S3 returns 409 (ConditionalRequestConflict) if two clients create an object at the same time.
 Source: Amazon S3 User Guide, "How to prevent object overwrites with conditional writes".
 """
 
@@ -42,12 +42,12 @@ FINAL = (
     IsADirectoryError,
     NotADirectoryError,
 )
-"""Errors that are never retried, whatever their cause."""
+"""Errors that are never retried."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at something: its number from 0 up, and whether there is no other."""
+    """An attempt: its number, from 0, and whether it is the last."""
 
     number: int
     last: bool
@@ -64,7 +64,7 @@ def attempts(most: int | None = None) -> Iterator[Attempt]:
             return
 
 
-def patience() -> Any:
+def client_timeout() -> Any:
     """Return time-outs for aiohttp, whose default ends every request after five minutes."""
     import aiohttp
 
@@ -75,7 +75,7 @@ def patience() -> Any:
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status of an error of any of the libraries, or None."""
     if type(error).__module__ == "aiohttp.http_exceptions":
-        return None  # 400 by default: what the client thinks of an answer that breaks off
+        return None  # its 400 is not the server's: the answer was cut off
     for name in ("status", "status_code", "code"):
         value = getattr(error, name, None)
         if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
@@ -90,12 +90,12 @@ def is_forbidden(error: Exception) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True if the same request may succeed later; a status decides, wherever it stands."""
+    """Return True if the same request may succeed later; an HTTP status in the causes decides."""
     behind = list(causes(error))
     if any(isinstance(cause, (*FINAL, ssl.SSLCertVerificationError)) for cause in behind):
         return False
     statuses = [status for cause in behind if (status := status_of(cause)) is not None]
-    if statuses:  # with one of success, it is the answer that is damaged
+    if statuses:  # after a status of success, the answer was damaged
         return statuses[0] in TRANSIENT_STATUS or 200 <= statuses[0] < 300
     return any(
         isinstance(cause, ConnectionError | TimeoutError | asyncio.IncompleteReadError)
@@ -106,7 +106,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and so on."""
+    """Yield the error and its chain of causes."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -115,17 +115,17 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def pause(attempt: int, error: Exception | None) -> float:
     """Return the seconds to wait before the next attempt."""
-    wished = _wish(_headers(error)) if error is not None else None
-    if wished is not None:
-        return min(wished, LONGEST_PAUSE)
+    seconds = _retry_after(_headers(error)) if error is not None else None
+    if seconds is not None:
+        return min(seconds, LONGEST_PAUSE)
     doubled: float = FIRST_PAUSE * 2**attempt
     return min(LONGEST_PAUSE, doubled) * random.uniform(0.5, 1.5)
 
 
-async def wait_as_wished(status: int, headers: Mapping[str, str]) -> None:
-    """Wait as Retry-After says, for libraries that retry by themselves and ignore it."""
+async def wait_retry_after(status: int, headers: Mapping[str, str]) -> None:
+    """Sleep for Retry-After, for libraries that retry by themselves and ignore it."""
     if status in TRANSIENT_STATUS:
-        await asyncio.sleep(min(_wish(headers) or 0.0, LONGEST_PAUSE))
+        await asyncio.sleep(min(_retry_after(headers) or 0.0, LONGEST_PAUSE))
 
 
 def _headers(error: BaseException) -> Mapping[str, str]:
@@ -135,13 +135,13 @@ def _headers(error: BaseException) -> Mapping[str, str]:
         headers: Mapping[str, str] | None = getattr(cause, "headers", None) or getattr(
             response, "headers", None
         )
-        if headers is not None and _wish(headers) is not None:
+        if headers is not None and _retry_after(headers) is not None:
             return headers
     return {}
 
 
-def _wish(headers: Mapping[str, str]) -> float | None:
-    """Seconds. Source: RFC 9110, section 10.2.3."""
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of Retry-After, or None. Source: RFC 9110, section 10.2.3."""
     for name in ("Retry-After", "retry-after"):
         value = str(headers.get(name))
         if value.isdigit():

@@ -13,7 +13,7 @@ from typing import Any, cast
 from precache.codecs.chunk import codec_metadata, zstd_content_size
 from precache.errors import DamageError, StoreError
 from precache.recipe.recipe import CODEC_CLASSES, Codec, Field
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache.store.labels import CLASS_DTYPES
 from precache.store.layout import RowShape
 from precache.store.small_arrays import (

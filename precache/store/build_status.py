@@ -13,7 +13,7 @@ from precache.storage.base import FileInfo, Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.rename import is_link
 from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
-from precache.store.documents import Identity
+from precache.store.json_documents import Identity
 from precache.store.lease import live_leases, read_leases
 from precache.units import duration, local_time
 

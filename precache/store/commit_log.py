@@ -14,7 +14,7 @@ from types import MappingProxyType
 from precache.errors import StorageError
 from precache.messages import shown
 from precache.storage.base import Folder
-from precache.store.documents import CommitEntry
+from precache.store.json_documents import CommitEntry
 
 ROOT = "zarr.json"
 """Document of a version's group: written last and removed first, so only whole versions have it."""
@@ -25,7 +25,8 @@ BUILD = "_build"
 VERSION = re.compile("[0-9a-f]{32}")
 """Names of versions' folders; a folder of such a name need not be a version."""
 
-_COMMIT = re.compile(r"[0-9]{6,}\.json")
+NUMBERED = re.compile(r"[0-9]{6,}\.json")
+"""Names of objects that are created under the next number: commits, leases, log entries."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def read_commits(store: Folder, *, newest: bool = False) -> list[Commit]:
     newest
         Read only the last entry.
     """
-    names = [name for name in store.names("commits") if _COMMIT.fullmatch(name)]
+    names = [name for name in store.names("commits") if NUMBERED.fullmatch(name)]
     names.sort(key=lambda name: int(name[:-5]), reverse=True)
     at_a_time = 1 if newest else max(1, len(names))
     log: list[Commit] = []

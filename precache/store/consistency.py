@@ -19,7 +19,7 @@ import numpy as np
 from precache.errors import DamageError, PrecacheError, RecipeError, StorageError, StoreError
 from precache.recipe.recipe import Field, Recipe
 from precache.storage.base import is_missing
-from precache.storage.batch_get import PrefetchedFolder
+from precache.storage.prefetched_folder import PrefetchedFolder
 from precache.store import zarr_metadata
 from precache.store.array_metadata import (
     SUMS,
@@ -29,7 +29,7 @@ from precache.store.array_metadata import (
     label_layouts,
 )
 from precache.store.commit_log import ROOT, VERSION
-from precache.store.documents import format_of, version_id
+from precache.store.json_documents import format_of, version_id
 from precache.store.labels import are_classes, differ, has_label, narrow
 from precache.store.layout import RowShape
 from precache.store.object_names import ObjectNames

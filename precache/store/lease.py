@@ -5,10 +5,10 @@ The holder of a lease renews the time in its object, the heartbeat. Two kinds of
 A build's lease lies in its version's folder; several builds of one version each have their own.
 
 An exclusive lease is an object that is created under the next number, which only one of several
-processes can do. If its heartbeat ends, the next number is free to be taken. The last holder
-removes its own object and all below, and the numbers begin anew; so whoever passed over leases of
-dead processes looks at them again once it has its own. Two processes may hold one lease if the
-first was stopped for long and resumes: what is done under a lease must bear that.
+processes can do. If its heartbeat ends, another process may create the next number. The last holder
+removes its own object and all with lower numbers, and numbering starts again. A process that skips
+leases of ended processes therefore reads them again after it has created its own. Two processes may
+hold one lease if the first was stopped for long and resumes: work under a lease must tolerate that.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from precache.errors import StorageError, StoreError
 from precache.runtime.process_id import Process, has_ended, process_of
 from precache.storage.base import FileInfo, Folder
 from precache.storage.rename import is_link, remove_if_empty
-from precache.store.commit_log import BUILD
-from precache.store.documents import LeaseDocument
+from precache.store.commit_log import BUILD, NUMBERED
+from precache.store.json_documents import LeaseDocument
 
 log = logging.getLogger(__name__)
 
 RENEWAL_SECONDS = 10.0
-"""Between two heartbeats."""
+"""Seconds between two heartbeats."""
 
 STALE_SECONDS = 6 * RENEWAL_SECONDS
 """Seconds without a heartbeat after which the holder has ended; several renewals may fail."""
 
 ALIVE_SECONDS = STALE_SECONDS + 40.0
-"""The same between clocks of two machines, which may differ."""
+"""Like `STALE_SECONDS`, by the clocks of two machines, which may differ."""
 
 QUIET_SECONDS = 900.0
-"""Seconds for which a live build or copy may change nothing, as while it commits. `gc` leaves it
-alone, and followers wait, for that long."""
+"""Seconds for which a live build or copy may change nothing, for example while it commits. Until
+then `gc` keeps it and followers wait."""
 
 POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
-"""Seconds between two looks at a store."""
+"""Seconds between two polls of a store."""
 
 LOST_SECONDS = 3600.0
-"""Age of its last heartbeat above which a lease is watched for `OBSERVE_SECONDS`, so that those who
-look only once need not wait for `STALE_SECONDS`."""
+"""Age of its last heartbeat above which a lease is watched for `OBSERVE_SECONDS` at once: a silent
+one counts as ended without a wait for `STALE_SECONDS`."""
 
 OBSERVE_SECONDS = 2.5 * RENEWAL_SECONDS
 
@@ -61,7 +61,6 @@ BUILD_LEASES = f"{BUILD}/leases"
 LEASES_FOLDER = "_claims"
 """Folder of a store with all exclusive leases."""
 
-_LEASE = re.compile(r"[0-9]{6,}\.json")
 _CUT_OFF = re.compile(r"\.[0-9a-f]{32}\.tmp")
 """Temporary file of a lease that was being put; a live process puts it again."""
 
@@ -72,7 +71,7 @@ class Lease:
     Parameters
     ----------
     note
-        For those who wait for its end.
+        Shown to processes that wait for the lease.
     scratch
         Folder for temporary files, as `Folder.put` takes it.
     """
@@ -89,7 +88,7 @@ class Lease:
         self._folder.put(self.name, [_document(process, self._note)], scratch=self._scratch)
 
     def _is_revoked(self) -> bool:
-        """Return True if it is not to be renewed any more; raises `StorageError`."""
+        """Return True if the lease must not be renewed; raises `StorageError`."""
         return False
 
     def _stop(self) -> None:
@@ -104,7 +103,7 @@ class Lease:
                     return
                 self._put(process_of(os.getpid()))
             except StorageError as error:
-                log.warning("no heartbeat: %s", error)
+                log.warning("the lease was not renewed: %s", error)
 
 
 class ExclusiveLease(Lease):
@@ -113,7 +112,7 @@ class ExclusiveLease(Lease):
     Parameters
     ----------
     own
-        The object names this process already.
+        The object names this process already, so `__enter__` does not write it.
     """
 
     def __init__(self, store: Folder, name: str, note: str = "", *, own: bool = False) -> None:
@@ -137,7 +136,7 @@ class ExclusiveLease(Lease):
         return NamedLease(self._folder, name).holder(above=int(own[:-5])) is None
 
     def hand_over_to(self, process: Process, note: str) -> None:
-        """Hand it to another process, which enters a lease of the same name and note."""
+        """Hand the lease to another process, which enters a lease of the same name and note."""
         self._note = note
         self._put(process)
 
@@ -172,7 +171,7 @@ class BuildLease(Lease):
         return live_leases(self._folder, but=self.name)
 
     def end(self) -> None:
-        """Give it back; may be called again."""
+        """Remove the lease; may be called again."""
         if self._over.is_set():
             return
         self._stop()
@@ -247,8 +246,8 @@ def remove_ended_leases(store: Folder) -> None:
 def _remove_until(store: Folder, last: str) -> None:
     """Remove a lease, those of earlier holders that were killed, and folders left empty."""
     folder, _, own = last.rpartition("/")
-    for name in sorted(store.names(folder)):  # those who passed over one look for it again
-        if (_LEASE.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
+    for name in sorted(store.names(folder)):  # in order: a process that skipped one reads it again
+        if (NUMBERED.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
             store.remove(f"{folder}/{name}")
     remove_if_empty(store, folder)
     remove_if_empty(store, LEASES_FOLDER)
@@ -259,7 +258,7 @@ def _document(process: Process, note: str) -> bytes:
 
 
 class NamedLease:
-    """An exclusive lease that processes ask for by its name, watched by one of them."""
+    """The exclusive lease of a name, as one process sees it."""
 
     def __init__(self, store: Folder, name: str) -> None:
         self._store = store
@@ -294,8 +293,8 @@ class NamedLease:
         """Return the live holder under a number above `above`, as far as is known."""
         for name in [self._path(number) for number in self.numbers() if number > above]:
             data = self._store.get(name)
-            if data is not None and (found := self._holder_of(name, data)):
-                return found
+            if data is not None and (lease := self._holder_of(name, data)):
+                return lease
         return None
 
     def _path(self, number: int) -> str:
@@ -304,24 +303,24 @@ class NamedLease:
     def numbers(self) -> list[int]:
         """Return the numbers of all its objects, in any order."""
         names = self._store.names(f"{LEASES_FOLDER}/{self._name}")
-        return [int(name[:-5]) for name in names if _LEASE.fullmatch(name)]
+        return [int(name[:-5]) for name in names if NUMBERED.fullmatch(name)]
 
     def _holder_of(self, name: str, data: bytes) -> LeaseDocument | None:
         """Return the holder of a lease with this content, None if it has ended."""
         try:
-            found = LeaseDocument.read(data, self._store.path(name))
+            lease = LeaseDocument.read(data, self._store.path(name))
         except StoreError:
             return None  # cut short, or forged
-        if has_ended(found.holder):
+        if has_ended(lease.holder):
             return None
-        if time.time() - found.time > LOST_SECONDS and self._is_silent(name, data):
+        if time.time() - lease.time > LOST_SECONDS and self._is_silent(name, data):
             return None
         # By this machine's clock alone: that of the other may be wrong.
         before, since = self._seen.get(name, (b"", 0.0))
         if before != data:
             since = time.monotonic()
             self._seen[name] = data, since
-        return found if time.monotonic() - since < STALE_SECONDS else None
+        return lease if time.monotonic() - since < STALE_SECONDS else None
 
     def _is_silent(self, name: str, data: bytes) -> bool:
         """Watch a lease that looks old for a heartbeat: a clock may be wrong."""

@@ -13,7 +13,7 @@ from precache.runtime.process_id import has_ended
 from precache.storage.base import Folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT
-from precache.store.documents import Attributes, Identity
+from precache.store.json_documents import Attributes, Identity
 from precache.store.labels import are_classes
 from precache.store.lease import ALIVE_SECONDS, QUIET_SECONDS, NamedLease, read_leases
 from precache.store.open import open_own

@@ -1,7 +1,7 @@
 """Names of the objects of a committed version, as its metadata promises them. Pure.
 
 Code that copies, checks or repairs a version uses these names, never a listing of its folder: a
-listing shows whatever anyone with write access has put there.
+listing may show anything that a user with write access has put there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from precache.store.array_metadata import SUMS, label_layouts
 from precache.store.commit_log import ROOT
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache.store.small_arrays import KEYS_PER_CHUNK, ROWS_PER_CHUNK
 from precache.store.version import HOLES, ROW_TABLE
 

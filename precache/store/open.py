@@ -11,11 +11,11 @@ from precache.errors import GoneError, StorageError, StoreError
 from precache.messages import shown
 from precache.recipe.variants import number_of, variants_of
 from precache.storage.base import Folder, is_missing
-from precache.storage.batch_get import PrefetchedFolder, Readable
 from precache.storage.open import StorageOptions, open_folder
+from precache.storage.prefetched_folder import PrefetchedFolder, Readable
 from precache.store.array_metadata import field_layout, label_layouts, layout_difference
 from precache.store.commit_log import BUILD, ROOT, Commit, read_commits
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache.store.small_arrays import ROWS_PER_CHUNK
 from precache.store.version import (
     REPAIR_HINT,

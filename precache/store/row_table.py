@@ -40,12 +40,12 @@ labels."""
 _CLASS_COUNT = b"label_classes"
 """Key of the schema's metadata that has the number of classes of multi-hot labels."""
 
-IDENTITY = ("key", "size", "mtime_ns", "etag", "label")
+IDENTITY_COLUMNS = ("key", "size", "mtime_ns", "etag", "label")
 """Columns that identify samples; so does `removed`, if a table has it."""
 
 LISTINGS_FOLDER = "_listings"
-"""Folder of a store for indexes of its sources' containers, one object for each source; whatever
-it holds, the next listing only takes longer without it."""
+"""Folder of a store for indexes of its sources' containers, one object for each source. Without
+them, the next listing only takes longer."""
 
 
 def listing_prefix(source: str | None) -> str:
@@ -217,7 +217,7 @@ class RowTable:
     def from_parquet(cls, data: bytes, where: str) -> RowTable:
         """Parse the output of `to_parquet`."""
         with _reading(where):
-            table = _read(data, IDENTITY)
+            table = _read(data, IDENTITY_COLUMNS)
             return cls(
                 table["key"].to_pylist(),
                 table["size"].to_numpy(),
@@ -303,7 +303,7 @@ def read_columns(data: bytes, types: Mapping[str, str], where: str) -> Any:
 def _read(data: bytes, columns: Sequence[str], types: Mapping[str, str] = COLUMN_TYPES) -> Any:
     """Read columns of a table, check their types, and that no value is missing.
 
-    With `IDENTITY`, the column `removed` is read too, if there is one.
+    With `IDENTITY_COLUMNS`, the column `removed` is read too, if there is one.
     """
     import pyarrow.parquet as pq
 
@@ -312,7 +312,7 @@ def _read(data: bytes, columns: Sequence[str], types: Mapping[str, str] = COLUMN
     nbytes = sum(file.metadata.row_group(number).total_byte_size for number in groups)
     # Encoded as runs, any number of rows takes no bytes; in memory each takes at least these.
     require_plausible(len(data), max(nbytes, MIN_ROW_NBYTES * file.metadata.num_rows))
-    removed = columns is IDENTITY and "removed" in file.schema_arrow.names
+    removed = columns is IDENTITY_COLUMNS and "removed" in file.schema_arrow.names
     table = file.read([*columns, *(["removed"] if removed else [])])
     for name in (*columns, *table.column_names):
         column, expected = table[name], types[name]

@@ -17,13 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, 
 from precache.errors import StorageError
 from precache.storage.base import Folder
 from precache.store.commit_log import BUILD
-from precache.store.documents import document_error
+from precache.store.json_documents import document_error
 from precache.store.receipts import Receipt
 
 FINISHED_FOLDER = f"{BUILD}/finished"
 
-FATE = f"{BUILD}/fate"
-"""Object that is created once: by the first follower, or by the build if it commits before."""
+LOG_STATE = f"{BUILD}/fate"
+"""Object created once, as `FOLLOWED` by the first follower or as `CLOSED` by the build's commit."""
 
 FOLLOWED, CLOSED = b"followed", b"closed"
 
@@ -110,9 +110,9 @@ def followed_log_name(version: str) -> str:
 
 def follow_log(version: Folder) -> bool:
     """Ask a running build to keep its log; return False if it has committed already."""
-    return version.create(FATE, [FOLLOWED]) or version.get(FATE) == FOLLOWED
+    return version.create(LOG_STATE, [FOLLOWED]) or version.get(LOG_STATE) == FOLLOWED
 
 
 def close_log(version: Folder, scratch: str) -> bool:
     """Prevent new followers; return whether the log is followed already."""
-    return not version.create(FATE, [CLOSED], scratch) and version.get(FATE) == FOLLOWED
+    return not version.create(LOG_STATE, [CLOSED], scratch) and version.get(LOG_STATE) == FOLLOWED

@@ -18,7 +18,7 @@ from numcodecs.vlen import VLenUTF8
 from precache.codecs.chunk import codec_metadata, require_plausible, zstd_content_size
 from precache.errors import DamageError, StorageError
 from precache.recipe.recipe import ZstdCodec
-from precache.storage.batch_get import Readable
+from precache.storage.prefetched_folder import Readable
 from precache.store import zarr_metadata
 
 KEYS_PER_CHUNK = 1 << 16
@@ -79,7 +79,7 @@ def read_small(
 ) -> dict[str, np.ndarray]:
     """Read whole small arrays, many objects at a time.
 
-    Memory is taken only for objects that exist, whatever length an array claims.
+    Memory is taken only for objects that exist, even if an array claims to be longer.
     """
     parts: dict[str, list[np.ndarray]] = {name: [] for name in arrays}
     numbers = ((name, n) for name, array in arrays.items() for n in range(array.objects))

@@ -32,11 +32,11 @@ from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of, number_of, pool_statistics, variant_at, variants_of
 from precache.runtime.integers import whole
 from precache.storage.base import Folder, is_missing, required
-from precache.storage.batch_get import Readable
+from precache.storage.prefetched_folder import Readable
 from precache.store import zarr_metadata
 from precache.store.array_metadata import SUMS, label_layout, label_layouts
 from precache.store.commit_log import ROOT
-from precache.store.documents import FORMAT, Attributes, FieldAttributes, document_error
+from precache.store.json_documents import FORMAT, Attributes, FieldAttributes, document_error
 from precache.store.layout import RowShape
 from precache.store.small_arrays import KEYS_PER_CHUNK, decode_strings, read_small, small_layout
 

@@ -1,1 +1,5 @@
-"""Show a version in a browser: a local server, or one static page."""
+"""Show a version in a browser: a local server, or one static page.
+
+`view.view` is its entry. Imports `reading`, `store` and `html`; only `source_trace` imports sources
+and ops of `precache_workers`.
+"""

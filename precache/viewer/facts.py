@@ -8,7 +8,7 @@ from precache.recipe.recipe import Field, op_texts
 from precache.store.version import Version
 from precache.units import size
 
-CHANNELS = {"RGB": ("red", "green", "blue"), "RGBA": ("red", "green", "blue", "alpha")}
+CHANNEL_NAMES = {"RGB": ("red", "green", "blue"), "RGBA": ("red", "green", "blue", "alpha")}
 
 
 def sizes(version: Version) -> list[tuple[str, str]]:
@@ -25,7 +25,7 @@ def statistics(version: Version, name: str) -> list[tuple[str, str, float, float
     mean, std = version.mean[name], version.std.get(name, [])
     field = version.recipe.fields.get(name, Field())
     first = field.ops[0] if field.ops else None
-    channels = CHANNELS.get(getattr(first, "mode", ""), ())
+    channels = CHANNEL_NAMES.get(getattr(first, "mode", ""), ())
     if len(channels) != len(mean):
         channels = tuple(map(str, range(len(mean))))
     return [(name, *line) for line in zip(channels, mean, std, strict=False)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlencode
 
 from precache.errors import PrecacheError, UsageError
-from precache.html.pages import TABLE_ROWS, bar, link, render
+from precache.html.pages import TABLE_ROWS, bar, hyperlink, render
 from precache.html.png import as_picture, encode_png
 from precache.viewer.cards import EMBEDDED_SIDE, Cards
 from precache.viewer.facts import build_facts, sizes, statistics
@@ -92,7 +92,7 @@ class Pages:
         largest = max((rows for _, _, rows in counts), default=1)
         return [
             (
-                name if static and name else link(name, _target({"class": name})) if name
+                name if static and name else hyperlink(name, _target({"class": name})) if name
                 else "no label",
                 label, f"{rows:,}", bar(rows / largest),
             )
@@ -103,7 +103,7 @@ class Pages:
         version = self._catalogue.version
         return [
             (
-                version.keys[row] if static else link(version.keys[row], f"row/{row}"),
+                version.keys[row] if static else hyperlink(version.keys[row], f"row/{row}"),
                 self._catalogue.hole(row),
             )
             for row in version.hole_rows[:TABLE_ROWS].tolist()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SIDE = 1024
 """Longer side of a picture in pixels; larger ones are downsampled."""
 
-SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif")
+PICTURE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif")
 """File name suffixes of images that browsers show."""
 
 TRACES = 16
@@ -178,7 +178,7 @@ class SourceTracer:
 
     def shows_file(self, key: str) -> bool:
         """Guess from a sample's key whether a browser shows its file."""
-        return self._files and key.lower().endswith(SUFFIXES)
+        return self._files and key.lower().endswith(PICTURE_SUFFIXES)
 
     def trace(self, key: str) -> Trace:
         """Fetch a sample and run the ops on it."""

@@ -21,7 +21,7 @@ from precache_workers.cluster.dispatch import (
     Done,
     Hung,
     Lost,
-    Patience,
+    TaskLimits,
     dispatch,
 )
 
@@ -120,10 +120,10 @@ def together(fates: Sequence[End]) -> End:
 
 
 def run(
-    machines: Machines, count: int, patience: Patience | None = None, shared: bool = False
+    machines: Machines, count: int, limits: TaskLimits | None = None, shared: bool = False
 ) -> list[tuple[int, Any]]:
     items = (Work(number) for number in range(count))
-    outcomes = dispatch(machines, str, items, patience, count * shared, machines.clock)
+    outcomes = dispatch(machines, str, items, limits, count * shared, machines.clock)
     return [(work.number, outcome) for work, outcome in outcomes]
 
 
@@ -203,7 +203,7 @@ def test_a_task_that_crashes_too_often_is_given_up() -> None:
 
 def test_a_task_whose_nodes_all_go_is_given_up() -> None:
     machines = Machines(lambda work, before: (1.0, Lost("its node went", crashed=False)))
-    [(_, outcome)] = run(machines, 1, Patience(losses=5))
+    [(_, outcome)] = run(machines, 1, TaskLimits(losses=5))
     assert isinstance(outcome, BuildError)
     assert "5 times with its node: its node went" in str(outcome)
 
@@ -239,8 +239,8 @@ def test_copies_of_one_task_are_bounded() -> None:
         return (500.0 if work.number else None), Done([work.number], 500.0)
 
     machines = Machines(fate, 10)
-    patience = Patience(first_late=10, copies=3)
-    outcomes = dispatch(machines, str, [Work(0), Work(1)], patience, 0, machines.clock)
+    limits = TaskLimits(first_late=10, copies=3)
+    outcomes = dispatch(machines, str, [Work(0), Work(1)], limits, 0, machines.clock)
     assert next(outcomes) == (Work(1), 1)
     assert [work.number for work in machines.begun].count(0) == 3
 

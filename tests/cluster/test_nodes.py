@@ -9,11 +9,11 @@ import pytest
 
 NICENESS = """
 import os
-from precache_workers.cluster.nodes import be_nice
+from precache_workers.cluster.nodes import set_niceness
 os.nice(15 - os.nice(0))
 if os.geteuid() == 0:
     os.setuid(65534)
-be_nice({nice})
+set_niceness({nice})
 print(os.nice(0))
 """
 

@@ -14,7 +14,7 @@ from precache.errors import BuildError
 from precache.storage.local import LocalFolder
 from precache.store import lease
 from precache.store.build_status import DESCRIPTION, read_status
-from precache.store.documents import LeaseDocument
+from precache.store.json_documents import LeaseDocument
 from precache.store.lease import BUILD_LEASES, BuildLease, live_leases, read_leases
 from precache_workers.planning.target_version import SCRATCH
 from tests.support.building import build_here, poll, remains, write, write_jpegs
@@ -86,7 +86,7 @@ def test_a_store_that_cannot_be_written_is_logged(
     own = BuildLease(LocalFolder(tmp_path), SCRATCH)
     monkeypatch.setattr(own, "_folder", LocalFolder(write(tmp_path / "file", b"") / "below"))
     monkeypatch.setattr(LocalFolder, "size", lambda folder, name: 1)
-    poll(lambda: "no heartbeat" in caplog.text, "a line in the log")
+    poll(lambda: "was not renewed" in caplog.text, "a line in the log")
     own.end()
 
 

@@ -16,7 +16,7 @@ from precache.cli.main import main
 from precache_workers.planning import row_placement
 from precache_workers.planning.shard_plan import FieldRows
 from precache_workers.sources.folder import FolderSource
-from tests.driver.test_recache import (
+from tests.driver.test_incremental import (
     CHANGES,
     CROP,
     FLIP,

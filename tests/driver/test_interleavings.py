@@ -30,7 +30,7 @@ import precache.store.commit_log
 import precache_workers.driver.build
 import precache_workers.driver.commit
 import precache_workers.driver.run_monitor
-import precache_workers.profiling.probe
+import precache_workers.profiling.row_probe
 import precache_workers.shards.field_writer
 import precache_workers.shards.shard_objects
 import precache_workers.shards.shard_task
@@ -42,7 +42,7 @@ from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
 from precache.store import lease as leases
 from precache.store.commit_log import BUILD, ROOT, read_commits
-from precache.store.documents import LeaseDocument
+from precache.store.json_documents import LeaseDocument
 from precache.store.layout import RowShape
 from precache.store.lease import ExclusiveLease, NamedLease
 from precache.store.open import open_own
@@ -55,7 +55,7 @@ from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 from precache_workers.planning.row_placement import Placed
 from precache_workers.planning.target_version import TargetVersion, VersionSpec
-from precache_workers.planning.work import Work
+from precache_workers.planning.work_plan import Work
 from precache_workers.sources.base import Fetched
 from tests.support.interleaving import (
     ACTORS,
@@ -177,7 +177,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         precache_workers.driver.commit, "prefetch", one_by_one
     )  # on the actor's own thread
     for module in (
-        precache_workers.profiling.probe,
+        precache_workers.profiling.row_probe,
         precache_workers.shards.shard_task,
     ):  # on the actor's own thread
         monkeypatch.setattr(module, "run_in_time", lambda work, seconds: work())

@@ -206,7 +206,7 @@ def test_the_source_is_known_or_asked_for(
     precache.pull(store, tmp_path / "copy")
     copy = str(tmp_path / "copy")
     assert main(["refresh", copy, "--address", "serial", "--quiet"]) == 2
-    assert "does not say what version" in capsys.readouterr().err
+    assert "does not record the source of version" in capsys.readouterr().err
     given = ["--source", str(source), "--json", "--quiet", "--times", "2"]
     assert main(["refresh", copy, "--address", "serial", *given]) == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())

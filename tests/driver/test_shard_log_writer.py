@@ -67,7 +67,7 @@ def test_a_store_that_cannot_be_written_ends_no_build(
 ) -> None:
     (tmp_path / "_build").write_text("no folder")
     log = ShardLogWriter(LocalFolder(tmp_path), [receipt(1)])
-    poll(lambda: "have to wait" in caplog.text, "a line in the log")
+    poll(lambda: "followers of this build wait" in caplog.text, "a line in the log")
     (tmp_path / "_build").unlink()
     log.end()
     assert logged(LocalFolder(tmp_path)) == [[1]]

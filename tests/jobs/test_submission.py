@@ -421,7 +421,7 @@ def test_a_cluster_with_tokens(tmp_path: Path) -> None:
         for env in (without, {**without, "RAY_AUTH_MODE": "token"}, other):
             ran = cli(*line, env=env)
             assert ran.returncode == 1
-            assert f"the Ray cluster at {head.address} does not let us in: " in ran.stderr
+            assert f"the Ray cluster at {head.address} refused access: " in ran.stderr
             assert "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_" in ran.stderr
             assert ran.stderr.count("\n") == 1
         path = write(tmp_path / "token", head.token.encode())

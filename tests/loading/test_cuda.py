@@ -135,7 +135,7 @@ def test_without_nvcomp_frames_are_decompressed_on_the_host_and_the_log_says_so(
     with loader:
         assert len(_epoch(loader)) == 6
     [record] = caplog.records
-    assert record.message.startswith("decompressing on the host after all: nvCOMP is not inst")
+    assert record.message.startswith("decompressing on the host: nvCOMP is not inst")
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

@@ -119,7 +119,7 @@ def test_on_the_host_the_log_says_once_why_it_decompresses_there(
     with loader:
         assert sum(len(batch["row"]) for batch in loader) == 21
     [record] = caplog.records
-    assert record.message == "decompressing on the host after all: batches go to the cpu"
+    assert record.message == "decompressing on the host: batches go to the cpu"
 
 
 def test_another_place_to_decompress_is_refused(stores: dict[str, BuiltStore]) -> None:

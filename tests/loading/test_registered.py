@@ -178,7 +178,7 @@ def as_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorder], Callable[
     [
         ((), SHARED, []),
         ((SHARED,), COPIED, ["cuMemHostRegister_v2 gives NO (10): shards are copied into "]),
-        ((SHARED, COPIED), None, ["rows are read by the host after all: cuMemHostRegister_v2 giv"]),
+        ((SHARED, COPIED), None, ["reading rows on the host: cuMemHostRegister_v2 giv"]),
     ],
 )
 def test_what_the_driver_refuses_is_done_another_way_and_said_once(
@@ -402,7 +402,7 @@ def test_where_it_cannot_be_the_log_says_once_why(
         )
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.message == f"rows are read by the host after all: {why}"
+    assert record.message == f"reading rows on the host: {why}"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.store.documents import version_id
+from precache.store.json_documents import version_id
 from precache.store.receipts import Receipt, ShardObject
 from precache.store.row_table import RowTable, unit_of
 from precache_workers.planning.rows import (
@@ -139,7 +139,7 @@ def test_an_id_depends_on_each_of_its_parts() -> None:
 
 
 def test_an_id_is_the_same_in_another_process() -> None:
-    code = "from precache.store.documents import version_id; print(version_id('recipe', 'rows', 8))"
+    code = "from precache.store import json_documents as d; print(d.version_id('recipe','rows',8))"
     ran = subprocess.run(
         [sys.executable, "-c", code], check=True, env=environment(PYTHONHASHSEED="7"),
         capture_output=True, text=True,

@@ -25,7 +25,7 @@ from precache.recipe.ops import Decode
 from precache.storage import local_files
 from precache.storage.local import LocalFolder
 from precache.store.commit_log import BUILD, ROOT
-from precache.store.documents import LeaseDocument
+from precache.store.json_documents import LeaseDocument
 from precache.store.lease import NamedLease, decision_lease
 from precache_workers.ops.decoding import decode
 from tests.support.building import build_here, contents, cut, encoded, environment, write_jpegs

@@ -27,7 +27,7 @@ import precache
 from precache.cli.main import main
 from precache.errors import BuildError, FetchError, PrecacheError, UsageError
 from precache.recipe.recipe import Field, Recipe
-from precache.store.documents import version_id
+from precache.store.json_documents import version_id
 from precache.store.row_table import RowTable, read_contents
 from precache.store.small_arrays import file_array, string_array
 from precache.store.version import ROW_TABLE
@@ -363,7 +363,7 @@ def test_a_factory_that_the_user_gives_needs_no_leave(forged: Forged, tmp_path: 
 @pytest.mark.parametrize("source", ["in", "../in", "~/in", "s3://key:secret@bucket/in"])
 def test_a_source_as_no_build_writes_it_is_asked_for(source: str, copied: Path) -> None:
     rewrite_log(copied / "store", source=source)
-    with pytest.raises(UsageError, match="as no build writes it; give --source SOURCE"):
+    with pytest.raises(UsageError, match="in a form that no build writes; give --source SOURCE"):
         precache.refresh(copied / "store", **SERIAL)
 
 

@@ -24,7 +24,7 @@ from precache.storage.open import open_folder
 from precache.store.layout import RowShape, decode_index
 from precache.store.receipts import Receipt
 from precache_workers.planning.target_version import receipt_name
-from precache_workers.profiling.probe import run_probe
+from precache_workers.profiling.row_probe import run_probe
 from precache_workers.shards.field_writer import Sums
 from precache_workers.shards.samples import MAX_HELD_NBYTES, FetchAllTask, Job, _runs_of_units
 from precache_workers.shards.shard_task import ShardTask, run_shard

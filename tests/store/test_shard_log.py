@@ -12,7 +12,7 @@ from precache.errors import StoreError
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store.shard_log import (
-    FATE,
+    LOG_STATE,
     FinishedShard,
     close_log,
     entry_name,
@@ -72,7 +72,7 @@ def test_whoever_is_first_decides_whether_a_log_is_followed(folder: Folder) -> N
     assert follow_log(folder)
     assert follow_log(folder)
     assert close_log(folder, "tmp")
-    folder.remove(FATE)
+    folder.remove(LOG_STATE)
     assert not close_log(folder, "tmp")
     assert not close_log(folder, "tmp")
     assert not follow_log(folder)

@@ -412,7 +412,7 @@ _forks.set_forkserver_preload(
         "tests.support.building",
         "torch",
         "precache_workers.driver.build",
-        "precache_workers.profiling.probe",
+        "precache_workers.profiling.row_probe",
         "precache_workers.shards.shard_task",
     ]
 )

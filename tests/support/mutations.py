@@ -15,7 +15,7 @@ from numcodecs import zstd
 
 from precache.errors import RecipeError
 from precache.recipe.recipe import Recipe
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache.store.object_names import ObjectNames
 
 UNOBSERVABLE = {"created", "libraries"}

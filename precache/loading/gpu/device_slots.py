@@ -35,7 +35,7 @@ def framed_fields(reader: VersionReader, device: torch.device) -> dict[str, Arra
         why = "nvCOMP is not installed: pip install 'precache[nvcomp]'"
     else:
         return framed
-    log.warning("decompressing on the host after all: %s", why)
+    log.warning("decompressing on the host: %s", why)
     return {}
 
 

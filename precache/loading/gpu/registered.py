@@ -94,7 +94,7 @@ class MappedFiles:
         return torch.as_tensor(_Interface(self.address, self.nbytes), device=device)
 
     def close(self) -> None:
-        """Unmap everything; nobody may be reading it."""
+        """Unmap everything; no thread may be reading it."""
         libc().munmap(self.address, self.nbytes)
 
 
@@ -296,7 +296,7 @@ def register_shards(
             return _register(reader, files, layouts, device)
         except (OSError, _RefusedError) as error:
             why = f"{error}"
-    log.warning("rows are read by the host after all: %s", why)
+    log.warning("reading rows on the host: %s", why)
     return None
 
 

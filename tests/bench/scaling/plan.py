@@ -19,7 +19,7 @@ from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums, Receipt, ShardObject
 from precache_workers.cluster.dispatch import Done, Lost, dispatch
 from precache_workers.planning.target_version import SCRATCH
-from precache_workers.planning.work import MeasuredRows
+from precache_workers.planning.work_plan import MeasuredRows
 from precache_workers.shards.shard_task import ShardTask
 from tests.bench.common import CROP
 from tests.bench.listing import bucket

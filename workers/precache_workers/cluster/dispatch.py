@@ -104,19 +104,18 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class Patience:
-    """Limits on what a task may suffer.
+class TaskLimits:
+    """Limits on the failures and the delay of a task.
 
     Attributes
     ----------
     crashes, losses
-        Deaths of its process, and losses of its node, after which a task is given up.
+        Crashes of its process, and losses of its node, after which a task is given up.
     late, first_late
-        Age in seconds from which another copy of a task is begun, whatever the engine says of the
-        first: at least `late` and four times the slowest task so far; `first_late` before any task
-        has ended.
+        Age in seconds from which another copy of a task is begun, even if the first one runs: at
+        least `late` and four times the slowest task so far; `first_late` before any task has ended.
     copies
-        Of one task at a time, at most.
+        Most copies of a task at a time.
     """
 
     crashes: int = 3
@@ -130,7 +129,7 @@ def dispatch(
     engine: Engine,
     function: Callable[[Any], Any],
     items: Iterable[Item],
-    patience: Patience | None = None,
+    limits: TaskLimits | None = None,
     count: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Outcome]:
@@ -144,7 +143,7 @@ def dispatch(
     count
         Number of items, if they are all of one job: then short ones share tasks while many remain.
     """
-    run = _Run(engine, function, iter(items), patience or Patience(), count, clock)
+    run = _Run(engine, function, iter(items), limits or TaskLimits(), count, clock)
     try:
         while run.fill():
             yield from run.collect()
@@ -173,7 +172,7 @@ class _Run:
     engine: Engine
     function: Callable[[Any], Any]
     items: Iterator[Item]
-    patience: Patience
+    limits: TaskLimits
     remaining: int
     """Items that are in no task yet; 0 or less if unknown."""
     clock: Callable[[], float]
@@ -253,9 +252,9 @@ class _Run:
         task.crashes += end.crashed
         task.losses += not end.crashed
         single = len(task.items) == 1
-        if single and task.crashes >= self.patience.crashes:
+        if single and task.crashes >= self.limits.crashes:
             return CrashError(f"its worker died {task.crashes} times: {end.why}")
-        if single and task.losses >= self.patience.losses:
+        if single and task.losses >= self.limits.losses:
             return BuildError(f"a task was lost {task.losses} times with its node: {end.why}")
         if not task.copies:
             self.waiting.extend(task.split())
@@ -264,16 +263,16 @@ class _Run:
     def _submit_second_copies(self, slots: int) -> None:
         """Submit further copies of late tasks, and of stragglers where slots are free."""
         now = self.ages_checked = self.clock()
-        late, straggling = self.patience.first_late, float("inf")
+        late, straggling = self.limits.first_late, float("inf")
         if self.durations:
-            late = max(self.patience.late, 4 * max(self.durations))
+            late = max(self.limits.late, 4 * max(self.durations))
             median = statistics.median(self.durations)
             straggling = max(STRAGGLER_SECONDS, STRAGGLER_FACTOR * median)
         ages = {task: now - max(task.copies.values()) for task in self.copies.values()}
         self.late = sum(now - task.copies[copy] > late for copy, task in self.copies.items())
         room = slots * SUBMITTED_PER_SLOT - len(self.copies) + self.late
         late_tasks = [task for task, age in ages.items() if age > late]
-        few = [task for task in late_tasks if len(task.copies) < self.patience.copies]
+        few = [task for task in late_tasks if len(task.copies) < self.limits.copies]
         for task in few[: max(0, room)]:
             self._submit(task)
         at_the_end = self.exhausted and not self.waiting

@@ -10,7 +10,7 @@ from typing import Any
 
 from precache.errors import PrecacheError
 from precache.runtime.usage import cores
-from precache_workers.cluster.dispatch import Outcome, Patience, dispatch
+from precache_workers.cluster.dispatch import Outcome, TaskLimits, dispatch
 from precache_workers.cluster.placement import Placement
 from precache_workers.cluster.ray_engine import RayEngine
 from precache_workers.cluster.ray_session import joined_ray
@@ -25,7 +25,7 @@ RunTasks = Callable[..., Iterator[Outcome]]
 def run_serial(
     function: Callable[[Any], Any],
     items: Iterable[Any],
-    patience: Patience | None = None,
+    limits: TaskLimits | None = None,
     count: int = 0,
 ) -> Iterator[Outcome]:
     """Run tasks one after another in this process: the results that a cluster's must equal."""

@@ -54,7 +54,7 @@ def node_cpus() -> dict[str, int]:
     return dict(cpus)
 
 
-def be_nice(nice: int) -> None:
+def set_niceness(nice: int) -> None:
     """Raise the niceness of this process to `nice`; one that is nicer already stays as it is.
 
     Only root may lower it.
@@ -69,7 +69,7 @@ def call_in_worker(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
 
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     os.environ.setdefault(NODE, address)
-    be_nice(nice)
+    set_niceness(nice)
     try:
         return function(item)
     except PrecacheError as error:

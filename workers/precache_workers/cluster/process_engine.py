@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from precache.errors import HangError, UsageError
-from precache_workers.cluster.dispatch import Done, Hung, Lost, Patience
+from precache_workers.cluster.dispatch import Done, Hung, Lost, TaskLimits
 from precache_workers.cluster.worker import take_report
 from precache_workers.runtime.watchdog import explain
 
@@ -48,13 +48,13 @@ LEAST_FREE = 512 << 20
 LEAST_ENDED = 1 << 30
 """Only a worker that holds more bytes is ended for them."""
 
-LATE_SECONDS = Patience().first_late
+LATE_SECONDS = TaskLimits().first_late
 """Age from which a task does not count towards the number of tasks that run at a time."""
 
-ENDING_SECONDS = 1.0
-"""Time for a process to end that has closed its connection, and for its last words."""
+EXIT_SECONDS = 1.0
+"""Time for a process that has closed its connection to end, and for its last output to arrive."""
 
-LAST_WORDS = 4096
+STDERR_TAIL_BYTES = 4096
 """Bytes of a worker's standard error that are kept."""
 
 
@@ -110,7 +110,7 @@ class _Worker:
         assert self._process.stderr is not None
         with self._process.stderr as pipe:
             while said := os.read(pipe.fileno(), 1 << 16):
-                self._stderr_tail = (self._stderr_tail + said)[-LAST_WORDS:]
+                self._stderr_tail = (self._stderr_tail + said)[-STDERR_TAIL_BYTES:]
 
     def begin(
         self, function: Callable[[Any], Any], job: str, items: Sequence[Any], report: str
@@ -118,7 +118,7 @@ class _Worker:
         """Send a task; `job` is a file with the pickled job."""
         self.began = time.monotonic()
         bare = [replace(item, job=None) for item in items]
-        with contextlib.suppress(OSError):  # it has ended, as is found where its answer is awaited
+        with contextlib.suppress(OSError):  # it has ended, which the wait for its answer reports
             self.connection.send((function, job, bare, report))
 
     def memory(self) -> int:
@@ -134,7 +134,7 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process, and wait for its end."""
         self.kill()
         self._process.wait()
         os.close(self.ended)
@@ -142,10 +142,10 @@ class _Worker:
 
     def why_ended(self) -> str:
         """Return why the process ended by itself."""
-        wait([self.ended], ENDING_SECONDS)
+        wait([self.ended], EXIT_SECONDS)
         self.kill()
         status = self._process.wait()
-        self._listener.join(ENDING_SECONDS)
+        self._listener.join(EXIT_SECONDS)
         if self.out_of_memory:
             return "it ran out of memory"
         how = f"ended with status {status}"
@@ -228,7 +228,7 @@ class ProcessEngine:
             worker.begin(function, self._job(items[0].job), items, self._report(copy))
 
     def _job(self, job: Any) -> str:
-        """Return the file of a pickled job: a worker that is slow to start must block nobody."""
+        """Return the file of a pickled job; a pipe would block while a worker starts."""
         for known, path in self._jobs:
             if known is job:
                 return path

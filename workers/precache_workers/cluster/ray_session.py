@@ -1,4 +1,4 @@
-"""Join a Ray cluster that runs."""
+"""Join a running Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from precache.errors import BuildError
 
 JOINED = {
-    # Ray prints the end of a worker on standard output, also where it is not to print logs.
+    # Ray prints deaths of workers on standard output even without log_to_driver.
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|killed due to memory pressure",
     # Without these, tasks on a node whose link was cut stay pending though Ray declared it dead.
     "RAY_grpc_client_keepalive_time_ms": "5000",
@@ -27,7 +27,7 @@ def joined_ray(address: str) -> Iterator[None]:
     A process that is connected already stays so.
     """
     with _environment(JOINED):
-        import ray  # which reads some of them
+        import ray  # reads some of them at import
 
         _require_listening(address)
         already = ray.is_initialized()

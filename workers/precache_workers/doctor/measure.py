@@ -23,7 +23,7 @@ from precache.store.layout import INDEX_ENTRY_NBYTES, RowShape
 from precache.store.row_table import RowTable
 from precache_workers.cluster.executor import executor
 from precache_workers.doctor.report import DoctorReport, doctor_report
-from precache_workers.doctor.source_probe import probe_source
+from precache_workers.doctor.source_throughput import probe_source
 from precache_workers.doctor.trials import Read, build_cpu, read_codec, rows_to_read
 from precache_workers.ops.identity import function_digests
 from precache_workers.planning.rows import in_few_units

@@ -24,9 +24,9 @@ MISFIT_SHARE = 0.01
 """Share of samples whose rows may have other shapes: a build allows as many failures."""
 NEAR = 0.1
 """Relative difference below which two amounts of work count as the same."""
-NAMED_SAMPLES = 5
-"""Number of samples that are named."""
-CONFIDENCE = 1.96
+SLOWEST_SAMPLES = 5
+"""Number of the slowest samples that are listed."""
+STANDARD_ERRORS_95 = 1.96
 """Standard errors on either side of a mean that hold the true mean in 95% of samples."""
 
 
@@ -303,7 +303,7 @@ def relative_error(values: PerSample, population: int) -> float:
     if count < 2 or mean == 0:
         return 0.0 if count >= population or mean == 0 else math.inf
     left = max(0.0, 1 - count / population)
-    return CONFIDENCE * float(np.std(values, ddof=1)) / mean * math.sqrt(left / count)
+    return STANDARD_ERRORS_95 * float(np.std(values, ddof=1)) / mean * math.sqrt(left / count)
 
 
 def best_cut(cuts: Sequence[CutPoint]) -> str:
@@ -349,7 +349,7 @@ def _slowest(measured: SourceMeasurements) -> list[SlowestSample]:
             float(total[at]) / median,
             names[int(parts[:, at].argmax())],
         )
-        for at in np.argsort(-total, kind="stable")[:NAMED_SAMPLES].tolist()
+        for at in np.argsort(-total, kind="stable")[:SLOWEST_SAMPLES].tolist()
     ]
 
 

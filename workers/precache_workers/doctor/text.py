@@ -17,8 +17,8 @@ from precache.units import duration, number, size
 if TYPE_CHECKING:
     from precache_workers.doctor.report import CodecFigures, CutPoint, DoctorReport
 
-NAMED_SAMPLES = 5
-"""Broken samples that are listed by name."""
+LISTED_FAILURES = 5
+"""Failed samples that are listed for each stage."""
 BUSY_LOAD = 1.25
 """Load per core from which wall times are unreliable."""
 WAITING = 0.9
@@ -228,9 +228,9 @@ def _storage(report: DoctorReport) -> Table:
 def remarks(report: DoctorReport) -> Iterator[str]:
     """Yield broken samples by name, and reasons why figures are uncertain."""
     for name, samples in (("broken", report.failures), ("other shape", report.misfits)):
-        yield from (f"{name}: {key}: {reason}" for key, reason in samples[:NAMED_SAMPLES])
-        if len(samples) > NAMED_SAMPLES:
-            yield f"… and {len(samples) - NAMED_SAMPLES} more"
+        yield from (f"{name}: {key}: {reason}" for key, reason in samples[:LISTED_FAILURES])
+        if len(samples) > LISTED_FAILURES:
+            yield f"… and {len(samples) - LISTED_FAILURES} more"
     host = report.host
     if host.load > BUSY_LOAD * host.cores:
         yield (

@@ -51,16 +51,16 @@ from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.shard_log_writer import keep_followed
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.base_version import BaseVersion
-from precache_workers.planning.committed import flaws_of, is_committed, is_whole
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import BuildResult, Request, check_request, source_of
+from precache_workers.planning.stored_versions import flaws_of, is_committed, is_whole
 from precache_workers.planning.target_version import (
     SCRATCH,
     TargetVersion,
     VersionSpec,
     receipt_name,
 )
-from precache_workers.planning.work import (
+from precache_workers.planning.work_plan import (
     MeasuredRows,
     Work,
     failed_rows,
@@ -71,7 +71,7 @@ from precache_workers.planning.work import (
 )
 from precache_workers.sources.containers import CHANGED
 
-if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
+if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do does not need
     from precache_workers.shards.samples import Job
     from precache_workers.shards.shard_objects import Recorded
     from precache_workers.shards.shard_task import ShardTask
@@ -120,7 +120,7 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
             write_reports(monitor, result)
         except StorageError as error:
             raise StorageError(
-                f"version {result.version[:8]} is complete and current; what is missing: {error}"
+                f"version {result.version[:8]} is complete and current, but has no report: {error}"
             ) from None
     return result
 
@@ -160,7 +160,7 @@ class _Build:
         request = self.request
         how = request.address, request.cpus, request.placement, self.progress.say
         with executor(*how) as run, contextlib.ExitStack() as stack:
-            stack.callback(self.monitor.end)  # before Ray, if it is joined, is left
+            stack.callback(self.monitor.end)  # before a disconnection from Ray
             self.timings["start"] = time.perf_counter() - began
             file = self.source.file_of(next(spec.table.present_keys())) if self.joined else None
             if file is not None:
@@ -231,7 +231,7 @@ class _Build:
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
         import_zstd()
         from precache_workers.driver.suspects import run_without_killers
-        from precache_workers.profiling.probe import probe_task, probed_rows, run_probe
+        from precache_workers.profiling.row_probe import probe_task, probed_rows, run_probe
 
         self.progress.phase("Measuring a few samples")
         task, outcome = run_without_killers(

@@ -33,15 +33,15 @@ from precache_workers.driver.plan_text import plan_text
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.base_version import BaseVersion
-from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.diff import BuildDifferences, compare_with_committed
 from precache_workers.planning.field_match import match_fields
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.rows import in_few_units, samples_read
 from precache_workers.planning.shard_plan import FieldRows, ShardPlan, plan_shards
+from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.planning.work import (
+from precache_workers.planning.work_plan import (
     MeasuredRows,
     Work,
     compact_shards,
@@ -53,7 +53,7 @@ from precache_workers.planning.work import (
 from precache_workers.profiling.estimate import Estimate, UnitTimes, estimate
 from precache_workers.sources.base import Source
 
-if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
+if TYPE_CHECKING:  # loads torch and the decoders, which a plan may not need
     from precache_workers.profiling.op_costs import FieldCosts
     from precache_workers.shards.samples import FetchAllTask, Job
 
@@ -253,7 +253,7 @@ class _Profiler:
 
     def measure(self, spec: VersionSpec) -> MeasuredRows:
         """Return row shapes and stored bytes, from a few samples."""
-        from precache_workers.profiling.probe import probe_task, probed_rows, run_probe
+        from precache_workers.profiling.row_probe import probe_task, probed_rows, run_probe
 
         _, began = self._run, time.perf_counter()
         outcome = self._outcome(run_probe, probe_task(self._job, spec.table))

@@ -20,7 +20,7 @@ from precache.store import zarr_metadata
 from precache.store.array_metadata import SUMS, field_document, label_form
 from precache.store.build_status import remove_abandoned_scratch
 from precache.store.commit_log import NO_CODE, ROOT, CodeDigests, append_commit, read_commits
-from precache.store.documents import format_of
+from precache.store.json_documents import format_of
 from precache.store.labels import are_classes, label_attributes, narrow
 from precache.store.lease import ExclusiveLease, decision_lease
 from precache.store.receipts import Receipt

@@ -20,7 +20,7 @@ BOUNDARIES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """Seconds: bounds of the histogram of shards."""
 
 EXPORT_EVERY = 1.0
-"""Seconds at least between two exports: one costs as much as a task."""
+"""Least seconds between two exports, each of which costs as much as a task."""
 
 _COUNTERS = {
     "shards": ("shards", "Shards made"),

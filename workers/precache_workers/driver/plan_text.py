@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from precache_workers.profiling.estimate import Estimate
     from precache_workers.profiling.op_costs import Choice, FieldCosts
 
-_HEAD = 12
+_NAME_WIDTH = 12
 """Width of the column of names."""
 
 
 def plan_text(plan: BuildPlan) -> str:
     """Return what ``precache plan`` prints."""
-    return as_text([_headline(plan), *aligned(_lines(plan), _HEAD)])
+    return as_text([_headline(plan), *aligned(_lines(plan), _NAME_WIDTH)])
 
 
 def _headline(plan: BuildPlan) -> str:

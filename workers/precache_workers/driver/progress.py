@@ -23,7 +23,7 @@ from precache_workers.driver.node_table import Cpus, NodeProgress
 from precache_workers.driver.totals import BuildTotals
 
 LINE_EVERY = 10.0
-"""Seconds at least between two progress lines, where there is no terminal to redraw."""
+"""Least seconds between two progress lines, if there is no terminal to redraw."""
 
 
 class _Rate(ProgressColumn):

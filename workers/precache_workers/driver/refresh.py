@@ -15,7 +15,7 @@ from precache.messages import shown
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import read_commits, recordable_source, recorded_source
-from precache.store.documents import Identity
+from precache.store.json_documents import Identity
 from precache.store.labels import has_label
 from precache.store.lease import live_leases
 from precache.store.open import open_version
@@ -94,16 +94,15 @@ def _source(version: Version, request: Request) -> str:
     uri = recorded_source(read_commits(store), version.id)
     if uri is None:
         raise UsageError(
-            f"{store} does not say what version {version.id[:8]} was built from; give "
-            "--source SOURCE"
+            f"{store} does not record the source of version {version.id[:8]}; give --source SOURCE"
         )
     if uri.startswith("python:"):
         if not request.run_functions:
             refuse_stored_code([uri], str(store))
     elif uri != recordable_source(uri):  # such as one relative to wherever this runs
         raise UsageError(
-            f"{store} names {shown(uri)!r} as its source, as no build writes it; give --source "
-            "SOURCE"
+            f"{store} names {shown(uri)!r} as its source, in a form that no build writes; give "
+            "--source SOURCE"
         )
     source = source_of(request.model_copy(update={"source": uri}))
     seen_here = not is_joined(request.address)

@@ -32,7 +32,7 @@ from precache.store.version import HOLES, ROW_TABLE, Version, sums_mismatch
 from precache_workers.cluster.executor import RunTasks
 from precache_workers.driver.commit import Facts, as_json, shard_table_objects, small_objects
 from precache_workers.ops.identity import installed_versions
-from precache_workers.planning.committed import committed_versions
+from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
 if TYPE_CHECKING:  # loads torch and the decoders
@@ -57,7 +57,7 @@ def mend_small(
     Parameters
     ----------
     flaws
-        As `committed.flaws_of` returns them.
+        As `stored_versions.flaws_of` returns them.
     job
         Fetches samples whose hashes or labels are lost.
     run
@@ -70,7 +70,7 @@ def mend_small(
     """
     reasons = {flaw.name: flaw.reason for flaw in flaws}
     if ROOT in reasons:
-        raise _hopeless(target, ROOT, reasons[ROOT], ROOT)
+        raise _repair_error(target, ROOT, reasons[ROOT], ROOT)
     version = open_own_unchecked(target.folder)
     names = set(reasons)
     for field, _ in _known_losses(version, names):
@@ -90,7 +90,7 @@ def mend_small(
             version.verify(name, objects[name])
         except DamageError:
             why = "what is made of its source today is not what it was"
-            raise _hopeless(target, name, why) from None
+            raise _repair_error(target, name, why) from None
     for name in sorted(names):
         target.folder.put(name, [objects[name]], scratch=SCRATCH)
 
@@ -102,7 +102,7 @@ def _known_losses(version: Version, flawed: Collection[str]) -> Iterable[tuple[s
     return version.lost_objects()
 
 
-def _hopeless(target: TargetVersion, name: str, why: str, remove: str = "") -> StoreError:
+def _repair_error(target: TargetVersion, name: str, why: str, remove: str = "") -> StoreError:
     """Return the error for an object that cannot be repaired, with the way out."""
     place = target.folder.path(remove) if remove else str(target.folder)
     return StoreError(
@@ -169,7 +169,7 @@ class _FactReader:
             return {row: why for row, why in enumerate(reasons) if why}
         if HOLES not in self.flawed:
             return {row: why for row, (_, why) in sorted(self.version.holes.items())}
-        raise _hopeless(self.target, HOLES, f"{ROW_TABLE} is damaged, too")
+        raise _repair_error(self.target, HOLES, f"{ROW_TABLE} is damaged, too")
 
     def _contents(self, holes: Mapping[int, str]) -> list[str]:
         if ROW_TABLE not in self.flawed:
@@ -241,7 +241,9 @@ class _FactReader:
         surveyed: dict[int, Surveyed] = {}
         for task, outcome in self.run(survey_shard, tasks, None, len(tasks)):
             if isinstance(outcome, PrecacheError):
-                raise _hopeless(target, f"shards/{name}", f"{task.name} is damaged, too: {outcome}")
+                raise _repair_error(
+                    target, f"shards/{name}", f"{task.name} is damaged, too: {outcome}"
+                )
             surveyed[task.shard] = outcome
         return [surveyed[shard] for shard in range(target.shards)]
 
@@ -252,7 +254,7 @@ class _FactReader:
         nbytes = sum(shard.size for shard in surveyed)
         if nbytes != stored:
             why = f"its shards have {nbytes} bytes, and {stored} were written"
-            raise _hopeless(self.target, f"shards/{name}", why)
+            raise _repair_error(self.target, f"shards/{name}", why)
         return np.array([(shard.size, shard.xxh3) for shard in surveyed], np.uint64)
 
     def _checked_sums(self, name: str, surveyed: Sequence[Surveyed]) -> np.ndarray:
@@ -260,11 +262,11 @@ class _FactReader:
         sums = np.array([shard.sums for shard in surveyed], np.float64)
         if why := sums_mismatch(self.version, name, sums):
             why = f"those of the rows of {name} are others: {why}"
-            raise _hopeless(self.target, ROOT, why, ROOT)
+            raise _repair_error(self.target, ROOT, why, ROOT)
         known = None if self._is_flawed(f"{SUMS}/{name}") else self.version.stored_sums(name)
         if known is not None and not np.allclose(known, sums, rtol=1e-9, equal_nan=True):
             why = "its shards are not those that the sums by channel tell of"
-            raise _hopeless(self.target, f"shards/{name}", why)
+            raise _repair_error(self.target, f"shards/{name}", why)
         return sums
 
 

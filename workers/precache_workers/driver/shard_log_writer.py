@@ -1,4 +1,4 @@
-"""Writes the log of finished shards, which is read by those who follow a build."""
+"""Write the log of finished shards, which followers of a build read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from precache_workers.planning.target_version import SCRATCH, TargetVersion
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 1.0
-"""Between two entries of the log, at least."""
+"""Least seconds between two entries of the log."""
 
 
 class ShardLogWriter:
@@ -70,7 +70,7 @@ class ShardLogWriter:
             try:
                 self._append()
             except PrecacheError as error:
-                log.warning("those who follow this build have to wait: %s", error)
+                log.warning("followers of this build wait for its log: %s", error)
             if over:
                 return
             # However long a build takes, its log has some hundreds of entries.
@@ -94,7 +94,7 @@ class ShardLogWriter:
 
 
 def keep_followed(store: Folder, target: TargetVersion, receipts: Mapping[int, Receipt]) -> None:
-    """Keep the whole log in the store, before a commit, if anybody follows it.
+    """Keep the whole log in the store, before a commit, if it is followed.
 
     Parameters
     ----------

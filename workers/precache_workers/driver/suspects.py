@@ -11,7 +11,7 @@ from typing import Any
 
 from precache.errors import CrashError, PrecacheError
 from precache.units import size
-from precache_workers.cluster.dispatch import Patience
+from precache_workers.cluster.dispatch import TaskLimits
 from precache_workers.cluster.executor import RunTasks
 from precache_workers.profiling.harness import SampleRun, run_samples
 from precache_workers.runtime.time_limit import run_in_time
@@ -21,7 +21,7 @@ from precache_workers.sources.base import Sample
 PARTS = 8
 """Number of parts that a run of samples is split into; they are tried side by side."""
 
-PATIENCE = Patience(crashes=2)
+SUSPECT_LIMITS = TaskLimits(crashes=2)
 """A worker may be killed from outside once; twice with the same few samples is no accident."""
 
 
@@ -115,7 +115,7 @@ def find_killers(
     tasks
         Those that killed their workers.
     say
-        Is told that the search begins.
+        Called with a line when the search begins.
     """
     say("Workers died: looking for samples that kill them")
     suspects = [SuspectTask(task.job, task.keys, task.sizes, task.locations) for task in tasks]
@@ -124,7 +124,7 @@ def find_killers(
     suspects = [part for suspect in suspects for part in suspect.parts() or [suspect]]
     while suspects:
         smaller: list[SuspectTask] = []
-        for suspect, outcome in run(SuspectTask.run, suspects, PATIENCE):
+        for suspect, outcome in run(SuspectTask.run, suspects, SUSPECT_LIMITS):
             if isinstance(outcome, CrashError):
                 smaller += suspect.parts()
                 if len(suspect.keys) == 1:
@@ -133,7 +133,7 @@ def find_killers(
             elif isinstance(outcome, PrecacheError):
                 raise outcome
         suspects = smaller
-    for suspect, outcome in run(SuspectTask.is_heavy, alone, Patience(crashes=1)):
+    for suspect, outcome in run(SuspectTask.is_heavy, alone, TaskLimits(crashes=1)):
         if outcome is True:
             killers[suspect.keys[0]] += f"; it asks for more than {size(suspect.memory)} of memory"
     return killers

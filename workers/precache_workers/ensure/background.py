@@ -32,7 +32,7 @@ class Background:
     Attributes
     ----------
     ended
-        It had succeeded at the previous check.
+        Whether it had succeeded at the previous check.
     """
 
     process: subprocess.Popen[bytes]
@@ -50,8 +50,8 @@ class Background:
         status = self.process.poll()
         if self.ended:
             raise BuildError(
-                "the build in the background made another version, for the source changed "
-                "meanwhile: ask again"
+                "the build in the background made another version, since the source changed "
+                "meanwhile: call ensure again"
             )
         self.ended = status == 0
         if not status:
@@ -92,7 +92,7 @@ def begin_build(
     log_path
         Its log.
     """
-    # So that it can import whatever this process can.
+    # So that it can import what this process can.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(request.import_path)}
     with log_path.open("ab") as log_file:
         process = _Detached(

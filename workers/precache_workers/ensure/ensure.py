@@ -19,21 +19,21 @@ from precache.storage.open import open_folder
 from precache.store.array_metadata import field_layout, label_layouts
 from precache.store.build_status import DESCRIPTION, read_build
 from precache.store.commit_log import ROOT
-from precache.store.documents import FORMAT, Attributes
+from precache.store.json_documents import FORMAT, Attributes
 from precache.store.labels import label_attributes
 from precache.store.lease import POLL_LOCAL, POLL_REMOTE, ExclusiveLease, NamedLease, live_leases
 from precache.store.live_version import LiveVersion
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
-from precache.store.shard_log import FATE, follow_log, followed_log_name
+from precache.store.shard_log import LOG_STATE, follow_log, followed_log_name
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
 from precache_workers.ensure.background import Background, begin_build, new_log
 from precache_workers.ensure.rank0_listing import rank0_channel
-from precache_workers.planning.committed import is_whole
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.recorded_code import note_code
 from precache_workers.planning.request import Request, check_request, source_of
+from precache_workers.planning.stored_versions import is_whole
 from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_target
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ class PendingJob:
         self._polled = self._answered = time.monotonic()
 
     def check(self) -> str | None:
-        """Poll the cluster now and then; that it does not answer is no error at first."""
+        """Poll the cluster now and then; at first, no answer is no error."""
         from precache_workers.jobs.submission import ENDED, UNREACHABLE_SECONDS
 
         now = time.monotonic()
@@ -281,7 +281,7 @@ class PendingJob:
 
 
 def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> Version:
-    """Open the version as soon as its shards can be followed; or whole, if nobody followed it.
+    """Open the version as soon as its shards can be followed; whole if it was not followed.
 
     All ranks get the same: one that comes after the commit follows if others do, by the log that
     was kept for them.
@@ -305,7 +305,7 @@ def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> V
         if target is not None and target.folder.exists(DESCRIPTION) and wanted.is_in_progress():
             follows = follow_log(target.folder)
             if target.folder.size(ROOT) is not None:
-                target.folder.remove(FATE)  # it came too late
+                target.folder.remove(LOG_STATE)  # the commit came first
             elif follows:
                 return live_version(target, wanted)
         wanted.check_waiting()
@@ -351,7 +351,7 @@ def ensure_apart(wanted: WantedVersion, seconds: float) -> Version | None:
             where = f" ({holder.note})" if holder and holder.note else ""
             raise BuildError(
                 f"{wanted.store} is not built after {seconds:g} seconds: {wanted.progress()}; the "
-                f"build goes on{where}: ask again, or wait longer"
+                f"build goes on{where}: call ensure again, or wait longer"
             )
         # A store has no notifications.
         time.sleep(min(wanted.poll, max(0.0, until - time.monotonic())))
@@ -389,10 +389,10 @@ def ensure_by_job(
         if time.monotonic() > until:
             raise BuildError(
                 f"{wanted.store} is not built after {seconds:g} seconds: "
-                f"{status.progress or wanted.progress()}; job {job.id} goes on: ask again, or wait "
-                "longer"
+                f"{status.progress or wanted.progress()}; job {job.id} goes on: call "
+                "ensure again, or wait longer"
             )
-        # Nor has a cluster.
+        # A cluster has no notifications.
         time.sleep(min(JOB_EVERY, max(wanted.poll, until - time.monotonic())))
     result = job.wait(lambda line: None if job.attached else wanted.say(line))
     # Not always the requested one: libraries of the cluster decide, too.

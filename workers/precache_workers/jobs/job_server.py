@@ -111,7 +111,7 @@ def translate_errors(address: str) -> Iterator[None]:
     except getattr(exceptions, "AuthenticationError", ()) as error:  # older releases have none
         why = _first_line(error).partition(". ")[0]
         raise BuildError(
-            f"the Ray cluster at {address} does not let us in: {why}; set "
+            f"the Ray cluster at {address} refused access: {why}; set "
             "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
         ) from None
     except (OSError, ValueError, exceptions.RayError) as error:  # OSError includes requests' errors

@@ -267,7 +267,7 @@ def submit_package(package: JobPackage, address: str | None) -> ClusterJob:
     UsageError
         Another build into the same store is under way, or the address is none of a job server.
     BuildError
-        The cluster cannot be reached, or does not let us in.
+        The cluster cannot be reached, or refuses access.
     """
     client, address = connect(address)
     digest = package.digest()
@@ -306,7 +306,7 @@ def _under_way(jobs: Sequence[Any], store: str, digest: str, address: str) -> st
 
 
 def _submit(client: Any, **job: Any) -> bool:
-    """Submit a job; False if somebody else submitted it a moment ago, as Ray takes an id once."""
+    """Submit a job; False if another process submitted it a moment ago, as Ray takes an id once."""
     try:
         client.submit_job(**job)
     except RuntimeError as error:

@@ -2,7 +2,7 @@
 
 An op is one step of a field. Its output may depend on its neighbours and on the pixels before it,
 so these are part of the step's name. A digest over the outputs of a step on all its probes
-identifies the step, whatever its libraries are called. Files in ``probes/`` are never changed:
+identifies the step, under any names of its libraries. Files in ``probes/`` are never changed:
 each release must compute the same digests for the same pixels.
 
 Steps are computed once for each state of libraries, processor and code, and kept below the user's
@@ -340,7 +340,7 @@ def digest_of(outputs: Outputs) -> str:
 
 
 def _digests(outputs: Outputs) -> dict[str, str]:
-    """Drop the bytes that are kept for messages, which another release may choose otherwise."""
+    """Return the digests without the values that are kept for messages, which releases choose."""
     return {probe: text.partition(" ")[0] for probe, text in outputs.items()}
 
 

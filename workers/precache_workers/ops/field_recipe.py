@@ -252,8 +252,8 @@ def _loaded(op: Function, code: str) -> Callable[..., Any]:
 def _failure(what: str, error: BaseException) -> str:
     """Describe an error of a user's code, with the file and line where it arose.
 
-    It is the innermost line in the top-level module or package of the function, which all nodes
-    have, below whatever folder.
+    It is the innermost line in the top-level module or package of the function, which nodes
+    may have in different folders.
     """
     package = what.partition(":")[0].partition(".")[0]
     place = ""

@@ -111,8 +111,8 @@ def _axis(before: int, after: int, end: int, seen: int) -> tuple[float | None, i
     Returns
     -------
     tuple
-        A factor whose inverse is the ratio of the sizes to the bit, or None if there is none; the
-        length of the input, `seen` or more; the length of the output, `end` or more.
+        A factor whose inverse equals the ratio of the sizes exactly, or None if there is none; the
+        length of the input, at least `seen`; the length of the output, at least `end`.
     """
     ratio, near = before / after, after / before
     candidates = near, math.nextafter(near, 0), math.nextafter(near, math.inf)

@@ -1,4 +1,4 @@
-"""Identity of a recipe's pixels, its parameters apart: the digests of whatever decides them.
+"""Identity of a recipe's pixels apart from its parameters: digests of libraries' outputs and code.
 
 Pixels are decided by the outputs of libraries (`behaviour`) and by the code of custom functions
 (`precache_workers.sources.code_digest`). Each of these has a name and an identity: its digest, or,
@@ -31,7 +31,7 @@ from precache.recipe.ops import (
 )
 from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import field_of
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache_workers.ops.behaviour import (
     RANDOM,
     Outputs,
@@ -47,7 +47,7 @@ from precache_workers.ops.behaviour import (
 from precache_workers.sources.code_digest import code_digest
 
 Rule = Callable[[Recipe], Mapping[str, str]]
-"""Recipe -> name of whatever decides its pixels -> its identity."""
+"""Recipe -> name of a library's op or a function that decides pixels -> its identity."""
 
 
 def named_ops(recipe: Recipe) -> Iterator[tuple[str, Op, Step | None]]:
@@ -83,9 +83,9 @@ def require_same_outputs(recipe: Recipe, expected: Mapping[str, Outputs]) -> Non
             )
             probe, far = first_difference(expected[known], outputs)
             raise MismatchError(
-                f"{os.uname().nodename} makes other pixels than the machine that planned the "
+                f"{os.uname().nodename} computes other pixels than the machine that planned the "
                 f"build: {known} by {versions}, first of the probe {probe}: {far}; "
-                "install the same libraries on both; if they are one, run the same command again"
+                "install the same libraries on both; on one machine, run the same command again"
             )
 
 
@@ -95,7 +95,7 @@ def function_digests(recipe: Recipe) -> dict[str, str]:
 
 
 def digests(recipe: Recipe) -> dict[str, str]:
-    """Return digests of whatever decides the pixels, by name, as found on this machine."""
+    """Return the digests of ops and functions that decide the pixels, by name, on this machine."""
     by_name = {name: digest_of(outputs) for name, outputs in behaviours(recipe).items()}
     return by_name | function_digests(recipe)
 
@@ -118,7 +118,7 @@ def with_code(recipe: Recipe, code: Mapping[str, str]) -> Recipe:
 
 
 def decides(recipe: Recipe) -> dict[str, str]:
-    """Return the identity of whatever decides the pixels, by name."""
+    """Return the identities of ops and functions that decide the pixels, by name."""
     identities: dict[str, str] = _versions(recipe)
     for name, op, step in named_ops(recipe):
         if not (isinstance(op, Function) and op.version):

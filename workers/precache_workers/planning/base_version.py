@@ -10,16 +10,16 @@ import numpy as np
 from precache.errors import DamageError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
 from precache.store.open import open_own
 from precache.store.receipts import ChannelSums, ShardObject
 from precache.store.row_table import RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
 from precache_workers.planning.base_shard import BaseField, BaseShard
-from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.field_match import FieldMatch, match_fields
 from precache_workers.planning.row_placement import same_identity
+from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import TargetVersion
 
 

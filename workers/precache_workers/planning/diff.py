@@ -16,7 +16,7 @@ from precache.maintenance.diff import (
 )
 from precache.recipe.ops import Function
 from precache.recipe.recipe import Recipe
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache.store.labels import kind_in_words
 from precache.store.row_table import RowTable
 from precache_workers.ops.behaviour import Outputs, digest_of, first_difference

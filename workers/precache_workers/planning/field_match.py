@@ -9,7 +9,7 @@ from precache.errors import RecipeError
 from precache.recipe.ops import CenterCrop, Op
 from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import field_of
-from precache.store.documents import Attributes, FieldAttributes
+from precache.store.json_documents import Attributes, FieldAttributes
 from precache.store.layout import RowShape
 from precache_workers.ops.identity import ops_digest
 

@@ -19,11 +19,11 @@ from precache.store.labels import are_classes, has_label
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix
 from precache_workers.ops.identity import decides
-from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
 from precache_workers.planning.recorded_code import with_recorded_code, with_recorded_factory
 from precache_workers.planning.request import Request
 from precache_workers.planning.row_placement import Placed, place_rows
+from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources.base import Sample, Source, Tick
@@ -77,7 +77,7 @@ class ListedSource:
     index: tuple[str, bytes] | None = None
 
     def keep_index(self, store: Folder) -> None:
-        """Keep in the store what spares the next listing the containers that did not change."""
+        """Store the index with which the next listing skips containers that did not change."""
         if self.index is not None:
             name, data = self.index
             store.put(name, [data])

@@ -88,7 +88,7 @@ NotNegative = Annotated[int, Field(strict=True, ge=0), _INT]
 Niceness = Annotated[int, Field(strict=True, ge=0, le=19), _INT]
 ShardRows = Annotated[int, Field(strict=True, ge=1, le=MOST_SHARD_SAMPLES), _INT]
 PathText = Annotated[str, BeforeValidator(_plain_path)]
-Size = Annotated[ByteSize, Field(ge=1)]
+PositiveBytes = Annotated[ByteSize, Field(ge=1)]
 
 
 class PlacementOptions(BaseModel):
@@ -100,7 +100,7 @@ class PlacementOptions(BaseModel):
     cpus_per_task: Annotated[float, Flag("N")] = Field(
         default=1, gt=0, description="CPUs of each task"
     )
-    memory_per_task: Annotated[Size | None, Flag("SIZE")] = Field(
+    memory_per_task: Annotated[PositiveBytes | None, Flag("SIZE")] = Field(
         default=None,
         description="memory of each task, such as 2GB; default 1 GiB and the size of a raw shard",
     )
@@ -187,7 +187,7 @@ class RunOptions(SourceOptions, PlacementOptions):
     accept_missing: Annotated[bool, Flag()] = Field(
         default=False, description="make holes of samples that cannot be fetched"
     )
-    max_sample_bytes: Annotated[Size, Flag("SIZE")] = Field(
+    max_sample_bytes: Annotated[PositiveBytes, Flag("SIZE")] = Field(
         default=ByteSize(MOST_SAMPLE_BYTES),
         description="a larger file becomes a hole without being fetched; default "
         f"{MOST_SAMPLE_BYTES >> 20}MiB",

@@ -18,7 +18,7 @@ from precache.errors import DamageError, RecipeError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.commit_log import ROOT, CodeDigests, append_entry, read_commits
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE
@@ -35,7 +35,7 @@ from precache_workers.ops.identity import (
     plain_version,
     with_code,
 )
-from precache_workers.planning.committed import committed_versions
+from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.user_code import tree_hash
 

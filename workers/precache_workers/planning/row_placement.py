@@ -14,17 +14,17 @@ from precache.store.layout import RowShape
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import REMOVED, RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
-from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.rows import order_rows
+from precache_workers.planning.stored_versions import committed_versions
 
 Contents = Callable[[Sequence[str], Sequence[int], Sequence[str]], Sequence[str]]
 """Content hashes of samples, by their keys, sizes and locations."""
 
 MOST_TOUCHED, MOST_TOUCHED_BYTES = 4096, 256 << 20
-"""Most samples, and bytes of them, that are read while listing; more are left to the build."""
+"""Limits, in number and bytes, of samples read while listing; more are left to the build."""
 
 LEAST_KEPT = 0.5
-"""Least share of a version's samples that a listing must have for rows to be kept."""
+"""Share of a version's samples that a listing must have, or all rows are laid down anew."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Placed:
     changed
         Changes since that version, in words.
     compactable
-        Whether rows would be placed otherwise if they were laid down anew.
+        Whether laying rows down anew would place them differently.
     """
 
     table: RowTable

@@ -21,7 +21,7 @@ UNKNOWN_BYTES = 128 << 10
 """Bytes that a sample counts as if nothing is known of its size."""
 
 MOST_EXPECTED = 1 << 30
-"""Bytes that a sample counts as at most, whatever a file claims."""
+"""Most bytes that a sample counts as, even if a file claims more."""
 
 PROBED_UNITS = 4
 """Units of containers that samples of a probe lie in: each may have to be read whole."""
@@ -64,23 +64,23 @@ def _groups(listing: RowTable) -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected_bytes(unit: str) -> int:
-    """Return the bytes that a sample of a unit counts as if its size is unknown."""
+    """Return the assumed bytes of a sample of unknown size in a unit."""
     nbytes = unit.rpartition("#")[2].partition("~")[2]
     return min(int(nbytes), MOST_EXPECTED) if nbytes.isdecimal() else UNKNOWN_BYTES
 
 
 def _units(locations: Sequence[str]) -> tuple[Sequence[str], np.ndarray]:
-    """Return the units of containers, and number that of each sample."""
+    """Return the distinct units, and the number of each sample's unit."""
     numbers: dict[str, int] = {}
     of = [numbers.setdefault(unit_of(location), len(numbers)) for location in locations]
     return list(numbers), np.array(of, np.int64)
 
 
 def samples_read(table: RowTable, fetches: Sequence[np.ndarray]) -> list[int]:
-    """Count the samples that are read to fetch those of some rows, for each fetch.
+    """Count the samples that each fetch of rows reads.
 
-    In a unit that is read from its beginning, these are all up to the last one. Of its rows,
-    almost all are in its order.
+    A unit that is read from its beginning is read up to the last of them. Its rows are taken to be
+    in its order, as almost all are.
     """
     if not table.has_units:
         return [len(rows) for rows in fetches]
@@ -132,8 +132,8 @@ def sample_for_probe(table: RowTable, count: int) -> list[int]:
 
 
 def in_few_units(table: RowTable, rows: list[int], count: int) -> list[int]:
-    """Leave only rows of a few units of containers, from all over the table; all if these have
-    less than so many."""
+    """Restrict rows to a few units of containers, spread over the table; returns all rows if those
+    units have fewer than `count`."""
     if not table.has_units:
         return rows
     by_unit: dict[str, list[int]] = {}

@@ -17,7 +17,7 @@ from precache_workers.planning.shard_actions import (
     decide_actions,
 )
 from precache_workers.planning.target_version import TargetVersion
-from precache_workers.planning.work import Work
+from precache_workers.planning.work_plan import Work
 
 
 @dataclass(frozen=True)

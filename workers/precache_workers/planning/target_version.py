@@ -18,7 +18,7 @@ from precache.storage.base import Folder, is_missing
 from precache.storage.rename import is_link
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
-from precache.store.documents import Attributes, Identity, version_id
+from precache.store.json_documents import Attributes, Identity, version_id
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE, read_attributes
@@ -172,9 +172,9 @@ class TargetVersion:
 
 
 def find_target(store: Folder, spec: VersionSpec, per_shard: int | None) -> TargetVersion | None:
-    """Find the version of a recipe that the store has, committed or begun; None if it has none.
+    """Return the store's version of a recipe, committed or begun; None if it has none.
 
-    Of several that are committed it is the one that was built anew most often.
+    Of several committed versions, it is the one that was recomputed most often.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ def next_free(store: Folder, target: TargetVersion, *, removed: bool) -> TargetV
 def _targets(
     store: Folder, spec: VersionSpec, per_shard: int | None
 ) -> tuple[list[TargetVersion], list[TargetVersion]]:
-    """Find the committed and the begun versions of a recipe, built anew however often."""
+    """Find the committed and the begun versions of a recipe, recomputed ones included."""
     both: tuple[list[TargetVersion], list[TargetVersion]] = [], []
     names = [n for n in store.names() if VERSION.fullmatch(n) and not is_link(store, n)]
     for leaf, read, targets in zip((ROOT, DESCRIPTION), (_committed, _begun), both, strict=True):

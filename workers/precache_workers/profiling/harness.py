@@ -24,7 +24,7 @@ from precache_workers.sources.base import Sample
 
 Result = TypeVar("Result")
 LEAST = 8
-"""Samples that are run however long they take."""
+"""Samples that are run even beyond the time limit."""
 
 
 @dataclass

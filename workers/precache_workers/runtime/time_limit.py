@@ -1,15 +1,15 @@
 """A time limit for each sample: a process that hangs at one ends.
 
-No thread can be ended from outside, and one that hangs may hold a lock that others need. So nothing
-more is done with samples in its process: a worker process is replaced, and its task begins again
-without the sample; in other processes the work ends with an error that names it.
+A thread cannot be ended from outside, and one that hangs may hold a lock that others need. So its
+process handles no more samples: a worker process is replaced, and its task begins again without the
+sample; in other processes the work ends with an error that names the sample.
 
-The work is done on a thread of its own, which notes the sample that it is at; the caller looks on
-once a second. Where the interpreter's lock is held neither of them runs, and another process
-(`watchdog`) ends this one. Time for which the process was stopped does not count.
+The work runs on a thread of its own, which records its current sample; the caller checks the time
+once a second. While the interpreter's lock is held, neither runs, and another process (`watchdog`)
+ends this one. Time for which the process was stopped does not count.
 
-Where the limit finds several samples at work, and any of them may hold what the others wait for,
-they are tried again one by one.
+If several samples are at work when one is late, any of them may block the others, and they are
+retried one by one.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ SAMPLE_SECONDS = 300.0
 """Default; more than all attempts at a request may take."""
 
 FETCHING, DECODING = "fetching it took longer than", "decoding it took longer than"
-"""Beginnings of the reasons for holes whose samples took too long."""
+"""Beginnings of the reasons of holes whose samples took too long."""
 
 LOOK_SECONDS = 1.0
 
 GRACE_SECONDS = 3.0
-"""Time that a heartbeat may be late by, even if samples may take next to no time."""
+"""Seconds by which a heartbeat may be late, however low the limit of a sample is."""
 
-ENDING_SECONDS = 5.0
-"""Time for a thread to clean up if the caller is interrupted."""
+CLEANUP_SECONDS = 5.0
+"""Seconds for a thread to clean up if the caller is interrupted."""
 
 _here = threading.local()
 
 
-class _GivenUp(BaseException):
+class _AbandonedError(BaseException):
     """Ends the threads of an attempt that was given up."""
 
 
@@ -77,7 +77,7 @@ class Watchdog:
         Parameters
         ----------
         report
-            File to be made where it ends the process: key -> why, of the samples at work.
+            File to write if it ends the process: key -> reason, of the samples at work.
         """
         before = getattr(_here, "watchdog", None)
         self._report, _here.watchdog = report, self
@@ -87,7 +87,7 @@ class Watchdog:
             _here.watchdog = before
 
     def note(self, slot: int, *why_and_keys: str) -> None:
-        """Keep why samples would be late, and their keys, in the slot of the thread at work."""
+        """Write the keys of a thread's samples, and the reason if they are late, into its slot."""
         data = "\0".join(why_and_keys).encode()
         at, size = slot * SLOT_BYTES, 2 + len(data)
         if slot < SLOTS and size <= SLOT_BYTES:
@@ -96,7 +96,7 @@ class Watchdog:
 
     def beat(self, seconds: float) -> None:
         """Send a heartbeat: the process ends unless the next one comes in time; 0 for no limit."""
-        with contextlib.suppress(OSError):  # somebody ended or stopped the other process
+        with contextlib.suppress(OSError):  # the other process was ended
             os.write(self._pipe, os.fsencode(f"{seconds} {self._report}\n"))
 
     def close(self) -> None:
@@ -129,15 +129,15 @@ class Notes:
         self._numbers = itertools.count()
 
     def begin(self, what: str, *keys: str, foreign: bool = True) -> None:
-        """Note that this thread begins to work on samples.
+        """Record that this thread begins to work on samples.
 
         Parameters
         ----------
         foreign
-            Code that is not precache's works on it, which may hold any lock.
+            Whether code outside precache works on them, which may hold any lock.
         """
         if self._over:
-            raise _GivenUp
+            raise _AbandonedError
         thread = threading.get_ident()
         self._at[thread] = self.clock, what, keys, foreign
         if self._watcher and foreign:
@@ -147,20 +147,20 @@ class Notes:
             self._watcher.note(slot, what + self._limit, *keys)
 
     def advance(self) -> None:
-        """Note that this thread is done with some of its samples; the time of the others begins."""
+        """Restart the time of this thread's samples, of which some are done."""
         thread = threading.get_ident()
         if thread in self._at:
             self._at[thread] = self.clock, *self._at[thread][1:]
 
     def end(self) -> None:
-        """Note that this thread works on none."""
+        """Record that this thread works on no sample."""
         thread = threading.get_ident()
         self._at.pop(thread, None)
         if self._watcher and thread in self._slots:
             self._watcher.note(self._slots[thread])
 
     def late(self) -> dict[str, str]:
-        """Return key -> reason of the samples of which one takes too long."""
+        """Return key -> reason of the samples that may hang; empty if none is late."""
         at = list(self._at.values())
         late = [note for note in at if self.clock - note[0] > self._seconds]
         suspects = [note for note in at if note[-1] or note in late] if late else []
@@ -182,7 +182,7 @@ class Notes:
 
 
 def notes() -> Notes:
-    """Return the notes of this thread; nobody reads them outside of `run_in_time`."""
+    """Return the notes of this thread; they have no effect outside of `run_in_time`."""
     current: Notes | None = getattr(_here, "notes", None)
     return current or Notes()
 
@@ -193,12 +193,12 @@ def is_late(reason: str) -> bool:
 
 
 def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
-    """Run some work, unless a sample takes longer than it may.
+    """Run work with a time limit for each sample.
 
     Raises
     ------
     HangError
-        A sample did; what works on it goes on, until the process ends.
+        A sample took longer; its thread runs on until the process ends.
     """
     watcher: Watchdog | None = getattr(_here, "watchdog", None)
     attempt = Notes(seconds, watcher)
@@ -231,7 +231,7 @@ def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
             late = attempt.late()
     except BaseException:
         attempt.give_up()
-        thread.join(ENDING_SECONDS)
+        thread.join(CLEANUP_SECONDS)
         raise
     finally:
         beat(0)

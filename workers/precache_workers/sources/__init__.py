@@ -6,9 +6,9 @@ of `containers`; `manifests` reads tables of URIs.
 
 - A listing gives each sample an identity and, if it lies in a container, a location: the unit that
   it is read with, and its place there. Tasks get locations with keys and sizes, so that workers
-  need no index. Locations are never stored: what a store says is not trusted, and a container may
+  need no index. Locations are never stored: a store is not trusted, and a container may
   be packed anew. Without them, as in the viewer, a source lists once to find its samples.
-- The identity of a sample is what its container tells of it: the CRC-32 in a zip archive, size and
+- The identity of a sample is what its container records: the CRC-32 in a zip archive, size and
   time in a tar archive; else it is the container's, and content decides what changed.
 - Units of containers are shuffled among all, rows within groups of units (`planning.rows`), and a
   task fetches the samples of a unit together (`shards.samples`).

@@ -45,7 +45,8 @@ from precache_workers.sources.parquet_tables import (
 )
 
 MAGIC = b"ARROW1"
-MOST_METADATA = 16 << 20
+MOST_MESSAGE_METADATA = 16 << 20
+"""Most bytes of the metadata of a message."""
 HEAD_BYTES = 8 << 10
 """Bytes of a message that are read at first: most have less metadata."""
 
@@ -190,7 +191,7 @@ def _messages(folder: Folder, file: FileInfo, where: str) -> Iterator[_Message]:
         if mark == _MARK and length == 0:
             return
         body = offset + 8 + length
-        if mark != _MARK or length > MOST_METADATA or body > file.size:
+        if mark != _MARK or length > MOST_MESSAGE_METADATA or body > file.size:
             raise SourceError(
                 f"{where} is cut off at byte {offset:,}, or no Arrow file; {_WAY_OUT}"
             )
@@ -244,8 +245,7 @@ def _rows(
 ) -> Iterator[tuple[str, str, int, int]]:
     """Yield name, label, start and size of the image of each row; starts are -1 for none.
 
-    Only the buffers that this takes are read; in the others, of which pyarrow sees nothing, are
-    zeros.
+    Only the buffers that this takes are read; the others, which pyarrow does not use, are zeros.
     """
     import pyarrow as pa
 

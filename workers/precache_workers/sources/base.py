@@ -1,7 +1,7 @@
 """The interface of sources: list samples with their identity and locality, and fetch many.
 
-A source fetches only samples of its own, whatever key it is given: keys may come out of a store.
-Locations never do: they come from a listing of this run, as no store has them.
+A source fetches only its own samples, since keys may come from a store that is not trusted.
+Locations are trusted: they come from a listing of this run, and no store has them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_SAMPLE_BYTES = 512 << 20
 TAR_SUFFIXES = (
     ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst",
 )  # fmt: skip
-CONTAINERS = {
+CONTAINER_NOUNS = {
     ".csv": "a CSV table", ".tsv": "a table", ".parquet": "a Parquet table",
     ".arrow": "an Arrow table", **dict.fromkeys(TAR_SUFFIXES, "a tar archive"),
     ".zip": "a zip archive", ".h5": "an HDF5 file", ".hdf5": "an HDF5 file",
@@ -41,10 +41,11 @@ BY_DATASET = (
     "`def photos(): return MyDataset(...)` in mydata.py, and give python:mydata:photos as the "
     "source"
 )
-TICK = 1000
-"""Files between two reports of their number."""
+FILES_PER_TICK = 1000
+"""Files between two calls of a `Tick`."""
 
 Tick = Callable[[int], None]
+"""Called with the number of samples listed so far."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,13 @@ class Sample:
 
     @property
     def nbytes(self) -> int:
-        """Bytes, as far as known: those of a Pillow image are not."""
+        """Bytes of all inputs; a Pillow image counts as 0."""
         values = self.inputs.values()
         return sum(len(v) if isinstance(v, bytes) else getattr(v, "nbytes", 0) for v in values)
 
 
 Fetched = Sample | FetchError | SampleError
-"""A sample, or the error: after a FetchError it is tried again, after a SampleError a hole."""
+"""A sample or an error: a FetchError is retried, a SampleError makes a hole."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,14 @@ class Listing:
         Files of a folder are sorted by key; members of containers come as these have them, with
         their locations.
     complete
-        False if the time was up before the end.
+        False if time ran out.
     left_out
         Counts other files by the reason that a walk of a folder gives.
     index
-        What the next listing may be given to list only containers that changed; None if there is
-        nothing new to keep.
+        With it, the next listing reads only containers that changed; None if there is nothing new
+        to keep.
     notes
-        What was guessed, or is not used, each in a line for the user.
+        Lines for the user about guesses and unused data.
     """
 
     table: RowTable
@@ -120,8 +121,7 @@ class Source(Protocol):
     Attributes
     ----------
     index_name
-        Identifies the source among those of a store, which keeps its index; empty if a listing
-        needs none.
+        Name of the source's index in a store; empty if the source has no index.
     """
 
     @property
@@ -148,25 +148,24 @@ class Source(Protocol):
         Parameters
         ----------
         index
-            That of an earlier listing, as a store kept it: if it is damaged or forged, it is to
-            be ignored.
+            Index of an earlier listing, from a store. One that is damaged or forged must be
+            ignored.
         """
 
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
     ) -> Sequence[Fetched]:
-        """Fetch samples, in order, or the errors of those that cannot be had or used.
+        """Return samples in order, with an error for each that cannot be fetched or used.
 
-        Samples of one unit, as `unit_of` their locations gives it, come together in one call as
-        far as possible.
+        Samples of one unit (`unit_of` of their locations) are passed in one call where possible.
 
         Parameters
         ----------
         sizes
             As listed, -1 for unknown.
         locations
-            As listed; empty where the caller has only keys, as from a store. A source of which
-            `RowTable.locations` are listed has to find them.
+            As listed; empty if the caller has only keys, as from a store. A source that lists
+            `RowTable.locations` must find them then.
         """
 
 
@@ -184,13 +183,13 @@ def starts_as_image(data: bytes | memoryview) -> bool:
 
 def container_suffix(name: str) -> str:
     """Return the suffix of a file that holds many samples; empty for any other file."""
-    suffixes = [suffix for suffix in CONTAINERS if name.lower().endswith(suffix)]
+    suffixes = [suffix for suffix in CONTAINER_NOUNS if name.lower().endswith(suffix)]
     return max(suffixes, key=len, default="")
 
 
 def container_noun(name: str) -> str:
     """Name the kind of a file that holds many samples; empty for any other file."""
-    return CONTAINERS.get(container_suffix(name), "")
+    return CONTAINER_NOUNS.get(container_suffix(name), "")
 
 
 def first_folder(name: str) -> str:
@@ -200,7 +199,7 @@ def first_folder(name: str) -> str:
 
 
 def require_utf8(names: Sequence[str]) -> None:
-    """Raise `SourceError` for names that keys cannot be made of."""
+    """Raise `SourceError` for names that are not UTF-8, as keys must be."""
     for name in names:
         try:
             name.encode()

@@ -144,7 +144,10 @@ def find_module(name: str) -> ModuleSpec | None:
 
 
 def file_state(path: Path) -> FileState:
-    """Return a state that changes with a file or folder, even if its mtime is set back."""
+    """Return times, size and inode of a file or folder; None if there is none.
+
+    The ctime shows a change even if the mtime is set back.
+    """
     try:
         status = path.stat()
     except OSError:
@@ -158,8 +161,8 @@ def _parsed(name: str, path: Path, is_package: bool, state: FileState) -> Module
 
 
 _Fact = str | tuple[str, str] | Statement
-"""A label that is reached; ("in", a module of which one is); ("may change", a label of what may
-change one when it is called); a statement that may change one."""
+"""One of: a label, which is reached; ("in", module) if one of its labels is reached; ("may change",
+label) if a call of the label may change a reached one; a statement that may change one."""
 
 
 class _Tracer:
@@ -431,7 +434,7 @@ class _Tracer:
                 self._imply(("may change", label), statement)
 
     def _imply_change(self, label: str, effect: _Fact) -> None:
-        """Note what follows once something is reached that a label stands for."""
+        """Record an effect that may change what a label stands for, once the label is reached."""
         module, _, name = label.partition(":")
         self._imply(self._group(label), effect)
         if self._is_own(label):

@@ -34,15 +34,15 @@ _NAMESPACES = {"exec", "eval", "globals", "locals", "vars"}
 _INTROSPECTION = {"__annotations__", "__doc__", "__globals__", "__subclasses__"}
 _READERS = {"fromfile", "load", "loadtxt", "open", "read_bytes", "read_text"}
 _FIXED = {"Path", "compile", "frozenset", "getLogger"}
-"""Calls that make what cannot change, or not what is computed."""
+"""Calls whose results cannot change, or do not affect what is computed."""
 _LITERALS = (ast.Constant, ast.Tuple, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop, ast.Load)
 
 LATER, NOW, EFFECT = range(3)
-"""When an expression is evaluated: in a call; at import; at import, and only for its effect."""
+"""When an expression is evaluated: in a call; at import; at import, for its effect alone."""
 
 
 def canonical(tree: ast.AST) -> str:
-    """Dump a tree without what releases of Python add or leave out: positions, empty fields."""
+    """Dump a tree as all releases of Python do: without positions and empty fields."""
     text: list[str] = []
     left: list[Any] = [tree]
     while left:
@@ -555,7 +555,7 @@ def _chains(node: ast.AST) -> Iterator[Chain]:
 
 
 def _imports(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, Target]]:
-    """Yield the names that an import binds, and what they are names of."""
+    """Yield each name that an import binds, and its target."""
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             if alias.name != "*":

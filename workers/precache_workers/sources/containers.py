@@ -284,7 +284,7 @@ class ContainerSource:
             if not location:
                 fetched[number] = FetchError(f"{self} has no sample {printable(keys[number])}")
             elif sizes[number] > self.most_bytes:
-                fetched[number] = too_large(sizes[number], self.most_bytes)
+                fetched[number] = too_large_error(sizes[number], self.most_bytes)
             else:
                 units[unit_of(location)].append(number)
         for unit, numbers in units.items():
@@ -322,7 +322,7 @@ _located: dict[str, RowTable] = {}
 """Source -> its listing in this process; single operations of a dict need no lock."""
 
 
-def too_large(nbytes: int, most_bytes: int) -> SampleError:
+def too_large_error(nbytes: int, most_bytes: int) -> SampleError:
     """Return the error of a sample above the limit."""
     return SampleError(
         f"has {in_units(nbytes)}, over the limit of {in_units(most_bytes)} (--max-sample-bytes)"

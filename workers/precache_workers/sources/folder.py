@@ -19,9 +19,9 @@ from precache.units import size as in_units
 from precache_workers.runtime.time_limit import FETCHING, notes
 from precache_workers.sources.base import (
     BY_DATASET,
+    FILES_PER_TICK,
     IMAGE_SUFFIXES,
     MOST_SAMPLE_BYTES,
-    TICK,
     Fetched,
     Listing,
     Sample,
@@ -77,7 +77,7 @@ class FolderSource:
                 break
             if is_image(file.name):
                 files.add(file)
-                if len(files.keys) % TICK == 0:
+                if len(files.keys) % FILES_PER_TICK == 0:
                     tick(len(files.keys))
             else:
                 ignored += 1

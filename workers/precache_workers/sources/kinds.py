@@ -93,7 +93,7 @@ def _open_dataset(spec: SourceSpec) -> Source:
 def _open_manifest(spec: SourceSpec) -> Source:
     tables = Containers.named(
         spec.uri,
-        (*manifests.SUFFIXES, ".parquet"),
+        (*manifests.TABLE_SUFFIXES, ".parquet"),
         spec.storage_options,
         follow_links=spec.follow_links,
     )
@@ -147,7 +147,7 @@ KINDS: dict[str, SourceKind] = {
     ),
     "lmdb": SourceKind(_open_lmdb, (".lmdb", "data.mdb"), columns=False),
     "zip": SourceKind(lambda spec: open_containers(spec, ZipFormat()), (".zip",), columns=False),
-    "manifest": SourceKind(_open_manifest, manifests.SUFFIXES),
+    "manifest": SourceKind(_open_manifest, manifests.TABLE_SUFFIXES),
 }
 
 

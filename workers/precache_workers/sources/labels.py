@@ -24,7 +24,7 @@ Kind = Literal["names", "numbers", "values", "several names", "several numbers"]
 """Class names or numbers, values for a regression, or lists of class names or numbers."""
 
 MOST_TEXT = 4096
-"""Characters of a class name."""
+"""Characters of a key, a path or a label; bytes of a file or value that is a label alone."""
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _VALUE = re.compile(
@@ -44,8 +44,8 @@ _JOINED: Mapping[frozenset[Kind], Kind] = {
 
 def joined(kinds: Iterable[Kind]) -> Kind | None:
     """Return the kind of labels of these kinds; None if they do not go together."""
-    found = frozenset(kinds)
-    return next(iter(found)) if len(found) == 1 else _JOINED.get(found)
+    different = frozenset(kinds)
+    return next(iter(different)) if len(different) == 1 else _JOINED.get(different)
 
 
 def label_of(value: Any) -> tuple[str, Kind | None]:

@@ -24,7 +24,7 @@ from precache.errors import SampleError, SourceError, UsageError
 from precache.messages import printable
 from precache.storage.base import NO_NAME, FileInfo, Folder
 from precache_workers.sources.base import (
-    TICK,
+    FILES_PER_TICK,
     Fetched,
     Sample,
     first_folder,
@@ -38,14 +38,12 @@ from precache_workers.sources.containers import (
     changed,
     container_etag,
     member_key,
-    too_large,
+    too_large_error,
 )
-from precache_workers.sources.labels import infer_kind
+from precache_workers.sources.labels import MOST_TEXT, infer_kind
 
 UNIT_SAMPLES = 64
 """Neighbours by key that are read at once."""
-
-MOST_LABEL = 4096
 
 _NUMBERED = re.compile(r"image(-\d+)")
 _lock = threading.Lock()
@@ -64,7 +62,7 @@ class LMDBFormat:
         etag = container_etag(file)
         with _opened(folder, file) as transaction:
             for number, (name, value) in enumerate(transaction.cursor()):
-                if number % TICK == 0 and time.monotonic() > until:
+                if number % FILES_PER_TICK == 0 and time.monotonic() > until:
                     raise TimeUpError
                 text = bytes(name).decode("utf-8", "surrogateescape")
                 key = member_key(file.name, text)
@@ -106,7 +104,7 @@ class LMDBFormat:
                     if value is None:
                         fetched.append(changed(folder, name, sample.key))
                     elif len(value) > most_bytes:
-                        fetched.append(too_large(len(value), most_bytes))
+                        fetched.append(too_large_error(len(value), most_bytes))
                     else:
                         fetched.append(Sample.of(bytes(value)))
         except SourceError as error:
@@ -153,7 +151,7 @@ def _opened(folder: Folder, file: FileInfo) -> Iterator[Any]:
 
 
 def _label(value: Any, what: str) -> str:
-    if len(value) > MOST_LABEL:
+    if len(value) > MOST_TEXT:
         raise SourceError(f"{what} has {len(value):,} bytes; a label is a class number or name")
     try:
         return bytes(value).decode().strip()

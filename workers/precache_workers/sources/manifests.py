@@ -33,9 +33,9 @@ from precache.storage.backends import WEB
 from precache.storage.base import FileInfo, Folder, is_name
 from precache.storage.open import StorageOptions, open_folder
 from precache_workers.sources.base import (
+    FILES_PER_TICK,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
-    TICK,
     Columns,
     Fetched,
     Listing,
@@ -47,10 +47,10 @@ from precache_workers.sources.containers import Members, notes_of, require_uniqu
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.labels import infer_kind, label_of
-from precache_workers.sources.parquet_tables import LABEL_NAMES, LISTED_ROWS, damaged, open_table
+from precache_workers.sources.parquet_tables import LABEL_COLUMNS, LISTED_ROWS, damaged, open_table
 
 JSON_LINES = (".jsonl", ".ndjson")
-SUFFIXES = (".csv", ".tsv", *JSON_LINES)
+TABLE_SUFFIXES = (".csv", ".tsv", *JSON_LINES)
 """Suffixes of tables that are taken for manifests; Parquet has images in it more often."""
 
 URI_NAMES = (
@@ -109,7 +109,8 @@ class ManifestSource:
         for file in self.containers.files(left_out):
             members = Members()
             for row in self._rows(file, members):
-                if len(members.keys) % TICK == 0 and time.monotonic() > until and members.keys:
+                count = len(members.keys)
+                if count and count % FILES_PER_TICK == 0 and time.monotonic() > until:
                     complete = False
                     break
                 members.keys.append(row[0])
@@ -166,7 +167,7 @@ class ManifestSource:
     def _names(self, file: FileInfo, row: Row) -> Sequence[str]:
         """Return the columns of a table by its first row; lines of JSON may leave out labels."""
         names = list(row)
-        labels = {self.columns.label} if self.columns.label else {*LABEL_NAMES}
+        labels = {self.columns.label} if self.columns.label else {*LABEL_COLUMNS}
         if not file.name.lower().endswith(JSON_LINES) or labels & {*map(_plain, names), *names}:
             return names
         where = self.folder.path(file.name)
@@ -303,7 +304,7 @@ class _Chosen:
                 f"{', '.join(map(repr, names[:20]))}. Choose one by --image-column, or let the "
                 f"first line name it {' or '.join(URI_NAMES[:3])}"
             )
-        guess = next((lower[name] for name in LABEL_NAMES if name in lower), None)
+        guess = next((lower[name] for name in LABEL_COLUMNS if name in lower), None)
         label = columns.label or (None if guess == uri else guess)
         others = len(set(names) - {uri, label, columns.key})
         return cls(uri, label, columns.key, others)

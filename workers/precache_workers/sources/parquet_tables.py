@@ -33,14 +33,16 @@ from precache_workers.sources.containers import (
     TimeUpError,
     changed,
     container_etag,
-    too_large,
+    too_large_error,
 )
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file
-from precache_workers.sources.labels import Kind, infer_kind, label_of
+from precache_workers.sources.labels import MOST_TEXT, Kind, infer_kind, label_of
 
-IMAGE_NAMES = ("image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content")
-LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "cls", "category")
-"""Names of columns, the first of which a file has being taken."""
+IMAGE_COLUMNS = (
+    "image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content",
+)  # fmt: skip
+LABEL_COLUMNS = ("label", "labels", "class", "class_name", "target", "cls", "category")
+"""Names of columns; the first that a file has is used."""
 
 LISTED_ROWS, LISTED_LISTS = 8192, 128
 """Rows of which labels and names are decoded at a time; of labels that are lists fewer, as a page
@@ -50,9 +52,6 @@ FOOTER_BYTES = 16 << 20
 """Bytes of footers that a process keeps."""
 
 _KEYS = "a key is text or a whole number"
-
-MOST_TEXT = 4096
-"""Characters of a key, a path or a label."""
 
 
 @dataclass(frozen=True)
@@ -307,7 +306,7 @@ def _sample(data: bytes | None, most_bytes: int) -> Fetched:
             "or read a column of paths by --source-kind manifest"
         )
     if len(data) > most_bytes:
-        return too_large(len(data), most_bytes)
+        return too_large_error(len(data), most_bytes)
     return Sample.of(data)
 
 
@@ -484,7 +483,7 @@ def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") ->
         )
     struct = bool(pa.types.is_struct(kind))
     parts = [kind.field(number).name for number in range(kind.num_fields)] if struct else []
-    usual = _usual(LABEL_NAMES, [*folders])
+    usual = _usual(LABEL_COLUMNS, [*folders])
     label = columns.label or _guess_label(schema, features) or next(iter(usual), None)
     folder = folders.get(label or "")
     label = label if folder is None else None
@@ -519,7 +518,7 @@ def _features(schema: Any) -> dict[str, dict[str, Any]]:
 def _guess_image(schema: Any, features: dict[str, dict[str, Any]], where: str) -> str:
     able = [name for name in schema.names if _holds_images(schema.field(name).type)]
     declared = [name for name in able if features.get(name, {}).get("_type") == "Image"]
-    named = _usual(IMAGE_NAMES, declared or able)
+    named = _usual(IMAGE_COLUMNS, declared or able)
     candidates = named or declared or able
     if not candidates:
         raise SourceError(
@@ -538,7 +537,7 @@ def _guess_image(schema: Any, features: dict[str, dict[str, Any]], where: str) -
 def _guess_label(schema: Any, features: dict[str, dict[str, Any]]) -> str | None:
     declared = [name for name in schema.names if _is_class(features.get(name))]
     able = [name for name in schema.names if label_kind(schema.field(name).type) is not None]
-    chosen = [*_usual(LABEL_NAMES, declared), *declared, *_usual(LABEL_NAMES, able)]
+    chosen = [*_usual(LABEL_COLUMNS, declared), *declared, *_usual(LABEL_COLUMNS, able)]
     return next(iter(chosen), None)
 
 

@@ -29,8 +29,8 @@ from precache.errors import FetchError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import NO_FILE, NO_NAME, FileInfo, Folder, Range
 from precache_workers.sources.base import (
+    FILES_PER_TICK,
     TAR_SUFFIXES,
-    TICK,
     Fetched,
     Sample,
     first_folder,
@@ -48,7 +48,7 @@ from precache_workers.sources.containers import (
     member_key,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts, require_size
-from precache_workers.sources.labels import infer_kind
+from precache_workers.sources.labels import MOST_TEXT, infer_kind
 from precache_workers.sources.tar_index import between_members
 from precache_workers.sources.tar_members import BLOCK, Member, read_members
 
@@ -56,9 +56,6 @@ COMPRESSED_NOTE = (
     "{count} tar archives are compressed: each shard decompresses an archive from its beginning to "
     "the last sample that it needs, so decompress large ones first"
 )
-
-MOST_LABEL = 4096
-"""Bytes of a ``.cls`` member."""
 
 MOST_IMAGES = 256
 """Images of a sample."""
@@ -84,7 +81,7 @@ class TarFormat:
             size = math.inf if compression else file.size
             samples = _Samples(file, compression)
             for number, member in enumerate(read_members(stream, where, size)):
-                if number % TICK == 0 and time.monotonic() > until:
+                if number % FILES_PER_TICK == 0 and time.monotonic() > until:
                     raise TimeUpError
                 key = member_key(file.name, member.name) if member.regular else ""
                 if not key:
@@ -282,7 +279,7 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _label(stream: BinaryIO | DecompressedFile, member: Member, where: str) -> str:
-    if member.size > MOST_LABEL:
+    if member.size > MOST_TEXT:
         raise SourceError(
             f"{where}: {printable(member.name)} has {member.size:,} bytes; a .cls member has a "
             "class number or name"

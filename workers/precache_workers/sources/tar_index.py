@@ -36,7 +36,7 @@ def between_members(folder: Folder, file: FileInfo) -> list[tuple[int, int]]:
         index = folder.read_first(f"{name}.idx", MOST_INDEX)
     except StorageError:
         return []
-    places = (map(int, found.groups()) for found in _PLACE.finditer(index))
+    places = (map(int, match.groups()) for match in _PLACE.finditer(index))
     parts, start = [], 0
     for offset, size in sorted((at, size) for at, size in places if size >= LARGE_BYTES):
         if start < offset and offset + size <= file.size:

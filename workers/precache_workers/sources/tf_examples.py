@@ -22,9 +22,9 @@ from precache_workers.sources.base import Columns, Fetched, Sample, starts_as_im
 from precache_workers.sources.containers import Members
 from precache_workers.sources.labels import Kind, joined, label_of
 
-IMAGE_NAMES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")
-LABEL_NAMES = ("image/class/label", "label", "labels", "class", "target", "image/class/text")
-"""Names of features, the first of which an example has being taken."""
+IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")
+LABEL_FEATURES = ("image/class/label", "label", "labels", "class", "target", "image/class/text")
+"""Names of features; the first that an example has is used."""
 
 _BYTES, _FLOATS, _NUMBERS = 1, 2, 3
 
@@ -80,7 +80,7 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
     images = _values(image_name, features)
     if len(images) != 1:
         raise ValueError(f"its feature {image_name!r} has {len(images)} images")
-    labels = LABEL_NAMES if columns.label is None else (columns.label,)
+    labels = LABEL_FEATURES if columns.label is None else (columns.label,)
     label_name = next((name for name in labels if name in features), "")
     label, kind = _label(label_name, features) if label_name else ("", None)
     key, key_kind = _label(columns.key, features) if columns.key else ("", None)
@@ -130,7 +130,7 @@ def add_parts(members: Members, parts: Parts, where: str, location: str, etag: s
 def _guess_image(features: Features) -> str:
     able = [name for name, (kind, _) in features.items() if kind == _BYTES]
     images = [name for name in able if any(map(starts_as_image, _values(name, features)[:1]))]
-    candidates = [name for name in IMAGE_NAMES if name in able][:1] or images
+    candidates = [name for name in IMAGE_FEATURES if name in able][:1] or images
     if not candidates:
         raise ValueError(f"it has no feature with an encoded image; it has {_names(features)}")
     if len(candidates) > 1:

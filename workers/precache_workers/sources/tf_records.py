@@ -19,7 +19,7 @@ import google_crc32c
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.storage.base import FileInfo, Folder
-from precache_workers.sources.base import NO_COLUMNS, TICK, Columns, Fetched
+from precache_workers.sources.base import FILES_PER_TICK, NO_COLUMNS, Columns, Fetched
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Members,
@@ -56,7 +56,7 @@ class TFRecordFormat:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(0)
             while head := stream.read(_HEAD.size):
-                if len(members.keys) % TICK == 0 and time.monotonic() > until:
+                if len(members.keys) % FILES_PER_TICK == 0 and time.monotonic() > until:
                     raise TimeUpError
                 length = _length(head)
                 if length is None:

@@ -24,6 +24,7 @@ import xxhash
 from precache.errors import PrecacheError, RecipeError, UsageError
 from precache.recipe.recipe import Recipe
 from precache.runtime.process_id import process_of
+from precache.runtime.usage import CLOCK_TICKS
 from precache_workers.sources.code_digest import (
     Code,
     FileState,
@@ -155,13 +156,13 @@ def _is_outdated(module: str, path: Path, present: bool) -> bool:
 
 @functools.cache
 def _began() -> float:
-    """Return the Unix time of this process's start, a clock tick late at most.
+    """Return the Unix time of this process's start, at most one clock tick late.
 
-    Of what it runs, nothing is imported within a tick. The time of boot, which psutil adds to the
-    ticks since, is told to whole seconds only.
+    No module is imported within the first tick. The boot time that psutil adds to the ticks has
+    whole seconds only.
     """
     ticks = process_of(os.getpid()).started + 1
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / CLOCK_TICKS
     return time.time() - age
 
 

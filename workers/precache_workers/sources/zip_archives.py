@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import NO_FILE, NO_NAME, FileInfo, Folder
-from precache_workers.sources.base import TICK, Fetched, Sample, first_folder, is_image
+from precache_workers.sources.base import FILES_PER_TICK, Fetched, Sample, first_folder, is_image
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Members,
@@ -73,7 +73,7 @@ class ZipFormat:
         images: list[tuple[_Entry, str]] = []
         with open_file(folder, file) as stream:
             for number, entry in enumerate(_entries(stream, where, file.size)):
-                if number % TICK == 0 and time.monotonic() > until:
+                if number % FILES_PER_TICK == 0 and time.monotonic() > until:
                     raise TimeUpError
                 key = member_key(file.name, entry.name) if entry.regular else ""
                 if not key:

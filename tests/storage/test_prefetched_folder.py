@@ -10,8 +10,8 @@ import pytest
 
 import precache
 from precache.errors import StorageError, StoreError
-from precache.storage.batch_get import PrefetchedFolder
 from precache.storage.open import open_folder
+from precache.storage.prefetched_folder import PrefetchedFolder
 from precache.storage.remote import RemoteFolder
 from tests.conftest import BuiltStore
 

@@ -9,7 +9,7 @@ import pytest
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store.row_table import RowTable
-from precache_workers.doctor.source_probe import DEPTHS, REMOTE_DEPTHS, probe_source
+from precache_workers.doctor.source_throughput import DEPTHS, REMOTE_DEPTHS, probe_source
 from precache_workers.sources.base import Source
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource

@@ -69,7 +69,7 @@ ArrayName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[0-9]{1,9
 """Name of a field, or ``image.4`` for variant 4 of the field `image`."""
 
 
-Dtype = Annotated[str, AfterValidator(_dtype)]
+StoredDtype = Annotated[str, AfterValidator(_dtype)]
 Extent = Annotated[int, Field(ge=0, lt=1 << 63)]
 Length = Annotated[int, Field(gt=0, lt=1 << 63)]
 Time = Annotated[float, Field(ge=0, lt=250_000_000_000)]
@@ -143,7 +143,7 @@ class RowAttributes(_Document):
     """Shape and dtype of one row of a field."""
 
     shape: Annotated[tuple[Extent, ...], Field(max_length=MAX_ROW_AXES)]
-    dtype: Dtype
+    dtype: StoredDtype
 
 
 class LabelAttributes(RowAttributes):

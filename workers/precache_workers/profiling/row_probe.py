@@ -16,7 +16,7 @@ from precache.recipe.recipe import ImageCodec, Recipe
 from precache.store.layout import RowShape, rows_per_chunk
 from precache.store.row_table import RowTable
 from precache_workers.planning.rows import sample_for_probe
-from precache_workers.planning.work import MeasuredRows
+from precache_workers.planning.work_plan import MeasuredRows
 from precache_workers.profiling.harness import SampleRun, run_samples
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of

@@ -1,4 +1,4 @@
-"""Inspect a store: its committed versions, and what exists of the target version."""
+"""Stored versions: those committed, and which objects of the target version exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from precache.errors import GoneError, StorageError, StoreError
 from precache.storage.base import Folder
 from precache.store.commit_log import BUILD, ROOT, read_commits
 from precache.store.consistency import Flaw, inspect
-from precache.store.documents import Attributes
+from precache.store.json_documents import Attributes
 from precache.store.open import open_own_unchecked
 from precache.store.receipts import Receipt
 from precache.store.version import read_attributes

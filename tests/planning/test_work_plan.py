@@ -43,7 +43,7 @@ def moody(array: np.ndarray, folder: str) -> np.ndarray:
 
 
 def recipe_of(folder: Path) -> precache.Recipe:
-    op = {"op": "function", "function": "tests.planning.test_work:moody", "version": "1"}
+    op = {"op": "function", "function": "tests.planning.test_work_plan:moody", "version": "1"}
     ops = [{"op": "decode"}, op | {"params": {"folder": str(folder)}}]
     return precache.Recipe.from_dict(
         {"fields": {"image": {"ops": [*ops, {"op": "resize", "size": [150, 150]}]}}}

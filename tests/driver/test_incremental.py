@@ -50,10 +50,18 @@ def picky(array: np.ndarray) -> np.ndarray:
 
 NARROW = 61
 """Pixels."""
-COUNT = {"op": "function", "function": "tests.driver.test_recache:counted", "version": "1"}
-HALVE = {"op": "function", "function": "tests.driver.test_recache:halved", "version": "1"}
+COUNT = {
+    "op": "function",
+    "function": "tests.driver.test_incremental:counted",
+    "version": "1",
+}
+HALVE = {
+    "op": "function",
+    "function": "tests.driver.test_incremental:halved",
+    "version": "1",
+}
 MEAN = {
-    "op": "function", "function": "tests.driver.test_recache:mean_of", "version": "1",
+    "op": "function", "function": "tests.driver.test_incremental:mean_of", "version": "1",
     "dtype": "float32", "shape": [3],
 }  # fmt: skip
 
@@ -312,7 +320,7 @@ def test_a_sample_may_fail_for_another_field(
     """Its shard has a hole in both, and the others' objects of the first field are linked."""
     write(source / "cat/narrow.jpg", encoded(cut(NARROW, (NARROW, 48))))
     first = build(source, tmp_path / "store", recipe_of(size))
-    mean = {"ops": [{"op": "decode"}, MEAN | {"function": "tests.driver.test_recache:picky"}]}
+    mean = {"ops": [{"op": "decode"}, MEAN | {"function": "tests.driver.test_incremental:picky"}]}
     second = rebuilt(source, tmp_path / "store", recipe_of(size, codec, mean=mean))
     assert second.failed == 2
     assert len(CALLS) <= 24, "those that are measured"

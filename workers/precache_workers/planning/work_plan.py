@@ -17,10 +17,10 @@ from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
 from precache_workers.planning.base_version import BaseVersion, find_base
-from precache_workers.planning.committed import is_committed, lost_objects, read_receipts
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 from precache_workers.planning.rows import shards_to_do
+from precache_workers.planning.stored_versions import is_committed, lost_objects, read_receipts
 from precache_workers.planning.target_version import (
     TargetVersion,
     VersionSpec,
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 LARGEST_SHARD_BYTES = 512 << 20
 """Most raw bytes of a shard of one field; above, rows are laid into shards anew."""
 
-CHANNELS = (1, 3, 4)
+CHANNEL_COUNTS = (1, 3, 4)
 """Numbers of channels of an image: grey, RGB, RGBA."""
 OUTGROWN = 4
 """Shards are laid out anew if there are this many times more than needed, and this many times more
@@ -190,7 +190,7 @@ def _warn_of_transposed(recipe: Recipe, shapes: Shapes) -> None:
         if not (declared.decodes and has_function and len(row.shape) == 3):
             continue
         last, first, middle = row.shape  # as stored: the last axis comes first
-        if first in CHANNELS and min(middle, last) > max(CHANNELS):
+        if first in CHANNEL_COUNTS and min(middle, last) > max(CHANNEL_COUNTS):
             log.warning(
                 "%s: the ops return an array of %s, which looks like (C, H, W); they see and "
                 "return (H, W, C), so its rows are stored as %s. Let the function return "
