@@ -109,11 +109,6 @@ class Receipt:
         """Wall time from the first fetch to the last put."""
         return sum(self.seconds.values())
 
-    @property
-    def stored(self) -> int:
-        """Bytes stored."""
-        return sum(stored.size for stored in self.objects.values())
-
     def to_json(self) -> bytes:
         return json.dumps(self, default=vars).encode()
 
