@@ -53,6 +53,7 @@ class LiveVersion(Version):
     def __init__(
         self,
         store: Folder,
+        *,
         attributes: Attributes,
         arrays: Mapping[str, tuple[str, Array]],
         keys: Sequence[str],
@@ -61,7 +62,13 @@ class LiveVersion(Version):
         lease: NamedLease,
     ) -> None:
         folder = store.folder(attributes.version)
-        super().__init__(folder, attributes.version, attributes, arrays, attributes.rows)
+        super().__init__(
+            folder,
+            version_id=attributes.version,
+            attributes=attributes,
+            arrays=arrays,
+            rows=attributes.rows,
+        )
         self._store = store
         self._row_keys = keys
         self._lease = lease

@@ -49,7 +49,7 @@ class SlowSample:
     nbytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Receipt:
     """Result of one shard task.
 

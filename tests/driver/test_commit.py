@@ -34,7 +34,9 @@ RECIPE = precache.Recipe.image(resize=24, crop=20)
 
 
 def receipt(shard: int, failed: dict[int, str]) -> Receipt:
-    return Receipt(shard, {}, failed, [], {}, {}, 0.0)
+    return Receipt(
+        shard=shard, objects={}, holes=failed, content=[], sums={}, seconds={}, cpu_seconds=0.0
+    )
 
 
 # --- parts --------------------------------------------------------------------------------------

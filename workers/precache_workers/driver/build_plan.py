@@ -71,7 +71,7 @@ _BY_OPS = "that has a field by these ops, by the first of them, or with a wider 
 PlanState = Literal["nothing", "repair", "continue", "build"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BuildPlan:
     """Actions of a build, as of this moment.
 

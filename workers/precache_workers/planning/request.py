@@ -40,7 +40,7 @@ class Request(BuildOptions):
         return limit if self.on_error == "skip" else 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BuildResult:
     """The version that a build made, with its counts, bytes and times.
 
