@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from precache.viewer.view import view
     from precache_workers.doctor.report import DoctorReport
     from precache_workers.driver.build_plan import BuildPlan
-    from precache_workers.planning.request import BuildResult
+    from precache_workers.driver.build_result import BuildResult
 
 __version__ = "0.1.0"
 
@@ -103,7 +103,7 @@ _HOMES = {
     "precache.viewer.view": ["view"],
     "precache_workers.driver.build_plan": ["BuildPlan"],
     "precache_workers.doctor.report": ["DoctorReport"],
-    "precache_workers.planning.request": ["BuildResult"],
+    "precache_workers.driver.build_result": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _ELSEWHERE = {"open": "open_version", "Pipeline": "Recipe", "PipelineError": "RecipeError"}

@@ -19,6 +19,7 @@ import pytest
 import precache
 from precache.errors import BuildError, UsageError
 from precache.store.build_status import StoreStatus, read_status
+from precache_workers.driver.build_result import BuildResult
 from precache_workers.jobs import job_server
 from precache_workers.jobs.job_server import connect
 from precache_workers.jobs.submission import (
@@ -29,7 +30,6 @@ from precache_workers.jobs.submission import (
     _reason,
     _result,
 )
-from precache_workers.planning.request import BuildResult
 from tests.support.building import (
     build_here,
     cli,

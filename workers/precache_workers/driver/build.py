@@ -35,6 +35,7 @@ from precache.store.row_table import REMOVED
 from precache.units import size
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import require_shared
+from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.commit import commit, tidy_current
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
@@ -54,7 +55,7 @@ from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.committed import flaws_of, is_committed, is_whole
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
-from precache_workers.planning.request import BuildResult, Request, check_request, source_of
+from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.target_version import (
     SCRATCH,
     TargetVersion,
