@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from precache.building.ensure import ensure
     from precache.building.jobs import cancel, status
     from precache.building.refresh import refresh, submit_refresh
+    from precache.building.verify import verify
     from precache.diagnosis.bench import bench
     from precache.diagnosis.diagnose import Diagnosis, diagnose
     from precache.errors import (
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from precache.maintenance.gc import gc
     from precache.maintenance.info import info
     from precache.maintenance.transfer import pull, push
-    from precache.maintenance.verify import verify
     from precache.maintenance.versions import use, versions
     from precache.metering.meter import Meter, meter
     from precache.metering.report import StallReport
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from precache.viewer.view import view
     from precache_workers.doctor.report import DoctorReport
     from precache_workers.driver.build_plan import BuildPlan
-    from precache_workers.planning.request import BuildResult
+    from precache_workers.driver.build_result import BuildResult
 
 __version__ = "0.1.0"
 
@@ -93,17 +93,17 @@ _HOMES = {
     ],
     "precache.recipe.recipe": ["Field", "Pipeline", "Recipe"],
     "precache.building.refresh": ["refresh", "submit_refresh"],
+    "precache.building.verify": ["verify"],
     "precache.metering.report": ["StallReport"],
     "precache.simulation.model": ["Simulation", "simulate"],
     "precache.store.open": ["open"],
     "precache.maintenance.info": ["info"],
     "precache.maintenance.transfer": ["pull", "push"],
-    "precache.maintenance.verify": ["verify"],
     "precache.store.version": ["Version"],
     "precache.viewer.view": ["view"],
     "precache_workers.driver.build_plan": ["BuildPlan"],
     "precache_workers.doctor.report": ["DoctorReport"],
-    "precache_workers.planning.request": ["BuildResult"],
+    "precache_workers.driver.build_result": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _ELSEWHERE = {"open": "open_version", "Pipeline": "Recipe", "PipelineError": "RecipeError"}

@@ -20,8 +20,9 @@ from precache_workers.planning.options import BuildOptions, read_options
 if TYPE_CHECKING:
     from precache_workers.doctor.report import DoctorReport
     from precache_workers.driver.build_plan import BuildPlan
+    from precache_workers.driver.build_result import BuildResult
     from precache_workers.jobs.submission import ClusterJob
-    from precache_workers.planning.request import BuildResult, Request
+    from precache_workers.planning.request import Request
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -18,8 +18,8 @@ from precache.store.open import open_version
 from precache_workers.planning.options import RunOptions, read_options
 
 if TYPE_CHECKING:
+    from precache_workers.driver.build_result import BuildResult
     from precache_workers.jobs.submission import ClusterJob
-    from precache_workers.planning.request import BuildResult
 
 
 def refresh(

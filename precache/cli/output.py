@@ -16,8 +16,8 @@ from precache.runtime.terminal import Terminal, say, say_text
 
 if TYPE_CHECKING:
     from precache.store.version import Version
+    from precache_workers.driver.build_result import BuildResult
     from precache_workers.jobs.submission import ClusterJob
-    from precache_workers.planning.request import BuildResult
 
 
 def show(json_to: TextIO | None, data: Any, text: object = None) -> None:

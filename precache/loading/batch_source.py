@@ -200,11 +200,11 @@ class BatchSource:
             "rows": self._selection.digest,
         }
 
-    def _replace(self, other: BatchSource) -> BatchSource:
-        """Return another source in place of this one."""
-        other._earlier = self.work_time
-        self.stream.close()
-        return other
+    def take_over(self, before: BatchSource) -> BatchSource:
+        """Close the source that this one replaces, and count its work time as well; return this."""
+        self._earlier = before.work_time
+        before.stream.close()
+        return self
 
     def _reopen(self, uri: str | Version, kind: Callable[..., BatchSource]) -> BatchSource:
         """Open another version with the same options.
@@ -400,13 +400,13 @@ class CurrentVersionSource(BatchSource):
         )
         if uri is None:
             return self
-        return self._replace(opened.pop() if opened else self._open(uri))
+        return (opened.pop() if opened else self._open(uri)).take_over(self)
 
     def at_state(self, state: Mapping[str, Any]) -> BatchSource:
         version = state.get("version")
         if not isinstance(version, str) or version == self.version.id:
             return self
-        return self._replace(self._open(self._follower.uri_of(version)))
+        return self._open(self._follower.uri_of(version)).take_over(self)
 
     def _open(self, uri: str) -> BatchSource:
         return self._reopen(uri, functools.partial(CurrentVersionSource, self._follower))
@@ -443,7 +443,7 @@ class LiveSource(BatchSource):
 
     def _await_version(self) -> BatchSource:
         version = self._live.await_commit(self._closed)
-        return self if version is None else self._replace(self._reopen(version, BatchSource))
+        return self if version is None else self._reopen(version, BatchSource).take_over(self)
 
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), "order": FINISHED}

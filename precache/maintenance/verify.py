@@ -8,9 +8,8 @@ not match, it is decoded: if its rows match the rest of the version, the table i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import xxhash
@@ -20,11 +19,9 @@ from precache.messages import as_text, first_ones
 from precache.reading.array_reader import ArrayReader
 from precache.storage.base import is_missing
 from precache.storage.local_files import map_file
-from precache.storage.open import StorageOptions
 from precache.store.array_metadata import SUMS
 from precache.store.commit_log import ROOT
 from precache.store.consistency import Flaw, has_labels_with_samples, inspect
-from precache.store.open import open_unchecked
 from precache.store.row_table import RowTable, read_contents, read_reasons
 from precache.store.version import ROW_TABLE, Version, gone_error
 from precache.units import size
@@ -103,43 +100,28 @@ class Verified:
         return as_text(lines)
 
 
-def verify(
-    uri: str | os.PathLike[str],
-    tick: Tick = lambda nbytes: None,
-    storage_options: StorageOptions = None,
+def verify_version(
+    version: Version, tick: Tick, check_recipe: Callable[[Version], Iterable[str]] = lambda _: ()
 ) -> Verified:
-    """Check every stored byte of a version.
+    """Check every stored byte of a version opened with `store.open.open_unchecked`.
 
     Parameters
     ----------
-    uri
-        A store, or ``STORE@prefix``.
-    tick
-        Called with the number of bytes read.
-    storage_options
-        Options of a remote file system, as its fsspec class takes them.
-
-    Raises
-    ------
-    StoreError
-        There is no such version, or other software wrote it without checksums.
-    GoneError
-        The version was removed in the meantime.
+    check_recipe
+        Returns why it cannot be confirmed that the recipe made the rows.
     """
-    return verify_version(open_unchecked(uri, storage_options), tick)
-
-
-def verify_version(version: Version, tick: Tick) -> Verified:
-    """Check every stored byte of a version opened with `store.open.open_unchecked`."""
     with version.unless_gone():
-        verified = _verify(version, tick)
+        verified = _verify(version, tick, check_recipe)
     if verified.damage and version.is_gone():
         raise gone_error(version.path)
     return verified
 
 
-def _verify(version: Version, tick: Tick) -> Verified:
+def _verify(
+    version: Version, tick: Tick, check_recipe: Callable[[Version], Iterable[str]]
+) -> Verified:
     flaws, unchecked = check_metadata(version)
+    unchecked += check_recipe(version)
     damage = {flaw.name: Damage(flaw.name, flaw.reason) for flaw in flaws}
     objects = nbytes = 0
     for name in version.stored:
@@ -195,47 +177,11 @@ def check_metadata(version: Version) -> tuple[list[Flaw], list[str]]:
         pass  # `inspect` reports it
     if table is not None and has_labels_with_samples(table):
         unchecked.append("labels: they came with the samples and are stored only once")
-    unchecked += _check_recipe(version)
     inspected = inspect(version, table)
     names = {flaw.name for flaw in inspected}
     if ROOT in names:
         return inspected, unchecked
     return inspected + [flaw for flaw in flaws if flaw.name not in names], unchecked
-
-
-def _check_recipe(version: Version) -> Iterator[str]:
-    """Yield why it cannot be confirmed that the recipe made the rows."""
-    from precache_workers.ops.behaviour import digest_of
-    from precache_workers.ops.identity import as_recorded, named_ops, ops_digest
-
-    attributes = version.attributes
-    assert attributes is not None  # open_unchecked refuses others
-    try:
-        recipe = version.recipe
-        arrays, rule = recipe.by_array(), as_recorded(attributes)
-        if not attributes.decides and any(not op.version for op in recipe.functions):
-            yield "the recipe: it calls functions whose code is not in the store"
-            return
-        fingerprint = recipe.fingerprint(rule(recipe))
-        digests = {
-            name: ops_digest(arrays, name, len(field.ops), rule)
-            for name, field in arrays.fields.items()
-        }
-    except (PackageNotFoundError, PrecacheError) as error:
-        yield f"the recipe: {error}"
-        return
-    stored = {name: field.recipe for name, field in attributes.fields.items()}
-    outputs, decides = attributes.behaviours, attributes.decides
-    same = all(
-        digest_of(outputs.get(name, {})) == decides[name]
-        for name, _, step in named_ops(recipe)
-        if step is not None and name in decides
-    )
-    if (fingerprint, digests) != (attributes.fingerprint, stored) or not same:
-        yield (
-            "the recipe: its fingerprint is not that of the version; the recipe is damaged, or "
-            "another release of precache wrote it"
-        )
 
 
 def _row_table(version: Version) -> RowTable:

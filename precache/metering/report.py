@@ -60,7 +60,7 @@ class RankStalls:
     iteration_mean: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StallReport:
     """A summary of the steps since the last report.
 

@@ -165,7 +165,7 @@ class DiskCache:
         # Links in the path to the folder are the user's own; below it, none is followed.
         self.folder = Path(os.path.realpath(folder.expanduser()))
         self.limit = limit
-        with self._translated("make"):
+        with self.translated("make"):
             if not self.folder.parent.exists():
                 self.folder.parent.mkdir(parents=True, exist_ok=True)
             self._root = OwnFolder(self.folder, shared=shared, names=(*ENTRIES, "lost+found"))
@@ -213,7 +213,7 @@ class DiskCache:
             ) from None
         cache = cls(Path(folder), nbytes, shared=shared)
         if limit is None:
-            with cache._translated("use"):
+            with cache.translated("use"):
                 used = sum(512 * status.st_blocks for *_, status in cache._files())
                 space = shutil.disk_usage(cache.folder).free + used
                 cache.limit = int(DEFAULT_LIMIT_SHARE * space)
@@ -236,7 +236,7 @@ class DiskCache:
             The limit leaves too little room for the claim.
         """
         claim += share_nbytes(objects)
-        with self._translated("use"), self._lock() as lock:
+        with self.translated("use"), self.lock() as lock:
             users = self._users()
             others = sum(user.claim.claim for user in users)
             limit = self._effective_limit(users)
@@ -263,26 +263,26 @@ class DiskCache:
 
     def drop(self, name: str, status: os.stat_result) -> None:
         """Remove an object, unless another file has taken its place."""
-        with self._translated("use"), self._lock(), contextlib.suppress(FileNotFoundError):
+        with self.translated("use"), self.lock(), contextlib.suppress(FileNotFoundError):
             if os.path.samestat(self.objects.status(name), status):
                 self.objects.remove(name)
 
     def part(self, name: str) -> LockedFile:
         """Open the file of an object to be fetched, not locked yet."""
-        with self._translated("write to"), self._lock():  # or another may see it half made
+        with self.translated("write to"), self.lock():  # or another may see it half made
             try:
                 return LockedFile(self.parts, name)
             except ForeignFile:
                 self.parts.remove(name)
                 return LockedFile(self.parts, name)
 
-    def _lock(self) -> LockedFile:
+    def lock(self) -> LockedFile:
         """Lock the cache, to decide alone among all processes that share it."""
         return LockedFile(self._root, "lock")
 
     def reserve(self, part: LockedFile, size: int) -> None:
         """Make room for an object to be fetched, and take it."""
-        with self._translated("use"), self._lock() as lock:
+        with self.translated("use"), self.lock() as lock:
             os.ftruncate(part.fileno(), 0)
             users = self._users()
             room = self._room(users)
@@ -300,7 +300,7 @@ class DiskCache:
 
     def finish(self, name: str) -> None:
         """Move a fetched object to its place."""
-        with self._translated("use"), self._lock():  # so that it is counted once
+        with self.translated("use"), self.lock():  # so that it is counted once
             self.parts.move(name, self.objects)
 
     def _users(self) -> list[_User]:
@@ -376,7 +376,8 @@ class DiskCache:
             for name, status in folder.files():
                 yield folder, name, status
 
-    def _translated(self, doing: str) -> Translated:
+    def translated(self, doing: str) -> Translated:
+        """Translate errors of the file system in the block; they name what it was doing."""
         return Translated(self.folder, f"{doing} the cache", _HINTS)
 
 
@@ -449,18 +450,14 @@ class CacheShare:
         if not OBJECT_NAME.fullmatch(name):
             raise StorageError(f"no object in a cache can be called {name!r}")
         self._hold(name)
-        with self._cache._translated("use"):
+        with self._cache.translated("use"):
             if self._is_cached(name, size, is_sound):
                 return False
             return self._fetch(name, size, fetch, is_sound)
 
     def _hold(self, name: str) -> None:
-        cache = self._cache
-        with (
-            self._lock,
-            cache._translated("use"),
-            cache._lock(),
-        ):  # so that none evicts it meanwhile
+        # Locked, so that none evicts it meanwhile.
+        with self._lock, self._cache.translated("use"), self._cache.lock():
             if name not in self._places:
                 self._places[name] = self._free.pop()
                 self._write(self._places[name], _line(name))
@@ -487,7 +484,7 @@ class CacheShare:
         """Fetch an object; return False if another loader fetched it meanwhile."""
         while True:
             # The lock waits while another loader fetches the object.
-            with self._cache._translated("write to"), self._cache.part(name) as part:
+            with self._cache.translated("write to"), self._cache.part(name) as part:
                 if not part.is_there:  # another loader finished or removed it meanwhile
                     continue
                 try:
@@ -504,7 +501,7 @@ class CacheShare:
 
     def release(self, name: str) -> None:
         """Allow an object to be evicted; its memory maps must be closed."""
-        with self._lock, self._cache._translated("use"):
+        with self._lock, self._cache.translated("use"):
             if name in self._places:
                 self._write(self._places[name], _FREE)
                 self._free.append(self._places.pop(name))

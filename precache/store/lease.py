@@ -65,6 +65,24 @@ _CUT_OFF = re.compile(r"\.[0-9a-f]{32}\.tmp")
 """Temporary file of a lease that was being put; a live process puts it again."""
 
 
+class LastChange:
+    """Time since a value that another process renews has changed, as this process observes it.
+
+    It is by this machine's clock alone: that of the other may be wrong.
+    """
+
+    def __init__(self) -> None:
+        self._value: object = None
+        self._since = 0.0
+
+    def seconds(self, value: object) -> float:
+        """Return the seconds since the value became this one; 0 at the first call."""
+        now = time.monotonic()
+        if value != self._value:
+            self._value, self._since = value, now
+        return now - self._since
+
+
 class Lease:
     """An object that this process holds; a thread renews it until the lease ends.
 
@@ -198,8 +216,9 @@ def read_leases(version: Folder, but: str | None = None) -> dict[str, LeaseDocum
 def live_leases(version: Folder, but: str | None = None) -> dict[str, LeaseDocument]:
     """Return the leases whose builds are alive, except the one named `but`.
 
-    If that is given, it is a lease that was renewed a moment ago: ages are differences to it, by
-    the store's own times, since clocks of machines may be wrong.
+    Callers look once, so ages are by recorded times and not by `LastChange`. If `but` is given, it
+    is a lease that was renewed a moment ago: ages are differences to it, by the store's own times,
+    since clocks of machines may be wrong.
     """
     leases = read_leases(version, but)
     others = {name: lease for name, lease in leases.items() if not has_ended(lease.holder)}
@@ -263,7 +282,7 @@ class NamedLease:
     def __init__(self, store: Folder, name: str) -> None:
         self._store = store
         self._name = name
-        self._seen: dict[str, tuple[bytes, float]] = {}
+        self._seen: dict[str, LastChange] = {}
         self._silent: dict[str, bytes] = {}
 
     def try_acquire(self) -> ExclusiveLease | None:
@@ -315,12 +334,8 @@ class NamedLease:
             return None
         if time.time() - lease.time > LOST_SECONDS and self._is_silent(name, data):
             return None
-        # By this machine's clock alone: that of the other may be wrong.
-        before, since = self._seen.get(name, (b"", 0.0))
-        if before != data:
-            since = time.monotonic()
-            self._seen[name] = data, since
-        return lease if time.monotonic() - since < STALE_SECONDS else None
+        silence = self._seen.setdefault(name, LastChange()).seconds(data)
+        return lease if silence < STALE_SECONDS else None
 
     def _is_silent(self, name: str, data: bytes) -> bool:
         """Watch a lease that looks old for a heartbeat: a clock may be wrong."""

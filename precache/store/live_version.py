@@ -15,7 +15,7 @@ from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import Attributes, Identity
 from precache.store.labels import are_classes
-from precache.store.lease import ALIVE_SECONDS, QUIET_SECONDS, NamedLease, read_leases
+from precache.store.lease import ALIVE_SECONDS, QUIET_SECONDS, LastChange, NamedLease, read_leases
 from precache.store.open import open_own
 from precache.store.shard_log import FinishedShard, followed_log_name, from_entry, read_entries
 from precache.store.version import Version
@@ -53,6 +53,7 @@ class LiveVersion(Version):
     def __init__(
         self,
         store: Folder,
+        *,
         attributes: Attributes,
         arrays: Mapping[str, tuple[str, Array]],
         keys: Sequence[str],
@@ -61,7 +62,13 @@ class LiveVersion(Version):
         lease: NamedLease,
     ) -> None:
         folder = store.folder(attributes.version)
-        super().__init__(folder, attributes.version, attributes, arrays, attributes.rows)
+        super().__init__(
+            folder,
+            version_id=attributes.version,
+            attributes=attributes,
+            arrays=arrays,
+            rows=attributes.rows,
+        )
         self._store = store
         self._row_keys = keys
         self._lease = lease
@@ -78,8 +85,7 @@ class LiveVersion(Version):
         self._entries = 0
         self._lock = threading.Lock()
         self._poll = LOG_POLL_REMOTE if folder.local("") is None else LOG_POLL_LOCAL
-        self._signs: object = None
-        self._looked, self._changed = -np.inf, time.monotonic()
+        self._signs, self._looked = LastChange(), -np.inf
 
     def _bounds(self, array: Array) -> np.ndarray:
         """Upper bounds of object sizes, until these are known. Source: ZSTD_compressBound."""
@@ -196,19 +202,14 @@ class LiveVersion(Version):
         return open_own(self.folder)
 
     def _require_life(self, patience: float) -> None:
-        """Raise if the build has ended, or changed nothing for `patience` seconds.
-
-        Times are by this machine's clock alone: the builder's may be wrong.
-        """
+        """Raise if the build has ended, or changed nothing for `patience` seconds."""
         now = time.monotonic()
         if now - self._looked < LIVENESS_SECONDS:
             return
         self._looked = now
         data, holder = self.folder.get(DESCRIPTION), self._lease.holder()
         leases = read_leases(self.folder)
-        signs = data, leases, len(self.finished), holder and holder.time
-        if signs != self._signs:
-            self._signs, self._changed = signs, now
+        silence = self._signs.seconds((data, leases, len(self.finished), holder and holder.time))
         if holder is not None or self.folder.size(ROOT) is not None:
             return
         reason = ""
@@ -221,8 +222,8 @@ class LiveVersion(Version):
                 reason = identity.failed
             elif identity.by is not None and has_ended(identity.by) and not alive:
                 reason = f"{identity.by} has ended"
-            elif now - self._changed > patience:
-                reason = f"it shows no sign of life for {now - self._changed:.0f} seconds"
+            elif silence > patience:
+                reason = f"it shows no sign of life for {silence:.0f} seconds"
         if reason:
             raise BuildError(
                 f"the build that this training follows has stopped with {len(self.finished)} of "

@@ -166,7 +166,15 @@ def open_own(folder: Folder, document: bytes | None = None, *, checked: bool = T
     attributes = read_attributes(document or _read_root(folder, ahead), f"{folder}/{ROOT}")
     if ahead_of_need:
         ahead.prefetch(part.format(name) for name in attributes.fields for part in _FIELD_OBJECTS)
-    version = Version(folder, attributes.version, attributes, {}, attributes.rows, ahead, stamp)
+    version = Version(
+        folder,
+        version_id=attributes.version,
+        attributes=attributes,
+        arrays={},
+        rows=attributes.rows,
+        ahead=ahead,
+        stamp=stamp,
+    )
     with version.unless_gone():
         layouts = _layouts(folder, attributes)
         arrays = _checked_documents(folder, ahead, attributes, layouts) if checked else layouts
@@ -264,4 +272,4 @@ def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
         raise StoreError(f"the arrays of {folder} differ in rows: {lengths}")
     text = "\n".join(f"{name} {array}" for name, array in sorted(arrays.items()))
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Version(folder, digest[:32], None, arrays, rows.pop())
+    return Version(folder, version_id=digest[:32], attributes=None, arrays=arrays, rows=rows.pop())

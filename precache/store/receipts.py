@@ -49,7 +49,7 @@ class SlowSample:
     nbytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Receipt:
     """Result of one shard task.
 
@@ -108,11 +108,6 @@ class Receipt:
     def wall_seconds(self) -> float:
         """Wall time from the first fetch to the last put."""
         return sum(self.seconds.values())
-
-    @property
-    def stored(self) -> int:
-        """Bytes stored."""
-        return sum(stored.size for stored in self.objects.values())
 
     def to_json(self) -> bytes:
         return json.dumps(self, default=vars).encode()

@@ -68,7 +68,7 @@ ROWS_PER_GROUP = 1 << 16
 """Rows that are copied in memory at a time while a table is written."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RowTable:
     """Row number -> sample, stored by column.
 
@@ -106,7 +106,7 @@ class RowTable:
         """Return the table of samples of which only the keys are known, and what else is given."""
         unknown = np.full(len(keys), -1, np.int64)
         columns = {"sizes": unknown, "mtimes": unknown, "etags": [""] * len(keys)}
-        return cls(keys, **{**columns, "labels": unknown, "classes": (), **known})
+        return cls(keys=keys, **{**columns, "labels": unknown, "classes": (), **known})
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -219,13 +219,13 @@ class RowTable:
         with _reading(where):
             table = _read(data, IDENTITY_COLUMNS)
             return cls(
-                table["key"].to_pylist(),
-                table["size"].to_numpy(),
-                table["mtime_ns"].to_numpy(),
-                table["etag"].to_pylist(),
-                _labels(table),
-                _CLASSES.validate_json(table.schema.metadata[b"classes"]),
-                _removed(table),
+                keys=table["key"].to_pylist(),
+                sizes=table["size"].to_numpy(),
+                mtimes=table["mtime_ns"].to_numpy(),
+                etags=table["etag"].to_pylist(),
+                labels=_labels(table),
+                classes=_CLASSES.validate_json(table.schema.metadata[b"classes"]),
+                removed=_removed(table),
             )
 
 

@@ -49,7 +49,7 @@ SMALL_ROW_NBYTES = 64
 _HOLES: TypeAdapter[dict[int, tuple[str, str]]] = TypeAdapter(dict[int, tuple[str, str]])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FieldInfo:
     """One field of a version: row shape, dtype, codec, and bytes of all rows.
 
@@ -125,6 +125,7 @@ class Version:
     def __init__(
         self,
         folder: Folder,
+        *,
         version_id: str,
         attributes: Attributes | None,
         arrays: Mapping[str, tuple[str, zarr_metadata.Array]],
@@ -589,13 +590,23 @@ def _field(arrays: Mapping[str, FieldAttributes]) -> FieldInfo:
     raw = sum(array.raw for array in arrays.values())
     stored = sum(array.stored for array in arrays.values())
     number = number_of(next(iter(arrays)))
-    return FieldInfo(first.shape, first.dtype, first.codec, raw, stored, len(arrays), number)
+    return FieldInfo(
+        shape=first.shape,
+        dtype=first.dtype,
+        codec=first.codec,
+        raw_nbytes=raw,
+        stored_nbytes=stored,
+        variants=len(arrays),
+        first_variant=number,
+    )
 
 
 def _foreign_field(array: zarr_metadata.Array) -> FieldInfo:
     raw = array.row_nbytes * array.shape[0]
     codec = "+".join(array.decoder.codecs) or "raw"
-    return FieldInfo(array.row_shape, array.dtype, codec, raw, 0)
+    return FieldInfo(
+        shape=array.row_shape, dtype=array.dtype, codec=codec, raw_nbytes=raw, stored_nbytes=0
+    )
 
 
 def read_array_documents(folder: Readable, names: Sequence[str]) -> dict[str, zarr_metadata.Array]:

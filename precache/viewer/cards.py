@@ -49,7 +49,7 @@ class Picture:
     size: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Card:
     """One sample: its images, other fields as (name, text), and its problems."""
 
@@ -154,7 +154,15 @@ class Cards:
                     text = _join(array_summary(arrays[array]), comparison)
                     numbers.append((_array_title(array), text))
         label = self._catalogue.label(row)
-        return Card(row, key, label, self._catalogue.hole(row), problems, pictures, numbers)
+        return Card(
+            row=row,
+            key=key,
+            label=label,
+            hole=self._catalogue.hole(row),
+            problems=problems,
+            pictures=pictures,
+            numbers=numbers,
+        )
 
 
 def _join(*notes: str) -> str:

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import webbrowser
 from collections.abc import Iterator
-from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from precache.errors import PrecacheError, UsageError
 from precache.html.pages import content_policy
-from precache.viewer.pages import STYLES, Pages, error_page
+from precache.viewer.pages import STYLES, Pages, error_page, redirect_page
 from precache.viewer.search import Query
 
 ADDRESS = "127.0.0.1"
@@ -96,12 +95,7 @@ def _open_browser(url: str) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="precache-view-") as folder:
         page = Path(folder, "open.html")
         page.touch(mode=0o600)
-        address = escape(url)
-        page.write_text(
-            '<!doctype html><meta charset="utf-8"><title>precache view</title>'
-            f'<meta http-equiv="refresh" content="0; url={address}">'
-            f'<a href="{address}">precache view</a>'
-        )
+        page.write_text(redirect_page(url), "utf-8")
         webbrowser.open(page.as_uri())
         yield
 

@@ -90,7 +90,15 @@ def _of_containers(listed: np.ndarray) -> np.ndarray:
     units = (numbers * PHOTO_NBYTES // UNIT_BYTES).tolist()
     sizes, nothing = np.full(len(listed), PHOTO_NBYTES), [""] * len(listed)
     locations = [f"#{unit}\t" for unit in units]
-    table = RowTable(nothing, sizes, sizes, nothing, listed, (), locations=locations)
+    table = RowTable(
+        keys=nothing,
+        sizes=sizes,
+        mtimes=sizes,
+        etags=nothing,
+        labels=listed,
+        classes=(),
+        locations=locations,
+    )
     return order_rows(table, keep_order=False).labels
 
 

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 import precache
-from precache_workers.planning.request import BuildResult
+from precache_workers.driver.build_result import BuildResult
 from tests.demo.photos import FEWEST, PhotoSet, make_photos
 from tests.demo.training import (
     CROP,

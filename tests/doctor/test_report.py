@@ -71,8 +71,24 @@ def measured(**changes: Any) -> SourceMeasurements:
         ],
         build_cpu=4e-3,
         storage=[
-            Throughput("sequential", 1, 100, 300, 3e7, 3, 5),
-            Throughput("random", 16, 100, 2000, 2e8, 5, 9),
+            Throughput(
+                pattern="sequential",
+                depth=1,
+                requests=100,
+                requests_per_s=300,
+                bytes_per_s=3e7,
+                median_ms=3,
+                p95_ms=5,
+            ),
+            Throughput(
+                pattern="random",
+                depth=16,
+                requests=100,
+                requests_per_s=2000,
+                bytes_per_s=2e8,
+                median_ms=5,
+                p95_ms=9,
+            ),
         ],
         host=Host(2, 16 << 30, 8 << 30, 0.1, 0.5),
     )

@@ -15,7 +15,8 @@ from precache.store.commit_log import append_entry, read_commits
 from precache.store.consistency import narrow
 from precache.store.receipts import ChannelSums, Receipt
 from precache.store.row_table import RowTable
-from precache_workers.driver.commit import channel_statistics, holes
+from precache_workers.driver.commit import channel_statistics
+from precache_workers.driver.totals import holes
 from tests.conftest import BuiltStore
 from tests.support.building import (
     build_here,
@@ -32,8 +33,10 @@ from tests.support.building import (
 RECIPE = precache.Recipe.image(resize=24, crop=20)
 
 
-def receipt(shard: int, failed: dict[int, str], sums: ChannelSums | None = None) -> Receipt:
-    return Receipt(shard, {}, failed, [], {"image": sums} if sums else {}, {}, 0.0)
+def receipt(shard: int, failed: dict[int, str]) -> Receipt:
+    return Receipt(
+        shard=shard, objects={}, holes=failed, content=[], sums={}, seconds={}, cpu_seconds=0.0
+    )
 
 
 # --- parts --------------------------------------------------------------------------------------
@@ -66,14 +69,14 @@ def test_holes_come_in_row_order() -> None:
 def test_statistics_are_weighted_by_pixels() -> None:
     values = [np.array([1.0, 2.0, 3.0]), np.array([10.0])]
     parts = [ChannelSums(len(v), [v.sum()], [(v**2).sum()]) for v in values]
-    mean, std = channel_statistics([receipt(i, {}, part) for i, part in enumerate(parts)])
+    mean, std = channel_statistics({"image": np.array([part.flat() for part in parts])})
     everything = np.concatenate(values)
     assert mean["image"] == pytest.approx([everything.mean()])
     assert std["image"] == pytest.approx([everything.std()])
 
 
 def test_statistics_of_nothing_are_none() -> None:
-    assert channel_statistics([receipt(0, {}, ChannelSums(0, [0.0], [0.0]))]) == ({}, {})
+    assert channel_statistics({"image": np.zeros((1, 3))}) == ({}, {})
 
 
 # --- a whole version ----------------------------------------------------------------------------

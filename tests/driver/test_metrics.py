@@ -232,7 +232,19 @@ def test_each_export_has_what_was_added_since_the_last() -> None:
     totals, exported = BuildTotals(planned=3), list[Figures]()
     metrics = BuildMetrics(totals, exported.append)
     for host, images in (("a", 2), ("b", 4), ("a", 8)):
-        totals.add(Receipt(0, {}, {}, [""] * images, {}, {"ops": 1.5}, 0.5, host=host), 0.0)
+        totals.add(
+            Receipt(
+                shard=0,
+                objects={},
+                holes={},
+                content=[""] * images,
+                sums={},
+                seconds={"ops": 1.5},
+                cpu_seconds=0.5,
+                host=host,
+            ),
+            0.0,
+        )
         metrics.shard_done(host, 1.5)
         metrics.export()
     assert sum(figures.planned for figures in exported) == 3

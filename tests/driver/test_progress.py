@@ -20,7 +20,17 @@ from tests.support.building import poll
 def receipt(host: str, wall: float = 2.0, holes: int = 0) -> Receipt:
     made = {"image": ShardObject(400_000_000, 1, 1)}
     why = dict.fromkeys(range(holes), "broken")
-    return Receipt(0, made, why, [""] * 500, {}, {"ops": wall}, wall, host=host, fetched=10**9)
+    return Receipt(
+        shard=0,
+        objects=made,
+        holes=why,
+        content=[""] * 500,
+        sums={},
+        seconds={"ops": wall},
+        cpu_seconds=wall,
+        host=host,
+        fetched=10**9,
+    )
 
 
 def totals_of(hosts: list[str]) -> BuildTotals:

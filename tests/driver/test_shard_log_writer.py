@@ -17,7 +17,15 @@ from tests.support.building import poll
 
 def receipt(shard: int) -> Receipt:
     objects = {"image": ShardObject(100 + shard, 2**63 + shard, 400)}
-    return Receipt(shard, objects, {shard * 10: "broken"}, ["00", "11"], {}, {}, 0.0)
+    return Receipt(
+        shard=shard,
+        objects=objects,
+        holes={shard * 10: "broken"},
+        content=["00", "11"],
+        sums={},
+        seconds={},
+        cpu_seconds=0.0,
+    )
 
 
 def logged(folder: LocalFolder) -> list[list[int]]:

@@ -19,13 +19,13 @@ from precache_workers.driver.totals import (
 
 def receipt(host: str, wall: float, images: int = 100, holes: int = 0) -> Receipt:
     return Receipt(
-        0,
-        {"image": ShardObject(images * 20, 1, images * 50)},
-        dict.fromkeys(range(holes), "broken"),
-        [""] * images,
-        {},
-        {"fetch": wall / 4, "ops": wall / 2, "encode": wall / 4},
-        wall,
+        shard=0,
+        objects={"image": ShardObject(images * 20, 1, images * 50)},
+        holes=dict.fromkeys(range(holes), "broken"),
+        content=[""] * images,
+        sums={},
+        seconds={"fetch": wall / 4, "ops": wall / 2, "encode": wall / 4},
+        cpu_seconds=wall,
         host=host,
         fetched=images * 10,
     )

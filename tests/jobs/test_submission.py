@@ -19,6 +19,7 @@ import pytest
 import precache
 from precache.errors import BuildError, UsageError
 from precache.store.build_status import StoreStatus, read_status
+from precache_workers.driver.build_result import BuildResult
 from precache_workers.jobs import job_server
 from precache_workers.jobs.job_server import connect
 from precache_workers.jobs.submission import (
@@ -29,7 +30,6 @@ from precache_workers.jobs.submission import (
     _reason,
     _result,
 )
-from precache_workers.planning.request import BuildResult
 from tests.support.building import (
     build_here,
     cli,
@@ -526,7 +526,18 @@ def test_ray_that_is_missing_is_named(
 
 # --- parsing a log ---------------------------------------------------------------------------
 
-RESULT = BuildResult("3f2a", "/s/3f2a", 9, 1, 5, 0, 10, 5, holes=[("a", "b")], classes=("c",))
+RESULT = BuildResult(
+    version="3f2a",
+    path="/s/3f2a",
+    samples=9,
+    failed=1,
+    shards=5,
+    shards_skipped=0,
+    raw_bytes=10,
+    stored_bytes=5,
+    holes=[("a", "b")],
+    classes=("c",),
+)
 LOG = f"""\
 Running entrypoint for job x: python -m precache build in out
 9 samples in 3 classes in /in

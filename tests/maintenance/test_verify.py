@@ -42,7 +42,7 @@ def only(found: Any) -> tuple[str, str, tuple[str, ...]]:
 
 def test_the_module_does_not_stand_in_the_way_of_the_function() -> None:
     """Whatever was imported first: ``precache.verify`` is what users call."""
-    code = "import precache.maintenance.verify; import precache; precache.verify('/nowhere')"
+    code = "import precache.building.verify; import precache; precache.verify('/nowhere')"
     ran = subprocess.run(
         [sys.executable, "-c", code],
         check=False,

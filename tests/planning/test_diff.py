@@ -71,12 +71,12 @@ Rows = dict[str, tuple[int, int]]
 def table(rows: Rows, classes: tuple[str, ...] = ("cat", "dog")) -> RowTable:
     times, labels = zip(*rows.values(), strict=True) if rows else ((), ())
     return RowTable(
-        list(rows),
-        np.zeros(len(rows), np.int64),
-        np.array(times, np.int64),
-        [""] * len(rows),
-        np.array(labels, np.int64),
-        classes,
+        keys=list(rows),
+        sizes=np.zeros(len(rows), np.int64),
+        mtimes=np.array(times, np.int64),
+        etags=[""] * len(rows),
+        labels=np.array(labels, np.int64),
+        classes=classes,
     )
 
 

@@ -19,7 +19,14 @@ def listing(files: Files) -> RowTable:
     keys = sorted(files)
     sizes = np.array([files[key][0] for key in keys], np.int64)
     labels = np.array([files[key][1] for key in keys], np.int64)
-    return RowTable(keys, sizes, sizes * 10, [f"e{s}" for s in sizes], labels, ("a", "b"))
+    return RowTable(
+        keys=keys,
+        sizes=sizes,
+        mtimes=sizes * 10,
+        etags=[f"e{s}" for s in sizes],
+        labels=labels,
+        classes=("a", "b"),
+    )
 
 
 files = st.dictionaries(

@@ -30,18 +30,20 @@ from tests.support.building import environment
 def table_of(count: int, classes: int = 3) -> RowTable:
     numbers = np.arange(count)
     return RowTable(
-        [f"{number:05d}.jpg" for number in range(count)],
-        numbers * 10,
-        numbers * 1000,
-        [f"etag{number}" for number in range(count)],
-        numbers * classes // max(1, count),
-        tuple(f"class{number}" for number in range(classes)),
+        keys=[f"{number:05d}.jpg" for number in range(count)],
+        sizes=numbers * 10,
+        mtimes=numbers * 1000,
+        etags=[f"etag{number}" for number in range(count)],
+        labels=numbers * classes // max(1, count),
+        classes=tuple(f"class{number}" for number in range(classes)),
     )
 
 
 def receipt(shard: int, **sizes: int) -> Receipt:
     objects = {name: ShardObject(size, 0, size) for name, size in sizes.items()}
-    return Receipt(shard, objects, {}, [], {}, {}, 0.0)
+    return Receipt(
+        shard=shard, objects=objects, holes={}, content=[], sums={}, seconds={}, cpu_seconds=0.0
+    )
 
 
 # --- order --------------------------------------------------------------------------------------
@@ -150,11 +152,11 @@ def test_an_id_is_the_same_in_another_process() -> None:
 def test_a_row_table_tells_every_change_apart() -> None:
     base = table_of(5)
     changed = [
-        RowTable(base.keys, base.sizes + 1, base.mtimes, base.etags, base.labels, base.classes),
-        RowTable(base.keys, base.sizes, base.mtimes + 1, base.etags, base.labels, base.classes),
-        RowTable(base.keys, base.sizes, base.mtimes, ["x"] * 5, base.labels, base.classes),
-        RowTable(base.keys, base.sizes, base.mtimes, base.etags, base.labels[::-1], base.classes),
-        RowTable(base.keys, base.sizes, base.mtimes, base.etags, base.labels, ("a", "b", "c")),
+        replace(base, sizes=base.sizes + 1),
+        replace(base, mtimes=base.mtimes + 1),
+        replace(base, etags=["x"] * 5),
+        replace(base, labels=base.labels[::-1]),
+        replace(base, classes=("a", "b", "c")),
         base.take([1, 0, 2, 3, 4]),
         base.take([0, 1, 2, 3]),
     ]

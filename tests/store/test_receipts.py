@@ -40,7 +40,15 @@ def test_a_receipt_round_trips(receipt: Receipt) -> None:
 
 def _receipt() -> Receipt:
     made = {"image": ShardObject(10, 1, 30)}
-    return Receipt(0, made, {3: "broken"}, ["ab"], {"image": ChannelSums(1, [1.0], [1.0])}, {}, 0.5)
+    return Receipt(
+        shard=0,
+        objects=made,
+        holes={3: "broken"},
+        content=["ab"],
+        sums={"image": ChannelSums(1, [1.0], [1.0])},
+        seconds={},
+        cpu_seconds=0.5,
+    )
 
 
 def test_a_receipt_of_an_earlier_release_is_read() -> None:

@@ -26,7 +26,14 @@ def tables(draw: st.DrawFn) -> RowTable:
     keys, sizes, mtimes, etags, labels = map(list, zip(*rows, strict=True))
     numbers = [np.array(column, np.int64) for column in (sizes, mtimes, labels)]
     classes = tuple(draw(st.lists(st.text(), max_size=4)))
-    return RowTable(keys, numbers[0], numbers[1], etags, numbers[2], classes)
+    return RowTable(
+        keys=keys,
+        sizes=numbers[0],
+        mtimes=numbers[1],
+        etags=etags,
+        labels=numbers[2],
+        classes=classes,
+    )
 
 
 def _assert_same(one: RowTable, other: RowTable) -> None:
@@ -48,7 +55,14 @@ def test_a_table_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("precache.store.row_table.ROWS_PER_GROUP", 3)
     numbers = np.arange(10)
     names = [str(number) for number in numbers]
-    table = RowTable(names, numbers, numbers + 1, names[::-1], numbers - 1, ("cat",))
+    table = RowTable(
+        keys=names,
+        sizes=numbers,
+        mtimes=numbers + 1,
+        etags=names[::-1],
+        labels=numbers - 1,
+        classes=("cat",),
+    )
     data = table.to_parquet(names, names)
     assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 4
     assert pq.read_table(io.BytesIO(data))["content"].to_pylist() == names
@@ -68,7 +82,14 @@ def test_holes_and_content_hashes_ride_along(tmp_path_factory: pytest.TempPathFa
 
 def _table() -> RowTable:
     two = np.array([1, 2], np.int64)
-    return RowTable(["a", "b"], two, two + 2, ["", "e"], two - 2, ("cat", "dog"))
+    return RowTable(
+        keys=["a", "b"],
+        sizes=two,
+        mtimes=two + 2,
+        etags=["", "e"],
+        labels=two - 2,
+        classes=("cat", "dog"),
+    )
 
 
 CHANGES: dict[str, RowTable] = {
@@ -157,7 +178,9 @@ def _with_labels(labels: np.ndarray) -> RowTable:
     count = len(labels)
     numbers = np.arange(count)
     keys = [str(number) for number in numbers]
-    return RowTable(keys, numbers, numbers, [""] * count, labels, ())
+    return RowTable(
+        keys=keys, sizes=numbers, mtimes=numbers, etags=[""] * count, labels=labels, classes=()
+    )
 
 
 OTHER_LABELS = [

@@ -29,6 +29,7 @@ import precache
 from precache.errors import SourceError, StorageError, UsageError
 from precache.html.png import encode_png
 from precache.storage.open import open_folder
+from precache.viewer.pages import redirect_page
 from precache.viewer.search import Query
 from precache.viewer.server import ViewServer
 from tests.conftest import BuiltStore
@@ -567,6 +568,12 @@ def test_a_dataset_as_source_needs_no_files(tmp_path: Path) -> None:
 def squares() -> list[tuple[np.ndarray, int]]:
     """A dataset of vectors."""
     return [(np.full(5, number, np.float32), number % 2) for number in range(6)]
+
+
+def test_the_page_that_opens_the_address_has_a_content_policy() -> None:
+    page = redirect_page("http://127.0.0.1:8000/secret/?q=a&class=b")
+    assert "default-src 'none'" in unescape(page)
+    assert 'content="0; url=http://127.0.0.1:8000/secret/?q=a&amp;class=b"' in page
 
 
 # --- in a browser -------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
+from precache.building.verify import check_recipe
 from precache.cli.arguments import add_common, add_store
 from precache.cli.output import byte_progress, show
 from precache.maintenance.verify import verify_version
@@ -24,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     """
     version = open_unchecked(options.store, dict(options.storage_options))
     with byte_progress("Verifying", version, shown=not options.json) as tick:
-        result = verify_version(version, tick)
+        result = verify_version(version, tick, check_recipe)
     data = {**dataclasses.asdict(result), "ok": result.ok}
     show(options.json, data, result)
     return 0 if result.ok else 1

@@ -89,13 +89,13 @@ def _receipt(task: ShardTask) -> Receipt:
     """Of an object of one byte: a commit looks whether it is there."""
     task.folder.put(task.objects["image"], [b"0"], scratch=SCRATCH)
     return Receipt(
-        task.shard,
-        {"image": ShardObject(1, task.shard, ROW.nbytes * task.rows_per_shard)},
-        {},
-        [xxhash.xxh3_128_hexdigest(key.encode()) for key in task.keys],
-        {"image": ChannelSums(CROP * CROP * len(task.keys), [1.0] * 3, [1.0] * 3)},
-        dict.fromkeys(("fetch", "ops", "encode", "put"), 0.1),
-        1.4,
+        shard=task.shard,
+        objects={"image": ShardObject(1, task.shard, ROW.nbytes * task.rows_per_shard)},
+        holes={},
+        content=[xxhash.xxh3_128_hexdigest(key.encode()) for key in task.keys],
+        sums={"image": ChannelSums(CROP * CROP * len(task.keys), [1.0] * 3, [1.0] * 3)},
+        seconds=dict.fromkeys(("fetch", "ops", "encode", "put"), 0.1),
+        cpu_seconds=1.4,
     )
 
 

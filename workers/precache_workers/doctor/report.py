@@ -163,7 +163,7 @@ class BuildForecast:
     samples_per_core_second: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DoctorReport:
     """Result of `precache.doctor`; `dataclasses.asdict` of it is plain data.
 

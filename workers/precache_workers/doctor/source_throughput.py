@@ -112,4 +112,12 @@ def _throughput(
     pattern: str, depth: int, times: Sequence[float], nbytes: int, wall: float
 ) -> Throughput:
     median, p95 = (np.percentile(times, [50, 95]) * 1e3).tolist()
-    return Throughput(pattern, depth, len(times), len(times) / wall, nbytes / wall, median, p95)
+    return Throughput(
+        pattern=pattern,
+        depth=depth,
+        requests=len(times),
+        requests_per_s=len(times) / wall,
+        bytes_per_s=nbytes / wall,
+        median_ms=median,
+        p95_ms=p95,
+    )

@@ -18,6 +18,7 @@ from precache.store.layout import RowShape, rows_per_shard
 from precache.store.receipts import Receipt
 from precache.store.row_table import RowTable
 from precache_workers.driver.commit import commit
+from precache_workers.driver.totals import Totals
 from precache_workers.planning.target_version import TargetVersion, VersionSpec
 from precache_workers.profiling.stage_times import codec_for
 from precache_workers.shards.samples import Job
@@ -83,7 +84,7 @@ def build_cpu(
         store = LocalFolder(folder / str(number))
         _, receipts = _build(job, shapes, some, per_shard, store)
         store.remove("")
-        rounds.append(sum(receipt.cpu_seconds for receipt in receipts.values()) / len(some))
+        rounds.append(Totals.of_all(receipts.values()).cpu_seconds / len(some))
         if time.monotonic() > until:
             break
     return statistics.median(rounds)
@@ -140,7 +141,7 @@ def _write(recipe: Recipe, shapes: Mapping[str, RowShape], source: HeldRows, fol
     store = LocalFolder(folder)
     target, receipts = _build(Job(source, recipe), shapes, table, per_shard, store)
     commit(store, target, receipts)
-    return sum(receipt.stored for receipt in receipts.values())
+    return Totals.of_all(receipts.values()).stored
 
 
 def _build(

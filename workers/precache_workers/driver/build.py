@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -35,7 +35,8 @@ from precache.store.row_table import REMOVED
 from precache.units import size
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import require_shared
-from precache_workers.driver.commit import commit, failures, tidy_current
+from precache_workers.driver.build_result import BuildResult
+from precache_workers.driver.commit import commit, tidy_current
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
     copy_from_other_versions,
@@ -49,10 +50,11 @@ from precache_workers.driver.repair import (
 from precache_workers.driver.report import check_reports, report_failure, write_reports
 from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.shard_log_writer import keep_followed
+from precache_workers.driver.totals import failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
-from precache_workers.planning.request import BuildResult, Request, check_request, source_of
+from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.stored_versions import flaws_of, is_committed, is_whole
 from precache_workers.planning.target_version import (
     SCRATCH,
@@ -423,7 +425,7 @@ class _Build:
         from precache_workers.shards.shard_task import run_shard
 
         self.monitor.begin(target, todo, receipts, followed=lost is None)
-        failed = _failed(target, receipts.values())
+        failed = failed_samples(target.table.keys, receipts.values())
         self._check_failures(failed, target)
         if self.joined:
             require_shared(self.request.placement, target.folder, lease.name)
@@ -445,7 +447,7 @@ class _Build:
                 else:
                     receipts[task.shard] = outcome
                     self.monitor.add(outcome)
-                    failed += _failed(target, [outcome])
+                    failed += failed_samples(target.table.keys, [outcome])
                     self._check_failures(failed, target)
                     self.progress.advance(target.samples_of(task.shard), len(failed))
             if not errors:
@@ -543,11 +545,6 @@ def _retry_line(work: Work, retried: Collection[int]) -> str:
     done = sum(row // work.target.rows_per_shard in work.receipts for row in retried)
     more = f"; {done:,} more are in shards that were done before this run" if done else ""
     return f"{len(retried) - done:,} samples that failed before are tried again{more}"
-
-
-def _failed(target: TargetVersion, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:
-    """Key and reason of every sample that failed, in row order."""
-    return [(target.table.keys[row], why) for row, why in failures(receipts).items()]
 
 
 def committed_result(target: TargetVersion, ignored: int) -> BuildResult:

@@ -28,9 +28,9 @@ from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import node_cpus
-from precache_workers.driver.commit import failures
 from precache_workers.driver.plan_text import plan_text
 from precache_workers.driver.progress import BuildProgress
+from precache_workers.driver.totals import Totals
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.diff import BuildDifferences, compare_with_committed
@@ -71,7 +71,7 @@ _BY_OPS = "that has a field by these ops, by the first of them, or with a wider 
 PlanState = Literal["nothing", "repair", "continue", "build"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BuildPlan:
     """Actions of a build, as of this moment.
 
@@ -414,7 +414,7 @@ def _failed(work: Work, shards: Sequence[ShardPlan]) -> int:
     """Count the samples that failed before and stay holes."""
     if work.committed:
         return len(failed_rows(work.target))
-    return len(failures(work.receipts.values())) + sum(shard.stay_failed for shard in shards)
+    return Totals.of_all(work.receipts.values()).failed + sum(shard.stay_failed for shard in shards)
 
 
 def _fails(

@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,9 @@ from precache.store.json_documents import format_of
 from precache.store.labels import are_classes, label_attributes, narrow
 from precache.store.lease import ExclusiveLease, decision_lease
 from precache.store.receipts import Receipt
-from precache.store.row_table import REMOVED
 from precache.store.small_arrays import file_array, small_array, string_array
 from precache.store.version import HOLES, ROW_TABLE, mean_and_std
+from precache_workers.driver.totals import Totals, holes
 from precache_workers.ops.identity import behaviours, decides, installed_versions, ops_digest
 from precache_workers.planning.rows import shards_to_do
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
@@ -75,7 +75,8 @@ def tidy_current(store: Folder) -> None:
 
 def _write(target: TargetVersion, receipts: Mapping[int, Receipt], lease: ExclusiveLease) -> None:
     ordered = [receipts[shard] for shard in range(target.shards)]
-    objects = small_objects(target, facts_of(target, ordered))
+    facts = facts_of(target, ordered)
+    objects = small_objects(target, facts)
 
     def create(item: tuple[str, bytes]) -> None:
         name, data = item
@@ -92,7 +93,7 @@ def _write(target: TargetVersion, receipts: Mapping[int, Receipt], lease: Exclus
     deque(prefetch(create, objects.items(), at_once, at_once), maxlen=0)
     # Their own codec has no checksum, so that each stays the file that it is.
     digests = {name: xxhash.xxh3_64_hexdigest(objects[name]) for name in (ROW_TABLE, HOLES)}
-    attributes = {**_attributes(target, ordered), "digests": digests}
+    attributes = {**_attributes(target, ordered, facts), "digests": digests}
     root = as_json(zarr_metadata.group_document({"precache": attributes}))
     if target.folder.create(ROOT, [root], scratch=SCRATCH):
         try:
@@ -114,16 +115,6 @@ def _require_whole(target: TargetVersion, receipts: Mapping[int, Receipt]) -> No
 def as_json(value: Any) -> bytes:
     """Serialize a document in the format of all documents of a version."""
     return json.dumps(value, indent=1, allow_nan=False).encode()
-
-
-def holes(receipts: Iterable[Receipt]) -> dict[int, str]:
-    """Return row -> reason of every hole, in row order."""
-    return dict(sorted(hole for receipt in receipts for hole in receipt.holes.items()))
-
-
-def failures(receipts: Iterable[Receipt]) -> dict[int, str]:
-    """Return the holes whose samples failed, in row order, without those of removed samples."""
-    return {row: why for row, why in holes(receipts).items() if why != REMOVED}
 
 
 @dataclass(frozen=True)
@@ -209,20 +200,20 @@ def _labels(target: TargetVersion, receipts: Sequence[Receipt]) -> np.ndarray:
     return labels
 
 
-def _attributes(target: TargetVersion, receipts: Sequence[Receipt]) -> dict[str, Any]:
-    mean, std = channel_statistics(receipts)
-    own = target.describe()
+def _attributes(target: TargetVersion, receipts: Sequence[Receipt], facts: Facts) -> dict[str, Any]:
+    mean, std = channel_statistics(facts.sums)
+    own, total = target.describe(), Totals.of_all(receipts)
     for name, described in own["fields"].items():
         field = target.spec.recipe.fields[name]
         described["codec"] = field.stored_as.name
         described["recipe"] = ops_digest(target.spec.recipe, name, len(field.ops))
-        described["raw"] = sum(receipt.objects[name].raw_nbytes for receipt in receipts)
-        described["stored"] = sum(receipt.objects[name].size for receipt in receipts)
+        described["raw"] = total.raw_of[name]
+        described["stored"] = total.stored_of[name]
     return {
         "format": format_of(target.shapes, class_labels=are_classes(target.table.labels)),
         **own,
         "rows": len(target.table),
-        "holes": len(holes(receipts)),
+        "holes": len(facts.holes),
         "classes": list(target.table.classes),
         **label_attributes(target.table.labels),
         "mean": mean,
@@ -246,13 +237,12 @@ def _libraries(receipts: Sequence[Receipt]) -> dict[str, str]:
 
 
 def channel_statistics(
-    receipts: Sequence[Receipt],
+    sums: Mapping[str, np.ndarray],
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return mean and standard deviation of each channel, by image field, over all valid rows."""
+    """Return mean and standard deviation of each channel, by image field, from `Facts.sums`."""
     mean, std = {}, {}
-    for name in receipts[0].sums:
-        sums = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
-        average, deviation = mean_and_std(sums)
+    for name, of_shards in sums.items():
+        average, deviation = mean_and_std(of_shards)
         if average is not None and deviation is not None:
             mean[name], std[name] = average, deviation
     return mean, std

@@ -24,11 +24,12 @@ from precache.store.version import ROW_TABLE, Version
 from precache.units import ago
 from precache_workers.cluster.executor import is_joined
 from precache_workers.driver.build import run_build
+from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.suspects import KILLS
 from precache_workers.ops.identity import decides
 from precache_workers.planning.listing import ListedSource, with_locations
 from precache_workers.planning.recorded_code import with_recorded_code
-from precache_workers.planning.request import BuildResult, Request, check_request, source_of
+from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.row_placement import Placed
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.planning.target_version import VersionSpec

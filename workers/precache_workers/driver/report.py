@@ -14,10 +14,9 @@ import numpy as np
 from precache.errors import StorageError, UsageError
 from precache.messages import printable, shown, without_secrets
 from precache.store.receipts import Receipt
-from precache_workers.driver.commit import failures
+from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.run_monitor import RunMonitor
-from precache_workers.driver.totals import NodeTotals, Totals, by_number
-from precache_workers.planning.request import BuildResult
+from precache_workers.driver.totals import NodeTotals, Totals, by_number, failed_samples
 from precache_workers.shards.timing import STAGES
 
 BINS = 120
@@ -215,8 +214,7 @@ def _failures(monitor: RunMonitor, result: BuildResult | None) -> list[dict[str,
     if result is not None:
         pairs = list(result.holes)
     elif monitor.target is not None:
-        keys = monitor.target.table.keys
-        pairs = [(keys[row], why) for row, why in failures(monitor.receipts.values()).items()]
+        pairs = failed_samples(monitor.target.table.keys, monitor.receipts.values())
     else:
         pairs = []
     return [{"key": key, "reason": why} for key, why in pairs]

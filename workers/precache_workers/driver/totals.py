@@ -1,6 +1,6 @@
-"""Sums over the receipts of a build, by node, and the rates at which they grow.
+"""Sums over receipts: of a version, of a run and by node, and the rates at which they grow.
 
-Progress, metrics and the report read these sums.
+Progress, metrics, the report, the plan and the commit read these sums.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import dataclasses
 import math
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
@@ -27,6 +28,21 @@ def by_number(name: str) -> list[str | int]:
     return [int(part) if at % 2 else part for at, part in enumerate(parts)]
 
 
+def holes(receipts: Iterable[Receipt]) -> dict[int, str]:
+    """Return row -> reason of every hole, in row order."""
+    return dict(sorted(hole for receipt in receipts for hole in receipt.holes.items()))
+
+
+def failures(receipts: Iterable[Receipt]) -> dict[int, str]:
+    """Return the holes whose samples failed, in row order, without those of removed samples."""
+    return {row: why for row, why in holes(receipts).items() if why != REMOVED}
+
+
+def failed_samples(keys: Sequence[str], receipts: Iterable[Receipt]) -> list[tuple[str, str]]:
+    """Return key and reason of every sample that failed, in row order; `keys` of all rows."""
+    return [(keys[row], why) for row, why in failures(receipts).items()]
+
+
 @dataclass(frozen=True)
 class Totals:
     """Sums over receipts.
@@ -35,8 +51,10 @@ class Totals:
     ----------
     images, failed
         Samples of the shards, failed ones included; failed ones.
-    fetched, raw, stored
-        Bytes of samples, of rows before compression, and of objects.
+    fetched
+        Bytes of samples.
+    raw_of, stored_of
+        Bytes of rows before compression, and of objects, by field.
     reused, rows_reused
         Shards that are a base version's objects; rows taken over from it.
     stages
@@ -47,14 +65,24 @@ class Totals:
     images: int = 0
     failed: int = 0
     fetched: int = 0
-    raw: int = 0
-    stored: int = 0
     reused: int = 0
     rows_reused: int = 0
     cpu_seconds: float = 0.0
     import_seconds: float = 0.0
     wall_seconds: float = 0.0
+    raw_of: Mapping[str, int] = field(default_factory=dict)
+    stored_of: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def raw(self) -> int:
+        """Bytes of rows before compression."""
+        return sum(self.raw_of.values())
+
+    @property
+    def stored(self) -> int:
+        """Bytes of objects."""
+        return sum(self.stored_of.values())
 
     @classmethod
     def of(cls, receipt: Receipt) -> Totals:
@@ -65,15 +93,20 @@ class Totals:
             images=len(receipt.content) - removed,
             failed=len(receipt.holes) - removed,
             fetched=receipt.fetched,
-            raw=sum(stored.raw_nbytes for stored in receipt.objects.values()),
-            stored=receipt.stored,
             reused=int(receipt.reused),
             rows_reused=receipt.rows_reused,
             cpu_seconds=receipt.cpu_seconds,
             import_seconds=receipt.import_seconds,
             wall_seconds=receipt.wall_seconds,
+            raw_of={name: stored.raw_nbytes for name, stored in receipt.objects.items()},
+            stored_of={name: stored.size for name, stored in receipt.objects.items()},
             stages=receipt.seconds,
         )
+
+    @classmethod
+    def of_all(cls, receipts: Iterable[Receipt]) -> Totals:
+        """The sums of several receipts."""
+        return sum(map(cls.of, receipts), cls())
 
     def __add__(self, other: Totals) -> Totals:
         return self._combined(other, 1)
@@ -82,13 +115,15 @@ class Totals:
         return self._combined(other, -1)
 
     def _combined(self, other: Totals, sign: int) -> Totals:
-        names = [spec.name for spec in dataclasses.fields(self) if spec.name != "stages"]
-        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in names}
-        stages = {
-            name: self.stages.get(name, 0.0) + sign * other.stages.get(name, 0.0)
-            for name in dict.fromkeys([*self.stages, *other.stages])
-        }
-        return Totals(**sums, stages=stages)
+        sums: dict[str, Any] = {}
+        for spec in dataclasses.fields(self):
+            one, two = getattr(self, spec.name), getattr(other, spec.name)
+            if isinstance(one, Mapping):
+                names = dict.fromkeys([*one, *two])
+                sums[spec.name] = {n: one.get(n, 0) + sign * two.get(n, 0) for n in names}
+            else:
+                sums[spec.name] = one + sign * two
+        return Totals(**sums)
 
 
 @dataclass(frozen=True)

@@ -244,8 +244,15 @@ def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
     layouts = {name: field_layout(attributes, name, str(target.folder)) for name in target.shapes}
     layouts["label"] = label_layouts(attributes)[-1]  # the widest of class numbers
     arrays = {name: (name, layout) for name, layout in layouts.items()}
-    columns = table.keys, table.labels, table.removed
-    return LiveVersion(wanted.store, attributes, arrays, *columns, wanted.lease)
+    return LiveVersion(
+        wanted.store,
+        attributes=attributes,
+        arrays=arrays,
+        keys=table.keys,
+        labels=table.labels,
+        removed=table.removed,
+        lease=wanted.lease,
+    )
 
 
 class PendingBuild(Protocol):

@@ -16,9 +16,9 @@ from typing import Any
 from precache.errors import BuildError, UsageError
 from precache.messages import aligned, as_text, shown
 from precache.units import duration, local_time
+from precache_workers.driver.build_result import BuildResult
 from precache_workers.jobs.job_package import JobPackage
 from precache_workers.jobs.job_server import connect, translate_errors
-from precache_workers.planning.request import BuildResult
 
 POLL_EVERY = 1.0
 """Seconds between two requests for the state of a job that is followed."""

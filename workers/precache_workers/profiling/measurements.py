@@ -85,7 +85,7 @@ class CodecTimes:
     cpu_ms_per_1000: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Throughput:
     """Whole files read from the source, several at a time.
 
@@ -132,7 +132,7 @@ class Host:
     load: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceMeasurements:
     """All measurements of a source.
 

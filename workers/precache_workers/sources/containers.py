@@ -82,7 +82,7 @@ class TimeUpError(Exception):
     """The time for a listing is up."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Members:
     """The samples of one container, column by column: a million must take little memory.
 
@@ -460,20 +460,21 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
             return {}
         known, start = {}, 0
         for name, size, mtime, etag, count, rest in containers:
-            kind, classes, ignored, *counts = rest
+            kind, classes, ignored, left_out, noted = rest
             part = table.slice(start, count)
             start += count
             members = Members(
-                part["key"].to_pylist(),
-                array("q", part["size"].to_numpy().tobytes()),
-                array("q", part["mtime_ns"].to_numpy().tobytes()),
-                part["etag"].to_pylist(),
-                part["label"].to_pylist(),
-                part["location"].to_pylist(),
-                kind,
-                classes,
-                ignored,
-                *map(Counter, counts),
+                keys=part["key"].to_pylist(),
+                sizes=array("q", part["size"].to_numpy().tobytes()),
+                mtimes=array("q", part["mtime_ns"].to_numpy().tobytes()),
+                etags=part["etag"].to_pylist(),
+                labels=part["label"].to_pylist(),
+                locations=part["location"].to_pylist(),
+                kind=kind,
+                classes=classes,
+                ignored=ignored,
+                left_out=Counter(left_out),
+                notes=Counter(noted),
             )
             if not all(location.startswith(f"{name}#") for location in members.locations):
                 return {}

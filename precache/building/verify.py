@@ -1,0 +1,74 @@
+"""`verify`: check every stored byte of a version, and whether its recipe made its rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
+
+from precache.errors import PrecacheError
+from precache.maintenance.verify import Tick, Verified, verify_version
+from precache.storage.open import StorageOptions
+from precache.store.open import open_unchecked
+from precache.store.version import Version
+
+
+def verify(
+    uri: str | os.PathLike[str],
+    tick: Tick = lambda nbytes: None,
+    storage_options: StorageOptions = None,
+) -> Verified:
+    """Check every stored byte of a version.
+
+    Parameters
+    ----------
+    uri
+        A store, or ``STORE@prefix``.
+    tick
+        Called with the number of bytes read.
+    storage_options
+        Options of a remote file system, as its fsspec class takes them.
+
+    Raises
+    ------
+    StoreError
+        There is no such version, or other software wrote it without checksums.
+    GoneError
+        The version was removed in the meantime.
+    """
+    return verify_version(open_unchecked(uri, storage_options), tick, check_recipe)
+
+
+def check_recipe(version: Version) -> Iterator[str]:
+    """Yield why it cannot be confirmed that the recipe made the rows."""
+    from precache_workers.ops.behaviour import digest_of
+    from precache_workers.ops.identity import as_recorded, named_ops, ops_digest
+
+    attributes = version.attributes
+    assert attributes is not None  # open_unchecked refuses others
+    try:
+        recipe = version.recipe
+        arrays, rule = recipe.by_array(), as_recorded(attributes)
+        if not attributes.decides and any(not op.version for op in recipe.functions):
+            yield "the recipe: it calls functions whose code is not in the store"
+            return
+        fingerprint = recipe.fingerprint(rule(recipe))
+        digests = {
+            name: ops_digest(arrays, name, len(field.ops), rule)
+            for name, field in arrays.fields.items()
+        }
+    except (PackageNotFoundError, PrecacheError) as error:
+        yield f"the recipe: {error}"
+        return
+    stored = {name: field.recipe for name, field in attributes.fields.items()}
+    outputs, decides = attributes.behaviours, attributes.decides
+    same = all(
+        digest_of(outputs.get(name, {})) == decides[name]
+        for name, _, step in named_ops(recipe)
+        if step is not None and name in decides
+    )
+    if (fingerprint, digests) != (attributes.fingerprint, stored) or not same:
+        yield (
+            "the recipe: its fingerprint is not that of the version; the recipe is damaged, or "
+            "another release of precache wrote it"
+        )
