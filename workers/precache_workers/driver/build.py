@@ -35,7 +35,7 @@ from precache.store.row_table import REMOVED
 from precache.units import size
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import require_shared
-from precache_workers.driver.build_result import BuildResult
+from precache_workers.driver.build_result import BuildResult, committed_result
 from precache_workers.driver.commit import commit, tidy_current
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
@@ -545,28 +545,3 @@ def _retry_line(work: Work, retried: Collection[int]) -> str:
     done = sum(row // work.target.rows_per_shard in work.receipts for row in retried)
     more = f"; {done:,} more are in shards that were done before this run" if done else ""
     return f"{len(retried) - done:,} samples that failed before are tried again{more}"
-
-
-def committed_result(target: TargetVersion, ignored: int) -> BuildResult:
-    """Result of a build whose version is committed already."""
-    version = open_own(target.folder)
-    failed = [version.holes[row] for row in sorted(version.holes)]
-    failed = [hole for hole in failed if hole[1] != REMOVED]
-    fields = version.fields.values()
-    return BuildResult(
-        version=target.version,
-        path=version.path,
-        samples=target.table.samples,
-        failed=len(failed),
-        removed=len(target.table.removed),
-        shards=target.shards,
-        shards_skipped=target.shards,
-        raw_bytes=sum(field.raw_nbytes for field in fields),
-        stored_bytes=sum(field.stored_nbytes for field in fields),
-        holes=failed,
-        ignored=ignored,
-        classes=version.classes,
-        mean=version.mean,
-        std=version.std,
-        row_types=target.row_types,
-    )

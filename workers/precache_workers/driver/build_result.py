@@ -1,4 +1,4 @@
-"""The result that a build returns."""
+"""The result that a build returns, read from the version that it committed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from precache.messages import SHOWN, aligned, as_text, row_types_text, statistics
+from precache.store.open import open_own
+from precache.store.row_table import REMOVED
 from precache.units import size
+from precache_workers.planning.target_version import TargetVersion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +101,28 @@ class BuildResult:
         if len(self.holes) > SHOWN:
             holes.append(f"… and {len(self.holes) - SHOWN} more holes")
         return as_text([*aligned(rows), *holes])
+
+
+def committed_result(target: TargetVersion, ignored: int) -> BuildResult:
+    """Result of a build whose version is committed already."""
+    version = open_own(target.folder)
+    failed = [version.holes[row] for row in sorted(version.holes)]
+    failed = [hole for hole in failed if hole[1] != REMOVED]
+    fields = version.fields.values()
+    return BuildResult(
+        version=target.version,
+        path=version.path,
+        samples=target.table.samples,
+        failed=len(failed),
+        removed=len(target.table.removed),
+        shards=target.shards,
+        shards_skipped=target.shards,
+        raw_bytes=sum(field.raw_nbytes for field in fields),
+        stored_bytes=sum(field.stored_nbytes for field in fields),
+        holes=failed,
+        ignored=ignored,
+        classes=version.classes,
+        mean=version.mean,
+        std=version.std,
+        row_types=target.row_types,
+    )
