@@ -28,7 +28,7 @@ from precache.storage.service_options import Bucket, open_bucket
 AT_ONCE = 64
 """Requests under way at a time in one call."""
 
-PAGE_OBJECTS = {"s3": 1000, "azure": 5000}
+PAGE = {"s3": 1000, "azure": 5000}
 """Extra of precache -> objects that its service lists in one answer."""
 
 DELETED_AT_ONCE = 250
@@ -218,7 +218,7 @@ class ObjectStore:
             return self._page_by_library(bucket, key, span.token)
         seen = max(span.after, span.seen) if bucket.ordered else ""
         pages = 0 if bucket.ordered or span.token is None else span.token.pages
-        size = PAGE_OBJECTS[self._kind]
+        size = PAGE[self._kind]
         stream, again_from = None if again or span.token is None else span.token.stream, 0
         if stream is None:
             start = f"{key}/{seen}".lstrip("/") if seen else None

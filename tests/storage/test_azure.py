@@ -140,7 +140,7 @@ def test_folders_that_are_blobs_too_are_folders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where other names stand between a folder's two, and a page ends there."""
-    monkeypatch.setitem(object_store.PAGE_OBJECTS, "azure", page)
+    monkeypatch.setitem(object_store.PAGE, "azure", page)
     place = marker.rstrip("/")
     names = [f"{place}-0.jpg", f"{place}/1.jpg", f"{place}/small/2.jpg"]
     for name in names:
@@ -205,7 +205,7 @@ def test_a_listing_of_many_pages_goes_on_where_it_failed(
     names_alone: AzureListingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
-    monkeypatch.setitem(object_store.PAGE_OBJECTS, "azure", 5)
+    monkeypatch.setitem(object_store.PAGE, "azure", 5)
     names = [f"{number:02d}.jpg" for number in range(30)] + ["a b", "é&<", "cat/1.jpg"]
     names_alone.names, names_alone.page = sorted(names), 5
     proxy = FaultProxy(names_alone.port)
@@ -237,7 +237,7 @@ def test_no_more_pages_are_asked_for_than_are_walked(
     names_alone: AzureListingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names_alone.names, names_alone.page = [f"x/{n:05d}.jpg" for n in range(2000)], 10
-    monkeypatch.setitem(object_store.PAGE_OBJECTS, "azure", 10)
+    monkeypatch.setitem(object_store.PAGE, "azure", 10)
     folder = open_folder("az://bucket", names_alone.options())
     before = names_alone.pages
     walk = folder.walk()

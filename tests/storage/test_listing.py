@@ -52,7 +52,7 @@ def test_no_name_is_lost_or_comes_twice(names: set[str], page: int, server: List
     """Also where obstore takes one of them for no path, and boto3 lists."""
     server.names, server.page = sorted(names), page
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(object_store.PAGE_OBJECTS, "s3", page)
+        patch.setitem(object_store.PAGE, "s3", page)
         _assert_all_listed(names, server)
 
 
@@ -143,7 +143,7 @@ def test_between_names_that_count_there_is_one(high: str | None) -> None:
 @pytest.fixture
 def pages_of_ten(server: ListingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's pages are as large as S3's usual ones are to precache."""
-    monkeypatch.setitem(object_store.PAGE_OBJECTS, "s3", 10)
+    monkeypatch.setitem(object_store.PAGE, "s3", 10)
 
 
 @pytest.mark.usefixtures("pages_of_ten")
