@@ -19,10 +19,10 @@ from precache.metering.recorder import StallRecorder, keys_in_batch
 from precache.metering.report import StallReport
 from precache.outputs import Output
 
-AnyBatch = TypeVar("AnyBatch")
+Batch = TypeVar("Batch")
 
 
-class Meter(Generic[AnyBatch]):
+class Meter(Generic[Batch]):
     """Iterates over a loader and measures it; returned by `meter`.
 
     Attributes
@@ -31,22 +31,22 @@ class Meter(Generic[AnyBatch]):
         The loader that is measured.
     """
 
-    def __init__(self, loader: Iterable[AnyBatch], settings: MeterSettings) -> None:
+    def __init__(self, loader: Iterable[Batch], settings: MeterSettings) -> None:
         self.loader = loader
         self._recorder = StallRecorder(settings, self._locate, partial(work_time_of, loader))
-        self._iterators: weakref.WeakSet[Generator[AnyBatch, None, None]] = weakref.WeakSet()
+        self._iterators: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
         weakref.finalize(self, end_all, self._iterators)  # at exit, while modules can still be used
 
     def __len__(self) -> int:
         """Return the batches per epoch, if the loader has a length."""
         return len(self.loader)  # type: ignore[arg-type]  # a TypeError for a loader without one
 
-    def __iter__(self) -> Iterator[AnyBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         iterator = self._measured()
         self._iterators.add(iterator)
         return iterator
 
-    def _measured(self) -> Generator[AnyBatch, None, None]:
+    def _measured(self) -> Generator[Batch, None, None]:
         recorder, ended = self._recorder, False
         recorder.begin()
         try:
@@ -68,7 +68,7 @@ class Meter(Generic[AnyBatch]):
         """
         return self._recorder.take()
 
-    def _locate(self, batch: AnyBatch) -> Callable[[], SampleKeys]:
+    def _locate(self, batch: Batch) -> Callable[[], SampleKeys]:
         loader = self.loader
         if isinstance(loader, Loader):
             return loader.locate()
@@ -81,14 +81,14 @@ class Meter(Generic[AnyBatch]):
 
 
 def meter(
-    loader: Iterable[AnyBatch],
+    loader: Iterable[Batch],
     every: int | str = 100,
     *,
     name: str = "data",
     to: Sequence[Output] | None = None,
     threshold: float = 0.01,
     device: str | torch.device | None = None,
-) -> Meter[AnyBatch]:
+) -> Meter[Batch]:
     """Measure how long a loop over `loader` waits for data, and report it regularly.
 
     Parameters
