@@ -150,7 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         kept = "; what was done is kept, run it again to continue"
-        keeps = options.command in ("build", "pull", "push", "refresh")
+        keeps = options.command in ("build", "pull", "push", "refresh") and not getattr(
+            options, "recompute", False
+        )
         sys.stderr.write(f"precache: interrupted{kept if keeps else ''}\n")
         return 130
     return status

@@ -228,7 +228,7 @@ def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Tra
         if shards is not None:
             progress.add_shards((shard, True) for shard in shards)
         else:
-            committed = _is_committed_or_free(store, version.id)
+            committed = _require_free_or_committed(store, version.id)
             on_disk = store.local("") is not None
             destination = store.folder(_copy_name(version.id)) if on_disk else target
             require_create_only(destination, TEMPORARY)
@@ -263,8 +263,8 @@ def _undamaged_shards(folder: Folder) -> list[_Shard] | None:
         return shards if version.id == folder.name and all(present) else None
 
 
-def _is_committed_or_free(store: Folder, version: str) -> bool:
-    """Return whether the version is committed; raises if its place is taken or a build runs."""
+def _require_free_or_committed(store: Folder, version: str) -> bool:
+    """Raise if a version's place is taken or a build runs; return whether it is committed."""
     target = store.folder(version)
     scanned = scan_folder(store, version, [Commit(0, version, None, 0.0)])
     if (scanned is None and target.exists()) or (scanned is not None and scanned.link):
@@ -450,7 +450,7 @@ def _copy_to_disk(source: Folder, metadata: _Metadata, store: Folder, progress: 
     copy.remove(BUILD)
     with decision_lease(store, version):
         if _undamaged_shards(target) is None:
-            _is_committed_or_free(store, version)
+            _require_free_or_committed(store, version)
             _replace(store, version)
 
 

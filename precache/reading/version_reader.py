@@ -80,23 +80,23 @@ class VersionReader:
             self.cached.add(array for array in arrays if not self._is_small(array))
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
         self._opened: dict[str, ArrayReader | np.ndarray] = {}
-        self._by_turn: dict[int, VersionReader] = {}
+        self._by_epoch: dict[int, VersionReader] = {}
         self._open_at(list(variants), 0)
 
     def at_epoch(self, epoch: int) -> VersionReader:
         """Return this reader with the variants that an epoch reads."""
-        turn = epoch % self.variant_period
-        if turn == self._turn:
+        epoch %= self.variant_period
+        if epoch == self._epoch:
             return self
-        if turn not in self._by_turn:
+        if epoch not in self._by_epoch:
             other = copy.copy(self)
-            other._open_at(list(self.arrays), turn)
-            self._by_turn[turn] = other
-        return self._by_turn[turn]
+            other._open_at(list(self.arrays), epoch)
+            self._by_epoch[epoch] = other
+        return self._by_epoch[epoch]
 
-    def _open_at(self, names: Sequence[str], turn: int) -> None:
-        self._turn = turn
-        self.arrays = {name: self.version.array_at(name, turn) for name in names}
+    def _open_at(self, names: Sequence[str], epoch: int) -> None:
+        self._epoch = epoch
+        self.arrays = {name: self.version.array_at(name, epoch) for name in names}
         self.readers: dict[str, ArrayReader] = {}
         self.small: dict[str, np.ndarray] = {}
         self.shapes: dict[str, tuple[tuple[int, ...], str]] = {}

@@ -200,7 +200,7 @@ class BlockPermutation:
         mixed = Permutation(total, "window", group, *self._key)(positions - start)
         blocks = slice(group * self._window, (group + 1) * self._window)
         ends = self._ends[blocks] - start
-        # Rank minus place, by block: there are few blocks and many rows.
+        # Index of a valid row minus its place, by block: there are few blocks and many rows.
         shift = self._starts[blocks] - np.concatenate(([0], ends[:-1]))
         indices: np.ndarray = mixed + shift[np.searchsorted(ends, mixed, side="right")]
         return indices

@@ -72,8 +72,8 @@ def rows_per_shard(rows: int, row_nbytes: Sequence[int], wanted: int | None = No
 
     Notes
     -----
-    The target is 128 MiB raw for a shard of the largest field, and at least 16 shards for a small
-    set, so that several workers share the work.
+    The target is 128 MiB raw for a shard of the largest field. A small set is divided into about
+    16 shards if its chunks allow it, so that several workers share the work.
     """
     largest = max(row_nbytes)
     step = rows_per_chunk(largest)

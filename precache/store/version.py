@@ -260,8 +260,8 @@ class Version:
     def rows_of_classes(self, *classes: str | int) -> np.ndarray:
         """Row numbers (int64) of some classes, by name or number, holes included.
 
-        Of multi-hot labels, a row is one that has any of the classes. No row has a number that is
-        not the number of a class.
+        Of multi-hot labels, a row is one that has any of the classes. A number that no row has
+        gives no rows; -1 gives the rows without a label.
 
         Raises
         ------

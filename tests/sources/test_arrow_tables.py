@@ -175,6 +175,14 @@ def test_other_columns_may_be_of_any_type(tmp_path: Path) -> None:
     assert sample.inputs["bytes"] == PHOTO
 
 
+def test_labels_may_be_views_of_text(tmp_path: Path) -> None:
+    names = ["a class with a long name", "b", None]
+    columns = {"image": [PHOTO] * 3, "label": pa.array(names, pa.string_view())}
+    path = write_arrow(tmp_path / "a.arrow", pa.table(columns))
+    table = open_source(str(path)).list(lambda count: None).table
+    assert (table.classes, table.labels.tolist()) == (("a class with a long name", "b"), [0, 1, -1])
+
+
 def test_a_file_that_changed_after_listing_is_noticed(tmp_path: Path) -> None:
     path = write_arrow(tmp_path / "a.arrow", pa.table({"image": [PHOTO] * 3}))
     source = open_source(str(path))

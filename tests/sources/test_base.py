@@ -609,17 +609,16 @@ def test_a_dataset_of_tuples(module: Callable[[str], str], tmp_path: Path) -> No
         assert np.array_equal(row, np.full((3, 8, 8), 20 * int(key)))
 
 
-def test_a_label_may_be_an_array_of_one_number(
-    module: Callable[[str], str], tmp_path: Path
-) -> None:
-    code = """
+@pytest.mark.parametrize("label", ["np.array([i])", "[i]", "np.array([[i]])", "np.array([-5])"])
+def test_an_array_is_no_label(label: str, module: Callable[[str], str], tmp_path: Path) -> None:
+    code = f"""
         import numpy as np
         class Boxed(list):
             def __init__(self):
-                super().__init__((np.full((8, 8, 3), i, np.uint8), np.array([i])) for i in range(3))
+                super().__init__((np.full((8, 8, 3), i, np.uint8), {label}) for i in range(3))
     """
     build_here(f"python:{module(code)}:Boxed", tmp_path / "store", precache.Recipe.image())
-    assert labels(tmp_path / "store") == {"0": 0, "1": 1, "2": 2}
+    assert labels(tmp_path / "store") == dict.fromkeys("012", -1)
 
 
 def test_a_dataset_of_dicts_without_targets(module: Callable[[str], str], tmp_path: Path) -> None:

@@ -40,16 +40,16 @@ def load(reader: VersionReader, device: torch.device) -> list[Batch]:
     count = min(LOAD_ROWS, len(reader.valid))
     stream = BatchStream(reader, count, device)
     return [
-        _load_turn(reader, stream, turn, count, device) for turn in range(reader.variant_period)
+        _load_epoch(reader, stream, epoch, count, device) for epoch in range(reader.variant_period)
     ]
 
 
-def _load_turn(
-    reader: VersionReader, stream: BatchStream, turn: int, count: int, device: torch.device
+def _load_epoch(
+    reader: VersionReader, stream: BatchStream, epoch: int, count: int, device: torch.device
 ) -> Batch:
     fields: Batch = {}
     rows = Order(reader.valid, count, shuffle=None).epoch(0)
-    for batch in stream.batches(rows, turn):
+    for batch in stream.batches(rows, epoch):
         for name, values in batch.items():
             if name not in fields:
                 shape = (reader.version.rows, *values.shape[1:])

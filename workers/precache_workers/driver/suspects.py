@@ -53,7 +53,7 @@ class SuspectTask(FetchAllTask):
         return refused
 
     def parts(self) -> list[SuspectTask]:
-        """Split the samples into several trials; a single sample gives none."""
+        """Split the samples into several tasks; a single sample gives none."""
         step = -(-len(self.keys) // PARTS)
         starts = range(0, len(self.keys) if len(self.keys) > 1 else 0, step)
         parts = [slice(at, at + step) for at in starts]

@@ -276,7 +276,7 @@ class BuildOptions(RunOptions):
     )
     shard_samples: Annotated[ShardRows | None, Flag("N")] = Field(
         default=None,
-        description="rows of a shard; default 128 MiB of raw data, but at least 16 shards",
+        description="rows of a shard; default 128 MiB of raw data, small sets in about 16 shards",
     )
     compact: Annotated[bool, Flag()] = Field(
         default=False,

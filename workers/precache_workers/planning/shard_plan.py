@@ -156,24 +156,28 @@ def _is_reused(actions: ShardActions, rows: int, removed: set[int]) -> bool:
 
 def _field_rows(name: str, actions: ShardActions, chunk_rows: int) -> FieldRows:
     """Count the rows of a field whose object is not linked."""
-    computed = copied = resumed = 0
-    for rows, row in actions.runs:
+    rows = actions.runs[-1][0].stop if actions.runs else 0
+    computed = resumed = 0
+    copied = np.zeros(rows, bool)
+    kept = np.ones(-(-rows // chunk_rows) * chunk_rows, bool)  # as stored, the last chunk's padding
+    for run, row in actions.runs:
+        part = slice(run.start, run.stop)
         match row.fields.get(name):
             case Compute():
-                computed += len(rows)
+                computed += len(run)
+                kept[part] = False
             case Copy() if actions.base.fields[name].match.encoded:
-                whole = _rows_of_whole_chunks(rows, chunk_rows, actions.runs[-1][0].stop)
-                copied += whole
-                resumed += len(rows) - whole
-            case None:
-                pass  # holes
+                copied[part] = True
+            case None:  # holes
+                base = actions.base.fields.get(name)
+                stay = base is not None and base.match.encoded
+                kept[part] = [stay and place in actions.base.holes for place in run]
             case _:
-                resumed += len(rows)
-    return FieldRows(copied=copied, resumed=resumed, computed=computed)
-
-
-def _rows_of_whole_chunks(rows: range, chunk_rows: int, end: int) -> int:
-    """Count those of a run of rows that fill chunks; the last chunk ends with the shard."""
-    first = -(-rows.start // chunk_rows) * chunk_rows
-    last = rows.stop if rows.stop == end else rows.stop // chunk_rows * chunk_rows
-    return max(0, last - first)
+                resumed += len(run)
+                kept[part] = False
+    whole = kept.reshape(-1, chunk_rows).all(axis=1).repeat(chunk_rows)[:rows] & copied
+    return FieldRows(
+        copied=int(whole.sum()),
+        resumed=resumed + int((copied & ~whole).sum()),
+        computed=computed,
+    )

@@ -258,15 +258,10 @@ def _text(row: int, some: Any) -> tuple[str, Kind | None]:
 def _number(label: Any, *, known: bool) -> int | None:
     """Return the label that came with a sample; None if it has none, or if `targets` have it.
 
-    An array of one whole number is a label; any other array is not.
+    An array is no label. A change of this rule has to change the identity of versions, too.
     """
-    if label is None:
+    if label is None or np.ndim(label):
         return None
-    if np.ndim(label):
-        array = np.asarray(label)
-        if array.size != 1 or array.dtype.kind not in "iu":
-            return None
-        label = array.item()
     try:
         number = int(label)
         whole = number == label and _is_class_number(number)
