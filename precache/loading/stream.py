@@ -340,7 +340,8 @@ class BatchStream:
                 slots, copier = self._device
                 slot, batch.slot, batch.out = self._slot(batch), None, {}  # free once it is copied
                 unpack = functools.partial(slots.unpack, batch.rows, batch.filled, failures)
-                batch.sent = copier.send(slot, batch.filled.nbytes, unpack)
+                with computing():
+                    batch.sent = copier.send(slot, batch.filled.nbytes, unpack)
             elif complete and batch.finish:
                 with computing():
                     batch.finished = batch.finish(self._tensors(batch))

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from precache.errors import StorageError
-from precache.runtime.ordered_map import Queue, collected, fail, run_queue, watch_collector
+from precache.runtime.ordered_map import Queue, collected, fail, run_queue, watch_process
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Fetchers:
     """
 
     def __init__(self, count: int, where: str) -> None:
-        watch_collector()
+        watch_process()
         self._where = where
         self._queue: Queue = SimpleQueue()
         self._starting = threading.Lock()

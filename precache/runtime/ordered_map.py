@@ -33,14 +33,16 @@ _collecting: set[int] = set()
 _deadlines: list[float] = []
 """Monotonic time at which the exit of the process stops waiting; empty before the exit."""
 
-_computing: set[int] = set()
+_computing: set[threading.Thread] = set()
 """Threads whose running work the exit of the process must not cut off."""
 
 
 @functools.cache
-def watch_collector() -> None:
-    """Record the threads on which the garbage collector runs, for `collected`."""
+def watch_process() -> None:
+    """Watch the garbage collector and the exit of the process, for `collected` and `computing`."""
     gc.callbacks.append(_note_collector)
+    # Before the finalizer of any pool, so that it runs after theirs: last in, first out.
+    weakref.finalize(_wait_for_computing, _wait_for_computing)
 
 
 def _note_collector(phase: str, info: dict[str, int]) -> None:
@@ -63,7 +65,7 @@ def computing() -> Iterator[None]:
     Python ends a daemon thread when it next takes the interpreter's lock; within C++ code, such
     as torch's, that aborts the process. Once the process ends, no such work begins any more.
     """
-    thread = threading.get_ident()
+    thread = threading.current_thread()
     _computing.add(thread)  # first, so that either this thread sees the end, or the end sees it
     try:
         if _deadlines:
@@ -87,7 +89,7 @@ class Threads:
     """
 
     def __init__(self, count: int, name: str, stop: Callable[[], None] = lambda: None) -> None:
-        watch_collector()
+        watch_process()
         self._count, self._name = count, name
         self._queue: Queue = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -185,10 +187,15 @@ def _end_at_exit(
     stop()
     for thread in threads:
         _join(thread, max(0.0, _deadlines[0] - time.monotonic()))
-        if thread.ident in _computing:
-            while thread.ident in _computing:
-                _join(thread, 0.05)
-            _join(thread, EXIT_SECONDS)  # to release its results
+
+
+def _wait_for_computing() -> None:
+    """Wait for all work that is marked, also of iterators that nobody joined."""
+    _deadlines.append(time.monotonic())
+    for thread in list(_computing):
+        while thread in _computing and thread.is_alive():  # a forked process has none of them
+            _join(thread, 0.05)
+        _join(thread, EXIT_SECONDS)  # to release its results
 
 
 def prefetch(

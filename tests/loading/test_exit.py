@@ -62,6 +62,15 @@ next(batches)
 """
 
 
+LOST = """
+import gc
+cycle = [batches]
+cycle.append(cycle)
+del batches, cycle
+gc.collect()
+"""
+
+
 def _process(code: str, *arguments: object) -> subprocess.Popen[str]:
     line = [sys.executable, "-c", code, *map(str, arguments)]
     pipe = subprocess.PIPE
@@ -128,9 +137,10 @@ def test_an_exit_leaves_no_batch_in_the_making(stores: dict[str, BuiltStore]) ->
     _assert_ends(process)
 
 
-def test_an_exit_waits_for_transforms_under_way(stores: dict[str, BuiltStore]) -> None:
+@pytest.mark.parametrize("lost", ["", LOST], ids=["open", "collected"])
+def test_an_exit_waits_for_transforms_under_way(stores: dict[str, BuiltStore], lost: str) -> None:
     """A thread that is ended within torch aborts the process."""
-    process = _process(TRANSFORM, stores["image"].path)
+    process = _process(TRANSFORM + lost, stores["image"].path)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
 
