@@ -373,8 +373,8 @@ def doctor(
         ) from None
     recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
     request = DoctorRequest(
-        os.fspath(source),
-        recipe,
+        source=os.fspath(source),
+        recipe=recipe,
         samples=whole("samples", samples, 1),
         seconds=seconds,
         rate=rate,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,14 @@ SERVER = (
     "the cluster's job server, http://head:8265; default RAY_API_SERVER_ADDRESS or RAY_ADDRESS, "
     "else a Ray on this machine"
 )
+
+
+def take_defaults(
+    parser: argparse.ArgumentParser, function: Callable[..., Any], *names: str
+) -> None:
+    """Give arguments the defaults of the parameters of a function; help shows ``%(default)s``."""
+    parameters = inspect.signature(function).parameters
+    parser.set_defaults(**{name: parameters[name].default for name in names})
 
 
 def add_store(to: Any, **settings: Any) -> None:

@@ -28,7 +28,6 @@ import precache
 from precache.errors import FetchError, HangError, UsageError
 from precache_workers.cluster.executor import executor
 from precache_workers.cluster.ray_engine import REPORT
-from precache_workers.doctor.measure import DoctorRequest, examine
 from precache_workers.runtime import time_limit
 from precache_workers.runtime.time_limit import DECODING, FETCHING, Notes, notes, run_in_time
 from precache_workers.runtime.watchdog import _is_stopped
@@ -267,7 +266,7 @@ def test_a_serial_plan_ends_at_a_sample_that_hangs_and_the_doctor_lists_it(photo
     options = {"address": "serial", "sample_timeout": 0.3}
     with pytest.raises(HangError, match=f"^{MARKED[0]}: {DECODING} 0.3 s"):
         precache.plan(photos, photos.with_name("store"), SLOW, **options)
-    failures = dict(examine(DoctorRequest(str(photos), SLOW, samples=40, seconds=3.0)).failures)
+    failures = dict(precache.doctor(photos, SLOW, samples=40, seconds=3.0).failures)
     late = {key for key, why in failures.items() if why.startswith(f"{DECODING} 3 s")}
     assert late
     assert late <= set(MARKED)
@@ -423,7 +422,7 @@ def test_a_file_of_too_many_bytes_is_a_hole_that_is_not_read(photos: Path) -> No
         "cat/0000.jpg": "has 1.1 TB, over the limit of 100 KB (--max-sample-bytes)",
         "eel/0023.jpg": "has 100 KB, over the limit of 100 KB (--max-sample-bytes)",
     }
-    told = examine(DoctorRequest(str(photos), PLAIN, samples=40, seconds=3.0))
+    told = precache.doctor(photos, PLAIN, samples=40, seconds=3.0)
     assert dict(told.failures)["cat/0000.jpg"].startswith("has 1.1 TB, over the limit of 537 MB")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from precache.cli.arguments import add_common, add_store
+from precache.cli.arguments import add_common, add_store, take_defaults
 from precache.cli.output import bench_progress, show
 from precache.diagnosis.bench import bench
 
@@ -12,9 +12,9 @@ from precache.diagnosis.bench import bench
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     add_common(parser)
-    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="default %(default)s")
     parser.add_argument(
-        "--epochs", type=int, default=3, metavar="N", help="epochs after the first; default 3"
+        "--epochs", type=int, metavar="N", help="epochs after the first; default %(default)s"
     )
     parser.add_argument("--threads", type=int, metavar="N", help="decoding threads")
     parser.add_argument(
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="share that folder with the members of its group",
     )
+    take_defaults(parser, bench, "batch_size", "epochs")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import precache
-from precache.cli.arguments import add_json, add_storage_options, import_from_here
+from precache.cli.arguments import add_json, add_storage_options, import_from_here, take_defaults
 from precache.cli.build_options import (
     add_option,
     add_recipe_options,
@@ -26,21 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_options(parser)
     measuring = parser.add_argument_group("measuring")
     measuring.add_argument(
-        "--samples", type=int, default=200, metavar="N", help="number, drawn at random; default 200"
+        "--samples", type=int, metavar="N", help="number, drawn at random; default %(default)s"
     )
     measuring.add_argument(
         "--seconds",
         type=float,
-        default=45.0,
         metavar="N",
-        help="time limit; fewer samples are measured if they are slow; default 45",
+        help="time limit; fewer samples are measured if they are slow; default %(default)g",
     )
     measuring.add_argument(
         "--rate",
         type=float,
-        default=1000.0,
         metavar="R",
-        help="samples per second that the training device takes; default 1000",
+        help="samples per second that the training device takes; default %(default)g",
     )
     measuring.add_argument(
         "--cores",
@@ -57,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     measuring.add_argument("--png", metavar="FILE", help="write charts as a PNG; needs the same")
     add_json(measuring)
+    take_defaults(parser, precache.doctor, "samples", "seconds", "rate")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from precache.cli.arguments import add_common
+from precache.cli.arguments import add_common, take_defaults
 from precache.cli.output import show
 from precache.maintenance.gc import gc
 
@@ -15,15 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep",
         type=int,
-        default=2,
         metavar="N",
-        help="number of newest versions to keep, including the current one; default 2",
+        help="number of newest versions to keep, including the current one; default %(default)s",
     )
     parser.add_argument(
         "--older-than",
-        default="7d",
         metavar="AGE",
-        help="time since a version was replaced, such as 12h or 4w; default 7d",
+        help="time since a version was replaced, such as 12h or 4w; default %(default)s",
     )
     parser.add_argument(
         "--dry-run",
@@ -31,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only print what would be removed, by this machine's clock",
     )
     add_common(parser)
+    take_defaults(parser, gc, "keep", "older_than")
 
 
 def run(options: argparse.Namespace) -> None:

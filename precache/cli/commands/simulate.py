@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from precache.cli.arguments import add_json
+from precache.cli.arguments import add_json, take_defaults
 from precache.cli.output import show
 from precache.runtime.terminal import say
 from precache.simulation import text as simulation_text
@@ -70,19 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resolution-ms",
         type=float,
-        default=0.0,
         metavar="R",
-        help="round load times up to a multiple of R; default 0, no rounding",
+        help="round load times up to a multiple of R; default %(default)g, no rounding",
     )
     parser.add_argument(
-        "--seconds", type=float, default=30.0, metavar="S", help="simulated time; default 30"
+        "--seconds", type=float, metavar="S", help="simulated time; default %(default)g"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
+    parser.add_argument("--seed", type=int, metavar="N", help="default %(default)s")
     parser.add_argument("--html", metavar="FILE", help="write a page that replays the simulation")
     parser.add_argument(
         "--png", metavar="FILE", help='write charts as a PNG; needs pip install "precache[report]"'
     )
     add_json(parser, "one JSON object on stdout, with all series")
+    take_defaults(parser, simulate, "resolution_ms", "seconds", "seed")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 import precache
-from precache.cli.arguments import add_storage_options, add_store, import_from_here
+from precache.cli.arguments import add_storage_options, add_store, import_from_here, take_defaults
 from precache.cli.build_options import add_option, read_keywords
 from precache_workers.planning.options import SourceOptions
 
@@ -23,17 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(what, "run_functions")
     for name in SourceOptions.model_fields:
         add_option(what, name)
-    what.add_argument(
-        "--rows", type=int, default=24, metavar="N", help="rows of a page; default 24"
-    )
-    what.add_argument("--find", default="", metavar="TEXT", help="rows whose keys begin with TEXT")
+    what.add_argument("--rows", type=int, metavar="N", help="rows of a page; default %(default)s")
+    what.add_argument("--find", metavar="TEXT", help="rows whose keys begin with TEXT")
     what.add_argument(
         "--class",
         dest="label",
-        default="",
         metavar="NAME",
         help="rows of a class, by name or number",
     )
+    take_defaults(parser, precache.view, "rows", "find", "label")
     add_storage_options(what)
     where = parser.add_argument_group("where")
     where.add_argument("--out", metavar="FILE", help="write one page that needs no server")

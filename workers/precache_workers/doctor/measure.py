@@ -31,7 +31,7 @@ from precache_workers.profiling.measurements import CodecTimes, Host, SourceMeas
 from precache_workers.profiling.rates import StartTask, start_worker
 from precache_workers.profiling.stage_times import StageTimes, codec_for, measure_stages
 from precache_workers.shards.samples import FetchAllTask, Job, loads_torch
-from precache_workers.sources.base import NO_COLUMNS, Columns, Listing, Source
+from precache_workers.sources.base import Columns, Listing, Source
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.user_code import require_permission
 
@@ -46,22 +46,22 @@ CODECS: tuple[Codec, ...] = (RawCodec(), ZstdCodec(), ImageCodec())
 _start_seconds: dict[bool, float] = {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DoctorRequest:
     """Arguments of `precache.doctor`, which explains each."""
 
     source: str
     recipe: Recipe
-    samples: int = 200
-    seconds: float = 45.0
-    rate: float = 1000.0
-    cores: int | None = None
-    run_functions: bool = False
-    import_path: tuple[str, ...] = ()
-    storage_options: StorageOptions = None
-    follow_links: bool = False
-    source_kind: str | None = None
-    columns: Columns = NO_COLUMNS
+    samples: int
+    seconds: float
+    rate: float
+    cores: int | None
+    run_functions: bool
+    import_path: tuple[str, ...]
+    storage_options: StorageOptions
+    follow_links: bool
+    source_kind: str | None
+    columns: Columns
 
 
 def examine(
