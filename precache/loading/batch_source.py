@@ -25,7 +25,7 @@ from precache.loading.arrival_order import ArrivalOrder
 from precache.loading.gpu import resident
 from precache.loading.options import LoaderOptions
 from precache.loading.selection import Selection
-from precache.loading.slots import Batch, as_array, as_tensor, map_tensors, row_nbytes
+from precache.loading.slots import as_array, as_tensor, map_tensors, row_nbytes
 from precache.loading.stream import BatchStream, Rows
 from precache.loading.version_follower import VersionFollower
 from precache.messages import printable
@@ -36,7 +36,7 @@ from precache.sampling.order import Order, Shuffle
 from precache.store.labels import has_label
 from precache.store.live_version import LiveVersion
 from precache.store.version import Version
-from precache.transforms import Draw, is_drawn, label_mixing, run
+from precache.transforms import Batch, Draw, is_drawn, label_mixing, run
 
 log = logging.getLogger(__name__)
 

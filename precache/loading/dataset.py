@@ -13,11 +13,12 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from precache.loading.slots import Batch, as_tensor, require_memory, row_nbytes
+from precache.loading.slots import as_tensor, require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
 from precache.store.version import RowKeys, Version
+from precache.transforms import Batch
 
 LARGE_NBYTES = 1 << 30
 """Batches from this size on are checked against the available memory before they are allocated."""

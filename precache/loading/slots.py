@@ -25,13 +25,12 @@ import torch
 from precache.errors import UsageError
 from precache.runtime.usage import available_bytes
 from precache.store.layout import align
+from precache.transforms import Batch
 
 log = logging.getLogger(__name__)
 
 STEPS_AHEAD = 4
 """Steps that may be queued on a device when the host requests the next batch."""
-
-Batch = dict[str, torch.Tensor]
 
 
 def as_tensor(values: np.ndarray) -> torch.Tensor:

@@ -23,7 +23,6 @@ from precache.loading.gpu.device_slots import DeviceSlots, FilledSlot, FrameFail
 from precache.loading.gpu.registered import register_shards
 from precache.loading.slots import (
     STEPS_AHEAD,
-    Batch,
     DeviceCopier,
     Sent,
     SlotLayout,
@@ -40,6 +39,7 @@ from precache.runtime.ordered_map import computing, prefetch
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.usage import cores
 from precache.store.version import SMALL_ROW_NBYTES
+from precache.transforms import Batch
 
 Rows = Generator[np.ndarray, None, None]
 

@@ -9,8 +9,8 @@ import torch
 
 from precache.loading.gpu.device_slots import DeviceSlots, FrameFailures
 from precache.loading.gpu.registered import MappedFiles
-from precache.loading.slots import Batch
 from precache.reading.version_reader import VersionReader
+from precache.transforms import Batch
 
 
 def unpacked(slots: DeviceSlots, columns: VersionReader, rows: np.ndarray) -> Batch:

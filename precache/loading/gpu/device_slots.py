@@ -17,9 +17,10 @@ import torch
 from precache.codecs import nvcomp
 from precache.loading.gpu.gathering import RowOffsets
 from precache.loading.gpu.registered import RegisteredShards
-from precache.loading.slots import Batch, SlotLayout, as_tensor, undo_image_tensor
+from precache.loading.slots import SlotLayout, as_tensor, undo_image_tensor
 from precache.reading.array_reader import ArrayReader
 from precache.reading.version_reader import VersionReader
+from precache.transforms import Batch
 
 log = logging.getLogger(__name__)
 

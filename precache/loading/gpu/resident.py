@@ -8,12 +8,13 @@ from collections.abc import Generator, Sequence
 import torch
 
 from precache.errors import UsageError
-from precache.loading.slots import Batch, indexable, row_nbytes
+from precache.loading.slots import indexable, row_nbytes
 from precache.loading.stream import BatchStream, Rows
 from precache.reading.version_reader import VersionReader
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.usage import available_bytes
 from precache.sampling.order import Order
+from precache.transforms import Batch
 from precache.units import size
 
 LOAD_ROWS = 256
