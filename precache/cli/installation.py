@@ -1,4 +1,4 @@
-"""Description of the machine and its libraries, for bug reports."""
+"""Description of the machine and its libraries, for bug reports and benchmarks."""
 
 from __future__ import annotations
 
