@@ -34,7 +34,7 @@ def add_store(to: Any, **settings: Any) -> None:
 
 
 def add_json(to: Any, text: str = "one JSON object on stdout") -> None:
-    """Add ``--json``, whose value is where JSON goes: standard output, or None for text."""
+    """Add ``--json``; its value is the stream for JSON, or None for text."""
     to.add_argument("--json", action="store_const", const=sys.stdout, help=text)
 
 
@@ -92,7 +92,7 @@ def add_job_address(to: Any) -> None:
 
 
 def add_code(to: Any) -> None:
-    """Add the flags of a job: code that it takes along, and not to follow it."""
+    """Add the flags of a job: ``--code`` for modules to send with it, and ``--no-wait``."""
     to.add_argument(
         "--code",
         action="append",
@@ -104,14 +104,14 @@ def add_code(to: Any) -> None:
 
 
 def import_from_here(source: str | None, functions: bool) -> None:
-    """Let modules of the current folder be imported, after all others, if any code is to run.
+    """Append the current folder to the import path if the command runs the user's code.
 
-    The folder may be a store, or full of samples, with files that are named like modules.
+    The folder comes last: it may be a store or full of samples, with files named like modules.
 
     Parameters
     ----------
     functions
-        Functions of a recipe are to run.
+        True if the command runs a recipe's functions.
     """
     if functions or (source or "").startswith("python:"):
         sys.path.append(str(Path.cwd()))

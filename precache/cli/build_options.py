@@ -1,4 +1,4 @@
-"""Arguments of a build on the command line, made from the models of its options."""
+"""Command-line arguments of a build, derived from the models of its options."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _RECIPE_FLAGS = (
 )
 
 _APART = ("run_functions", "storage_options_env")
-"""Options without a flag of their own here: `refresh` adds the one, `storage_options` the other."""
+"""Options that `add_options` skips; `refresh` and `add_storage_options` add their flags."""
 
 
 def add_build_arguments(to: argparse.ArgumentParser, **descriptions: str) -> Any:
-    """Add the arguments of a build; returns the group of how it runs.
+    """Add the arguments of a build; returns the argument group of `RunOptions`.
 
     Parameters
     ----------
     descriptions
-        Help of options, in place of the model's.
+        Help texts, by option, that replace the model's.
     """
     add_source(to)
     to.add_argument("store", metavar="STORE", help="folder of the store (path or URL)")
@@ -51,7 +51,7 @@ def add_build_arguments(to: argparse.ArgumentParser, **descriptions: str) -> Any
 
 
 def add_options(to: argparse.ArgumentParser, model: type[RunOptions], **descriptions: str) -> Any:
-    """Add the flags of a model and ``--json``; returns the group of how a build runs."""
+    """Add the flags of a model and ``--json``; returns the argument group of `RunOptions`."""
     groups: dict[str, Any] = {}
     for part in model.__mro__:
         title = vars(part).get("group")
@@ -66,7 +66,7 @@ def add_options(to: argparse.ArgumentParser, model: type[RunOptions], **descript
 
 
 def add_option(to: Any, name: str, description: str | None = None) -> None:
-    """Add the flag of one option; without it the option is left to the model's default."""
+    """Add the flag of one option; if the flag is absent, the model's default applies."""
     if name == "storage_options":
         add_storage_options(to)
         return
@@ -106,12 +106,12 @@ def read_keywords(
     Parameters
     ----------
     own
-        Options that the command decides.
+        Options that the command itself sets.
 
     Raises
     ------
     UsageError
-        A value is not allowed; its flag is named.
+        A value is invalid; the message names its flag.
     """
     values = {name: value for name, value in vars(options).items() if name in model.model_fields}
     read_options(model, values | own, flag_of)
@@ -164,7 +164,7 @@ def add_recipe_options(to: argparse.ArgumentParser) -> None:
         choices=("image", "raw", "zstd"),
         help="image (lossless, smallest; default), raw (fastest, largest), zstd (any reader)",
     )
-    recipe.add_argument("--seed", type=int, help="of random ops; part of the recipe; default 0")
+    recipe.add_argument("--seed", type=int, help="seed of random ops, in the recipe; default 0")
 
 
 def _size(text: str) -> int | tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The machine and its libraries, as bug reports and benchmarks name them."""
+"""Description of the machine and its libraries, for bug reports and benchmarks."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\nsee {self.prog} --help\n")
 
     def refuse(self, unknown: Sequence[str], secret: bool) -> NoReturn:
-        """Refuse arguments, naming flags that are spelled alike; values only without secrets."""
+        """Refuse unknown arguments and suggest similar flags; show values only if not `secret`."""
         flags = [match[0] for text in unknown if (match := re.match(r"--[\w-]+|-\w", text))]
         if flags:
             known = re.findall(r"--[\w-]+", self.format_usage())
@@ -117,7 +117,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _help_or_refuse(name: str) -> NoReturn:
-    """Obey ``--help`` or ``--version``; refuse anything else that is not a command."""
+    """Handle ``--help`` and ``--version``; refuse anything else that is not a command."""
     lines = [precache.__doc__.split("\n")[0] if precache.__doc__ else ""]
     for heading, group in COMMANDS.items():
         lines += ["", f"{heading}:", *(f"  {name:<10} {text}" for name, text in group.items())]
@@ -135,12 +135,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a key must not break a terminal of ASCII
+            stream.reconfigure(errors="replace")  # a key must not break an ASCII terminal
     options = parse(sys.argv[1:] if arguments is None else arguments)
     from precache.runtime.terminal import guard_output, say_error
 
     guard_output()
-    # Only results go to standard output where it is JSON: Ray and users' ops print, too.
+    # With --json, only results go to standard output: Ray and users' ops print, too.
     elsewhere = sys.stderr if getattr(options, "json", None) else sys.stdout
     try:
         with contextlib.redirect_stdout(elsewhere):

@@ -44,12 +44,12 @@ def show_job(job: ClusterJob, no_wait: bool, json_to: TextIO | None) -> int:
         data = {**_job_json(job), "result": build_json(result)}
         show(json_to, data, result)
 
-    was = "is under way already" if job.attached else "is submitted"
+    was = "is already running" if job.attached else "is submitted"
     _say(f"precache: job {job.id} {was}")
     try:
         job.wait(_say, print_result)
     except KeyboardInterrupt:
-        _say(f"precache: the job goes on; to see how far it is: {job.status_command()}")
+        _say(f"precache: the job continues; to see its progress: {job.status_command()}")
         return 130
     return 0
 

@@ -30,16 +30,16 @@ WIDTHS = {"wide": 920, "narrow": 344}
 HEADING = 30
 """Height in CSS pixels of a heading in a PNG."""
 MAX_DOTS = 200
-"""Most values of a row that are drawn as dots, evenly chosen quantiles of all."""
+"""Maximum number of dots in a row; of more values, evenly spaced quantiles are drawn."""
 LOG_SCALE_RATIO = 5
-"""Ratio of the longest to the shortest time from which the scale is logarithmic."""
+"""The scale is logarithmic if the longest time is at least this multiple of the shortest."""
 
 Palette = Mapping[str, str]
 """Colours by their names in the style sheet."""
 LIGHT: Palette = dict(re.findall(r"--(\w+): (#\w+)", part("page.css").partition("@media")[0]))
 """Light colours, for a PNG."""
 PLACEHOLDERS: Palette = {name: f"#{number:06x}" for number, name in enumerate(LIGHT, 1)}
-"""Colours that are replaced by the style sheet's variables, which know light and dark."""
+"""Colours of a drawing that `_svg` replaces by the style sheet's variables, light or dark."""
 
 DrawChart = Callable[["FigureBase", Palette, bool], None]
 """Draws on a figure; the last argument is True for a wide one."""
@@ -91,7 +91,7 @@ def _svg(chart: Chart, kind: str, height: float) -> Markup:
     for name, colour in PLACEHOLDERS.items():
         inside = inside.replace(colour, f"var(--{name})")
     head = f'<svg class="chart {kind}" viewBox="0 0 {WIDTHS[kind]} {height:g}" role="img"'
-    # matplotlib has escaped all text in it.
+    # matplotlib has escaped all text in `inside`.
     return Markup(f'{head} aria-label="{escape(printable(chart.alt))}">{inside}')
 
 
@@ -103,7 +103,7 @@ def _round(attribute: re.Match[str]) -> str:
 def _as_attributes(style: re.Match[str]) -> str:
     """Turn an inline style, which the pages' policy blocks, into attributes of the element.
 
-    The font's family is the page's own.
+    The font family is dropped, so that the page's own applies.
     """
     attributes = dict(re.findall(r"([\w-]+): ([^;]+)", style[1]))
     attributes.pop("font-family", None)
@@ -141,7 +141,7 @@ def _style(palette: Palette) -> Iterator[None]:
         "ytick.major.size": 0,
         "xtick.minor.size": 0,
     }
-    # It warns when it lists fonts, or has no home directory to keep that list in.
+    # matplotlib warns when it lists fonts, or if it has no home directory to cache the list.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with mpl.rc_context(settings):
         yield
@@ -208,7 +208,7 @@ def draw_png(title: str, charts: Sequence[Chart], path: str | Path) -> None:
 
 
 def plain(text: str) -> str:
-    """Replace characters that the font used for measuring text lacks."""
+    """Replace non-ASCII characters: the font used for measuring text may lack them."""
     return printable(text).encode("ascii", "replace").decode()
 
 
@@ -217,7 +217,7 @@ def plain(text: str) -> str:
 
 @dataclass(frozen=True)
 class Panel:
-    """One quantity of several things, as bars.
+    """Bars of one quantity, one bar per row of the chart.
 
     Attributes
     ----------
@@ -228,7 +228,7 @@ class Panel:
     line
         A reference value, and its name.
     top
-        Least end of the scale, so that two panels can share one.
+        Minimum for the end of the scale, so that two panels can share a scale.
     """
 
     heading: str
@@ -294,7 +294,7 @@ def _shorten(text: str, wide: bool) -> str:
 def distributions(
     name: str, title: str, rows: Mapping[str, npt.NDArray[np.float64]], note: str = ""
 ) -> Chart:
-    """Make a chart of times of samples or batches in ms, one row per thing timed."""
+    """Make a chart of times of samples or batches in ms, with a row for each entry of `rows`."""
 
     def draw(figure: FigureBase, palette: Palette, wide: bool) -> None:
         axes = figure.subplots()
@@ -320,7 +320,10 @@ def distributions(
 
 
 def _least_positive(rows: Iterable[npt.NDArray[np.float64]]) -> float:
-    """Return the value drawn for zero, which a logarithmic scale lacks."""
+    """Return the shortest positive time, at least 1e-4 ms.
+
+    It is drawn in place of zero, which a logarithmic scale cannot show.
+    """
     above = [float(ms[ms > 0].min()) for ms in rows if (ms > 0).any()]
     return max(1e-4, min(above, default=1e-4))
 

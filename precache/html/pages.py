@@ -14,14 +14,14 @@ from precache.errors import StorageError
 from precache.units import size
 
 TABLE_ROWS = 200
-"""Most rows of a table; a page only counts the rest."""
+"""Maximum number of rows of a table; a page only counts the rest."""
 
 _HERE = Path(__file__).parent
 
 
 @functools.cache
 def part(name: str) -> Markup:
-    """Return one of this package's own files, which goes into pages unescaped."""
+    """Return the text of one of this package's files; it goes into pages unescaped."""
     return Markup((_HERE / name).read_text("utf-8"))
 
 
@@ -33,7 +33,7 @@ def style_sheet(styles: str = "") -> Markup:
 
 @functools.cache
 def content_policy(styles: str = "", script: str = "", *, served: bool = False) -> str:
-    """Content-Security-Policy of a page: its own style sheet, at most one script, nothing else.
+    """Return the Content-Security-Policy of a page: its style sheet and at most one script.
 
     Inline styles and scripts are blocked, so text that was put into a page unescaped can neither
     run nor load anything.
@@ -41,7 +41,7 @@ def content_policy(styles: str = "", script: str = "", *, served: bool = False) 
     Parameters
     ----------
     styles, script
-        As `render` takes them.
+        As in `render`.
     served
         Allow images and forms of the page's own server.
     """
@@ -80,7 +80,7 @@ def render(
     Parameters
     ----------
     styles
-        Names of the style sheets that the page has besides the common one, separated by blanks.
+        Names of style sheets besides the common one, separated by spaces.
     script
         Name of the only script that can run in the page.
     served

@@ -12,7 +12,7 @@ COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
 """Channels -> PNG colour type: grey, grey with alpha, RGB, RGBA."""
 
 PICTURE_SIDE = 16
-"""Least side of a two-dimensional array that is shown as a picture rather than as numbers."""
+"""Minimum side of a two-dimensional array that is shown as a picture, not as numbers."""
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
@@ -51,7 +51,7 @@ class Preview:
 
 
 def as_picture(array: np.ndarray, *, channels_last: bool = False) -> Preview | None:
-    """Convert an array to a picture; None if its shape is not that of one.
+    """Convert an array to a picture; returns None if it does not have the shape of one.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Base models of what users declare: readable errors, and canonical JSON."""
+"""Base models of recipes, with readable errors, and canonical JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from precache.messages import did_you_mean
 
 
 class Declared(BaseModel):
-    """Base of what a user declares; invalid data raises a `RecipeError`."""
+    """Base of the models that users declare; invalid data raises a `RecipeError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -82,11 +82,11 @@ _ADVICE = {
     "string_type": "give text",
     "tuple_type": "give a list",
 }
-"""Advice by type of pydantic's error."""
+"""Advice by the type of pydantic's error."""
 
 
 def advice(problem: ErrorDetails) -> str:
-    """Return what is allowed in the place of a wrong value, in plain words."""
+    """Describe the values that are allowed in place of a wrong one."""
     text = _ADVICE.get(problem["type"])
     if text is None:
         return problem["msg"]
@@ -124,7 +124,7 @@ def _describe(problem: ErrorDetails, model: type[Declared]) -> str:
 
 
 def raise_recipe_error(model: type[Declared], error: ValidationError) -> NoReturn:
-    """Raise a `RecipeError` that names the places, the values and what is allowed there."""
+    """Raise a `RecipeError` that names each wrong place, its value and the allowed values."""
     problems = (_describe(problem, model) for problem in error.errors(include_url=False))
     raise RecipeError("the recipe is invalid: " + "; ".join(problems)) from None
 

@@ -54,7 +54,7 @@ def _ascending(value: tuple[float, float]) -> tuple[float, float]:
 
 
 def _explained(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Validate a size; a wrong one has one message, not one for each type of size."""
+    """Validate a size; an invalid one gets one message instead of one per allowed type."""
     try:
         return validate(value)
     except ValidationError:
@@ -77,8 +77,8 @@ class Operation(ExtensibleModel):
     Attributes
     ----------
     code
-        Identifier of the code that it runs, set when a build is planned. Not part of the recipe,
-        and ignored in comparisons.
+        Identifier of the code that the op runs, set when a build is planned. It is not part of the
+        recipe, and comparisons ignore it.
     """
 
     _code: str = PrivateAttr("")
@@ -103,7 +103,7 @@ class Operation(ExtensibleModel):
 class Decode(Operation):
     """Encoded image file -> (H, W, C) uint8, EXIF orientation applied.
 
-    JPEG, PNG, WebP, BMP, GIF and TIFF, no other format. Values of 16 bits keep their high byte; an
+    The formats are JPEG, PNG, WebP, BMP, GIF and TIFF. Values of 16 bits keep their high byte; an
     image of 32-bit integers or floats becomes a hole.
 
     Parameters
@@ -144,7 +144,7 @@ class CenterCrop(Operation):
 class RandomResizedCrop(Operation):
     """A random area and aspect ratio of the image, resized to `size`.
 
-    Drawn as torchvision draws it, from a generator seeded by (recipe seed, key, variant).
+    The crop is drawn as in torchvision, by a generator seeded by (recipe seed, key, variant).
     """
 
     op: Literal["random_resized_crop"] = "random_resized_crop"
@@ -179,24 +179,24 @@ class Function(Operation):
     """A function of the user's own, ``package.module:function``, called as ``f(array, **params)``.
 
     In a field that decodes, the array is (H, W, C), and so must be the result if it is an image. A
-    class is instantiated with the parameters, once for each task, and the instance called.
+    class is instantiated with the parameters once per task, and the instance is called.
 
     Parameters
     ----------
     version
-        Changes whenever the function computes something else. Without it, a digest of the
-        function's code and of what it reaches stands in, in which comments do not count.
+        Text to change whenever the function computes something else. By default a digest of the
+        function's code and of all code that it reaches takes its place; comments do not count.
     dtype, shape
         Dtype and shape of the stored row, if the function changes them: (C, H, W) for images.
     random
-        It draws random numbers: it is given a `numpy.random.Generator` as ``random=``, seeded by
-        (recipe seed, key, variant).
+        True if the function draws random numbers. It then gets a `numpy.random.Generator` as
+        ``random=``, seeded by (recipe seed, key, variant).
 
     Attributes
     ----------
     store
-        Path of the version whose recipe names the function, which then runs only if the user
-        allows it; empty if the user named it. Not part of the recipe.
+        Path of the version whose recipe names the function; it then runs only if the user allows
+        it. Empty if the user's own recipe names it. Not part of the recipe.
     """
 
     ADDED = ("random",)
@@ -226,7 +226,7 @@ class Function(Operation):
     @model_validator(mode="after")
     def _check_random(self) -> Self:
         if self.random and "random" in self.params:
-            raise ValueError("params has 'random', by which the generator is given; rename it")
+            raise ValueError("params has 'random', the generator's parameter; rename it")
         return self
 
 
@@ -258,7 +258,7 @@ def _by_reference(value: Any) -> Any:
 _Op = Decode | Resize | CenterCrop | RandomResizedCrop | HorizontalFlip | ToDType | Function
 Op = Annotated[Annotated[_Op, Attribute(discriminator="op")], BeforeValidator(_by_reference)]
 OPS: dict[Any, type[BaseModel]] = {op.model_fields["op"].default: op for op in get_args(_Op)}
-"""Each op by its name."""
+"""Class of each op, by its name."""
 
 
 def is_random(op: Op) -> bool:

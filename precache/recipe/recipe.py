@@ -64,7 +64,7 @@ _Codec = RawCodec | ZstdCodec | ImageCodec
 CODEC_CLASSES: dict[Any, type[BaseModel]] = {
     codec.model_fields["name"].default: codec for codec in get_args(_Codec)
 }
-"""Each codec by its name."""
+"""Class of each codec, by its name."""
 
 
 def _codec(value: Any) -> Any:
@@ -112,7 +112,7 @@ class Field(ExtensibleModel):
         self._check_crops()
         if (self.variants, self.first_variant) != (1, 0) and self.fixed_ops == len(self.ops):
             raise ValueError(
-                f"variants is {self.variants}, and no op is random, so that all would be the same: "
+                f"variants is {self.variants}, but no op is random, so all would be the same: "
                 "add random_resized_crop, horizontal_flip or a function with random = true, or "
                 "leave variants out"
             )
@@ -189,7 +189,7 @@ class Field(ExtensibleModel):
                     depth = channels[first.mode] if isinstance(first, Decode) else None
                     if shape is not None and len(shape) == 3:
                         depth = shape[0]
-                    # mypy takes the star of a pair for a tuple of any length.
+                    # mypy infers a tuple of any length from an unpacked pair.
                     shape = (depth, *op.size) if depth else None  # type: ignore[misc]
                 case Resize():
                     shape = None
@@ -267,12 +267,12 @@ class Recipe(Declared):
         Parameters
         ----------
         store
-            Path of the version whose metadata it is; see `Function`.
+            Path of the version if the data is its metadata; see `Function`.
 
         Raises
         ------
         RecipeError
-            The data is invalid; names the place, the value and what is allowed there.
+            The data is invalid; the message names the place, the value and the allowed values.
         """
         try:
             recipe = cls.model_validate(data)
@@ -296,14 +296,14 @@ class Recipe(Declared):
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data with every default spelled out.
 
-        `Function.store` is left out: a recipe made from the data is the caller's own, whose
-        functions run without ``run_functions``.
+        `Function.store` is left out: a recipe made from the result counts as the caller's own, so
+        its functions run without ``run_functions``.
         """
         return self.model_dump(mode="json")
 
     @property
     def functions(self) -> list[Function]:
-        """Ops that are functions of the user's own, in all fields."""
+        """The user's own functions among the ops of all fields."""
         ops = (op for field in self.fields.values() for op in field.ops)
         return [op for op in ops if isinstance(op, Function)]
 
@@ -342,7 +342,7 @@ class Recipe(Declared):
         Parameters
         ----------
         versions
-            Name -> text that identifies anything else that decides the pixels.
+            Identity of everything else that decides the pixels, such as code, by name.
         """
         recipe = {"pipeline": self.to_dict(), "ops": OPS_REVISION, "versions": dict(versions)}
         return hashlib.sha256(canonical_json(recipe)).hexdigest()

@@ -18,7 +18,7 @@ class HasVariants(Protocol):
 
 
 def arrays_of(name: str, field: HasVariants) -> dict[str, int]:
-    """Name of each stored array of a field -> number of its variant."""
+    """Return the variant number of each stored array of a field, by the array's name."""
     if field.variants == 1:
         return {name: field.first_variant}
     numbers = range(field.first_variant, field.first_variant + field.variants)
@@ -26,15 +26,15 @@ def arrays_of(name: str, field: HasVariants) -> dict[str, int]:
 
 
 def field_of(array: str) -> str:
-    """Name of the field of a stored array: `image` for ``image.4``."""
+    """Return the name of a stored array's field: `image` for ``image.4``."""
     return array.partition(".")[0]
 
 
 def variant_at(epoch: int, first: int, variants: int) -> int:
-    """Number of the variant that an epoch reads: of those from `first` on, the one that equals
-    `epoch` modulo `variants`.
+    """Return the number of the variant that an epoch reads: the one of the `variants` numbers from
+    `first` on that equals `epoch` modulo `variants`.
 
-    So a new variant is read in the epochs in which the variant that it replaces would have been.
+    A new variant is thus read in the epochs of the variant that it replaces.
     """
     return first + (epoch - first) % variants
 
@@ -53,14 +53,14 @@ def variants_of(arrays: Iterable[str]) -> dict[str, list[str]]:
 
 
 def number_of(array: str) -> int:
-    """Number of the variant that an array stores; 0 if its field has no other."""
+    """Return the variant number in an array's name; 0 if the name has none."""
     return int(array.partition(".")[2] or 0)
 
 
 def pool_statistics(
     mean: Mapping[str, Sequence[float]], std: Mapping[str, Sequence[float]]
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Combine the mean and standard deviation of a field's arrays, with equal weights."""
+    """Combine the mean and standard deviation of each field's arrays, with equal weights."""
     statistics = {}
     for name, arrays in variants_of(array for array in mean if array in std).items():
         means, stds = (np.array([values[array] for array in arrays]) for values in (mean, std))

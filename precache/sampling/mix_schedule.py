@@ -13,7 +13,7 @@ from precache.errors import UsageError
 from precache.sampling.order import POSITIONS_AT_ONCE, Permutation
 
 MAX_DENOMINATOR = 1_000_000
-"""Shares are fractions with denominators up to this, so that a third is exactly a third."""
+"""Largest denominator that weights are rounded to, so that a third is exactly a third."""
 
 
 def shares_of(weights: Sequence[float], sources: int) -> list[Fraction]:
@@ -22,7 +22,8 @@ def shares_of(weights: Sequence[float], sources: int) -> list[Fraction]:
     Raises
     ------
     UsageError
-        There is not one weight for each source, or one is not positive and finite.
+        The number of weights differs from that of sources, a weight is not positive and finite, or
+        it is below a millionth of their sum.
     """
     if len(weights) != sources:
         raise UsageError(f"there are {len(weights)} weights for {sources} loaders; give one each")
@@ -49,7 +50,7 @@ class MixSchedule:
     counts
         Batches of each source in an epoch of the mixture.
     together
-        Every step takes a batch of every source.
+        True if every step takes a batch of every source.
     """
 
     lengths: tuple[int, ...]
@@ -61,7 +62,7 @@ class MixSchedule:
     def of(
         cls, lengths: Sequence[int], shares: Sequence[Fraction] | None, until: str | int, seed: int
     ) -> MixSchedule:
-        """Make a schedule by share of the steps, or of all sources at each step without shares.
+        """Make a schedule: one source per step, by `shares`, or all at every step if None.
 
         Parameters
         ----------
@@ -102,7 +103,7 @@ class MixSchedule:
                 yield from ((source,) for source in self._draw(epoch, steps).tolist())
 
     def _draw(self, epoch: int, steps: np.ndarray) -> np.ndarray:
-        """Draw from a shuffled deck with a card for each batch of a source: counts are exact."""
+        """Draw sources from a shuffled deck with one card per batch, so that counts are exact."""
         cards = Permutation(len(self), "mix", self.seed, epoch)(steps)
         drawn: np.ndarray = np.searchsorted(np.cumsum(self.counts), cards, side="right")
         return drawn
@@ -110,8 +111,8 @@ class MixSchedule:
     def positions_at(self, epoch: int, start: int = 0) -> list[tuple[int, int]]:
         """Return the epoch and batch number at which each source continues at a step.
 
-        A source that is read at least once in every epoch starts each with a new epoch of its own,
-        so that no row is left out; other sources continue where they stopped.
+        A source that is read at least once per epoch starts each epoch of the mixture with a new
+        one of its own, so that no row is left out. Other sources continue where they stopped.
         """
         taken = np.zeros(len(self.counts), np.int64)
         for first in range(0, 0 if self.together else start, POSITIONS_AT_ONCE):

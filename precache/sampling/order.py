@@ -10,18 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 
 POSITIONS_AT_ONCE = 65_536
-"""Positions whose rows are computed together: with fewer, cycle walking for the last few positions
-takes most of the time."""
+"""Number of positions that are mapped to rows at once. With fewer, most of the time goes into cycle
+walking for the last few positions."""
 
 _ROUNDS = 6
 _TABLE_BITS = 16
-"""For halves of up to this many bits, each round is tabulated once: 3 MB at most."""
+"""Rounds over halves of up to this many bits use precomputed tables, 3 MB at most."""
 
 _U64 = np.uint64
 
 
 def _mix(x: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """SplitMix64's finalizer (Steele et al., OOPSLA 2014) over x + key; wraps modulo 2**64."""
+    """Apply SplitMix64's finalizer (Steele et al., OOPSLA 2014) to x + key, modulo 2**64."""
     x = x + key
     x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
@@ -100,9 +100,8 @@ class ValidRows:
         return indices + np.searchsorted(self._before, indices, side="right")
 
     def edges(self, block: int) -> np.ndarray:
-        """Indices (int64) at which runs of `block` rows begin, and the number of valid rows last.
-
-        Runs without any of these rows are left out.
+        """Return the indices (int64) at which blocks of `block` rows begin, then the number of
+        valid rows. Blocks without valid rows are left out.
         """
         holes = self._before + np.arange(len(self._before), dtype=np.int64)
         starts = np.arange(0, self._count + len(holes), block, dtype=np.int64)
@@ -111,7 +110,7 @@ class ValidRows:
 
 
 class ChosenRows:
-    """A selection of rows, by index in row order; takes memory for each.
+    """A selection of rows, by index in row order; takes memory for each selected row.
 
     Parameters
     ----------
@@ -165,8 +164,8 @@ class WeightedDraws:
 class BlockPermutation:
     """A bijection of ``range(n)`` that reads only a few blocks at a time.
 
-    Blocks come in random order, and each run of `window` of them is permuted as one. Takes memory
-    only for the blocks.
+    Blocks come in random order, and the rows of each group of `window` blocks are permuted
+    together. Takes memory only for the blocks.
 
     Parameters
     ----------
@@ -200,16 +199,17 @@ class BlockPermutation:
         mixed = Permutation(total, "window", group, *self._key)(positions - start)
         blocks = slice(group * self._window, (group + 1) * self._window)
         ends = self._ends[blocks] - start
-        # Index of a valid row minus its place, by block: there are few blocks and many rows.
+        # Index of a row minus its place in the group: one number per block, not per row.
         shift = self._starts[blocks] - np.concatenate(([0], ends[:-1]))
         indices: np.ndarray = mixed + shift[np.searchsorted(ends, mixed, side="right")]
         return indices
 
 
 class NodePermutation:
-    """A bijection of ``range(n)`` whose positions go to nodes in turn, each with its own blocks.
+    """A bijection of ``range(n)`` that divides the blocks among nodes.
 
-    Node p modulo `nodes` reads position p; its share of the indices is the same in every epoch.
+    Node p modulo `nodes` reads position p. Each node's share of the indices is the same in every
+    epoch.
     """
 
     def __init__(self, edges: np.ndarray, window: int, nodes: int, *key: int | str) -> None:
@@ -230,7 +230,7 @@ class NodePermutation:
 
 
 def _shares(edges: np.ndarray, nodes: int) -> list[np.ndarray]:
-    """Return the edges of each node's blocks; a block is cut in two where shares meet."""
+    """Return the edges of each node's blocks; a block that spans two shares is split."""
     n = int(edges[-1])
     bounds = np.cumsum([0, *((n - node + nodes - 1) // nodes for node in range(nodes))])
     return [
@@ -240,7 +240,7 @@ def _shares(edges: np.ndarray, nodes: int) -> list[np.ndarray]:
 
 
 def repeated_positions(positions: np.ndarray, first: int) -> np.ndarray | None:
-    """Compute `Order.again` for ascending positions, of which those from `first` on may repeat."""
+    """Compute `Order.again` for ascending positions; those from `first` on may be repetitions."""
     if not len(positions) or positions[-1] < first:
         return None
     return np.where(positions < first, 0, -1 - positions)
@@ -253,9 +253,9 @@ class Shuffle:
     Attributes
     ----------
     kind
-        ``full``, or ``block``: within `window` blocks of `block` rows.
+        ``full``, or ``block`` to shuffle within groups of `window` blocks of `block` rows.
     nodes
-        Nodes among which blocks are divided, the same in every epoch.
+        Number of nodes among which blocks are divided, in the same way in every epoch.
     """
 
     kind: str = "full"
@@ -323,10 +323,10 @@ class Order:
         return -(-self._positions // self.global_batch)
 
     def blocks_at_once(self, block: int) -> int:
-        """Number of runs of `block` rows that must be available at a time.
+        """Return the number of blocks of `block` rows that must be available at a time.
 
-        All of them for a full shuffle, a sequence or weights. Otherwise those of the windows that
-        one batch can be in, which are two if windows are larger than batches.
+        A full shuffle, a sequence or weights need all blocks. Otherwise the blocks of the windows
+        that one batch can touch are needed: two windows if windows are larger than batches.
         """
         edges = self.valid.edges(block)
         scattered = self.sequence is not None or self.weights is not None
@@ -347,7 +347,7 @@ class Order:
         return len(np.unique(self._own(number, self._size(number)) % nodes))
 
     def runs(self, epoch: int, start: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
-        """Yield the batches of `epoch` in runs that can be read without waiting: all in one."""
+        """Yield runs of batches that can be read without waiting: one run with all batches."""
         yield self.epoch(epoch, start)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
@@ -388,7 +388,10 @@ class Order:
         return max(0, min(self.global_batch, self._positions - number * self.global_batch))
 
     def _own(self, number: int, size: int) -> np.ndarray:
-        """Positions of this rank in a batch, ascending; consecutive ranks share a node's."""
+        """Return this rank's positions in a batch, ascending.
+
+        They are an equal share of the batch's positions, in order of their nodes.
+        """
         positions = np.arange(size, dtype=np.int64)
         nodes = self.shuffle.nodes if self.shuffle else 1
         if nodes > 1:
@@ -400,7 +403,7 @@ class Order:
     def _wrapped(
         self, positions: np.ndarray, permute: Callable[[np.ndarray], np.ndarray] | None
     ) -> np.ndarray:
-        """Map positions to indices of valid rows; those past the end start over."""
+        """Map positions to indices of valid rows; positions past the end wrap around."""
         if permute is None:
             return positions % len(self.valid)
         beyond = np.searchsorted(positions, len(self.valid))

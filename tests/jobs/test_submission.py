@@ -183,7 +183,7 @@ def test_a_job_makes_what_a_build_here_makes(
 def test_the_same_build_is_joined_while_it_is_under_way(followed: Followed) -> None:
     assert followed.again["job"] == followed.job
     assert followed.again["attached"] is True
-    assert f"job {followed.job} is under way already" in followed.end.stderr
+    assert f"job {followed.job} is already running" in followed.end.stderr
     assert "Running entrypoint" not in followed.end.stderr
     assert f"10 samples in 3 classes in {followed.work.folder}/in" in followed.end.stderr
     assert "samples          10, 1 failed" in followed.end.stdout
@@ -361,7 +361,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(head: JobHead, tmp_path: Path
         client.send_signal(signal.SIGINT)
         _, said = client.communicate()
     assert client.returncode == 130
-    assert f"the job goes on; to see how far it is: precache status {job} --address" in said
+    assert f"the job continues; to see its progress: precache status {job} --address" in said
     assert "Traceback" not in said
     work.go()
     poll(lambda: head.job(job)["status"] == "SUCCEEDED", "the job has ended")

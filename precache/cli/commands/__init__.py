@@ -1,5 +1,5 @@
 """One module for each command, imported only when that command is called.
 
-`add_arguments` adds its arguments to a parser. `run` takes the parsed options, and returns the exit
-status where it may be other than 0; its docstring is the command's description in the help.
+`add_arguments` adds the command's arguments to a parser. `run` takes the parsed options; it returns
+the exit status if that can differ from 0. Its docstring is the command's description in the help.
 """

@@ -38,6 +38,6 @@ def run(options: argparse.Namespace) -> int:
     result = precache.build(options.source, options.store, recipe, **read_keywords(options))
     text = str(result)
     if result.holes:
-        text += "\nto try failed samples again, as after a limit was raised, give --retry-failed"
+        text += "\nto retry failed samples, for example after raising a limit, give --retry-failed"
     show(options.json, build_json(result), text)
     return 0

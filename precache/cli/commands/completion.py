@@ -39,5 +39,5 @@ def run(options: argparse.Namespace) -> None:
                 if options.shell != "bash" and action.nargs != 0 and not action.choices:
                     action.complete = shtab.FILE  # type: ignore[attr-defined]
     sys.stdout.write(shtab.complete(parser, options.shell))
-    if options.shell == "bash":  # which completes names of files better by itself
+    if options.shell == "bash":  # bash itself completes file names better
         sys.stdout.write("\ncomplete -o bashdefault -o default -F _shtab_precache precache\n")

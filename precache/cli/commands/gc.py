@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
     """Remove versions that are not current, not among the newest, and were replaced longer ago than
     --older-than; and unfinished builds and copies that have not changed for as long. Ages are
     measured with the store's own times, and only folders that identify themselves as versions are
-    removed. gc does not see readers: let --older-than be longer than a training takes.
+    removed. gc does not see readers: choose an --older-than longer than a training run.
 
     example:
       precache gc photos.store --keep 2 --older-than 7d --dry-run

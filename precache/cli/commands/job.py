@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Build or refresh as a document says that was submitted, and print JSON."""
+    """Run the build or refresh that a submitted document describes, and print JSON."""
     document = json.loads(options.document)
     keywords = document["options"]
     source, store = document["source"], document["store"]
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> None:
         keywords |= {"times": document["times"], "every": document["every"]}
         print_refreshes(options.json, store, source, **keywords)
         return
-    read_options(BuildOptions, keywords)  # an option that only another release has is named
+    read_options(BuildOptions, keywords)  # names options that this release lacks
     recipe = Recipe.from_dict(document["recipe"])
     import_from_here(source, bool(recipe.functions))
     result = precache.build(source, store, recipe, **keywords)

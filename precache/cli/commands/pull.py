@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Copy a whole version into another store, local or remote, and make it current there.
 
-    Every object is checked while it is copied. A version that is complete there is only made
-    current. A damaged one stays until an intact one replaces it, or in a bucket is repaired. If it
-    is stopped, run the same command again to continue.
+    Every object is checked while it is copied. If the target has the version undamaged, it is only
+    made current. A damaged version on a local disk is replaced once the copy is complete; one in a
+    bucket is repaired. If the command is stopped, run it again to continue.
 
     examples:
       precache pull gs://bucket/photos.store --to photos.store

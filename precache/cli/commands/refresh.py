@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--times",
         type=int,
         metavar="N",
-        help="child versions; default 1, with --every no end",
+        help="number of child versions; default 1, or no limit with --every",
     )
     parser.add_argument(
         "--every", metavar="TIME", help="time from one start to the next, such as 30m; default 0"
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         RunOptions,
         address=f"{RunOptions.model_fields['address'].description}; with --submit, {SERVER}",
-        max_failures="failed samples allowed; default 1% of the samples, at least 5, and as "
-        "many as there were",
+        max_failures="failed samples allowed; default 1% of the samples, at least 5, and at "
+        "least as many as failed before",
     )
     add_option(parser, "run_functions")
     job = parser.add_argument_group("as a job of a cluster")
@@ -55,15 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Build a child of STORE's current version, and make it current: in every field with variants
-    the oldest is dropped and a fresh one computed, all others are linked.
+    """Build a child of STORE's current version, and make it current. In every field with variants,
+    a fresh variant replaces the oldest; all others are linked.
 
     The rows are those of the current version; build first if the source changed. If it is killed,
     run the same command again to continue. A Loader with refresh="epoch" reads the current version;
     versions that were replaced stay until precache gc removes them.
 
-    A store is data: functions that its recipe names, and a python: source that its log names, run
-    only with --run-functions.
+    A store counts as data: the functions of its recipe, and a python: source from its log, run only
+    with --run-functions.
 
     example:
       precache refresh photos.store --times 10
@@ -104,5 +104,5 @@ def _variants(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
         new, dropped = field.first_variant + field.variants - 1, field.first_variant - 1
         yield (
             f"variant {new} of {name} is new; there are variants {variants_text(field)}: "
-            f"{field.variants - 1} as they were, and variant {dropped} is dropped"
+            f"{field.variants - 1} unchanged, and variant {dropped} is dropped"
         )

@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Show a job of precache submit: its state, last line of progress and reason of a failure.
-    Or show a store, without asking a cluster: its current version and the builds that have begun.
+
+    For a store, show its current version and the builds that have begun; no cluster is contacted.
     """
     keywords = {"address": options.address, "storage_options": dict(options.storage_options)}
     status = precache.status(options.what, **keywords)

@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     """Read every byte, check every checksum, and compare the version's small arrays with its row
     table; damage is named by object and key.
 
-    The exit status is 1 if there is any.
+    The exit status is 1 if there is damage.
     """
     version = open_unchecked(options.store, dict(options.storage_options))
     with byte_progress("Verifying", version, shown=not options.json) as tick:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     take_defaults(parser, precache.view, "rows", "find", "label")
     add_storage_options(what)
-    where = parser.add_argument_group("where")
+    where = parser.add_argument_group("output")
     where.add_argument("--out", metavar="FILE", help="write one page that needs no server")
     where.add_argument("--port", type=int, default=0, metavar="N", help="default any free port")
     where.add_argument("--open", action="store_true", help="open the address in a browser")
