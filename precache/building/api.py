@@ -136,7 +136,7 @@ def build(
         set it only for a store that you trust. Functions that you name yourself always run.
     cpus_per_task, memory_per_task
         CPUs and memory of each task, with the address ``auto`` or ``ray://…``; memory in bytes or
-        as ``"2GB"``, by default 1 GiB plus the size of a raw shard.
+        as ``"2GB"``, by default 1 GiB plus the size of a raw shard, and more for large files.
     node_resources
         Custom Ray resources that each task requires, such as ``{"spare": 1}``; tasks run only on
         nodes that have them.
