@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 def takes_recipe(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Refuse other systems than Linux, and ``pipeline=`` with a `TypeError`: it is ``recipe=``."""
+    """Require Linux, and reject ``pipeline=`` with a `TypeError` that names ``recipe=``."""
 
     @functools.wraps(function)
     def checked(*values: Parameters.args, **keywords: Parameters.kwargs) -> Result:
@@ -79,7 +79,7 @@ def build(
     label_column: str | None = None,
     key_column: str | None = None,
 ) -> BuildResult:
-    """Decode a source once into a cached version, or finish a version that was begun.
+    """Decode a source once into a cached version, or resume an unfinished version.
 
     Parameters
     ----------
@@ -101,8 +101,8 @@ def build(
     classes
         Store or file whose class map is used, so that training and validation agree.
     accept_unmatched
-        Accept `labels` of which many lines match no sample, or that leave many samples without a
-        label. By default 1%, at least 5, are accepted, and the log says how many there were.
+        Accept `labels` even if many lines match no sample, or many samples get no label. By
+        default 1%, at least 5, are accepted, and their number is logged.
     follow_links
         Follow links in a local source that lead out of it, and redirects of a web server. By
         default they are counted and left out.
@@ -117,43 +117,43 @@ def build(
     max_failures
         Number of holes beyond which the build stops; by default 1% of the samples, at least 5.
     accept_missing
-        Make holes also of samples that cannot be fetched.
+        Turn samples that cannot be fetched into holes, too.
     check_space
-        Refuse to begin if the disk is too small by estimate.
+        Refuse to begin if the disk is estimated to be too small.
     cpus
         Worker processes with the address ``local``; by default one for each usable core.
     compact
-        Place all rows anew. By default rows keep their positions of the current version, and
-        samples that were removed from the source leave holes.
+        Assign new positions to all rows. By default rows keep their positions in the current
+        version, and samples that were removed from the source leave holes.
     recompute
-        Compute all rows again, as a new version each time. Nothing is reused, not even of a build
-        with `recompute` that was interrupted.
+        Compute all rows again; each call makes a new version. Nothing is reused, not even from an
+        interrupted build with `recompute`.
     retry_failed
-        Try failed samples again, also those that could not be fetched, and reuse all others. If
-        some succeed, this is a new version; else the current one stays.
+        Retry failed samples, including those that could not be fetched, and reuse all others. If
+        any succeeds, the result is a new version; otherwise the current one stays.
     run_functions
-        Run the functions of a `recipe` that was read from a store (``precache.open(…).recipe``),
-        which may be a stranger's. Functions that you name yourself always run.
+        Run the functions of a `recipe` that was read from a store (``precache.open(…).recipe``);
+        set it only for a store that you trust. Functions that you name yourself always run.
     cpus_per_task, memory_per_task
-        CPUs and memory of each task, on a cluster that is joined; memory in bytes or as
-        ``"2GB"``, by default 1 GiB and the size of a raw shard.
+        CPUs and memory of each task, with the address ``auto`` or ``ray://…``; memory in bytes or
+        as ``"2GB"``, by default 1 GiB plus the size of a raw shard, and more for large files.
     node_resources
-        Custom resources that each task takes, such as ``{"spare": 1}``: it runs only on nodes
-        that have them.
+        Custom Ray resources that each task requires, such as ``{"spare": 1}``; tasks run only on
+        nodes that have them.
     node_labels
         Labels that a node must have, such as ``{"tier": "spot"}``.
     nice
-        Niceness of the workers on a cluster that is joined, 0 to 19: other work on their nodes
-        goes first.
+        Niceness of the workers, 0 to 19, with the address ``auto`` or ``ray://…``: other work on
+        their nodes has priority.
     progress
         Show progress on standard error.
     storage_options
-        Options of remote file systems, as their fsspec classes take them, for source and store;
-        they are sent with the tasks, and never written or shown.
+        Options of the remote file systems of source and store, passed to their fsspec classes.
+        They are sent with the tasks, and never written or shown.
     storage_options_env
         Storage options whose values are environment variables, such as
-        ``{"secret": "PHOTOS_SECRET"}``. Each process that opens the storage reads its own, so on a
-        cluster the variables are set on the nodes, and the values are not sent.
+        ``{"secret": "PHOTOS_SECRET"}``. Each process that opens the storage reads its own
+        environment: on a cluster, set the variables on the nodes; the values are not sent.
     report
         Files for a report of the build, also written if it fails: ``.html`` for a page
         (``pip install 'precache[report]'``), ``.json`` for its figures.
@@ -198,11 +198,11 @@ def plan(
     Parameters
     ----------
     source, store, recipe
-        As `build` takes them.
+        As in `build`.
     timing
-        Compute a few dozen rows in memory, in this process or on the cluster that is joined, to
+        Compute a few dozen rows in memory, in this process or on the cluster at `address`, to
         estimate the time and size of the build. Otherwise rows are computed only if their shapes
-        are not known from anything else.
+        are not known otherwise.
     options
         The other options of `build`.
 
@@ -237,7 +237,7 @@ def new_request(
     recipe: Recipe | str | os.PathLike[str] | None,
     **options: Any,
 ) -> Request:
-    """Check keyword arguments of `build`, and return what its driver gets.
+    """Check keyword arguments of `build`, and return them as a `Request` for its driver.
 
     Raises
     ------
@@ -279,18 +279,18 @@ def submit(
     Parameters
     ----------
     source, store
-        As `build` takes them; paths are those of the cluster's nodes.
+        As in `build`; paths are those of the cluster's nodes.
     recipe
-        As `build` takes it; a TOML file is read here.
+        As in `build`; a TOML file is read on this machine.
     address
         Address of the cluster's job server, ``http://head:8265``; by default that of
-        RAY_API_SERVER_ADDRESS or RAY_ADDRESS, else of a Ray that runs on this machine.
+        RAY_API_SERVER_ADDRESS or RAY_ADDRESS, else of a Ray cluster that runs on this machine.
     code
         Your own modules and packages, or folders of them, that the job can import. Hidden files,
         caches, virtual environments and stores in them are not sent.
     options
-        The other options of `build`. Ray shows `storage_options`, so they must hold no secrets: the
-        nodes have an identity of their own, or `storage_options_env` names variables of theirs.
+        The other options of `build`. Ray shows `storage_options`, so they must hold no secrets: use
+        the nodes' own credentials, or name their environment variables in `storage_options_env`.
         `labels` and `classes` are sent if they are files on this machine; `progress` is on by
         default.
 
@@ -337,22 +337,22 @@ def doctor(
     key_column: str | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> DoctorReport:
-    """Measure a random part of a source before anything is cached, and predict what caching gains.
+    """Measure a random part of a source before it is cached, and predict the gain of caching.
 
     Nothing is kept: trials are written to a temporary folder, on the disk that TMPDIR names.
 
     Parameters
     ----------
     source, recipe, run_functions, follow_links, storage_options
-        As `build` takes them.
+        As in `build`.
     source_kind, image_column, label_column, key_column
-        As `build` takes them.
+        As in `build`.
     samples
         Number of samples, drawn at random from the source without repetition.
     seconds
         Time limit of the measurement; fewer samples are measured if they are slow.
     rate
-        Samples per second that the training device takes.
+        Samples per second that the training device consumes.
     cores
         CPU cores of the build, and of training; by default those that this process may use.
     tick

@@ -35,49 +35,49 @@ def ensure(
 
     Every rank of a training, on every node, may call this: one builds, and the others wait and
     open the same version, as long as the source does not change. If the process that builds is
-    killed, another one continues its build. If the version exists, nothing is written to the store
-    except a missing entry of its log, and neither Ray nor a decoder is loaded unless libraries
+    killed, another one resumes its build. If the version exists, nothing is written to the store
+    except a missing entry of its log; and neither Ray nor a decoder is loaded, unless libraries
     have changed since the last call.
 
-    The source is listed by every call. Once `torch.distributed` is initialised with
-    ``MASTER_ADDR`` and ``MASTER_PORT``, rank 0 lists it for all ranks, and an error of rank 0 is
-    raised on all of them; else each process lists it.
+    Every call lists the source. Once `torch.distributed` is initialised with ``MASTER_ADDR`` and
+    ``MASTER_PORT``, rank 0 lists it for all ranks, and an error of rank 0 is raised on all of them;
+    otherwise each process lists it.
 
     Parameters
     ----------
     source, store, recipe, storage_options
-        As `build` takes them.
+        As in `build`.
     address
-        As `build` takes it, to build in the calling process; or the address of a cluster's job
-        server, ``http://head:8265``, to which the build is submitted.
+        As in `build`; or the address of a cluster's job server, ``http://head:8265``, to which the
+        build is submitted.
     wait
-        ``True`` waits until the version is complete, a number waits at most so many seconds, and
-        ``False`` does not wait: it returns None if the version is not complete yet. Unless it is
-        ``True``, the build runs in a process of its own, or on the cluster, and continues when
-        this process ends.
+        ``True`` waits until the version is complete, a number waits at most that many seconds, and
+        ``False`` does not wait: it returns None if the version is not complete yet. Unless `wait`
+        is ``True``, the build runs in its own process or on the cluster, and continues after this
+        process ends.
     follow
-        Return as soon as the first shards can be read, while the build continues elsewhere (as
-        with ``wait=False``), so that a `Loader` can begin with them. In the first epoch rows come
-        in the order in which shards are completed, shuffled within each shard. All ranks read this
-        order from one log: step k has the same rows on every rank, each row comes once, and all
-        ranks have the same number of batches, which follows from the number of samples. Rows from
-        the beginning of the epoch are repeated in place of holes; the log and `Loader.stats` count
-        them. Later epochs wait for the commit and are fully shuffled. If the version is complete,
-        `follow` changes nothing, unless another process followed its build: then the order is kept
-        in the store, for ranks and resumed trainings that start later.
+        Return as soon as the first shards can be read, so that a `Loader` can begin with them; the
+        build continues in its own process or on the cluster. In the first epoch, rows come in the
+        order in which shards are completed, shuffled within each shard. All ranks read this order
+        from one log: step k has the same rows on every rank, each row comes once, and all ranks
+        have the same number of batches, which follows from the number of samples. Rows from the
+        beginning of the epoch are repeated in place of holes; the log and `Loader.stats` count
+        them. Later epochs wait for the commit and are fully shuffled. `follow` has no effect on a
+        complete version, unless another process followed its build: then the store keeps that
+        order for ranks and resumed trainings that start later.
     progress
-        Show the progress of the build, or what is waited for, on standard error.
+        Show the progress of the build, or the reason for waiting, on standard error.
     code
-        As `submit` takes it, with a job server.
+        As in `submit`; only with the address of a job server.
     options
-        The other options of `build`, except `recompute`. They say how a missing version is built;
-        a complete one is opened as it is, so that `retry_failed` builds no other.
+        The other options of `build`, except `recompute`. They determine how a missing version is
+        built. A complete version is opened as it is, even with `retry_failed`.
 
     Returns
     -------
     Version
-        As `open` returns it; a `Loader` takes it in place of a URI. With `follow` it may not be
-        committed yet: then only a `Loader` can read it.
+        As from `open`; a `Loader` accepts it in place of a URI. With `follow` it may not be
+        committed yet; then only a `Loader` can read it.
 
     Raises
     ------

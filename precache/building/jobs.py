@@ -27,15 +27,15 @@ def status(
     job_or_store
         A job's id, or a store as path or URL.
     address
-        Of the job server, as `submit` takes it; no cluster is asked about a store.
+        Address of the job server, as in `submit`; not allowed with a store.
     storage_options
-        Of a store, as `build` takes them.
+        Storage options of a store, as in `build`.
 
     Returns
     -------
     JobStatus or StoreStatus
-        A job's state, last line of progress and reason of a failure; or a store's current version
-        and the builds that have begun.
+        A job's state, last line of progress and reason for a failure; or a store's current version
+        and its unfinished builds.
 
     Raises
     ------
@@ -57,14 +57,14 @@ def status(
 def cancel(job: str, *, address: str | None = None) -> JobStatus:
     """Stop a job that `submit` started, and return its state when it has ended.
 
-    Shards that are complete are kept; the same build, submitted again, continues.
+    Complete shards are kept; to resume, submit the same build again.
 
     Parameters
     ----------
     job
-        Its id.
+        Id of the job.
     address
-        Of the job server, as `submit` takes it.
+        Address of the job server, as in `submit`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""`refresh`: new variants of a store's samples, computed here or on a cluster."""
+"""`refresh`: compute new variants of a store's samples, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ def refresh(
 ) -> list[BuildResult]:
     """Compute fresh variants of a store's samples, as child versions that become current.
 
-    In every field with variants the oldest is dropped and a fresh one computed; all others are
-    linked. The rows are those of the current version. A `Loader` with ``refresh="epoch"`` reads
-    the current version; versions that were replaced stay until `gc` removes them.
+    In each field with variants, a fresh variant replaces the oldest one; everything else is linked.
+    The rows are those of the current version. A `Loader` with ``refresh="epoch"`` reads the current
+    version; replaced versions stay until `gc` removes them.
 
     Parameters
     ----------
     source
-        Where the samples are; by default the source of the current version, which the store's log
-        of commits names.
+        Source of the samples; by default that of the current version, as recorded in the commit
+        log.
     times
-        Number of child versions, one after another.
+        Number of child versions to build, one after another.
     every
         Seconds from the start of one child version to the start of the next, or a time such as
         ``"30m"``.
     options
-        Options of `build` that say where and how it runs. ``run_functions=True`` runs functions
-        that the store's recipe names, and a ``python:`` source that its log names: for a store
-        that you trust.
+        Options of `build` for where and how it runs. ``run_functions=True`` permits running the
+        functions in the store's recipe, and a ``python:`` source in its log; set it only for a
+        store that you trust.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def refresh(
         The source is not known, the store names code and ``run_functions`` is false, or an
         option's value is not allowed.
     BuildError
-        The child version is incomplete, and the same call continues it; or a sample has changed.
+        The child version is incomplete (the same call continues it), or a sample has changed.
     """
     return list(refreshes(store, source, times=times, every=every, **options))
 
@@ -72,7 +72,7 @@ def refreshes(
     every: float | str | None = None,
     **options: Any,
 ) -> Iterator[BuildResult]:
-    """Yield the results of `refresh` one by one: by default one, with `every` without end."""
+    """Yield the results of `refresh` one by one; `every` without `times` repeats without end."""
     require_linux("refresh")
     require_known("refresh", options, RunOptions.model_fields)
     times, seconds = _schedule(times, every)
@@ -104,18 +104,18 @@ def submit_refresh(
     Parameters
     ----------
     store, source, times, every
-        As `refresh` takes them, except that `every` without `times` has no end; paths are those of
+        As in `refresh`, except that `every` without `times` repeats without end; paths are those of
         the cluster's nodes.
     address, code
-        As `submit` takes them.
+        As in `submit`.
     options
-        The other options of `refresh`, storage options as `submit` takes them; `progress` is on by
+        The other options of `refresh`, with storage options as in `submit`; `progress` is on by
         default.
 
     Returns
     -------
     ClusterJob
-        As `submit` returns it.
+        As from `submit`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""`verify`: check every stored byte of a version, and whether its recipe made its rows."""
+"""`verify`: check every stored byte of a version, and that its recipe produced its rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def verify(
     tick
         Called with the number of bytes read.
     storage_options
-        Options of a remote file system, as its fsspec class takes them.
+        Options of a remote file system, passed to its fsspec class.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def verify(
 
 
 def check_recipe(version: Version) -> Iterator[str]:
-    """Yield why it cannot be confirmed that the recipe made the rows."""
+    """Yield the reason if it cannot be confirmed that the recipe produced the rows."""
     from precache_workers.ops.behaviour import digest_of
     from precache_workers.ops.identity import as_recorded, named_ops, ops_digest
 

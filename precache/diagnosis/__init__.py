@@ -1,4 +1,4 @@
-"""Diagnose what limits a training loop, predict the gain of remedies; benchmark a store.
+"""Find the bottleneck of a training loop, predict the gain of remedies; benchmark a store.
 
 `loop_probes` measures; `verdict` and `remedies` are pure functions of the measurements.
 """

@@ -1,4 +1,4 @@
-"""Benchmark reading a store, beside the machine's copy limit measured in the same run."""
+"""Benchmark reading a store against copying plain memory, measured in the same run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from precache.store.open import open_version
 from precache.units import size
 
 LIMIT_BYTES = 1 << 30
-"""Most memory that the copy limit is measured on."""
+"""Maximum size in bytes of the array that the copy limit is measured on."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class ReadCost:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Cost of reading a store, and of copying as many plain bytes.
+    """Cost of reading a store, and of copying the same number of bytes in memory.
 
     Attributes
     ----------
     first_epoch
-        Includes checksums of rows that are read for the first time, and reads from the disk.
+        First epoch; includes verifying checksums and reading from the disk.
     warm
         Median of the following epochs.
     copy_limit
@@ -87,7 +87,7 @@ def bench(
     tick: Callable[[str], None] = lambda name: None,
     **loader_options: Any,
 ) -> BenchResult:
-    """Read whole shuffled epochs on the CPU, and measure the copy limit in between.
+    """Benchmark whole shuffled epochs on the CPU, and measure the copy limit between them.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`diagnose`: find what limits a training loop, and predict what would help."""
+"""`diagnose`: find the bottleneck of a training loop, and predict the gain of remedies."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Diagnosis(Judgement):
     reason
         One sentence that explains the verdict.
     evidence
-        The figures that it is based on.
+        Figures that support the verdict.
     remedies
         Possible changes with predicted gains, largest first; a gain of 1 means no improvement.
     flags
         Other problems, one sentence each.
     batches_per_s
-        Speed of the loop as it is.
+        Current speed of the loop.
     without_waiting
         Batches/s if the step never waited for data; no remedy exceeds it.
     measurements
@@ -117,12 +117,12 @@ def diagnose(
     restore: Sequence[Any] = (),
     progress: bool = False,
 ) -> Diagnosis:
-    """Find out whether a loader limits training, at which stage, and what would help.
+    """Find the bottleneck of a training loop, and predict the gain of remedies.
 
-    It makes short runs of the step alone on one batch on the device, of the loader alone, of both
-    together, and of one worker alone if there are several. If the loader's files are known and can
-    be dropped from the page cache, the loader first runs from the disk. The step really runs: list
-    what it trains in `restore`.
+    Short runs measure the step alone (on one batch on the device), the loader alone, both together,
+    and one worker alone if there are several. If the loader's files are known and can be dropped
+    from the page cache, the loader is first measured from the disk. The step really trains: pass
+    the objects that it changes as `restore`.
 
     Parameters
     ----------
@@ -130,18 +130,18 @@ def diagnose(
         A torch `DataLoader`, a `precache.Loader`, or any iterable of batches. An iterator
         continues from its position.
     step
-        Function of a batch, as the loader gives it, that does what training does.
+        Function that takes a batch as the loader yields it, and runs one training step.
     seconds, steps
-        Limits of each run, which ends at the first one reached; after at least three batches,
-        unless these take three times `seconds`.
+        Limits of each run. A run ends at the first limit that it reaches, but not before three
+        batches (or `steps`, if fewer) unless these take over three times `seconds`.
     device
         Device of the step; by default the current CUDA device if the step uses CUDA.
     files
-        Files that the loader reads, to measure it from the disk; by default those of a precache
-        store, or the paths that a `DataLoader`'s dataset lists, as torchvision's do.
+        Files that the loader reads, to measure it from the disk. By default, the files of a
+        precache store, or the paths that a `DataLoader`'s dataset lists, as torchvision's do.
     restore
-        Models, optimizers and the like, whose `state_dict` is restored afterwards. Random states
-        and a `Loader`'s position are always restored.
+        Objects with a `state_dict` to restore afterwards, such as models and optimizers. Random
+        states and a `Loader`'s position are always restored.
     progress
         Print each measurement on standard error.
 
@@ -234,7 +234,7 @@ def lost_share(diagnosis: Diagnosis) -> float:
 
 
 def waiting_notes(diagnosis: Diagnosis) -> Iterator[str]:
-    """Explain the measured wait where it is not the time lost to data, or is for transforms."""
+    """Yield notes: the wait for transforms, and why the wait differs from the time lost to data."""
     measured, lost = diagnosis.measurements, lost_share(diagnosis)
     stall = measured.together.stall
     transforms = stall * measured.together.transform_share
@@ -246,9 +246,9 @@ def waiting_notes(diagnosis: Diagnosis) -> Iterator[str]:
     if abs(lost - stall) < SAME_SHARE:
         return
     if measured.setup.cuda:
-        why = "it runs ahead of the device, which is what counts"
+        why = "the host runs ahead of the device, and only idle time of the device is lost"
     elif measured.cold is not None and not measured.fits:
-        why = "its files were in memory then, and in training they come from the disk"
+        why = "its files were in memory, but training would read them from the disk"
     else:
         why = "loading also slows the step down, as they share the cores"
     yield f"The loop waited for data {stall:.0%} of the measured time: {why}."

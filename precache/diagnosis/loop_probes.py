@@ -31,17 +31,17 @@ from precache.loading.slots import map_tensors
 from precache.runtime.usage import available_bytes, cores, read_usage
 
 WARMUP = 3
-"""Steps before the step is timed."""
+"""Number of steps before timing starts."""
 
 MIN_BATCHES = 3
-"""Fewest batches of a run, unless they take several times its limit."""
+"""Minimum number of batches of a run, unless they take over three times its limit."""
 
 COPY_REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of each run, which ends at the first one reached."""
+    """Limits of each run; a run ends at the first one that it reaches."""
 
     seconds: float
     steps: int
@@ -53,13 +53,13 @@ class LoaderBatches:
     Parameters
     ----------
     workers
-        Overrides the number of a `DataLoader`'s workers.
+        Overrides `num_workers` of a `DataLoader`.
     """
 
     def __init__(self, loader: Iterable[Any], workers: int | None = None) -> None:
         self._loader: Any = loader
         if isinstance(loader, DataLoader):
-            self._loader = copy.copy(loader)  # the original keeps running persistent workers
+            self._loader = copy.copy(loader)  # the original keeps its persistent workers
             self._loader._iterator = None
             if workers is not None:
                 self._loader.num_workers = workers
@@ -100,7 +100,7 @@ def measure(
     restore: Sequence[Any],
     tick: Callable[[str], None],
 ) -> Measurements:
-    """Run all probes, then restore what can be restored."""
+    """Run all probes, then restore the saved states."""
     paths = list(files) if files is not None else files_of(loader)
     with Snapshot(loader, restore) as snapshot, contextlib.closing(LoaderBatches(loader)) as own:
         return _Probes(
@@ -166,7 +166,7 @@ class _Probes:
         )
 
     def _measure_step(self, batch: Any) -> tuple[TimedRun, Copies | None, Setup, tuple[str, ...]]:
-        """Time the step on one batch, on the device and, if it comes from the host, as it comes."""
+        """Time the step on a batch on the device and, on CUDA, on the batch as it was loaded."""
         self._step(batch)
         device = self._device or _current_device()
         on_device = map_tensors(batch, lambda tensor: tensor.to(device))
@@ -178,7 +178,7 @@ class _Probes:
         return step, copies, setup, _synchronisations(lambda: self._step(on_device), device)
 
     def _load_cold(self) -> tuple[TimedRun | None, str]:
-        """Time the loader with an empty page cache; or return why that is impossible."""
+        """Time the loader with its files dropped from the page cache, or return why that failed."""
         if self._single_pass:
             return None, "the loader is an iterator, which cannot be restarted"
         if not self._paths:
@@ -234,7 +234,7 @@ class _Probes:
         return self._counts(fresh), 0.0
 
     def _counts(self, fresh: bool) -> bool:
-        """Return whether a batch's time counts: not that of a first one, which starts workers."""
+        """Return whether a batch's time counts; the first of an epoch may also start workers."""
         return not fresh or self._workers == 0
 
     @property
@@ -246,7 +246,10 @@ class _Probes:
         self._snapshot.rewind()
 
     def _load_with_one_worker(self, rewind: bool) -> TimedRun | None:
-        """Time one worker process; the dataset might not survive a fork after use in this one."""
+        """Time one worker process.
+
+        The dataset is not read in this process, because it might not survive a later fork.
+        """
         if (self._workers or 0) < 2:
             return None
         self._batches.close()
@@ -293,7 +296,10 @@ class _Probes:
 def _time(
     once: Callable[[], tuple[bool, float]], limits: Limits, lead: int = 0, stride: int = 1
 ) -> TimedRun:
-    """Repeat until a limit; `once` returns whether its time counts, and the part spent waiting."""
+    """Time repeated calls of `once`, which returns whether to count it and the seconds it waited.
+
+    Up to `lead` calls before are not timed. The run consists of whole rounds of `stride` calls.
+    """
     started = time.perf_counter()
     for number in range(lead):
         once()
@@ -350,7 +356,7 @@ def _copy_seconds(tensors: Sequence[torch.Tensor], device: torch.device) -> floa
 
 
 def _synchronisations(step: Callable[[], Any], device: torch.device) -> tuple[str, ...]:
-    """Return the file and line of each place at which torch warns that the step synchronises."""
+    """Return the file and line of each statement that torch warns synchronises with the device."""
     if device.type != "cuda":
         return ()
     mode = torch.cuda.get_sync_debug_mode()

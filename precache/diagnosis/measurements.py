@@ -23,20 +23,20 @@ OUTLIER_BATCHES = 10
 
 @dataclass(frozen=True)
 class TimedRun:
-    """One short run.
+    """Times and resource usage of one short run.
 
     Attributes
     ----------
     seconds
-        Time of each batch on the host, without batches that also started an epoch.
+        Time of each batch on the host, except batches that also started an epoch.
     total
-        Time of all of them, until the device was done as well.
+        Time of all these batches, until the device has finished too.
     usage
         Resources used by this process and its descendants during the run.
     waits
-        The part of `seconds` spent in the loader, in runs that have a step.
+        Part of each of `seconds` spent in the loader; 0 unless loader and step run together.
     transform_share
-        Share of the waits that was for transforms on the CPU, if the loader tells.
+        Share of the waits spent on transforms on the CPU; 0 if the loader does not report it.
     """
 
     seconds: tuple[float, ...]
@@ -137,8 +137,8 @@ class Setup:
     Attributes
     ----------
     workers, prefetch
-        Workers of a `DataLoader` and the batches that each prefetches; `workers` is None for other
-        loaders.
+        Number of workers of a `DataLoader`, None for other loaders; and the number of batches that
+        each worker prefetches.
     pin_memory, persistent
         Options of a `DataLoader`.
     epoch
@@ -152,7 +152,7 @@ class Setup:
     batch_nbytes
         Size of the batch's tensors.
     memory
-        Bytes of memory that the page cache could use.
+        Memory in bytes that the page cache could use.
     files
         Files that the loader reads, if known.
     """
@@ -190,7 +190,7 @@ class Measurements:
     cold
         The loader alone, after its files were dropped from the page cache.
     cold_note
-        Why there is no `cold` run.
+        Reason for the lack of a `cold` run; empty if there is one.
     sequential
         Bytes/s of reading one of the files sequentially from the disk.
     copies
@@ -218,6 +218,6 @@ class Measurements:
 
     @property
     def fits(self) -> bool:
-        """The files fit into memory, so that later epochs read the page cache."""
+        """True if later epochs read the page cache: the files fit into memory, or are unknown."""
         files, memory = self.setup.files, self.setup.memory
         return files is None or memory is None or files.nbytes < 0.8 * memory

@@ -1,4 +1,4 @@
-"""A diagnosis as a page and a PNG, alone or beside a second one of the remedied loop."""
+"""Render a diagnosis as an HTML page or a PNG, optionally with a second one after a remedy."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from precache.units import in_ms, number
 
 RECORDED = "Replayed as recorded: the loop itself loads, and its steps wait meanwhile."
 SIMULATED = (
-    "The loaders are simulated, since the workers were not recorded: they take the times measured "
-    "for one worker in turn, and the steps take the times recorded beside the workers."
+    "The loaders are simulated, since the workers were not recorded: they use the times measured "
+    "for one worker, and the steps use the times recorded while the workers ran."
 )
 
 
@@ -42,7 +42,7 @@ class Loop(NamedTuple):
 
 
 def render_diagnosis(diagnosis: Diagnosis, after: Diagnosis | None = None) -> str:
-    """Render a page: one file, no network, light and dark."""
+    """Render a self-contained HTML page, for light and dark mode."""
     simulation = replay(diagnosis.measurements)
     return render(
         "diagnosis.html",
@@ -83,7 +83,7 @@ def png_charts(diagnosis: Diagnosis, after: Diagnosis | None) -> list[Chart]:
 
 
 def loops(diagnosis: Diagnosis, after: Diagnosis | None) -> list[Loop]:
-    """List the loop as it is, with each helpful remedy, and as measured with one."""
+    """List the current loop, a prediction per helpful remedy, and the loop measured after one."""
     free, rate = diagnosis.without_waiting, diagnosis.batches_per_s
     result = [Loop("now", lost_share(diagnosis), rate, predicted=False)]
     result += [

@@ -23,7 +23,7 @@ PATH_ATTRIBUTES = ("samples", "imgs", "files", "paths", "filenames", "image_path
 
 MOST_FILES = 200_000
 SAMPLED_FILES = 1000
-"""Files from whose sizes the total is estimated."""
+"""Approximate number of files whose sizes are read to estimate the total."""
 
 READ_BYTES = 4 << 20
 SEQUENTIAL_BYTES = 64 << 20
@@ -100,9 +100,9 @@ def _path(item: Any) -> Path | None:
 
 
 def evict(paths: Sequence[Path], seconds: float) -> str:
-    """Ask the kernel to drop files from the page cache; returns why not, or an empty text.
+    """Ask the kernel to drop files from the page cache; return why it cannot, or an empty string.
 
-    Files that a process has mapped, or that live in memory, such as a tmpfs, stay.
+    Files that a process has mapped and files of an in-memory file system (tmpfs) stay cached.
     """
     until = time.perf_counter() + seconds
     for path in paths:
@@ -122,7 +122,7 @@ def evict(paths: Sequence[Path], seconds: float) -> str:
 
 
 def sequential_rate(path: Path, seconds: float = 0.5) -> float | None:
-    """Drop a file and measure reading it in bytes/s; None if it is too small."""
+    """Return the bytes/s of reading a file from the disk; None if they cannot be measured."""
     size = _size(path)
     if size is None or size < READ_BYTES or evict([path], seconds):
         return None

@@ -32,7 +32,7 @@ WAITING_WORKERS = 32
 """Most workers to suggest for a loader that waits rather than computes."""
 
 CONTENTION = 1.3
-"""Slowdown of one worker beside the others from which more workers do not help."""
+"""Slowdown of a worker beside the others above which more workers do not help."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class LoopTimes:
     alone
         The step alone.
     step
-        The step without waiting for data. On the host it is the measured time of the loop less the
-        measured wait, unless loading takes the step's cores; otherwise it equals `alone`.
+        The step without waiting for data. Without CUDA, it is the measured time of the loop minus
+        the measured wait, unless loading takes the step's cores. Otherwise it equals `alone`.
     copy
         Wait of the step for the copy of its batch to the device.
     load
@@ -154,7 +154,7 @@ class LoopTimes:
 
 
 def _is_crowded(measured: Measurements, times: LoopTimes, step_together: float) -> bool:
-    """Return whether the loader slows the step down and both together want all cores."""
+    """Return whether the loader slows the step down and both together need most of the cores."""
     usage = measured.together.usage
     demand = (usage.cpu or 0.0) + (usage.delay or 0.0)
     return (
@@ -188,7 +188,8 @@ def remedies(measured: Measurements) -> tuple[Remedy, ...]:
 def is_noisy(measured: Measurements) -> bool:
     """Return whether something else seems to use the machine.
 
-    Then steps on the same batch differ widely, or a single worker waits for a core.
+    The signs are steps on the same batch that differ widely, or a single worker that often waits
+    for a core.
     """
     step, worker = measured.step, measured.by_worker
     steps_differ = len(step.seconds) > 2 and step.p95 > 1.5 * step.median

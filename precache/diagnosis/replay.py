@@ -1,7 +1,7 @@
 """Replay the batches of a diagnosis, as recorded or as simulated; pure.
 
-If the loop itself loads, its record is complete. Workers are not recorded, so they are simulated
-with the times measured for one of them.
+If the loop itself loads, all its times are recorded. Times of workers are not recorded, so workers
+are simulated with the times measured for one of them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def recorded(measured: Measurements) -> bool:
 
 
 def replay(measured: Measurements) -> Simulation:
-    """Return loaders, queue and training loop over the time in which both ran together.
+    """Return loaders, queue and training loop during the run of loader and step together.
 
-    Workers are simulated by `precache.simulate`: they take one worker's times in turn, times their
-    measured slowdown beside each other. Steps take the recorded times.
+    The load times of simulated workers are those of one worker in turn, multiplied by the measured
+    slowdown from contention. Steps take the recorded times.
     """
     together = measured.together
     ends = list(accumulate(together.seconds))

@@ -15,7 +15,7 @@ from precache.loading.loader import Loader
 
 
 class Snapshot:
-    """Saved states; `rewind` makes a loader give the same batches again.
+    """Saved states; `rewind` makes a loader yield the same batches again.
 
     Parameters
     ----------

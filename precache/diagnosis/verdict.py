@@ -1,4 +1,4 @@
-"""Judge from measurements what limits a training loop; pure."""
+"""Find the bottleneck of a training loop from measurements; pure."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from precache.diagnosis.remedies import LoopTimes, Remedy, computes, is_noisy, l
 Verdict = Literal["compute-bound", "CPU-bound", "storage-bound", "transfer-bound", "variance-bound"]
 
 WORTH = 1.1
-"""Speed-up without waiting for data from which data counts as the bottleneck."""
+"""Minimum speed-up without waiting for data for which data counts as the bottleneck."""
 
 CROWDED_STALL = 0.3
-"""Stall below which a crowded machine, not waiting, counts as the bottleneck."""
+"""Stall below which contention for cores, not waiting for data, counts as the bottleneck."""
 
 MANY_WORKERS = 16
-"""Number of workers that no machine is too small for, if they only wait."""
+"""Minimum number of cores to assume for workers that only wait."""
 
 OWN_READS = 1 << 20
-"""Bytes that measuring the usage may itself have read."""
+"""Allowance in bytes for reads of the usage measurement itself."""
 
 SMALL_FILE = 16 << 10
-"""Bytes of a file below which opening it costs more than reading it."""
+"""File size in bytes below which opening a file costs more than reading it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judged part of a `Diagnosis`, which describes the attributes."""
+    """Base of `Diagnosis`, whose docstring describes the attributes."""
 
     verdict: Verdict
     reason: str
@@ -88,7 +88,7 @@ def _verdict(measured: Measurements, times: LoopTimes) -> tuple[Verdict, str]:
 
 
 def _workers_keep_up(measured: Measurements, times: LoopTimes) -> bool:
-    """Return whether workers are far ahead of the step, so that its short waits are chance."""
+    """Return whether workers are far enough ahead that the step's short waits are noise."""
     workers = measured.setup.workers
     if not workers or times.now > 1.25 * times.step:
         return False
@@ -97,7 +97,7 @@ def _workers_keep_up(measured: Measurements, times: LoopTimes) -> bool:
 
 
 def _varies(measured: Measurements, times: LoopTimes) -> bool:
-    """Return whether slow batches dominate loading, or alone make it late."""
+    """Return whether slow batches dominate loading, or are the only reason why it is late."""
     tail = measured.by_worker.tail
     in_time = times.load * (1 - tail) < (WORTH - 1) * times.step
     if measured.setup.workers:

@@ -18,11 +18,11 @@ MeasuredTimes = Sequence[float] | npt.NDArray[np.floating]
 SPREADS = ("constant", "gamma", "lognormal", "exponential")
 ORDERS = ("cycle", "resample")
 LONGEST_MS = 1e12
-"""Longest time, thirty years; longer ones are cut to it."""
+"""Upper limit of a time, thirty years; longer times that are drawn are cut to it."""
 MOST_CV = 100.0
 _NO_CV = 1e-6
 _CHUNK = 1024
-"""Times drawn at once."""
+"""Number of times drawn at once."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Durations:
         while True:
             times = self._draw_chunk(generator, start)
             if self.resolution_ms:
-                # The tolerance keeps times on the grid that are off it only by rounding errors.
+                # The tolerance keeps rounding errors from moving a time to the next multiple.
                 times = np.ceil(times / self.resolution_ms - 1e-9) * self.resolution_ms
             yield from np.rint(np.minimum(times, LONGEST_MS) * 1e6).astype(np.int64).tolist()
             start += _CHUNK
@@ -151,7 +151,7 @@ def read_times(path: str | Path) -> list[float]:
     Raises
     ------
     UsageError
-        If the file cannot be read, or holds no numbers or anything else.
+        If the file cannot be read, holds no numbers, or holds other text.
     """
     try:
         lines = Path(path).read_text("utf-8").splitlines()

@@ -36,8 +36,8 @@ class Scenario:
     Attributes
     ----------
     queue
-        Finished batches that the queue holds, besides the one that each loader holds; None for as
-        many as there are loaders.
+        Capacity of the queue in batches, not counting the finished batch that each blocked loader
+        holds; None for the number of loaders.
     """
 
     loaders: int
@@ -49,7 +49,7 @@ class Scenario:
 
     @property
     def capacity(self) -> int:
-        """Batches that the queue holds."""
+        """Capacity of the queue in batches."""
         return self.loaders if self.queue is None else self.queue
 
     @property
@@ -90,8 +90,8 @@ class _Run:
     """The event loop of one simulation.
 
     The n-th batch begun takes the n-th load time, whichever loader makes it; the n-th batch taken
-    takes the n-th step time. So with the same times, more loaders or a longer queue never delay a
-    batch: each event count is a monotone function of the others.
+    takes the n-th step time. With the same times, more loaders or a longer queue therefore never
+    delay a batch: each event count is a monotone function of the others.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -186,12 +186,12 @@ class Simulation:
 
     @property
     def startup_s(self) -> float:
-        """Seconds until the consumer got its first batch; the whole time if it got none."""
+        """Seconds until the consumer took its first batch; the whole time if it took none."""
         return min(int(self.taken.min()), self.end) / _NS
 
     @property
     def rate(self) -> float:
-        """Batches done per second, counted from the arrival of the first one."""
+        """Batches done per second since the consumer took the first one."""
         rest = self.scenario.seconds - self.startup_s
         return self.batches / rest if rest else 0.0
 
@@ -203,7 +203,7 @@ class Simulation:
 
     @cached_property
     def stalls_ms(self) -> npt.NDArray[np.float64]:
-        """Wait of the consumer before each batch, the first being start-up: (taken,) float64."""
+        """Wait of the consumer before each batch; the first is the start-up: (taken,) float64."""
         idle_since = np.concatenate([[0], self.done[self.order][:-1]])
         waits: npt.NDArray[np.float64] = self.taken[self.order] - idle_since[: len(self.order)]
         return waits / 1e6
@@ -272,14 +272,14 @@ class Simulation:
         return simulate_scenario(replace(self.scenario, loaders=self.scenario.loaders + 1))
 
     def html(self, path: str | Path) -> None:
-        """Write a page that replays it: one file, which needs no network."""
+        """Write a self-contained HTML page that replays the simulation."""
         from precache.html.pages import save
         from precache.simulation.page import render_simulation
 
         save(render_simulation(self), path)
 
     def png(self, path: str | Path) -> None:
-        """Write its charts as a PNG; needs matplotlib: ``pip install "precache[report]"``."""
+        """Write the charts as a PNG; needs matplotlib: ``pip install "precache[report]"``."""
         from precache.html.charts import draw_png
         from precache.simulation.page import png_charts
         from precache.simulation.text import scenario_title
@@ -287,7 +287,7 @@ class Simulation:
         draw_png(scenario_title(self), png_charts(self), path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything for JSON, times in ms; null for what came after the end."""
+        """Return all results for JSON: times in ms, None for those after the end."""
         scenario, more = self.scenario, self.with_one_more()
         times, depth = self.queue_depth
         moments = ("begun", "ready", "queued", "taken", "done")
@@ -357,24 +357,25 @@ def simulate(
 ) -> Simulation:
     """Simulate loaders that feed a training loop.
 
-    Each of `loaders` processes makes one batch at a time; all begin together. A finished batch goes
-    into a queue; while the queue is full, its loader is blocked. One consumer takes the batches
-    and spends a step on each.
+    Each of `loaders` processes loads one batch at a time; all begin together. A finished batch goes
+    into a queue, and its loader is blocked while the queue is full. One consumer takes the batches
+    and runs a step on each.
 
     Parameters
     ----------
     load_ms, step_ms
-        Time of one loader for one batch, and of the consumer for one step: a mean, or measured
-        times, of which the n-th batch takes the n-th.
+        Time of one loader for one batch, and of the consumer for one step: a mean, or a sequence
+        of measured times, used as `load_dist` and `step_dist` say.
     queue
-        Finished batches that the queue holds, besides the one that each loader holds; by default
-        as many as there are loaders. Then 2 batches per loader are in progress, as with a
-        ``torch.utils.data.DataLoader`` of ``prefetch_factor=2``.
+        Capacity of the queue in batches, not counting the finished batch that each blocked loader
+        holds; by default the number of loaders. Then 2 batches per loader are in progress, as in a
+        ``torch.utils.data.DataLoader`` with ``prefetch_factor=2``.
     load_cv, step_cv
         Coefficient of variation: standard deviation over mean; 0 by default.
     load_dist, step_dist
         ``"gamma"`` (default with a variation), ``"lognormal"``, ``"exponential"`` or
-        ``"constant"``; for measured times ``"cycle"`` (default) or ``"resample"``.
+        ``"constant"``; for measured times ``"cycle"`` (default: in their order, repeated) or
+        ``"resample"`` (drawn at random).
     resolution_ms
         Load times are rounded up to a multiple of it; 0 for continuous time.
 

@@ -1,4 +1,4 @@
-"""A simulation as a page that replays it, and its charts as a PNG."""
+"""Render a simulation as an HTML page that replays it, or its charts as a PNG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
 MAX_LANES = 24
-"""Most loaders that have a lane in a chart."""
+"""Maximum number of loaders that have a lane in a chart."""
 SPAN_NAMES = {
     "blue": "loading",
     "orange": "blocked by a full queue",
@@ -32,11 +32,11 @@ SPAN_NAMES = {
 }
 """Colour -> meaning of a span in the timeline."""
 MAX_WAITS = 2_000
-"""Most batches whose waits the PNG shows."""
+"""Maximum number of batches whose waits the PNG shows."""
 
 
 def render_simulation(simulation: Simulation) -> str:
-    """Render a page that replays a simulation: one file, no network, light and dark."""
+    """Render a self-contained HTML page that replays a simulation, for light and dark mode."""
     spans = spans_ms(simulation)
     return render(
         "simulation.html",
@@ -77,10 +77,10 @@ def png_charts(simulation: Simulation) -> list[Chart]:
 
 
 def _stalls_with_more(simulation: Simulation) -> Iterator[tuple[str, float, float]]:
-    """Yield the stall as simulated, with one more loader, and with enough for the step.
+    """Yield the stall with these loaders, with one more, and with enough to keep up with the step.
 
-    Each is a name, the stall that the mean times alone predict, 1 - loaders / load time x step
-    time, and the simulated stall.
+    Each item is a name, the stall predicted from the mean times (1 - loaders / load time x step
+    time), and the simulated stall.
     """
     scenario = simulation.scenario
     enough = math.ceil(scenario.load.mean_ms / scenario.step.mean_ms)
@@ -95,7 +95,7 @@ def _stalls_with_more(simulation: Simulation) -> Iterator[tuple[str, float, floa
 
 
 def spans_ms(simulation: Simulation) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the milliseconds of each kind of span that ended in time, where there is one."""
+    """Return the lengths in ms of the spans that ended in time, by kind; without empty kinds."""
     end = simulation.end
     begun, ready, queued = simulation.begun, simulation.ready, simulation.queued
     spans = {
@@ -155,7 +155,7 @@ def timeline(simulation: Simulation, title: str = "Timeline") -> Chart:
 
 
 def _timeline_end(simulation: Simulation) -> int:
-    """Return the nanoseconds that the lanes show: few enough that single steps can be seen."""
+    """Return the end of the lanes in nanoseconds, early enough that single steps are visible."""
     scenario = simulation.scenario
     shown_ms = max(6 * scenario.load.mean_ms, 60 * scenario.step.mean_ms)
     return min(simulation.end, round(1e6 * shown_ms))

@@ -1,4 +1,4 @@
-"""Data of a simulation for the player in a page."""
+"""Data of a simulation for the player of a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from precache.simulation.model import NEVER, Nanoseconds, Simulation
 from precache.simulation.text import milliseconds
 
 MAX_BATCHES = 20_000
-"""Most batches that a page replays, about a megabyte of data."""
+"""Maximum number of batches that a page replays, about a megabyte of data."""
 
 
 def player_values(simulation: Simulation) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def player_values(simulation: Simulation) -> dict[str, Any]:
 
 
 def _replay_end(simulation: Simulation) -> int:
-    """Return the nanoseconds that a page replays: all, or up to the limit of batches."""
+    """Return the end of the replay in nanoseconds: the simulation's, or the limit of batches."""
     return (
         int(simulation.begun[MAX_BATCHES])
         if len(simulation.begun) > MAX_BATCHES

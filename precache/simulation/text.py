@@ -58,7 +58,7 @@ def _describe(times: Durations, event: str) -> str:
 
 
 def figures(simulation: Simulation) -> list[tuple[str, str]]:
-    """Return the figures as names and values."""
+    """Return names and values of the main results."""
     more = simulation.with_one_more()
     return [
         ("batches done", f"{simulation.batches:,} in {simulation.scenario.seconds:g} s"),
