@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from precache.diagnosis.measurements import Copies, Measurements, Setup, TimedRun
 from precache.diagnosis.page_cache import (
     Files,
+    StrPath,
     evict,
     files_of,
     loader_version,
@@ -96,7 +97,7 @@ def measure(
     *,
     limits: Limits,
     device: torch.device | None,
-    files: Sequence[Path] | None,
+    files: Sequence[StrPath] | None,
     restore: Sequence[Any],
     tick: Callable[[str], None],
 ) -> Measurements:
@@ -125,7 +126,7 @@ class _Probes:
         *,
         limits: Limits,
         device: torch.device | None,
-        paths: list[Path],
+        paths: list[StrPath],
         batches: LoaderBatches,
         snapshot: Snapshot,
         tick: Callable[[str], None],
@@ -160,7 +161,7 @@ class _Probes:
             single_worker=self._load_with_one_worker(rewind),
             cold=cold,
             cold_note=cold_note,
-            sequential=self._sequential() if cold else None,
+            sequential=sequential_rate(self._paths) if cold else None,
             copies=copies,
             synchronisations=synchronisations,
         )
@@ -276,9 +277,6 @@ class _Probes:
             memory=available_bytes(),
             files=Files.of(self._paths),
         )
-
-    def _sequential(self) -> float | None:
-        return sequential_rate(max(self._paths, key=lambda path: path.stat().st_size))
 
     def _copies(self, batch: Any, device: torch.device, step: TimedRun) -> Copies | None:
         tensors = [tensor for tensor in _tensors(batch) if tensor.device.type == "cpu"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import statistics
 import time
@@ -21,9 +20,10 @@ from precache.store.version import Version
 PATH_ATTRIBUTES = ("samples", "imgs", "files", "paths", "filenames", "image_paths", "images")
 """Attributes in which datasets keep paths, or tuples that start with a path."""
 
-MOST_FILES = 200_000
+StrPath = str | os.PathLike[str]
+
 SAMPLED_FILES = 1000
-"""Approximate number of files whose sizes are read to estimate the total."""
+"""Approximate number of files whose sizes are read; each is then one of many."""
 
 READ_BYTES = 4 << 20
 SEQUENTIAL_BYTES = 64 << 20
@@ -35,8 +35,8 @@ class Files:
 
     Attributes
     ----------
-    nbytes
-        Total size, estimated from a sample if there are many files.
+    count, nbytes
+        Number and total size, estimated from a sample if there are many files.
     median_nbytes
         Median size of a file.
     """
@@ -46,14 +46,15 @@ class Files:
     median_nbytes: int
 
     @classmethod
-    def of(cls, paths: Sequence[Path]) -> Files | None:
+    def of(cls, paths: Sequence[StrPath]) -> Files | None:
         """Read the sizes of files; None if no file is accessible."""
-        sampled = paths[:: max(1, len(paths) // SAMPLED_FILES)]
+        sampled = _sample(paths)
         sizes = [size for size in map(_size, sampled) if size is not None]
         if not sizes:
             return None
-        mean = statistics.fmean(sizes)
-        return cls(len(paths), round(mean * len(paths)), round(statistics.median(sizes)))
+        scale = len(paths) / len(sampled)
+        nbytes, median = round(sum(sizes) * scale), round(statistics.median(sizes))
+        return cls(round(len(sizes) * scale), nbytes, median)
 
 
 def loader_version(loader: Any) -> Version | None:
@@ -66,18 +67,18 @@ def loader_version(loader: Any) -> Version | None:
     return dataset.version if isinstance(dataset, CachedDataset) else None
 
 
-def files_of(loader: Any) -> list[Path]:
-    """Return the local files that a loader reads; empty if unknown."""
+def files_of(loader: Any) -> list[StrPath]:
+    """Return the local files that a loader reads; empty if unknown. Some may be missing."""
     version = loader_version(loader)
     if version is not None:
         root = version.folder.local("")
         return [] if root is None else [root / name for name in version.folder.sizes()]
     if not isinstance(loader, DataLoader):
         return []
-    return list(itertools.islice(_paths(loader.dataset), MOST_FILES))
+    return list(_paths(loader.dataset))
 
 
-def _paths(dataset: Any) -> Iterator[Path]:
+def _paths(dataset: Any) -> Iterator[StrPath]:
     if isinstance(dataset, Subset):
         yield from _paths(dataset.dataset)
     elif isinstance(dataset, ConcatDataset):
@@ -86,20 +87,24 @@ def _paths(dataset: Any) -> Iterator[Path]:
     else:
         for name in PATH_ATTRIBUTES:
             items = getattr(dataset, name, None)
-            if isinstance(items, list | tuple) and items and _path(items[0]) is not None:
-                yield from (path for path in map(_path, items) if path is not None)
+            paths = map(_path, items) if isinstance(items, list | tuple) else iter(())
+            first = next(paths, None)
+            if first is not None and Path(first).is_file():
+                yield first
+                yield from (path for path in paths if path is not None)
                 return
 
 
-def _path(item: Any) -> Path | None:
+def _path(item: Any) -> StrPath | None:
     first = item[0] if isinstance(item, tuple) and item else item
-    if not isinstance(first, str | os.PathLike):
-        return None
-    path = Path(first)
-    return path if path.is_file() else None
+    return first if isinstance(first, str | os.PathLike) else None
 
 
-def evict(paths: Sequence[Path], seconds: float) -> str:
+def _sample(paths: Sequence[StrPath]) -> Sequence[StrPath]:
+    return paths[:: max(1, len(paths) // SAMPLED_FILES)]
+
+
+def evict(paths: Sequence[StrPath], seconds: float) -> str:
     """Ask the kernel to drop files from the page cache; return why it cannot, or an empty string.
 
     Files that a process has mapped and files of an in-memory file system (tmpfs) stay cached.
@@ -121,13 +126,13 @@ def evict(paths: Sequence[Path], seconds: float) -> str:
     return ""
 
 
-def sequential_rate(path: Path, seconds: float = 0.5) -> float | None:
-    """Return the bytes/s of reading a file from the disk; None if they cannot be measured."""
-    size = _size(path)
-    if size is None or size < READ_BYTES or evict([path], seconds):
+def sequential_rate(paths: Sequence[StrPath], seconds: float = 0.5) -> float | None:
+    """Return the bytes/s of reading a large file from the disk; None if there is none."""
+    path = max(_sample(paths), key=lambda path: _size(path) or 0, default="")
+    if (_size(path) or 0) < READ_BYTES or evict([path], seconds):
         return None
     buffer, done, started = bytearray(READ_BYTES), 0, time.perf_counter()
-    with path.open("rb", buffering=0) as file:
+    with Path(path).open("rb", buffering=0) as file:
         while done < SEQUENTIAL_BYTES and time.perf_counter() < started + seconds:
             count = file.readinto(buffer)
             if not count:
@@ -136,8 +141,8 @@ def sequential_rate(path: Path, seconds: float = 0.5) -> float | None:
     return done / (time.perf_counter() - started)
 
 
-def _size(path: Path) -> int | None:
+def _size(path: StrPath) -> int | None:
     try:
-        return path.stat().st_size
+        return Path(path).stat().st_size
     except OSError:
         return None

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import precache
 from precache import Diagnosis, diagnose
+from precache.diagnosis.page_cache import Files, files_of
 from precache.errors import UsageError
 from precache.runtime.usage import read_usage
 from tests.conftest import BuiltStore
@@ -401,6 +402,16 @@ class Paths(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.from_numpy(np.fromfile(self.samples[index][0], np.uint8))
+
+
+def test_all_files_of_a_dataset_count_and_missing_ones_do_not(big_files: list[Path]) -> None:
+    paths = big_files * 10_000
+    missing = [path.with_name("missing") for path in paths[:200_000]]
+    files = Files.of(files_of(DataLoader(Paths(paths + missing))))
+    assert files is not None
+    assert files.count == pytest.approx(len(paths), rel=0.01)
+    assert files.nbytes == files.count << 20
+    assert files.median_nbytes == 1 << 20
 
 
 def test_files_of_a_dataset_are_read_cold_and_warm(big_files: list[Path]) -> None:
