@@ -74,7 +74,7 @@ def label_of(value: Any) -> tuple[str, Kind | None]:
 
 def _list_text(values: Sequence[Any]) -> tuple[str, Kind | None]:
     if len(values) > MOST_CLASSES:
-        raise ValueError(f"is a list of {len(values):,} values; the limit is {MOST_CLASSES:,}")
+        raise ValueError(f"is a list of {len(values):,} values; up to {MOST_CLASSES:,} are allowed")
     types = {type(value) for value in values}
     if types == {str}:
         if max(map(len, values)) > MOST_TEXT:
@@ -280,7 +280,7 @@ def _multi_hot(lists: Sequence[Sequence[int]], classes: int, where: str) -> np.n
     if classes > MOST_CLASSES or nbytes > MOST_LABEL_NBYTES:
         raise SourceError(
             f"{where} has labels of {classes:,} classes, which take {size(nbytes)} as multi-hot; "
-            f"the limits are {MOST_CLASSES:,} classes and {size(MOST_LABEL_NBYTES)}"
+            f"up to {MOST_CLASSES:,} classes and {size(MOST_LABEL_NBYTES)} are allowed"
         )
     labels = np.zeros((len(lists), classes), np.uint8)
     for row, numbers in zip(labels, lists, strict=True):
