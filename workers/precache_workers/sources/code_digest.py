@@ -5,7 +5,7 @@
 - The names that these statements use are followed through imports into all modules of the user.
 - An installed package counts by its version; the standard library and precache by name only.
 - Comments, layout, docstrings, and annotations that are never evaluated do not count.
-- Expressions are listed that use code or files which only running them would reveal.
+- Expressions that use code or files which are known only at run time are listed as unfollowed.
   Files that code reads when it is called are not followed.
 """
 
@@ -57,7 +57,7 @@ class Code:
         The user's modules that the code reaches: name -> the reached modules that it imports. A
         module comes after its imports, except in an import cycle.
     unfollowed
-        Expressions that use code which only running them would reveal.
+        Expressions that use code or files which are known only at run time.
     """
 
     digest: str
@@ -279,7 +279,7 @@ class _Tracer:
         return root in _DYNAMIC_MODULES or label in _DYNAMIC_NAMES
 
     def _is_imported(self, statement: Statement, chain: Chain) -> bool:
-        """Return True if a name comes from imports outside of ``try`` statements."""
+        """Return True if only plain imports bind a name; in a function, none in a ``try``."""
         code = self._modules[statement.module]
         binders = code.binders.get(chain[0]) if code is not None else None
         if binders is None:  # bound in a function

@@ -126,7 +126,7 @@ class Containers:
         return [infos[name] for name in names if name in infos]
 
     def _is_link_out(self, name: str) -> bool:
-        """Return True for a link to a file outside of the folder that is not followed."""
+        """Return True for a link that is not followed, as its file is outside of the folder."""
         path = self.folder.local(name)
         return path is not None and path.is_file() and self.folder.info(name) is None
 

@@ -338,7 +338,7 @@ def changed(folder: Folder, name: str, key: str) -> FetchError:
 
 
 def container_etag(file: FileInfo) -> str:
-    """Return the etag of members without their own: that of the container; empty if unknown."""
+    """Return a digest of a container's identity, the etag of members without one; may be empty."""
     if not file.etag and file.mtime_ns < 0:
         return ""
     times = file.etag or f"{file.size} {file.mtime_ns}"

@@ -13,7 +13,7 @@ from precache.store.row_table import RowTable
 from precache_workers.sources.base import Fetched, Listing, Sample, Source
 
 FOREIGN_KEYS = ("", "..", "../other.jpg", "/etc/passwd", "no such sample", "a\0b")
-"""Keys that a damaged or hostile store may contain, and that no source has."""
+"""Keys that a store may contain, but no source has."""
 
 
 def check_source(source: Source) -> Listing:

@@ -146,7 +146,7 @@ def require_size(folder: Folder, file: FileInfo) -> None:
 
 
 def read_parts(folder: Folder, parts: Sequence[Range]) -> list[bytes | StorageError]:
-    """Read parts of files, neighbours in one request; parts end at the end of their file."""
+    """Read parts of files, neighbours in one request; the end of a file may shorten a part."""
     ranges = coalesce(parts, GAP_BYTES, SPAN_BYTES)
     read = folder.read_ranges([joint for joint, _ in ranges])
     contents: dict[int, bytes | StorageError] = {}

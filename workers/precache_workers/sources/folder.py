@@ -105,7 +105,7 @@ class FolderSource:
         return self._fetch([key], [size])
 
     def _fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
-        """Fetch files concurrently; one by one if memory is short."""
+        """Fetch files together; one by one if memory is short."""
         wanted = [n for n, size in enumerate(sizes) if size <= self.most_bytes]
         try:
             some, expected = [keys[n] for n in wanted], [sizes[n] for n in wanted]

@@ -208,7 +208,7 @@ def _kind_of(spec: SourceSpec, name: str | None) -> SourceKind:
         folder = Path(source).expanduser()
         if (folder / "data.mdb").is_file():
             return KINDS["lmdb"]
-        return KINDS["arrow" if is_saved_dataset(folder) else "folder"]  # its suffix does not count
+        return KINDS["arrow" if is_saved_dataset(folder) else "folder"]  # despite any suffix
     own = kind_of_name(source)
     if own:
         return KINDS[own]

@@ -1,8 +1,8 @@
 """Labels of a source: their kind, and their encoding as the array of a row table.
 
 During a listing, a label is text: a class name or number, a number with a fraction, or a JSON list
-of classes; empty for no label. A list that may be a multi-hot vector, as it consists of 0 and 1 and
-repeats one of them or is not of type int, is held as ``LENGTH:[indices of the ones]``.
+of classes; empty for no label. A list of 0 and 1 that repeats one of them, or contains bools or
+floats, may be a multi-hot vector: it is held as ``LENGTH:[indices of the ones]``.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def _several_numbers(
         lists = [
             numbers if length else np.flatnonzero(numbers).tolist() for length, numbers in parsed
         ]
-    else:  # possible vectors are in fact lists of the classes 0 and 1, with repetitions
+    else:  # not vectors: possible ones are lists of the classes 0 and 1, with repetitions
         lists = [
             [0] * (len(numbers) < length) + [1] * (len(numbers) > 0) if length else numbers
             for length, numbers in parsed
