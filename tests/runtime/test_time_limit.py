@@ -437,7 +437,7 @@ def test_memory_that_does_not_suffice_for_a_file_is_its_failure(
     sizes = [5, 1 << 43] if known else [-1, -1]
     first, second = source.fetch(["a.jpg", "b.jpg"], sizes)
     assert isinstance(first, Sample)
-    assert str(second) == "has 8.8 TB, for which memory does not suffice"
+    assert str(second) == "has 8.8 TB, more than the memory allows"
 
 
 def test_a_file_that_has_grown_is_not_read_to_its_end(tmp_path: Path) -> None:

@@ -79,9 +79,9 @@ def test_samples_keep_their_rows_wherever_they_stand(say: Say, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("'x'", "key gives 'x' to several samples"),
-        ("''", "or to one ''"),
-        ("number", r"key\(0\) is 0; it is to be text"),
+        ("'x'", "key returned 'x'; keys must be unique"),
+        ("''", "key returned ''; keys must be unique and not empty"),
+        ("number", r"key\(0\) is 0; it must be a string"),
         ("1 / 0", "key failed: ZeroDivisionError"),
     ],
 )
@@ -93,7 +93,7 @@ def test_keys_that_are_none_are_refused(key: str, message: str, say: Say, tmp_pa
 
 def test_a_fingerprint_is_text(say: Say, tmp_path: Path) -> None:
     say({"a": 1}, fingerprint="b'bytes'")
-    with pytest.raises(SourceError, match=r"fingerprint\(0\) is b'bytes'; it is to be text"):
+    with pytest.raises(SourceError, match=r"fingerprint\(0\) is b'bytes'; it must be a string"):
         build(tmp_path)
 
 

@@ -1,11 +1,11 @@
-"""Identity of code: a digest of a function or class and of all that it reaches, without running it.
+"""Identity of code: a digest of a function or class and of the code that it uses, not run.
 
-- A name stands for the top-level statements that bind it, and for those that may change its value
-  when its module, or another module of the user's that is imported with it, is imported.
-- The names that these statements use are followed, through imports, into all modules of the user's.
-- An installed package counts by its version; Python's library and precache itself by name only.
-- Comments, layout, docstrings, and annotations that nothing evaluates do not count.
-- Expressions that reach code or files which cannot be known without running them are listed.
+- A name stands for the top-level statements that bind it, and for statements that may change its
+  value while its module or another module of the user, imported with it, is imported.
+- The names that these statements use are followed through imports into all modules of the user.
+- An installed package counts by its version; the standard library and precache by name only.
+- Comments, layout, docstrings, and annotations that are never evaluated do not count.
+- Expressions that use code or files which are known only at run time are listed as unfollowed.
   Files that code reads when it is called are not followed.
 """
 
@@ -54,10 +54,10 @@ class Code:
     Attributes
     ----------
     modules
-        The user's own modules that it reaches, by name, with those that each imports. A module
-        comes after those that it imports, import cycles apart.
+        The user's modules that the code reaches: name -> the reached modules that it imports. A
+        module comes after its imports, except in an import cycle.
     unfollowed
-        Expressions that reach code which cannot be known without running it.
+        Expressions that use code or files which are known only at run time.
     """
 
     digest: str
@@ -68,7 +68,7 @@ class Code:
 FileState = tuple[int, ...] | None
 _Stats = dict[Path, FileState]
 _known: dict[str, tuple[list[str], _Stats, Code]] = {}
-"""Name -> search path, state of the files and folders that were read, and the code's identity."""
+"""Cache: name -> search path, states of the files and folders that were read, and the identity."""
 
 
 def code_of(name: str) -> Code | None:
@@ -96,7 +96,7 @@ def code_of(name: str) -> Code | None:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Pause garbage collection: each pass would visit all the syntax trees again."""
+    """Pause garbage collection, which would traverse all syntax trees on each pass."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -144,9 +144,9 @@ def find_module(name: str) -> ModuleSpec | None:
 
 
 def file_state(path: Path) -> FileState:
-    """Return times, size and inode of a file or folder; None if there is none.
+    """Return times, size and inode of a file or folder; None if it cannot be read.
 
-    The ctime shows a change even if the mtime is set back.
+    The ctime reveals a change even if the mtime was reset.
     """
     try:
         status = path.stat()
@@ -161,15 +161,15 @@ def _parsed(name: str, path: Path, is_package: bool, state: FileState) -> Module
 
 
 _Fact = str | tuple[str, str] | Statement
-"""One of: a label, which is reached; ("in", module) if one of its labels is reached; ("may change",
-label) if a call of the label may change a reached one; a statement that may change one."""
+"""A label: it is reached. ("in", module): a label of the module is reached. ("may change", label):
+a call of the label may change a reached label. A statement: it may change a reached label."""
 
 
 class _Tracer:
-    """Follows names from one statement to the next.
+    """Follows names from statement to statement.
 
-    Labels stand for what names resolve to: ``module:name`` for the statements about a name,
-    ``module`` for all of them, ``package==`` for an installed package.
+    A name resolves to labels: ``module:name`` for the statements that bind the name, ``module`` for
+    all statements of a module, ``package==`` for an installed package.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class _Tracer:
         self._unfollowed: set[str] = set()
 
     def trace(self, module: str, attribute: str) -> Code:
-        """Return the identity of a module's attribute, or of the module if it has none."""
+        """Return the identity of an attribute, or of the whole module if no statement binds it."""
         self._import({(module, "")})
         roots = self._follow((module, (attribute,)))
         if module in self._broken:
@@ -239,7 +239,7 @@ class _Tracer:
             self._hold(effect)
 
     def _conclude(self, fact: _Fact) -> None:
-        """Record what follows from a fact, and reach what it is about."""
+        """Reach the statements of a fact, and add the facts that follow from it."""
         if isinstance(fact, Statement):
             self._enter(fact)
         elif isinstance(fact, str):
@@ -252,7 +252,7 @@ class _Tracer:
             self._hold(effect)
 
     def _enter(self, statement: Statement) -> None:
-        """Reach all that a statement uses."""
+        """Reach every label that a statement uses."""
         if statement in self._entered:
             return
         self._entered.add(statement)
@@ -271,7 +271,7 @@ class _Tracer:
                 self._unfollowed.add(f"{labels[-1][:-1]}, which is not found")
 
     def _is_dynamic(self, label: str) -> bool:
-        """Return True if calls of it reach code that is not followed."""
+        """Return True if a label is of a function or module whose effects are not followed."""
         module, _, name = label.partition(":")
         root = module.partition(".")[0]
         if root == "builtins" or self._is_own(label):
@@ -279,10 +279,10 @@ class _Tracer:
         return root in _DYNAMIC_MODULES or label in _DYNAMIC_NAMES
 
     def _is_imported(self, statement: Statement, chain: Chain) -> bool:
-        """Return True if a name is of a module that is imported in any case."""
+        """Return True if only plain imports bind a name; in a function, none in a ``try``."""
         code = self._modules[statement.module]
         binders = code.binders.get(chain[0]) if code is not None else None
-        if binders is None:  # in a function
+        if binders is None:  # bound in a function
             return not any(isinstance(node, ast.Try) for node in ast.walk(statement.node))
         return all(binder.is_import for binder in binders)
 
@@ -300,10 +300,10 @@ class _Tracer:
         labels = {statement.module, *(f"{statement.module}:{name}" for name in statement.bound)}
         return not labels.isdisjoint(self._facts)
 
-    # What a name resolves to
+    # Resolution of names
 
     def _uses(self, statement: Statement) -> dict[Chain, list[str]]:
-        """The names that a statement uses, with what they stand for."""
+        """Return the names that a statement uses, with their labels."""
         uses = self._used.get(statement)
         if uses is None:
             names = statement.names.uses.items()
@@ -312,12 +312,12 @@ class _Tracer:
         return uses
 
     def _labels(self, targets: Iterable[Target]) -> list[str]:
-        """Resolve names, in order."""
+        """Return the distinct labels of names, in order."""
         labels = [label for target in targets for label in self._resolution(target)[0]]
         return list(dict.fromkeys(labels))
 
     def _resolution(self, target: Target) -> tuple[list[str], set[str]]:
-        """Resolve a name; returns the modules of the user's own that this depends on, too."""
+        """Return the labels of a name, and the user's modules that its resolution visited."""
         if target not in self._resolved:
             visited: set[str] = set()
             self._resolved[target] = self._resolve(*target, set(), visited), visited
@@ -386,20 +386,20 @@ class _Tracer:
         return name in code.binders or any(self._provides(s, name, seen) for _, s in code.stars)
 
     def _group(self, label: str) -> str:
-        """Return the label of what a name resolves to."""
+        """Return the package or module that a label counts as, or the label itself."""
         module = label.partition(":")[0]
         if self._packages.get(module) is not None:
             return f"{module.partition('.')[0]}=="
         return module if module in self._hashes else label
 
     def _is_own(self, label: str) -> bool:
-        """Return True if it is of a module of the user's own whose source is known."""
+        """Return True if a label belongs to a module of the user with Python source."""
         return self._modules.get(label.partition(":")[0]) is not None
 
-    # Statements about a label
+    # Statements of a label
 
     def _parts(self, label: str) -> list[Target]:
-        """Return all names that a module binds, if a label is of the whole module."""
+        """Return all names that a module binds, if the label stands for a whole module."""
         code = self._modules.get(label)
         if code is None:
             return []
@@ -409,7 +409,7 @@ class _Tracer:
         ]
 
     def _bound(self, label: str) -> list[Statement]:
-        """Statements that bind a name, imports apart; for a module, all of them."""
+        """Return the statements that bind a name, without imports; for a module, all statements."""
         module, _, name = label.partition(":")
         code = self._modules.get(module)
         if code is None:
@@ -418,10 +418,10 @@ class _Tracer:
             return code.statements
         return [statement for statement in code.binders.get(name, ()) if not statement.is_import]
 
-    # What statements change
+    # Effects of statements
 
     def _examine(self, code: Module) -> None:
-        """Note what the statements of a module change, and load the modules that it imports."""
+        """Record the effects of a module's statements, and parse the modules that it imports."""
         self._import(code.imported)
         for statement in code.statements:
             if not statement.may_have_effects:
@@ -434,18 +434,18 @@ class _Tracer:
                 self._imply(("may change", label), statement)
 
     def _imply_change(self, label: str, effect: _Fact) -> None:
-        """Record an effect that may change what a label stands for, once the label is reached."""
+        """Record an effect that holds once the label, which it may change, is reached."""
         module, _, name = label.partition(":")
         self._imply(self._group(label), effect)
         if self._is_own(label):
             self._imply(module if name else ("in", module), effect)
 
     def _changes(self, statement: Statement) -> tuple[set[str], set[str]]:
-        """Labels of what a statement may change at import, itself and by calling it."""
+        """Return the labels that a statement may change at import, and those that it may call."""
         names = statement.names_at_import
         assigned, used = self._labels(names.assigned), self._labels(names.changed)
         changed = {*assigned, *(label for label in used if not self._is_fixed(label))}
-        for label in filter(self._is_variable, assigned):  # another name, perhaps
+        for label in filter(self._is_variable, assigned):  # it may alias another name
             changed.update(*(used for s in self._bound(label) for used in self._uses(s).values()))
         called = {*assigned, *used}
         for functions, arguments in names.called:
@@ -463,7 +463,7 @@ class _Tracer:
         return changed, called
 
     def _explore(self, label: str) -> None:
-        """Find the calls that may change an object: of functions that name it or call such ones."""
+        """Find the calls that may change a label: those of functions that reach it."""
         left = [label]
         while left:
             label = left.pop()
@@ -486,12 +486,12 @@ class _Tracer:
                     left += labels
 
     def _is_fixed(self, label: str) -> bool:
-        """Return True if only an assignment to its name changes it."""
+        """Return True if only an assignment to its name can change a label."""
         bound = self._bound(label)
         return ":" in label and bool(bound) and all(statement.is_fixed for statement in bound)
 
     def _is_variable(self, label: str) -> bool:
-        """Return True if calls may change it."""
+        """Return True if calls may change a label: it is neither fixed nor a definition."""
         name = label.partition(":")[2]
         return not self._is_fixed(label) and not all(
             statement.defines(name) for statement in self._bound(label) if ":" in label
@@ -501,7 +501,7 @@ class _Tracer:
         return ":" in label and any(isinstance(s.node, ast.ClassDef) for s in self._bound(label))
 
     def _has_hooks(self, label: str, seen: set[str]) -> bool:
-        """Return True if code of the user's own runs when a class inherits from this one."""
+        """Return True if code of the user runs when a class inherits from this label."""
         if label in seen or ":" not in label:
             return False
         seen.add(label)
@@ -521,7 +521,7 @@ class _Tracer:
         return self._places[module]
 
     def _module(self, name: str) -> Module | None:
-        """Return a module of the user's own; None for one without Python source."""
+        """Return a module of the user; None if it has no readable Python source."""
         if name in self._modules:
             return self._modules[name]
         place = self._places[name]
@@ -548,7 +548,7 @@ class _Tracer:
         return None
 
     def _import(self, imported: set[tuple[str, str]]) -> None:
-        """Read the modules of the user's own that are imported."""
+        """Parse those imported modules that belong to the user."""
         for module in sorted({module for pair in imported for module in _with_parents(*pair)}):
             if self._place(module) is not None and self._packages[module] is None:
                 self._module(module)
@@ -576,15 +576,15 @@ class _Tracer:
 
 
 def _with_parents(module: str, name: str) -> list[str]:
-    """Return the modules that are imported with a module, and with a name in it that may be one."""
+    """Return a module, its parents, and its submodule of that name, if a name is given."""
     parts = [*module.split("."), *([name] if name else [])]
     return [".".join(parts[: end + 1]) for end in range(len(parts))]
 
 
 def _installed(place: ModuleSpec) -> str | None:
-    """Return versions of the packages that a module may be of, empty for Python's library.
+    """Return the versions of the packages that may contain a module.
 
-    None for a module of the user's own.
+    The text is empty for the standard library and precache; None for a module of the user.
     """
     origin = place.origin or next(iter(place.submodule_search_locations or ()), "")
     path = Path(origin)
@@ -599,7 +599,10 @@ def _installed(place: ModuleSpec) -> str | None:
 
 @functools.cache
 def _distributions(root: str) -> str | None:
-    """Do `importlib.metadata.packages_distributions` without parsing all metadata."""
+    """Return the versions of the packages that install a top-level module; None if none does.
+
+    Faster than `importlib.metadata.packages_distributions`, which parses all metadata.
+    """
     try:
         return f"{root}=={importlib.metadata.version(root).split('+')[0]}"
     except importlib.metadata.PackageNotFoundError:

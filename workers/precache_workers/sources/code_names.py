@@ -1,6 +1,6 @@
-"""Names in Python source that each top-level statement of a module binds, uses and may change.
+"""Names that each top-level statement of a Python module binds, uses and may change.
 
-Nothing is run. Docstrings, and annotations that nothing evaluates, are left out.
+The code is parsed, not run. Docstrings, and annotations that are never evaluated, are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from precache.errors import RecipeError
 Chain = tuple[str, ...]
 """A dotted name, such as ``("np", "random", "choice")``."""
 Target = tuple[str, Chain]
-"""A module, and a dotted name in it; without one, all of the module."""
+"""A module, and a dotted name in it; an empty name stands for the whole module."""
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -30,7 +30,7 @@ _BLOCKS = (ast.stmt, ast.match_case)
 _WITHOUT_NAMES = {"ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment", "level"}
 _IMPORT_CALLS = {"import_module", "__import__"}
 _NAMESPACES = {"exec", "eval", "globals", "locals", "vars"}
-"""Built-in functions by which a module may bind any name of its own when it is imported."""
+"""Built-in functions that may bind any name of a module when it is imported."""
 _INTROSPECTION = {"__annotations__", "__doc__", "__globals__", "__subclasses__"}
 _READERS = {"fromfile", "load", "loadtxt", "open", "read_bytes", "read_text"}
 _FIXED = {"Path", "compile", "frozenset", "getLogger"}
@@ -38,17 +38,17 @@ _FIXED = {"Path", "compile", "frozenset", "getLogger"}
 _LITERALS = (ast.Constant, ast.Tuple, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop, ast.Load)
 
 LATER, NOW, EFFECT = range(3)
-"""When an expression is evaluated: in a call; at import; at import, for its effect alone."""
+"""Time of evaluation: in a call; at import; at import, with the value unused."""
 
 
 def canonical(tree: ast.AST) -> str:
-    """Dump a tree as all releases of Python do: without positions and empty fields."""
+    """Dump a tree without positions and empty fields, alike in all releases of Python."""
     text: list[str] = []
     left: list[Any] = [tree]
     while left:
         node = left.pop()
         kind = type(node)
-        if kind is str:  # from here on; those of the tree are constants
+        if kind is str:  # a finished part; the tree holds its own strings in `Constant` nodes
             text.append(node)
         elif kind is ast.Name:
             text.append(f"Name(id={node.id!r})")
@@ -76,7 +76,7 @@ def canonical(tree: ast.AST) -> str:
 def _shown(constant: ast.Constant) -> str:
     try:
         return repr(constant.value)
-    except ValueError:  # of a whole number, for its size
+    except ValueError:  # the integer has too many digits
         return hex(constant.value)  # type: ignore[arg-type]
 
 
@@ -86,16 +86,16 @@ class Module:
     Attributes
     ----------
     binders
-        By name, the statements that bind it.
+        Name -> the statements that bind it.
     stars
-        Modules of which all names are imported, with the number of the statement.
+        Star imports: the number of the statement, and the module.
     imported
-        Modules that are imported with it, and names in these that may be modules.
+        Pairs of an imported module and a name in it that may be a submodule, empty for none.
 
     Raises
     ------
     RecipeError
-        It does not parse.
+        The file cannot be read or parsed.
     """
 
     def __init__(self, name: str, path: Path, is_package: bool) -> None:
@@ -125,14 +125,14 @@ class Module:
                     self.stars.append((statement.number, _from(node, package)))
 
     def providers(self, name: str) -> list[Statement | str]:
-        """Return the statements and modules of star imports that bind a name, or may, in order."""
+        """Return statements that bind a name, and modules of star imports that may, in order."""
         providers: list[tuple[int, Statement | str]] = [*self.stars]
         providers += [(statement.number, statement) for statement in self.binders.get(name, ())]
         return [provider for _, provider in sorted(providers, key=lambda pair: pair[0])]
 
     @functools.cached_property
     def exports(self) -> frozenset[str] | None:
-        """The names in a literal ``__all__``."""
+        """Names in ``__all__``; None if it is missing or not one literal."""
         statements = self.binders.get("__all__", [])
         node = statements[0].node if len(statements) == 1 else None
         value = node.value if isinstance(node, ast.Assign) else None
@@ -156,7 +156,7 @@ class Statement:
 
     @functools.cached_property
     def bound(self) -> dict[str, list[Target]]:
-        """Names that it binds, also as global ones of a function, with what those imported are."""
+        """Names that it binds, ``global`` ones included, with the targets of imported names."""
         if self._has_globals:
             return self.names.bound
         if isinstance(self.node, _DEFINITIONS) and not self.may_have_effects:
@@ -165,7 +165,7 @@ class Statement:
 
     @property
     def may_have_effects(self) -> bool:
-        """Return True if it may change more at import than the names that it binds."""
+        """True if it may change more at import than the names that it binds."""
         node = self.node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             outside = [*node.decorator_list, *node.args.defaults, *node.args.kw_defaults]
@@ -174,7 +174,7 @@ class Statement:
 
     @functools.cached_property
     def is_fixed(self) -> bool:
-        """Return True if it binds names to values that only another binding could change."""
+        """True if it binds names to values that count as immutable."""
         node = self.node
         if not isinstance(node, ast.Assign):
             return False
@@ -189,7 +189,7 @@ class Statement:
 
     @functools.cached_property
     def digest(self) -> str:
-        """XXH3-128 (hex) of its code; empty for an import, of which the names are resolved."""
+        """XXH3-128 (hex) of its code; empty for an import, whose names are resolved instead."""
         text = "" if self.is_import else canonical(self.names.node)
         return text and xxhash.xxh3_128_hexdigest(text.encode())
 
@@ -199,7 +199,7 @@ class Statement:
 
     @functools.cached_property
     def names_at_import(self) -> Names:
-        """The names that are used at import: without those in the bodies of functions."""
+        """Names that are used at import, without those in bodies of functions."""
         if not isinstance(self.node, _DEFINITIONS):
             return self.names
         return Names(self.node, self.module, self._package, bodies=False)
@@ -214,34 +214,34 @@ class _Scope:
 
 
 class Names:
-    """The names in a statement, by what it may do with them; local ones are left out.
+    """Names in a statement, grouped by their use; local names are left out.
 
     Attributes
     ----------
     bound
-        Names of the module that it binds, with the targets of those that it imports.
+        Names of the module that it binds, with the targets of imported names.
     uses
-        All names, as they are written.
+        All names as written, with their targets.
     changed
-        Evaluated at import for their effect alone, which may be to change them.
+        Names in expressions whose value is unused at import: the expression may change them.
     assigned, stored
-        Parts of them are assigned to: at import, in functions.
+        Names whose attributes or items are assigned: at import; in functions.
     called
-        Called at import: functions, and their arguments.
+        Functions called at import, with their arguments.
     methods
-        Called in functions.
+        Functions and methods called in functions.
     bases
-        Of classes.
+        Base classes.
     imported
-        Modules that it imports, and names in these that may be modules.
+        Pairs of an imported module and a name in it that may be a submodule, empty for none.
     has_hooks
-        Whether it makes a class that runs code when another inherits from it.
+        True if it defines a class that runs code when another class inherits from it.
     runs_code
-        Whether it may bind any name of its module at import.
+        True if it may bind any name of its module at import.
     unfollowed
-        Expressions that are not followed, whatever their names stand for.
+        Expressions that are not followed, whatever their names resolve to.
     shown
-        The calls of names, to show them.
+        Name -> a call of it, for messages.
     """
 
     def __init__(self, node: ast.stmt, module: str, package: str, *, bodies: bool = True) -> None:
@@ -268,10 +268,10 @@ class Names:
         self._left: list[tuple[ast.AST, _Scope, int]] = [(node, outermost, NOW)]
         while self._left:
             self._look_at(*self._left.pop())
-        for name, scope in self._classes:  # of which attributes are what they import
+        for name, scope in self._classes:  # names imported in its body are attributes
             for alias, targets in scope.names.items():
                 self.uses.setdefault((name, alias), []).extend(targets)
-        for targets, chain, scope in self._occurrences:  # when it is known which names are local
+        for targets, chain, scope in self._occurrences:  # now all local names are known
             targets += [target for target in self._targets(chain, scope) if target not in targets]
 
     def _look_at(self, node: ast.AST, scope: _Scope, when: int) -> None:
@@ -370,7 +370,7 @@ class Names:
         self._push(_children(node), scope, when)
 
     def _look_at_format(self, node: Any, scope: _Scope, when: int) -> None:
-        """Visit an f-string, without its empty parts, which only some releases of Python add."""
+        """Visit an f-string without its empty parts, which only some releases of Python add."""
         node.values = [part for part in node.values if getattr(part, "value", None) != ""]
         self._push(node.values, scope, when)
 
@@ -413,7 +413,7 @@ class Names:
         when_inside: int,
         when: int,
     ) -> None:
-        """Look at a definition later: the body in a scope of its own, the rest outside of it."""
+        """Queue a definition: its body in the inner scope, all else in the outer scope."""
         inner.names |= {parameter.name: [] for parameter in getattr(node, "type_params", ())}
         if self._bodies or inner.is_class:
             self._push(body, inner, when_inside)
@@ -440,7 +440,7 @@ class Names:
             self._occurrences += [(targets, dotted, scope) for dotted in names]
 
     def _note_root(self, targets: list[Target], node: ast.AST, scope: _Scope) -> None:
-        """Note the dotted name that an expression begins with: of ``a.b[0].c()``, ``a.b``."""
+        """Note the dotted name that an expression begins with: ``a.b`` for ``a.b[0].c()``."""
         chain = _chain(node)
         while chain is None and isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
             node = node.func if isinstance(node, ast.Call) else node.value
@@ -449,7 +449,7 @@ class Names:
             self._occurrences.append((targets, chain, scope))
 
     def _targets(self, chain: Chain, scope: _Scope | None) -> list[Target]:
-        """Resolve a dotted name: to nothing for a local variable's."""
+        """Return the targets of a dotted name; none if it begins with a local variable."""
         innermost = True
         while scope is not None and scope.outer is not None:
             targets = scope.names.get(chain[0]) if innermost or not scope.is_class else None
@@ -476,7 +476,7 @@ _LOOKS: dict[type[ast.AST], Callable[[Names, Any, _Scope, int], None]] = {
 
 
 def _tidy(node: Any, in_class: bool) -> None:
-    """Remove what does not count: docstrings, and annotations that nothing evaluates."""
+    """Remove docstrings, ``pass`` statements, and annotations that are never evaluated."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list:
         node.returns = None
         for argument in _arguments(node):
@@ -506,7 +506,7 @@ def _is_idle(node: ast.stmt) -> bool:
 
 
 def _children(node: ast.AST) -> list[Any]:
-    """Return the nodes below a node in which there may be names."""
+    """Return the child nodes that may contain names."""
     children = []
     for name in node._fields:
         if name not in _WITHOUT_NAMES:
@@ -523,7 +523,7 @@ def _parts_of_comprehension(node: ast.AST) -> list[Any]:
 
 
 def _run_at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements within a statement that run when its module is imported."""
+    """Yield a statement and the nested statements that run when its module is imported."""
     left = [node]
     while left:
         node = left.pop()
@@ -534,7 +534,7 @@ def _run_at_import(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _chain(node: ast.AST) -> Chain | None:
-    """Return the dotted name that an expression is."""
+    """Return an expression as a dotted name; None if it is anything else."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -568,21 +568,21 @@ def _imports(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[
 
 
 def _imported(node: ast.Import | ast.ImportFrom, package: str) -> set[tuple[str, str]]:
-    """Return the modules that it imports, and names in these that may be modules."""
+    """Return the modules that it imports, each with a name that may be a submodule."""
     if isinstance(node, ast.Import):
         return {(alias.name, "") for alias in node.names}
     return {(_from(node, package), alias.name) for alias in node.names}
 
 
 def _from(node: ast.ImportFrom, package: str) -> str:
-    """Return the module that names are imported from."""
+    """Return the absolute name of the module that names are imported from."""
     parts = package.split(".")
     base = parts[: len(parts) - node.level + 1] if node.level else []
     return ".".join([*base, *([node.module] if node.module else [])])
 
 
 def _imported_by(call: ast.Call) -> str | None:
-    """Return the module that a call imports by a constant name."""
+    """Return the module that a call imports; None unless its name is a constant."""
     called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
     if called not in _IMPORT_CALLS or len(call.args) != 1 or call.keywords:
         return None

@@ -1,4 +1,4 @@
-"""Compressed files as streams that are read forward, from their beginning."""
+"""Compressed files as forward-only streams."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from precache.errors import SourceError, StorageError
 from precache_workers.runtime.time_limit import notes
 
 MOST_RATIO, LEAST_LIMIT = 1000, 64 << 20
-"""A file that decompresses to more than so many times its size, and so many bytes, is refused."""
+"""A file is refused if it decompresses to more than `MOST_RATIO` times its size and more than
+`LEAST_LIMIT` bytes."""
 
 SKIPPED_BYTES = 1 << 20
-"""Bytes that are decompressed at once to be left out."""
+"""Bytes that are decompressed at a time to skip them."""
 
 PACKED_BYTES, MOST_MEMORY = 64 << 10, 256 << 20
-"""Bytes of a file of xz or bzip2 that are read at once, and of the memory that xz may take."""
+"""Bytes of an xz or bzip2 file that are read at a time; limit of the memory that xz uses."""
 
 
 def compression_of(start: bytes) -> str:
-    """Return the name of the compression of a tar archive by its first bytes, "" for none."""
-    if start[257:262] == b"ustar":  # else a member's name may begin as a compressed file does
+    """Return the compression of a tar archive from its first bytes; "" if it has none."""
+    if start[257:262] == b"ustar":  # plain tar: a member's name may look like a magic number
         return ""
     return next((name for name, (magic, _) in _COMPRESSIONS.items() if start.startswith(magic)), "")
 
 
 class DecompressedFile:
-    """The contents of a compressed file, as a stream that is read forward.
+    """The contents of a compressed file as a forward-only stream.
 
     Parameters
     ----------
     name
-        Of the compression, as `compression_of` returns it.
+        Compression, as `compression_of` returns it.
     size
-        Of the compressed file.
+        Size of the compressed file in bytes.
     where
         Path or URL of the file, for errors.
     """
@@ -49,12 +50,12 @@ class DecompressedFile:
         self._where = where
 
     def seek(self, offset: int) -> None:
-        """Leave out what comes before an offset.
+        """Skip forward to an offset.
 
         Raises
         ------
         ValueError
-            The stream is past it.
+            The stream is already past the offset.
         """
         if offset < self._place:
             raise ValueError(f"cannot go back to byte {offset:,}")
@@ -62,12 +63,12 @@ class DecompressedFile:
             pass
 
     def finish(self) -> None:
-        """Decompress the rest, so that all checksums are checked."""
+        """Decompress the rest to verify all checksums."""
         while self.read(SKIPPED_BYTES):
             pass
 
     def read(self, size: int) -> bytes:
-        """Return so many bytes, or fewer at the end.
+        """Return `size` bytes, or fewer at the end.
 
         Raises
         ------
@@ -90,7 +91,7 @@ class DecompressedFile:
                 f"{self._where} cannot be decompressed: {error}; it is damaged, cut off, or takes "
                 "too much memory"
             ) from None
-        notes().advance()  # much may come before what is wanted
+        notes().advance()  # skipping may take long
         self._place += len(data)
         if self._place > self._most_bytes:
             raise SourceError(
@@ -107,10 +108,9 @@ def _open_zstd(stream: BinaryIO) -> Any:
 
 
 class _Streams:
-    """Contents of all streams of a file.
+    """The concatenated contents of all streams in a file.
 
-    `lzma.LZMAFile` cannot limit the memory that a file asks for; `bz2.BZ2File` ignores trailing
-    bytes that are no stream.
+    `lzma.LZMAFile` cannot limit memory; `bz2.BZ2File` ignores trailing garbage.
     """
 
     def __init__(self, stream: BinaryIO, new: Callable[[], Any]) -> None:
@@ -122,7 +122,7 @@ class _Streams:
         data: bytes = b""
         while not data:
             packed = b""
-            if self._decompressor.eof:  # another stream may follow, behind zeros
+            if self._decompressor.eof:  # another stream may follow after zeros
                 packed = self._decompressor.unused_data.lstrip(b"\0")
                 while not packed:
                     packed = self._stream.read(PACKED_BYTES)
@@ -143,7 +143,7 @@ def _new_xz() -> lzma.LZMADecompressor:
 
 
 _SKIPPABLE = tuple(bytes([0x50 + number, 0x2A, 0x4D, 0x18]) for number in range(16))
-"""First bytes of frames of zstd that have no contents; pzstd writes one first."""
+"""Magic numbers of skippable zstd frames; files of pzstd begin with one."""
 
 _COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], Callable[[Any], Any]]] = {
     "gzip": (b"\x1f\x8b", lambda stream: gzip.GzipFile(fileobj=stream)),
@@ -151,4 +151,4 @@ _COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], Callable[[Any], Any]]]
     "xz": (b"\xfd7zXZ", lambda stream: _Streams(stream, _new_xz)),
     "zstd": ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _open_zstd),
 }
-"""First bytes of files, or several, and functions that open them."""
+"""Compression -> its magic number or numbers, and the function that opens a stream of it."""

@@ -1,4 +1,4 @@
-"""Names of containers: one file, a folder of them, a pattern (``*``, ``**``, ``?``) or braces."""
+"""Resolve names of containers: a file, a folder, a pattern (``*``, ``**``, ``?``) or braces."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from precache.storage.base import LINK_OUT, FileInfo, Folder, left_out_text
 from precache.storage.open import StorageOptions, open_folder
 
 MOST_NAMES = 100_000
-"""Names that braces may expand to."""
+"""Maximum number of names that braces expand to."""
 
 REQUESTS = 16
-"""Files that are looked at side by side."""
+"""Files that are looked up concurrently on remote storage."""
 
 _MAGIC = re.compile(r"[*?\[]")
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -31,18 +31,18 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 @dataclass(frozen=True)
 class Containers:
-    """Files that a source names, below one folder.
+    """The files of a source, all below one folder.
 
     Attributes
     ----------
     folder
-        The folder that all of them lie below; keys begin with their names below it.
+        The folder that contains all files; keys begin with names relative to it.
     uri
-        What names them: a URL, or an absolute path.
+        The URL, absolute path or pattern that names the files.
     suffixes
-        Of the files that count where the source is a folder.
+        Suffixes of the files that are read if the source is a folder.
     names
-        The files, where a document of the source's own names them.
+        The files, if metadata of the source lists them; empty to resolve `uri`.
     """
 
     folder: Folder
@@ -59,12 +59,13 @@ class Containers:
         *,
         follow_links: bool = False,
     ) -> Containers:
-        """Resolve the name of a source; only a local disk is looked at.
+        """Resolve the name of a source, without requests to remote storage.
 
         Raises
         ------
         UsageError
-            Braces do not fit, or expand to too many names.
+            Braces are unbalanced or expand to too many names, ``..`` occurs in a URL, or the
+            files lie in several buckets.
         """
         if "://" not in uri:
             uri = str(Path(uri).expanduser().absolute())
@@ -75,17 +76,17 @@ class Containers:
         return shown(self.uri)
 
     def files(self, left_out: Counter[str]) -> list[FileInfo]:
-        """Find the files, in the order of the patterns, and sorted where one has several.
+        """Return the files in the order of the patterns; matches of one pattern are sorted.
 
         Parameters
         ----------
         left_out
-            Gets the number of files that a pattern fits and that are left out, by reason.
+            Output: number of matching files that were left out, by reason.
 
         Raises
         ------
         SourceError
-            There are none, or a named one is missing.
+            No file matches, or a named file is missing.
         """
         names: dict[str, None] = {}
         infos: dict[str, FileInfo] = {}
@@ -125,12 +126,12 @@ class Containers:
         return [infos[name] for name in names if name in infos]
 
     def _is_link_out(self, name: str) -> bool:
-        """Return True for a file that lies elsewhere, where a link leads that is not followed."""
+        """Return True for a link that is not followed, as its file is outside of the folder."""
         path = self.folder.local(name)
         return path is not None and path.is_file() and self.folder.info(name) is None
 
     def _in_folder(self, name: str, left_out: Counter[str]) -> list[FileInfo]:
-        """Find the files below a folder; raises if there is none."""
+        """Return the files below a folder; raises if there are none."""
         folder = self.folder.folder(name) if name else self.folder
         if folder.kind() is None:
             raise SourceError(f"the source {self} does not exist; correct the path")
@@ -146,7 +147,7 @@ class Containers:
 
 
 def _resolved(uri: str) -> tuple[str, list[str], bool]:
-    """Return the folder that all files lie below, their names or patterns, and if these are any."""
+    """Return the common folder, names or patterns below it, and True if patterns are allowed."""
     protocol, mark, path = uri.partition("://")
     if not mark:
         protocol, path = "", uri
@@ -169,7 +170,7 @@ def expand_braces(text: str) -> list[str]:
     Raises
     ------
     UsageError
-        A brace has no partner, or there are too many names.
+        Braces are unbalanced or malformed, or there are too many names.
     """
     texts, count = [text], 1
     while any(_BRACES.search(name) for name in texts):
@@ -212,7 +213,7 @@ def _split(path: str, magic: bool) -> tuple[str, str]:
 
 
 def _common(folders: list[str], at_least: int) -> str:
-    """Return the folder that all lie below; the parts up to `at_least`, a bucket, must be alike."""
+    """Return the common parent; raises unless the first `at_least` parts, the bucket, agree."""
     parts = [folder.split("/") for folder in folders]
     same = list(itertools.takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False)))
     if len(same) < at_least:
@@ -221,7 +222,7 @@ def _common(folders: list[str], at_least: int) -> str:
 
 
 def _matching(folder: Folder, parts: list[str], prefix: str = "") -> Iterator[str]:
-    """Yield the names below a folder that fit a pattern, part by part, sorted."""
+    """Yield the names below a folder that match a pattern without ``**``, sorted."""
     first, *rest = parts
     if _MAGIC.search(first):
         names = [name for name in folder.names(prefix.rstrip("/")) if _fits([name], [first])]
@@ -237,7 +238,7 @@ def _matching(folder: Folder, parts: list[str], prefix: str = "") -> Iterator[st
 def _walk(
     folder: Folder, pattern: str, suffixes: tuple[str, ...], left_out: Counter[str]
 ) -> Iterator[FileInfo]:
-    """Yield the files below a folder that fit a pattern with ``**``, and one of any suffixes."""
+    """Yield the files below a folder that match a pattern with ``**``, and one of the suffixes."""
     parts = pattern.split("/")
 
     def fits(name: str) -> bool:
@@ -250,9 +251,9 @@ def _walk(
 
 
 def _fits(names: list[str], parts: list[str]) -> bool:
-    """Return True if the parts of a name fit those of a pattern; ``**`` fits any number.
+    """Return True if the parts of a name match those of a pattern; ``**`` matches any number.
 
-    As in a shell, a hidden name fits only a part that begins with a dot.
+    As in a shell, a hidden name matches only a part that begins with a dot.
     """
     if not parts or not names:
         return not names and all(part == "**" for part in parts)

@@ -1,13 +1,13 @@
-"""Sources whose samples lie in containers: archives and tables, each a file with many samples.
+"""Sources whose samples lie in containers: archives and tables, files with many samples each.
 
-A format scans a container for its members and reads members of it; naming containers, listing them
-side by side, keeping an index of those that did not change, and fetching are the same for all.
+A format scans a container for its members and reads them. All formats share the naming of
+containers, their concurrent listing, the index of unchanged containers, and fetching.
 
-A sample's key is the name of its container, below the folder in which all of them lie, a slash, and
-its name within; of a table with a column of keys, it is what this has. Its location is the text
-``CONTAINER#UNIT``, a tab, and a place of the format's own: samples of one unit are read at once. A
-location is checked when it is read, as its container may have changed since it was listed. A
-process that has only keys, such as the viewer, lists once.
+A sample's key is the name of its container relative to the common folder, a slash, and the sample's
+name in the container; a table with a key column gives the key itself. Its location is the text
+``CONTAINER#UNIT``, a tab, and a place that the format defines; samples of one unit are read
+together. A location is checked when it is read, as its container may have changed since the
+listing. A process that has only keys, such as the viewer, lists the source once.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from precache_workers.sources.container_names import Containers
 from precache_workers.sources.labels import Kind, encode_labels, joined
 
 UNIT_BYTES = 1 << 20
-"""Bytes of neighbours that are read at once; with more, rows of sorted containers mix less."""
+"""Bytes of neighbours that are read together; with more, rows of sorted containers mix less."""
 
 CHANGED = "has changed since it was listed"
-"""Text of errors after which a container is to be listed anew, even if it seems unchanged."""
+"""Text of errors after which a container must be listed again, even if it seems unchanged."""
 
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
-"""Containers that are scanned at a time."""
+"""Containers that are scanned concurrently."""
 
 _INDEXED = TypeAdapter(
     list[
@@ -65,12 +65,12 @@ _INDEXED = TypeAdapter(
         ]
     ]
 )  # fmt: skip
-"""Containers of an index: as `FileInfo` has them, their number of samples, and the attributes of
-`Members` that are no columns."""
+"""Containers of an index: the fields of `FileInfo`, the number of samples, and the attributes of
+`Members` that are not columns."""
 
 INDEX_RULES = b"4"
-"""Version of the rules of listing. Increase it when a format lists other keys or labels for the
-same file: indexes of other rules are ignored."""
+"""Version of the listing rules; indexes of other versions are ignored. Increase it when a format
+lists other keys or labels for the same file."""
 
 _INDEX_COLUMNS = {
     "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "label": "string",
@@ -84,20 +84,20 @@ class TimeUpError(Exception):
 
 @dataclass(kw_only=True)
 class Members:
-    """The samples of one container, column by column: a million must take little memory.
+    """The samples of one container, as columns to save memory.
 
     Attributes
     ----------
     labels
-        As text; empty for none.
+        Labels as text; empty for none.
     kind
         Kind of the labels; None if there are none.
     classes
-        Names of all classes by number, if the container has them.
+        Names of all classes, by number, if the container has them.
     ignored, left_out
         As in `Listing`.
     notes
-        Lines for the user, which are said once for all containers; counts replace ``{count}``.
+        Lines for the user, shown once for all containers; the total replaces ``{count}``.
     """
 
     keys: list[str] = field(default_factory=list)
@@ -136,7 +136,7 @@ class RequestedSample:
 
 
 class Format(Protocol):
-    """A kind of container. Travels to the workers as a pickle."""
+    """A kind of container. Workers receive it as a pickle."""
 
     @property
     def noun(self) -> str:
@@ -152,9 +152,9 @@ class Format(Protocol):
         Raises
         ------
         SourceError, StorageError
-            It is damaged, or hostile; it cannot be read.
+            It is damaged or hostile; it cannot be read.
         TimeUpError
-            The clock `time.monotonic` is past `until`.
+            `time.monotonic()` is past `until`.
         """
 
     def read(
@@ -232,7 +232,7 @@ class ContainerSource:
     def _scans(
         self, files: Sequence[FileInfo], known: Mapping[tuple[Any, ...], Members], until: float
     ) -> Iterator[Members]:
-        """Yield the members of each container, as far as there is time."""
+        """Yield the members of each container until the time is up."""
 
         def scan(file: FileInfo) -> Members | None:
             held = known.get(_identity(file))
@@ -305,7 +305,7 @@ class ContainerSource:
             return self.format.read(self.folder, name, number, wanted, self.most_bytes)
         except MemoryError:
             if len(wanted) == 1:
-                return [SampleError("memory does not suffice for it")]
+                return [SampleError("there is not enough memory to read it")]
             return [fetched for one in wanted for fetched in self._read(unit, [one])]
         except StorageError as error:
             return [FetchError(str(error)) for _ in wanted]
@@ -313,13 +313,13 @@ class ContainerSource:
             return [changed(self.folder, name, one.key) for one in wanted]
 
     def _known(self) -> Mapping[str, str]:
-        """Return key -> location of all samples; lists them if this process did not."""
+        """Return key -> location of all samples; lists them if this process has not yet done so."""
         table = _located.get(self.index_name) or self.list(lambda count: None).table
         return table.location_by_key
 
 
 _located: dict[str, RowTable] = {}
-"""Source -> its listing in this process; single operations of a dict need no lock."""
+"""Index name of a source -> its listing in this process. Single dict operations need no lock."""
 
 
 def too_large_error(nbytes: int, most_bytes: int) -> SampleError:
@@ -330,7 +330,7 @@ def too_large_error(nbytes: int, most_bytes: int) -> SampleError:
 
 
 def changed(folder: Folder, name: str, key: str) -> FetchError:
-    """Return the error of a sample that is not where its container had it when it was listed."""
+    """Return the error of a sample that is not at its listed place in its container."""
     return FetchError(
         f"{folder.path(name)} {CHANGED}: {printable(key)} is not where it was; build again to list "
         "it anew"
@@ -338,7 +338,7 @@ def changed(folder: Folder, name: str, key: str) -> FetchError:
 
 
 def container_etag(file: FileInfo) -> str:
-    """Return the identity of a container, for members without one of their own; may be empty."""
+    """Return a digest of a container's identity, the etag of members without one; may be empty."""
     if not file.etag and file.mtime_ns < 0:
         return ""
     times = file.etag or f"{file.size} {file.mtime_ns}"
@@ -346,14 +346,14 @@ def container_etag(file: FileInfo) -> str:
 
 
 def member_key(container: str, name: str) -> str | None:
-    """Return the key of a member by its name, or None for a name that leads elsewhere."""
+    """Return the key of a member by its name; None for a name that leads out of its container."""
     name = name.removeprefix("./")
     key = f"{container}/{name}"
     return key if not name.startswith("/") and is_name(name) and is_name(key) else None
 
 
 def _identity(file: FileInfo) -> tuple[Any, ...]:
-    """Return what a container counts as the same by; never equal if nothing identifies it."""
+    """Return a value that is equal for an unchanged container; unique if nothing identifies it."""
     known = file.etag or file.mtime_ns >= 0
     return (*file,) if known else (file.name, object())
 
@@ -361,7 +361,7 @@ def _identity(file: FileInfo) -> tuple[Any, ...]:
 def require_unique(
     keys: Sequence[str], source: object, way_out: str = "rename or remove all but one"
 ) -> None:
-    """Raise `SourceError` for keys of several samples."""
+    """Raise `SourceError` if several samples have the same key."""
     if len(set(keys)) < len(keys):
         twice, count = Counter(keys).most_common(1)[0]
         raise SourceError(
@@ -379,7 +379,7 @@ def notes_of(listed: Sequence[tuple[FileInfo, Members]]) -> tuple[str, ...]:
 def row_table(
     listed: Sequence[tuple[FileInfo, Members]], whole: Members, source: object
 ) -> RowTable:
-    """Number the labels of the members of all containers, and return them as a table."""
+    """Return the members of all containers as a row table, with encoded labels."""
     kinds: dict[tuple[Kind, tuple[str, ...]], str] = {}
     for file, members in listed:
         if members.kind is not None:
@@ -392,8 +392,8 @@ def row_table(
             if one[1] != other[1] or joined([one[0], other[0]]) is None
         )
         raise SourceError(
-            f"labels of {printable(kinds[one])} and {printable(kinds[other])} in {source} are not "
-            f"of one kind ({one[0]}, {other[0]}), or have other class names; make them alike"
+            f"labels of {printable(kinds[one])} and {printable(kinds[other])} in {source} differ "
+            f"in kind ({one[0]}, {other[0]}) or in class names; make them alike"
         )
     names = next((classes for _, classes in kinds), ())
     labels, classes = encode_labels(whole.labels, kind, names, whole.keys, str(source))
@@ -413,7 +413,7 @@ def row_table(
 
 
 def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
-    """Serialise the members of all containers: XXH3-128 of the rest, which is a Parquet file."""
+    """Serialise the members of all containers: a Parquet file after its XXH3-128 digest."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -444,10 +444,10 @@ def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
 
 
 def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
-    """Parse an index: identity of a container -> its members; empty if it is not readable.
+    """Parse an index: identity of a container -> its members; empty if the index is invalid.
 
-    It comes out of a store. Its locations are checked when they are read, and lead only to
-    containers that the source itself names.
+    The index comes from a store and is not trusted: locations must lie in their own container, and
+    are checked again when they are read.
     """
     digest, data = data[:16], data[16:]
     if xxhash.xxh3_128_digest(data) != digest:
@@ -478,7 +478,7 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
             )
             if not all(location.startswith(f"{name}#") for location in members.locations):
                 return {}
-            if members.keys:  # a wrong label of an index must not be one of the source
+            if members.keys:  # raises for invalid labels: they must not count as the source's
                 encode_labels(members.labels, kind, classes, members.keys, name)
             known[name, size, mtime, etag] = members
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The contract of a source as one call, for tests of our sources and of plug-ins."""
+"""Check the contract of a source, for tests of built-in sources and plug-ins."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from precache.store.row_table import RowTable
 from precache_workers.sources.base import Fetched, Listing, Sample, Source
 
 FOREIGN_KEYS = ("", "..", "../other.jpg", "/etc/passwd", "no such sample", "a\0b")
-"""Keys that a store may hold and no source has."""
+"""Keys that a store may contain, but no source has."""
 
 
 def check_source(source: Source) -> Listing:
-    """Check that a source lists and fetches as a build relies on; returns its listing.
+    """Check that a source lists and fetches as a build requires; returns its listing.
 
-    All of its samples are fetched, and all of them must be sound.
+    All samples are fetched, and all of them must be readable.
 
     Raises
     ------
     AssertionError
-        It breaks the contract; the message says how.
+        The source breaks the contract; the message states the rule.
     """
     counts: list[int] = []
     listing = source.list(counts.append)
@@ -33,7 +33,7 @@ def check_source(source: Source) -> Listing:
     _require(counts[-1:] == [len(table)], "list() calls tick() last with the number of samples")
     _require(counts == sorted(counts), "the numbers that tick() is called with never fall")
     _check_table(table)
-    _require(listing.complete, "a listing without a limit of time is complete")
+    _require(listing.complete, "a listing without a time limit is complete")
     again = pickle.loads(pickle.dumps(source))
     _require(_same(again.list(lambda count: None).table, table), "a pickled source lists the same")
     _check_index(source, listing)
@@ -43,7 +43,7 @@ def check_source(source: Source) -> Listing:
 
 def _check_table(table: RowTable) -> None:
     count = len(table)
-    _require(len(set(table.keys)) == count, "keys name one sample each")
+    _require(len(set(table.keys)) == count, "keys are unique")
     _require(all(table.keys), "no key is empty")
     numbers = ("sizes", "mtimes", *(["labels"] if are_classes(table.labels) else []))
     for name in numbers:
@@ -76,7 +76,7 @@ def _check_index(source: Source, listing: Listing) -> None:
     if listing.index is not None:
         again = source.list(lambda count: None, index=listing.index)
         _require(_same(again.table, listing.table), "a listing by its index is the same")
-        _require(again.index is None, "an index that says all is not written again")
+        _require(again.index is None, "an up-to-date index is not written again")
     damaged = source.list(lambda count: None, index=b"PAR1 and no more")
     _require(_same(damaged.table, listing.table), "a damaged index is ignored")
 
@@ -85,7 +85,10 @@ def _check_fetching(source: Source, table: RowTable) -> None:
     keys, sizes, locations = list(table.keys), table.sizes.tolist(), list(table.locations)
     whole = _samples(source.fetch(keys, sizes, locations), keys)
     backwards = source.fetch(keys[::-1], sizes[::-1], locations[::-1])
-    _require(_contents(_samples(backwards, keys[::-1])[::-1]) == _contents(whole), "order counts")
+    _require(
+        _contents(_samples(backwards, keys[::-1])[::-1]) == _contents(whole),
+        "fetch() returns samples in the order of its keys",
+    )
     for number in {0, len(keys) // 2, len(keys) - 1}:
         [alone] = _samples(source.fetch([keys[number]], [-1]), [keys[number]])
         _require(
@@ -95,10 +98,10 @@ def _check_fetching(source: Source, table: RowTable) -> None:
     foreign = source.fetch(FOREIGN_KEYS, [-1] * len(FOREIGN_KEYS))
     _require(
         all(isinstance(error, FetchError) for error in foreign),
-        "a key of no sample gives a FetchError",
+        "an unknown key gives a FetchError",
     )
     for sample, size in zip(whole, sizes, strict=True):
-        _require(size in (-1, sample.nbytes), "a sample has the bytes that are listed")
+        _require(size in (-1, sample.nbytes), "a sample has its listed size")
 
 
 def _samples(fetched: Sequence[Fetched], keys: Sequence[str]) -> list[Sample]:

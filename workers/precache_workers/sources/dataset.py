@@ -1,4 +1,4 @@
-"""The samples of a torch map-style `Dataset` of the user."""
+"""Samples of a user's torch map-style `Dataset`."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ from precache_workers.sources.user_code import load_object
 class DatasetSource:
     """A torch map-style `Dataset` that ``module:factory()`` returns.
 
-    Keys are indices. Its samples are tuples (input, label) or dicts with a `label`; `targets` and
-    `classes`, as torchvision names them, are used where it has them. The source counts as changed
-    when the factory's code, or what that reaches, does.
+    Keys are indices. Samples are tuples (input, label) or dicts with a `label`. If the dataset has
+    the attributes `targets` and `classes` of torchvision, they are used. The source counts as
+    changed when the code of the factory, or code that it uses, changes.
 
-    Its attribute `fetch_threads` is the number of threads of a task that may fetch at a time: by
-    default 1, as a Dataset promises nothing about threads.
+    The dataset's attribute `fetch_threads` is the number of threads of a task that may fetch
+    concurrently: 1 by default, as a Dataset need not be thread-safe.
 
-    A dataset may have methods ``key(i)``, a name for sample i, by which it keeps its row wherever
-    it stands, and ``fingerprint(i)``, text that changes if and only if the sample does: then the
-    code does not count, and labels are the `targets`, where it has them.
+    A dataset may have a method ``key(i)``, which returns a name for sample i: the sample keeps its
+    row when its index changes. It may have a method ``fingerprint(i)``, which returns text that
+    changes if and only if the sample changes: the code then does not count, and labels are the
+    `targets`, if the dataset has them.
 
     Attributes
     ----------
     code
-        Digest that the factory's code must have.
+        Expected digest of the factory's code.
     """
 
     factory: str
     code: str
-    content_decides: bool = False  # of an array or an image its plain bytes are hashed
+    content_decides: bool = False  # arrays and images are hashed as raw bytes
     index_name: str = ""
 
     @property
     def labels_with_samples(self) -> bool:
-        """False if `targets` tell all: with fingerprints, or where they are no class numbers."""
+        """False if `targets` are the labels: with fingerprints, or if they are no class numbers."""
         dataset = _dataset(self.factory, self.code)
         if getattr(dataset, "targets", None) is None:
             return True
@@ -63,8 +64,8 @@ class DatasetSource:
         count = getattr(_dataset(self.factory, self.code), "fetch_threads", 1)
         if not isinstance(count, int) or count < 1:
             raise SourceError(
-                f"{self.factory}: fetch_threads is {count!r}; it is to be a number of threads, 1 "
-                "or more"
+                f"{self.factory}: fetch_threads is {count!r}; it must be a number of threads, 1 or "
+                "more"
             )
         return count
 
@@ -73,7 +74,7 @@ class DatasetSource:
 
     @property
     def etag(self) -> str:
-        """Identity of all samples: two factories of one module may return different ones."""
+        """Identity of all samples: digest of the factory's name and code."""
         return xxhash.xxh3_128_hexdigest(f"{self.factory} {self.code}".encode())
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
@@ -121,7 +122,7 @@ class DatasetSource:
             try:
                 fetched.append(_dataset_sample(dataset[indices[key]], known=known))
             except MemoryError:
-                fetched.append(SampleError("making it takes more memory than there is"))
+                fetched.append(SampleError("there is not enough memory to create it"))
             except (Exception, SystemExit) as error:
                 fetched.append(FetchError(f"sample {key} of {self.factory}: {error!r}"))
         return fetched
@@ -134,7 +135,7 @@ class DatasetSource:
 
 
 class _Numbers(Mapping[str, int]):
-    """Keys of a dataset without names of samples: their numbers."""
+    """Keys of a dataset without a method `key`: the sample numbers as text."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -163,21 +164,21 @@ def _indices(dataset: Any, factory: str) -> Mapping[str, int]:
             if len(numbers) < len(keys) or "" in numbers:
                 twice = next(key for key, count in Counter(["", *keys]).items() if count > 1)
                 raise SourceError(
-                    f"{factory}: key gives {twice!r} to several samples, or to one ''"
+                    f"{factory}: key returned {twice!r}; keys must be unique and not empty"
                 )
             held = _named[factory] = dataset, numbers
     return held[1]
 
 
 def _texts(method: Any, count: int, what: str) -> list[str]:
-    """Return the text that a method of a dataset has for each of its samples."""
+    """Call a method of a dataset for each sample and return the texts."""
     try:
         texts = [method(number) for number in range(count)]
     except Exception as error:
         raise SourceError(f"{what} failed: {error!r}") from error
     for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise SourceError(f"{what}({number}) is {text!r}; it is to be text")
+            raise SourceError(f"{what}({number}) is {text!r}; it must be a string")
     return texts
 
 
@@ -200,7 +201,7 @@ def _dataset(factory: str, code: str) -> Any:
 
 
 def _labels(targets: Any, classes: Sequence[str], count: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the labels of a row table from the `targets` of a dataset, and names of classes."""
+    """Encode the `targets` of a dataset as row table labels; returns them and the class names."""
     try:
         labels = np.asarray(targets)
     except (TypeError, ValueError):  # lists of different lengths, or a type that NumPy lacks
@@ -213,12 +214,12 @@ def _labels(targets: Any, classes: Sequence[str], count: int) -> tuple[np.ndarra
         without = "values"
         texts = [label_of(float(number)) for number in labels]
     elif labels.ndim != 1 and _length(targets) == count:
-        # NumPy makes text of numbers beside text.
+        # NumPy converts numbers in a list with text to text.
         lists = targets if isinstance(targets, list | tuple) else labels.tolist() or targets
         texts = [_text(row, some) for row, some in enumerate(lists)]
     else:
         raise SourceError(
-            f"the dataset's targets are {labels.dtype} {labels.shape}; they are to be {count} "
+            f"the dataset's targets are {labels.dtype} {labels.shape}; they must be {count} "
             f"labels, one for each sample: {_CLASS_NUMBERS}, numbers with a fraction, or lists of "
             "classes"
         )
@@ -240,7 +241,7 @@ def _is_class_number(number: Any) -> bool:
 
 
 def _length(targets: Any) -> int:
-    """Return the number of targets; -1 for what has no length, such as a number."""
+    """Return the number of targets; -1 for an object without a length, such as a number."""
     try:
         return len(targets)
     except TypeError:
@@ -256,9 +257,10 @@ def _text(row: int, some: Any) -> tuple[str, Kind | None]:
 
 
 def _number(label: Any, *, known: bool) -> int | None:
-    """Return the label that came with a sample; None if it has none, or if `targets` have it.
+    """Return the class number that came with a sample; None if the label is of another kind.
 
-    An array is no label. A change of this rule has to change the identity of versions, too.
+    An array counts as no label. Other labels that are not class numbers are an error, unless the
+    labels are known from `targets`. A change of these rules must change the identity of versions.
     """
     if label is None or np.ndim(label):
         return None
@@ -269,7 +271,7 @@ def _number(label: Any, *, known: bool) -> int | None:
         whole = False
     if not whole and not known:
         raise SourceError(
-            f"a sample's label is {label!r}; those that come with samples are class numbers: "
+            f"a sample's label is {label!r}; labels of single samples must be class numbers: "
             f"{_CLASS_NUMBERS}. Give the dataset an attribute `targets` with the labels of all "
             "samples, which may be of any kind"
         )

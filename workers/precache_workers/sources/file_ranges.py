@@ -1,4 +1,4 @@
-"""Parts of large files, local or remote: one at a time as a stream, or many at once."""
+"""Read parts of large files, local or remote: as a stream, or many ranges at once."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ BLOCK_BYTES = 4 << 20
 """Bytes of a request while a remote file is streamed."""
 
 GAP_BYTES = 128 << 10
-"""Bytes between two parts that are read rather than left out: a request takes longer."""
+"""Maximum gap between two parts of one request: reading it is faster than a second request."""
 
 SPAN_BYTES = 16 << 20
-"""Most bytes of a request for several parts."""
+"""Maximum size of a request for several parts."""
 
 LIKELY_PARTS = 64
-"""Parts that are likely to be read next and are requested side by side, a block's bytes in all."""
+"""Maximum number of likely parts that are fetched together, one block of bytes in all."""
 
 
 class RemoteFile(io.RawIOBase):
-    """A remote file as a stream, read by requests for blocks, which follow each other.
+    """A remote file as a seekable stream that is read in blocks.
 
     Parameters
     ----------
     end
-        Where a block ends at most, unless more is read at once.
+        Offset that no block goes beyond, unless a single read does.
     likely
-        Start and end of parts that will be read, as far as known, in order.
+        Start and end of the parts that will probably be read, sorted.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RemoteFile(io.RawIOBase):
         return data
 
     def _find(self, size: int) -> bool:
-        """Take the likely part that has the next bytes as the block; False if there is none."""
+        """Use the likely part with the next bytes as the block; return False if there is none."""
         number = bisect_right(self._likely, (self._place, self._file.size)) - 1
         if number < 0:
             return False
@@ -112,21 +112,21 @@ def open_file(
     end: int | None = None,
     likely: Sequence[tuple[int, int]] = (),
 ) -> BinaryIO:
-    """Open a file to be read here and there.
+    """Open a file for random access.
 
     Parameters
     ----------
     block_bytes
-        Bytes that a request reads at least, if the file is remote.
+        Minimum size of a request to a remote file; requests before `end` may be shorter.
     end
-        Where the part ends that is needed, as far as known: no such block goes beyond it.
+        End of the part that is needed, if known; no block goes beyond it.
     likely
         As in `RemoteFile`.
 
     Raises
     ------
     SourceError
-        Its size is unknown.
+        The size of a remote file is unknown.
     """
     descriptor = folder.open(file.name)
     if descriptor is not None:
@@ -140,13 +140,13 @@ def require_size(folder: Folder, file: FileInfo) -> None:
     """Raise `SourceError` for a file whose size is unknown."""
     if file.size < 0:
         raise SourceError(
-            f"the server does not say how large {folder.path(file.name)} is, and without that "
-            "parts of it cannot be read; copy it to a disk or a bucket"
+            f"the server does not report the size of {folder.path(file.name)}, which is needed to "
+            "read parts of it; copy it to a disk or a bucket"
         )
 
 
 def read_parts(folder: Folder, parts: Sequence[Range]) -> list[bytes | StorageError]:
-    """Read parts of files, neighbours with one request; one may come shorter, as a file ends."""
+    """Read parts of files, neighbours in one request; the end of a file may shorten a part."""
     ranges = coalesce(parts, GAP_BYTES, SPAN_BYTES)
     read = folder.read_ranges([joint for joint, _ in ranges])
     contents: dict[int, bytes | StorageError] = {}

@@ -37,17 +37,17 @@ from precache_workers.sources.labels import encode_labels
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Image files below a folder; the class is the first folder of the path, none where flat."""
+    """Image files below a folder; the first folder of a path is the class, if there is one."""
 
     folder: Folder
     labels_with_samples: bool = False
     content_decides: bool = True
     most_bytes: int = MOST_SAMPLE_BYTES
-    """Limit of a sample; larger ones are not fetched."""
+    """Size limit of a sample; larger samples are not fetched."""
 
     index_name: str = ""
     sample_keys: Mapping[str, str] = field(default_factory=dict)
-    """Name of a file -> key of its sample, if that is another."""
+    """File name -> key of its sample, if they differ."""
 
     def file_of(self, key: str) -> tuple[Folder, str]:
         return self.folder, key
@@ -100,12 +100,12 @@ class FolderSource:
 
     def _alone(self, key: str, size: int) -> Sequence[Fetched]:
         if size < 0:
-            with contextlib.suppress(StorageError):  # as reading it will say
+            with contextlib.suppress(StorageError):  # reading it will report the error
                 size = self.folder.size(key) or -1
         return self._fetch([key], [size])
 
     def _fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
-        """Fetch as many at a time as the service allows; one by one if memory is short."""
+        """Fetch files together; one by one if memory is short."""
         wanted = [n for n, size in enumerate(sizes) if size <= self.most_bytes]
         try:
             some, expected = [keys[n] for n in wanted], [sizes[n] for n in wanted]
@@ -113,14 +113,14 @@ class FolderSource:
         except MemoryError:
             if len(keys) == 1:
                 nbytes = in_units(sizes[0])
-                return [SampleError(f"has {nbytes}, for which memory does not suffice")]
+                return [SampleError(f"has {nbytes}, more than the memory allows")]
             return [
                 fetched for pair in zip(keys, sizes, strict=True) for fetched in self._alone(*pair)
             ]
         return [self._sample(key, sizes[n], read.get(n)) for n, key in enumerate(keys)]
 
     def _read(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[bytes | StorageError]:
-        """Read files of a known size together; of others no more than a sample may have."""
+        """Read files of known size together; read others singly, up to the size limit."""
         known = [n for n, size in enumerate(sizes) if size >= 0]
         samples = [self.sample_keys.get(key, key) for key in keys]
         notes().begin(FETCHING, *(samples[n] for n in known), foreign=False)
@@ -153,7 +153,7 @@ class FolderSource:
 
 
 class _Files:
-    """Files in the order of a walk, column by column: a million must take little memory."""
+    """Files in the order of a walk, as columns to save memory."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -184,8 +184,8 @@ class _Files:
 
 
 def _how_to_read(folder: Folder, name: str) -> str:
-    """Say how to read a file with many samples that lies in a folder without images."""
-    from precache_workers.sources.kinds import kind_of_name  # which imports this module
+    """Explain how to read a file with many samples in a folder without images."""
+    from precache_workers.sources.kinds import kind_of_name  # it imports this module
 
     noun, kind = container_noun(name), kind_of_name(name)
     if not kind:
@@ -196,7 +196,7 @@ def _how_to_read(folder: Folder, name: str) -> str:
 
 
 def _no_folder(kind: str | None) -> str:
-    """Describe a source that is no folder."""
+    """Return the message for a source that is not a folder."""
     if kind is None:
         return "does not exist; give a folder of images"
     return "is not a folder; give a folder of images, or --source-kind for a file with many samples"

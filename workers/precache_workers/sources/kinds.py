@@ -1,7 +1,7 @@
-"""Kinds of sources: found by scheme or suffix, ours and those of plug-ins.
+"""Kinds of sources, built in or from plug-ins, selected by scheme, suffix or name.
 
-A plug-in declares an entry point of the group ``precache.sources``: its name is that of the kind,
-its object a `SourceKind`. It is looked for only where none of our own kinds fits, or by its name.
+A plug-in declares an entry point of the group ``precache.sources`` whose name is that of the kind
+and whose object is a `SourceKind`. It is used if no built-in kind fits, or if the user names it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ENTRY_POINTS = "precache.sources"
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A source as the user names it, with the options of `precache.build` that concern it."""
+    """A source as the user names it, with its options of `precache.build`."""
 
     uri: str
     storage_options: StorageOptions = None
@@ -61,11 +61,11 @@ class SourceKind:
     Attributes
     ----------
     open
-        Opens a source; nothing is listed yet.
+        Opens a source without listing it.
     suffixes, schemes
-        Of URIs of this kind, such as ``.tar`` and ``python``.
+        Suffixes and schemes of its URIs, such as ``.tar`` and ``python``.
     columns
-        `SourceSpec.columns` may name some.
+        True if `SourceSpec.columns` may name columns.
     """
 
     open: Callable[[SourceSpec], Source]
@@ -123,7 +123,7 @@ def _open_arrow(spec: SourceSpec) -> Source:
 
 
 def _open_lmdb(spec: SourceSpec) -> Source:
-    # A database is a file, or a folder with the file data.mdb: then this one is named.
+    # A database is a file, or a folder that contains data.mdb.
     inside = Path(spec.uri, "data.mdb")
     uri = str(inside) if inside.expanduser().is_file() else spec.uri
     return open_containers(replace(spec, uri=uri), LMDBFormat())
@@ -165,16 +165,16 @@ def open_source(
     Parameters
     ----------
     most_bytes
-        Limit of a sample; larger ones are not fetched.
+        Size limit of a sample; larger samples are not fetched.
     kind
-        Name of the kind; by default it follows from scheme and suffix.
+        Name of the kind; by default it is inferred from the source.
 
     Raises
     ------
     UsageError
-        There is no such kind, it has no columns, the name is no pattern, or pyarrow is missing.
+        The kind is unknown or has no columns, the pattern is malformed, or pyarrow is missing.
     SourceError
-        The source is of a kind that cannot be read.
+        The kind cannot be read, or its plug-in cannot be loaded.
     """
     spec = SourceSpec(source, storage_options, follow_links, most_bytes, columns)
     chosen = _kind_of(spec, kind)
@@ -189,7 +189,7 @@ def open_source(
 
 
 def kind_of_name(name: str) -> str:
-    """Return our kind of a file with many samples by its suffix; empty if there is none."""
+    """Return the built-in kind with the scheme or suffix of a name; empty if there is none."""
     return next((kind for kind, value in KINDS.items() if value.fits(name)), "")
 
 
@@ -208,7 +208,7 @@ def _kind_of(spec: SourceSpec, name: str | None) -> SourceKind:
         folder = Path(source).expanduser()
         if (folder / "data.mdb").is_file():
             return KINDS["lmdb"]
-        return KINDS["arrow" if is_saved_dataset(folder) else "folder"]  # whatever its name
+        return KINDS["arrow" if is_saved_dataset(folder) else "folder"]  # despite any suffix
     own = kind_of_name(source)
     if own:
         return KINDS[own]
@@ -226,7 +226,7 @@ def _kind_of(spec: SourceSpec, name: str | None) -> SourceKind:
 def _loaded(entry: metadata.EntryPoint) -> SourceKind:
     try:
         kind = entry.load()
-    except Exception as error:  # whatever a plug-in raises when it is imported
+    except Exception as error:  # plug-ins may raise anything at import
         raise SourceError(f"the source plug-in {entry.name} cannot be loaded: {error!r}") from None
     if not isinstance(kind, SourceKind):
         raise SourceError(

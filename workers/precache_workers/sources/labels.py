@@ -1,8 +1,8 @@
-"""Labels of samples as a source has them: their kind, and the array that a row table holds.
+"""Labels of a source: their kind, and their encoding as the array of a row table.
 
-While a source is listed a label is text, empty for none: a class name or number, a number with a
-fraction, or several classes as a list in JSON. A list of 0 and 1 alone with one of them twice may
-be a multi-hot vector: it is held as ``LENGTH:[numbers of the ones]``.
+During a listing, a label is text: a class name or number, a number with a fraction, or a JSON list
+of classes; empty for no label. A list of 0 and 1 that repeats one of them, or contains bools or
+floats, may be a multi-hot vector: it is held as ``LENGTH:[indices of the ones]``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES
 from precache.units import size
 
 Kind = Literal["names", "numbers", "values", "several names", "several numbers"]
-"""Class names or numbers, values for a regression, or lists of class names or numbers."""
+"""Class names or numbers, regression values, or lists of class names or numbers."""
 
 MOST_TEXT = 4096
-"""Characters of a key, a path or a label; bytes of a file or value that is a label alone."""
+"""Maximum characters of a key, path or label; maximum bytes of a file or value that is a label."""
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _VALUE = re.compile(
@@ -32,29 +32,29 @@ _VALUE = re.compile(
 )
 
 _LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]", re.DOTALL)
-"""What Python and NumPy print of a list."""
+"""Lists as Python and NumPy print them."""
 
 _JOINED: Mapping[frozenset[Kind], Kind] = {
     frozenset(("names", "several names")): "several names",
     frozenset(("numbers", "several numbers")): "several numbers",
     frozenset(("numbers", "values")): "values",
 }
-"""Kinds that containers of a source, or samples of one, may have together, and their common one."""
+"""Kinds of labels that may occur together in a source -> their common kind."""
 
 
 def joined(kinds: Iterable[Kind]) -> Kind | None:
-    """Return the kind of labels of these kinds; None if they do not go together."""
+    """Return the common kind of labels of several kinds; None if they cannot be combined."""
     different = frozenset(kinds)
     return next(iter(different)) if len(different) == 1 else _JOINED.get(different)
 
 
 def label_of(value: Any) -> tuple[str, Kind | None]:
-    """Return a label of a typed column or feature as text, and its kind; None for no label.
+    """Return a label of a typed column or feature as text, and its kind; ("", None) for no label.
 
     Raises
     ------
     ValueError
-        It is no label.
+        The value cannot be a label.
     """
     match value:
         case None:
@@ -74,7 +74,7 @@ def label_of(value: Any) -> tuple[str, Kind | None]:
 
 def _list_text(values: Sequence[Any]) -> tuple[str, Kind | None]:
     if len(values) > MOST_CLASSES:
-        raise ValueError(f"is a list of {len(values):,} values, and {MOST_CLASSES:,} are the most")
+        raise ValueError(f"is a list of {len(values):,} values; up to {MOST_CLASSES:,} are allowed")
     types = {type(value) for value in values}
     if types == {str}:
         if max(map(len, values)) > MOST_TEXT:
@@ -100,12 +100,12 @@ _RANGE = f"those of several classes are from 0 to {MOST_CLASSES - 1:,}"
 
 
 def infer_kind(labels: list[str], keys: Sequence[str], where: str) -> Kind | None:
-    """Return the kind of labels that are text in a file without types; lists are normalised.
+    """Infer the kind of text labels from a file without types; lists are normalised in place.
 
     Raises
     ------
     SourceError
-        Some are lists, and others are not, or have values that are no labels.
+        A list is invalid, or the labels have kinds that cannot be combined.
     """
     texts = set(labels) - {""}
     lists = {text: parsed for text in texts if (parsed := _parsed(text)) is not None}
@@ -120,7 +120,7 @@ def infer_kind(labels: list[str], keys: Sequence[str], where: str) -> Kind | Non
         known = {text for text in texts if text.lower() != "nan"}
         identifiers = all(map(str.isdecimal, known)) and max(map(len, known), default=0) > 18
         if not known:
-            return None  # other files tell if NaN is a number or a name
+            return None  # other files decide whether NaN is a number or a name
         if identifiers or not all(map(_VALUE.fullmatch, known)):
             return "names"
         labels[:] = ["" if text.lower() == "nan" else text for text in labels]
@@ -146,7 +146,7 @@ def infer_kind(labels: list[str], keys: Sequence[str], where: str) -> Kind | Non
 
 
 def _parsed(text: str) -> list[Any] | None:
-    """Return the list that a text is in JSON; None for any other text."""
+    """Parse a JSON list; returns None for any other text."""
     if not text.startswith("["):
         return None
     try:
@@ -166,20 +166,20 @@ def encode_labels(
     keys: Sequence[str],
     where: str,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the labels of samples as a row table has them, and the names of classes.
+    """Encode labels as the array of a row table; returns it and the class names.
 
     Parameters
     ----------
     classes
-        Names by number, if the source has them beside its labels.
+        Class names by number, if the source lists them separately.
 
     Raises
     ------
     SourceError
-        A label is out of range, or there are too many classes.
+        A label is invalid or out of range, or there are too many classes.
     """
     if kind in ("several names", "several numbers") and not (classes or any(labels)):
-        kind = None  # nothing tells how many classes there are
+        kind = None  # the number of classes is unknown
     try:
         match kind:
             case "numbers":
@@ -209,8 +209,8 @@ def _class_numbers(labels: Sequence[str], classes: Sequence[str], where: str) ->
     lowest, highest = min(given), max(given)
     if lowest < -1 or (classes and highest >= len(classes)):
         raise SourceError(
-            f"{where} has the class number {lowest if lowest < -1 else highest}; they are from -1, "
-            "for none, up"
+            f"{where} has the class number {lowest if lowest < -1 else highest}; class numbers "
+            "go from -1 (no label) up"
             + (f" to {len(classes) - 1}, as it names {len(classes)} classes" if classes else "")
         )
     return np.array(given, np.int64)
@@ -237,7 +237,7 @@ def _several_numbers(
         lists = [
             numbers if length else np.flatnonzero(numbers).tolist() for length, numbers in parsed
         ]
-    else:  # what might be a vector has the classes 0 and 1, one of them several times
+    else:  # not vectors: possible ones are lists of the classes 0 and 1, with repetitions
         lists = [
             [0] * (len(numbers) < length) + [1] * (len(numbers) > 0) if length else numbers
             for length, numbers in parsed
@@ -257,7 +257,7 @@ def _several_numbers(
 
 
 def _numbers(text: str) -> tuple[int, list[int]]:
-    """Return the length of what may be a vector, and its ones; or 0, and numbers of classes."""
+    """Return the length of a possible vector and its ones; or 0 and a list of class numbers."""
     length, colon, rest = text.partition(":")
     numbers = json.loads(rest if colon else text or "[]")
     return int(length) if colon else 0, numbers if isinstance(numbers, list) else [numbers]
@@ -280,7 +280,7 @@ def _multi_hot(lists: Sequence[Sequence[int]], classes: int, where: str) -> np.n
     if classes > MOST_CLASSES or nbytes > MOST_LABEL_NBYTES:
         raise SourceError(
             f"{where} has labels of {classes:,} classes, which take {size(nbytes)} as multi-hot; "
-            f"{MOST_CLASSES:,} classes and {size(MOST_LABEL_NBYTES)} are the most"
+            f"up to {MOST_CLASSES:,} classes and {size(MOST_LABEL_NBYTES)} are allowed"
         )
     labels = np.zeros((len(lists), classes), np.uint8)
     for row, numbers in zip(labels, lists, strict=True):
