@@ -322,7 +322,7 @@ def _plain(name: str) -> str:
 
 
 def _root(location: str) -> str:
-    """Return the bucket or server of a URL, ``/`` for an absolute path, and an empty text otherwise.
+    """Return the bucket or server of a URL, ``/`` for an absolute path, empty for a relative one.
 
     A URL with a query is a root itself, whose only file has an empty name.
     """

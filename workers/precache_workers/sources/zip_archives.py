@@ -155,7 +155,7 @@ def _sample(
     except zlib.error as error:
         return SampleError(f"is damaged in its archive: {error}")
     if len(image) != size or zlib.crc32(image) != crc:
-        if header[6] not in (0, crc):  # the local header has a third CRC: the file was replaced
+        if header[6] not in (0, crc):  # the local header has another CRC: it is another file
             return changed(folder, name, key)
         return SampleError("is damaged in its archive: its bytes have another CRC-32")
     return Sample.of(image)
