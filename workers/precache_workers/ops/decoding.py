@@ -256,9 +256,8 @@ def _to_array(image: Image.Image, mode: str) -> np.ndarray:
     wide = _is_wide(image)
     if not wide and image.mode not in _EIGHT_BITS:
         raise SampleError(
-            f"has values of Pillow's mode {image.mode}, of which it is not known what is black and "
-            "what is white; save it with 8 or 16 bits, or have a function read it in place of "
-            "decode"
+            f"has values of Pillow's mode {image.mode}, whose black and white are not known; save "
+            "it with 8 or 16 bits, or read it by a function in place of decode"
         )
     if isinstance(image, TiffImagePlugin.TiffImageFile) and {
         *image.tag_v2.get(_SAMPLE_FORMAT, (1,))

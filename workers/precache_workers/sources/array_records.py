@@ -63,7 +63,7 @@ class ArrayRecordFormat:
                         parts = parts_of(record, self.columns)
                     except ValueError as error:
                         if not members.keys and isinstance(record, bytes):
-                            raise SourceError(f"{where}: of its first record, {error}") from None
+                            raise SourceError(f"{where}: in its first record, {error}") from None
                         parts = Parts(key=f"{file.name}/{number}")  # it will be a hole
                     first = first or parts
                     add_parts(members, parts, where, location, etag)

@@ -205,7 +205,7 @@ def _messages(folder: Folder, file: FileInfo, where: str) -> Iterator[_Message]:
         body_bytes = _number(data, "<q", length_at) if length_at else 0
         if not 0 <= body_bytes <= file.size - body:
             raise SourceError(
-                f"{where} is cut off: a batch at byte {body:,} is to have {body_bytes:,} bytes"
+                f"{where} is cut off: a batch at byte {body:,} should have {body_bytes:,} bytes"
             )
         if kind == _BATCH and _slot(data, _followed(data, _slot(data, message, 2)), 3):
             raise ValueError(f"its batches are compressed; {_WAY_OUT}")

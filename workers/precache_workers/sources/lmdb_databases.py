@@ -141,8 +141,8 @@ def _opened(folder: Folder, file: FileInfo) -> Iterator[Any]:
                 pages = database.info()["last_pgno"] + 1
                 if pages * database.stat()["psize"] > file.size:
                     raise SourceError(
-                        f"{where} is cut off: it is to have {pages:,} pages, and has "
-                        f"{file.size:,} bytes; if it is whole, copy it by mdb_copy -c"
+                        f"{where} is cut off: it should have {pages:,} pages, but has "
+                        f"{file.size:,} bytes; if it is complete, copy it with mdb_copy -c"
                     )
                 with database.begin(buffers=True) as transaction:
                     yield transaction

@@ -153,11 +153,11 @@ class ManifestSource:
                 uri, label = row.get(chosen.uri), row.get(chosen.label or "")
                 line = f"line {number} of {where}"
                 if not isinstance(uri, str) or not uri:
-                    raise SourceError(f"{line} has no {chosen.uri}, which is to be a path or URL")
+                    raise SourceError(f"{line} has no {chosen.uri}, which must be a path or URL")
                 # Keys are stored: they must not contain credentials of a URL.
                 key = shown(uri) if chosen.key is None else row.get(chosen.key)
                 if key is None or key == "":
-                    raise SourceError(f"{line} has no {chosen.key}, which is to name its sample")
+                    raise SourceError(f"{line} has no {chosen.key}, which must name its sample")
                 location = self._location(uri, file.name, line)
                 if _has_types(file.name):
                     yield str(key), location, _typed(label, chosen.label, line, members)

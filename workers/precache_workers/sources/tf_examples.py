@@ -103,7 +103,7 @@ def require_label(members: Members, columns: Columns, first: Parts | None, where
     if columns.label is None or first is None or members.kind is not None:
         return
     if columns.label not in first.names:
-        raise SourceError(f"{where}: of its first record, {_lacks(columns.label, first.names)}")
+        raise SourceError(f"{where}: in its first record, {_lacks(columns.label, first.names)}")
 
 
 def add_parts(members: Members, parts: Parts, where: str, location: str, etag: str) -> None:
@@ -219,7 +219,7 @@ def _fields(data: memoryview, *wanted: int) -> Iterator[tuple[int, memoryview]]:
         else:
             raise ValueError(f"a field has the wire type {wire}")
         if place > len(data):
-            raise ValueError("a field is longer than what it lies in")
+            raise ValueError("a field is longer than the message that contains it")
         if tag >> 3 in wanted:
             yield tag >> 3, data[start:place]
 

@@ -74,7 +74,7 @@ class TFRecordFormat:
                     parts = parts_of(record, self.columns)
                 except ValueError as error:
                     if not members.keys and str(error) != _DAMAGED:
-                        raise SourceError(f"{where}: of its first record, {error}") from None
+                        raise SourceError(f"{where}: in its first record, {error}") from None
                     parts = Parts(key=f"{file.name}/{len(members.keys)}")  # it will be a hole
                 first = first or parts
                 add_parts(members, parts, where, location, f"crc32c:{crc:08x}")
@@ -136,5 +136,5 @@ def _no_record(where: str, offset: int, head: bytes) -> str:
     if offset:
         return f"{where} is damaged, or cut off: at byte {offset:,} it has no record"
     if head.startswith((b"\x1f\x8b", b"\x78")):
-        return f"{where} is compressed: decompress it, as images hardly get larger"
+        return f"{where} is compressed: decompress it, which hardly makes images larger"
     return f"{where} is no TFRecord file; give --source-kind"
