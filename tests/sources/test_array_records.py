@@ -45,7 +45,7 @@ def test_a_record_that_is_no_example_is_a_hole_unless_it_is_the_first(tmp_path: 
     fetched = source.fetch(table.keys, table.sizes.tolist(), table.locations)
     assert [type(one) for one in fetched] == [Sample, SampleError, Sample]
     write(tmp_path / "a.array_record", [b"?", example])
-    with pytest.raises(SourceError, match="of its first record, "):
+    with pytest.raises(SourceError, match="in its first record, "):
         source.list(lambda count: None)
 
 

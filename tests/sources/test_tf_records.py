@@ -129,7 +129,7 @@ def test_records_with_and_without_labels_are_named_in_a_line_each(tmp_path: Path
         "Images from the feature 'image', labels from 'label'",
     )
     assert listed(source, None, "label").table.labels.tolist() == [-1, 1]
-    with pytest.raises(SourceError, match=r"of its first record, it has no feature 'label'"):
+    with pytest.raises(SourceError, match=r"in its first record, it has no feature 'label'"):
         listed(write(tmp_path / "c.tfrecord", bare, bare), None, "label")
     source = write(tmp_path / "b.tfrecord", example(), bare)
     assert listed(source, None, "label").table.labels.tolist() == [1, -1]

@@ -32,7 +32,7 @@ class Background:
     Attributes
     ----------
     ended
-        Whether it had succeeded at the previous check.
+        True if the process had succeeded at the previous check.
     """
 
     process: subprocess.Popen[bytes]
@@ -40,12 +40,13 @@ class Background:
     ended: bool = False
 
     def check(self) -> str | None:
-        """Raise if it failed; returns None, since its version is found in the store.
+        """Raise an error if the build failed; returns None, since the version is in the store.
 
         Raises
         ------
         UsageError, BuildError
-            It failed, with its last line; or it had ended before the store was last read.
+            The build failed; the text is the last line of its log. Or the previous check already
+            saw its success, and the store still has no requested version.
         """
         status = self.process.poll()
         if self.ended:
@@ -67,7 +68,7 @@ class _Detached(subprocess.Popen[bytes]):
     """A process that may outlive this one."""
 
     def __del__(self) -> None:
-        """Do nothing: `Popen` would warn that it still runs."""
+        """Do nothing: `Popen` would warn that the process still runs."""
 
 
 def new_log(store: str) -> Path:
@@ -81,18 +82,18 @@ def new_log(store: str) -> Path:
 def begin_build(
     request: Request, listed: ListedSource | None, lease: ExclusiveLease, log_path: Path
 ) -> Background:
-    """Start a process that builds under a lease that this one took and did not enter.
+    """Start a process that builds under a lease that this process acquired but did not enter.
 
-    It receives the request by a pipe, for storage options may hold credentials.
+    The request travels through a pipe, since storage options may contain credentials.
 
     Parameters
     ----------
     listed
         The listing of the source, if this process has it.
     log_path
-        Its log.
+        Log file of the process.
     """
-    # So that it can import what this process can.
+    # The process can import the same modules as this one.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(request.import_path)}
     with log_path.open("ab") as log_file:
         process = _Detached(
@@ -112,7 +113,7 @@ def begin_build(
 
 
 def main(job: Any) -> int:
-    """Build, and remove the log if that succeeds; returns the exit status."""
+    """Build a version and remove the log on success; returns the exit status."""
     from precache_workers.driver.build import run_build
 
     guard_output()

@@ -1,4 +1,4 @@
-"""The version that a training script needs: opened, or built once for all that need it."""
+"""Open the version that a training script needs, or build it once for all that need it."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ LEASE_EVERY = 5.0
 """Seconds between two reads of the leases of a version's builds."""
 
 JOB_EVERY = 5.0
-"""Seconds between two polls of a cluster's job, each of which fetches its log."""
+"""Seconds between two polls of a cluster's job; each poll fetches the job's log."""
 
 RANK0_SECONDS = 10.0
-"""Seconds after which a rank other than 0 builds a version that no process builds."""
+"""Seconds without any build after which a rank other than 0 builds the version itself."""
 
 WAIT_LINE_EVERY = 30.0
-"""Seconds between two lines about the build that is awaited."""
+"""Seconds between two lines that report a wait for a build."""
 
 
 def _unread(rows: int) -> RowTable:
-    """Return a row table of which only the length is known; the version's own has the rest."""
+    """Return a row table with empty keys; the real one is read from the version."""
     return RowTable.of_keys([""] * rows)
 
 
@@ -63,13 +63,12 @@ class WantedVersion:
     Attributes
     ----------
     listed
-        The listing of the source, if this process listed it: other ranks of a job have its result
-        from rank 0.
+        The listing of the source, if this process listed it; None if its result came from rank 0.
 
     Parameters
     ----------
     shown
-        Show progress, and the build that is awaited, on standard error.
+        True to show progress and waits on standard error.
 
     Raises
     ------
@@ -129,7 +128,7 @@ class WantedVersion:
             raise
 
     def _digest(self) -> str:
-        """Digest that identifies the build before its row shapes are known."""
+        """Return a digest that identifies the build before its row shapes are known."""
         spec = self.spec
         parts = [spec.fingerprint, spec.rows_digest, self.request.shard_samples]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -143,7 +142,7 @@ class WantedVersion:
     def version(self) -> Version | None:
         """Open the version if it is complete."""
         target = self.target()
-        # The description of a build is removed last: until then its commit may have been cut off.
+        # A commit removes the description last: if it exists, the commit may be incomplete.
         if target is None or target.folder.size(DESCRIPTION) is not None:
             return None
         if target.folder.size(ROOT) is None or not is_whole(target, self.listed is not None):
@@ -153,21 +152,24 @@ class WantedVersion:
         return open_own(target.folder)
 
     def _is_building(self) -> bool:
-        """Return True if a build of it is alive, by its lease; it may hold no exclusive lease."""
+        """Return True if a lease shows a live build, including builds without the exclusive lease.
+
+        Leases are read at most once in `LEASE_EVERY` seconds.
+        """
         target, now = self.target(), time.monotonic()
         if target is not None and now - self._leases_read >= LEASE_EVERY:
             self._leases_read, self._is_alive = now, bool(live_leases(target.folder))
         return self._is_alive
 
     def is_in_progress(self) -> bool:
-        """Return True if any process builds it."""
+        """Return True if any process builds the version."""
         return self.lease.holder() is not None or self._is_building()
 
     def try_lease(self) -> ExclusiveLease | None:
-        """Take the lease to build it, to be entered; returns None if another process builds it.
+        """Acquire the lease for a build, not yet entered; returns None if another process builds.
 
-        A rank that has the listing from rank 0 leaves the build to that, unless no process builds
-        it for a while.
+        A rank that received its listing leaves the build to rank 0, unless no process builds the
+        version for `RANK0_SECONDS`.
         """
         now = time.monotonic()
         if self.listed is None and self.is_in_progress():
@@ -177,7 +179,7 @@ class WantedVersion:
         return None if self._is_building() else self.lease.try_acquire()
 
     def progress(self) -> str:
-        """Return the progress of its build, for people."""
+        """Describe the progress of the build."""
         target = self.target()
         build = read_build(target.folder) if target is not None else None
         if target is None or build is None:
@@ -190,7 +192,7 @@ class WantedVersion:
             say(f"precache: {text}", stderr=True)
 
     def check_waiting(self) -> None:
-        """Raise the error of rank 0, if it failed; shows the awaited build now and then."""
+        """Raise the error of rank 0, if it failed; prints a line about the wait now and then."""
         if self._rank0 is not None and not self._rank0.is_rank0:
             self._rank0.raise_failure()
         if time.monotonic() - self._line_shown >= WAIT_LINE_EVERY:
@@ -201,7 +203,7 @@ class WantedVersion:
             self.say(f"waiting for {self.store}, which {who} builds{log}: {self.progress()}")
 
     def say_background(self, log: Path) -> None:
-        """Show that the build began in the background, in place of the next waiting line."""
+        """Print that a background build began; delays the next line about the wait."""
         self.say(f"building {self.store} in the background; its log, removed if it succeeds: {log}")
         self._line_shown = time.monotonic()
 
@@ -209,7 +211,7 @@ class WantedVersion:
 def ensure_here(wanted: WantedVersion) -> Version:
     """Open the version, or build it here, or wait for the process that builds it.
 
-    If that process ends without having built it, one that waits takes over.
+    If that process ends without a complete version, one of the waiting processes builds it.
     """
     while True:
         version = wanted.version()
@@ -229,7 +231,7 @@ def ensure_here(wanted: WantedVersion) -> Version:
 
 
 def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
-    """Open a version that was begun, to be read during its build, or in the order of its build."""
+    """Open a version whose build has begun, to read it during its build or in its build order."""
     if wanted.listed is None:
         frozen = target.frozen_rows()
         target = replace(target, spec=replace(target.spec, table=frozen))
@@ -242,7 +244,7 @@ def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
     document = {"format": FORMAT, **own, **more, "pipeline": target.spec.declared.to_dict()}
     attributes = Attributes.read(json.dumps(document).encode(), str(target.folder))
     layouts = {name: field_layout(attributes, name, str(target.folder)) for name in target.shapes}
-    layouts["label"] = label_layouts(attributes)[-1]  # the widest of class numbers
+    layouts["label"] = label_layouts(attributes)[-1]  # the widest dtype of class numbers
     arrays = {name: (name, layout) for name, layout in layouts.items()}
     return LiveVersion(
         wanted.store,
@@ -259,7 +261,7 @@ class PendingBuild(Protocol):
     """A build in another process or on a cluster, started by this process."""
 
     def check(self) -> str | None:
-        """Return the version that it built, None if unknown yet; raises if it failed."""
+        """Return the version that the build produced, None if not known; raises if it failed."""
 
 
 class PendingJob:
@@ -270,7 +272,7 @@ class PendingJob:
         self._polled = self._answered = time.monotonic()
 
     def check(self) -> str | None:
-        """Poll the cluster now and then; at first, no answer is no error."""
+        """Poll the cluster at intervals; a lack of answers is an error only after a while."""
         from precache_workers.jobs.submission import ENDED, UNREACHABLE_SECONDS
 
         now = time.monotonic()
@@ -288,10 +290,10 @@ class PendingJob:
 
 
 def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> Version:
-    """Open the version as soon as its shards can be followed; whole if it was not followed.
+    """Open the version as soon as its shards can be followed; if nobody followed it, once complete.
 
-    All ranks get the same: one that comes after the commit follows if others do, by the log that
-    was kept for them.
+    All ranks get the same kind of version: a rank that comes after the commit follows if others
+    did, by the shard log that was kept for them.
 
     Parameters
     ----------
@@ -336,12 +338,13 @@ def ensure_apart(wanted: WantedVersion, seconds: float) -> Version | None:
     Parameters
     ----------
     seconds
-        To wait for it at most; with 0, None is returned if it is not complete.
+        Longest wait for the version. If it is 0 and the version is not complete, the function
+        starts the build and returns None.
 
     Raises
     ------
     BuildError
-        It is not complete in time, or its build failed.
+        The version is not complete in time, or its build failed.
     """
     until, begun = time.monotonic() + seconds, None
     while (version := wanted.version()) is None:
@@ -375,12 +378,12 @@ def ensure_by_job(
     submit
         Submits the job, or joins the one that builds it.
     seconds
-        As `ensure_apart` takes them.
+        As in `ensure_apart`.
 
     Raises
     ------
     UsageError, BuildError
-        It is not complete in time, or the job failed.
+        The version is not complete in time, or the job failed.
     """
     from precache_workers.jobs.submission import ENDED
 
@@ -402,5 +405,5 @@ def ensure_by_job(
         # A cluster has no notifications.
         time.sleep(min(JOB_EVERY, max(wanted.poll, until - time.monotonic())))
     result = job.wait(lambda line: None if job.attached else wanted.say(line))
-    # Not always the requested one: libraries of the cluster decide, too.
+    # It may differ from the requested version: libraries on the cluster decide, too.
     return open_own(wanted.store.folder(result.version))

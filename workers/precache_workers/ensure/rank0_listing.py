@@ -1,4 +1,4 @@
-"""Rank 0's listing of a source, shared with the other ranks of a job."""
+"""Share rank 0's listing of a source with the other ranks of a job."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from precache_workers.planning.request import Request
 log = logging.getLogger(__name__)
 
 BEGIN_TIMEOUT = timedelta(seconds=30)
-"""Time for rank 0 to make the same request; after it the other ranks list the source themselves."""
+"""Longest wait for rank 0's request; after it, the other ranks list the source themselves."""
 
 LISTING_TIMEOUT = timedelta(minutes=10)
-"""Time for rank 0 to list the source."""
+"""Longest wait for rank 0's listing."""
 
 _requests: Counter[str] = Counter()
-"""Number of times this process made a request: the nth requests of all ranks belong together."""
+"""Digest -> number of such requests by this process; the nth ones of all ranks belong together."""
 
 
 class Rank0Channel:
-    """Messages of rank 0 on one request, in the key-value store of its job.
+    """Messages of rank 0 about one request, through the key-value store of its job.
 
-    Rank 0 waits for no other rank, and no rank waits for one that never makes the request.
+    Rank 0 waits for no other rank. The others wait for limited times only.
 
     Attributes
     ----------
     is_rank0
-        This process is rank 0, which sends; the others receive.
+        True if this process is rank 0, which sends; the others receive.
     """
 
     def __init__(self, store: Any, name: str, is_rank0: bool) -> None:
@@ -47,21 +47,21 @@ class Rank0Channel:
         )
 
     def begin(self) -> None:
-        """Announce that rank 0 lists the source: the others wait for it."""
+        """Announce that rank 0 lists the source, so that the others wait for its listing."""
         self._set(self._begun, {})
 
     def send(self, listing: Mapping[str, Any]) -> None:
-        """Send the result of the listing, which JSON can hold."""
+        """Send the result of the listing, which must be serialisable as JSON."""
         self._set(self._listing, listing)
 
     def fail(self, error: Exception) -> None:
-        """Send an error of rank 0, which the others raise, too."""
+        """Send an error of rank 0, which the others then raise, too."""
         text = str(error) if isinstance(error, PrecacheError) else repr(error)
         self._set(self._failed, {"kind": type(error).__name__, "text": text})
         self.send({})
 
     def receive(self) -> dict[str, Any] | None:
-        """Wait for the result of rank 0; returns None if there is none in time.
+        """Wait for the result of rank 0; returns None if it does not come in time.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class Rank0Channel:
             if not self._store.check([self._failed]):
                 return
             failed = json.loads(self._store.get(self._failed))
-        except RuntimeError:  # it has ended
+        except RuntimeError:  # the key-value store has ended
             return
         raise getattr(errors, failed["kind"], BuildError)(f"rank 0: {failed['text']}")
 
@@ -96,7 +96,7 @@ class Rank0Channel:
 
 
 def rank0_channel(request: Request) -> Rank0Channel | None:
-    """Open the channel for a request; returns None if `torch.distributed` joins no processes."""
+    """Open the channel for a request; returns None outside a `torch.distributed` job of ranks."""
     if "torch.distributed" not in sys.modules:
         return None
     from precache.loading.ranks import find_rank
@@ -112,7 +112,7 @@ def rank0_channel(request: Request) -> Rank0Channel | None:
 
 
 def _digest(request: Request) -> str:
-    """Digest of all that decides which version is requested."""
+    """Return a digest of everything that decides which version is requested."""
     parts = [
         request.source,
         request.store,

@@ -1,11 +1,11 @@
-"""Outputs of ops on fixed inputs, the probes: the part of an identity that libraries decide.
+"""Outputs of ops on fixed inputs, the probes: they identify ops independently of library versions.
 
-An op is one step of a field. Its output may depend on its neighbours and on the pixels before it,
-so these are part of the step's name. A digest over the outputs of a step on all its probes
-identifies the step, under any names of its libraries. Files in ``probes/`` are never changed:
+An op is one step of a field. Its output may depend on the op before it and on the format of its
+input, so both are part of the step's name. The digest of the outputs of a step on all its probes
+identifies the step, with any versions of its libraries. Files in ``probes/`` are never changed:
 each release must compute the same digests for the same pixels.
 
-Steps are computed once for each state of libraries, processor and code, and kept below the user's
+Outputs are computed once for each state of libraries, processor and code, and kept in the user's
 cache folder (XDG Base Directory Specification).
 """
 
@@ -46,27 +46,27 @@ from precache.recipe.recipe import Field, op_texts
 PROBES = Path(__file__).parent / "probes"
 
 SAMPLED_BYTES = 32
-"""Bytes of an output that are kept beside its digest, to show by how much two outputs differ."""
+"""Bytes of an output that are kept with its digest, to show how much two outputs differ."""
 
 MOST_PIXELS = 1 << 18
-"""Pixels of a probe for a resize, unless the resize needs more."""
+"""Most pixels of a probe for a resize; a large output size may raise the limit."""
 
 LARGEST_PIXELS = 1 << 26
-"""Pixels of the output of an op of geometry above which it is identified by its parameters alone:
-to try it would take more memory than the plan of a build should."""
+"""Output pixels of a resize or crop above which only its parameters identify it: probes would take
+more memory than the plan of a build should."""
 
 SHORTER_SIDES = 20, 11, 5
 """Shorter sides for which scaled decoding is tried: most JPEGs among the probes then shrink to 1/2,
-1/4 and 1/8. How libjpeg does each does not depend on the size of a picture."""
+1/4 and 1/8. libjpeg's method for each scale does not depend on the size of a picture."""
 
 DRAWS = 8
 """Number of keys with which a random op is tried on each probe."""
 
 MOST_CACHED = 500
-"""Number of cached files of outputs, of some 9 KB at most; the oldest are removed."""
+"""Most files in the cache of outputs, each up to some 9 KB; the oldest are removed."""
 
 RANDOM = "numpy.random"
-"""Name of the step for the streams of numbers that random functions receive."""
+"""Name of the step for the random numbers that functions may draw."""
 
 FOLDERS = {"numpy": ("_core", "random"), "pillow": (), "simplejpeg": (), "torch": ("lib",)}
 """Distribution of a library -> subfolders that hold its code."""
@@ -88,26 +88,26 @@ _MODULES = {"pillow": "PIL"}
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
 Outputs = Mapping[str, str]
-"""Probe -> digest of a step's output and, after a space, some of its bytes in hex; or the class of
-the error."""
+"""Probe -> digest, dtype and some bytes (hex) of a step's output, separated by spaces; or the name
+of the error's class."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """An op of a field, in its place.
+    """An op at its position in a field.
 
     Attributes
     ----------
     name
-        Describes what it computes, libraries apart, such as ``resize(size=256) of uint8 x 3``.
+        Describes the computation without libraries, such as ``resize(size=256) of uint8 x 3``.
     libraries
         Distributions that compute it.
     ops
-        The op, after the one that it is computed together with, if any.
-    first
-        Index of the first op to be applied.
+        The op; before it, the op that is computed together with it, if any.
+    first, stop
+        Range of the indices in `ops` to be applied.
     channels, dtype
-        Of its input arrays; None if unknown.
+        Number of channels and dtype of its input arrays; None if unknown.
     """
 
     name: str
@@ -198,12 +198,12 @@ def _decoded_probes() -> Iterator[tuple[str, Any]]:
         yield f"array x {channels}", pattern(15, 24, channels)
     yield "array", pattern(15, 24, 1)[..., 0]
     yield "array of floats", pattern(15, 24, 3, "float32")
-    # A tensor is decoded as the array that it is a view of; torch would take a second to load.
+    # A tensor is decoded like its array, so an array replaces it: torch takes a second to load.
     yield "tensor", pattern(15, 24, 3)
 
 
 def _probes_of_much_metadata() -> Iterator[tuple[str, bytes]]:
-    """Yield files with more metadata than is read; stored, they would be large."""
+    """Yield files with more metadata than is read, which would be large in ``probes/``."""
     turned, cmyk, png = (
         (PROBES / name).read_bytes()
         for name in ("jpeg-turned-6.jpg", "jpeg-cmyk.jpg", "png-turned.png")
@@ -217,8 +217,10 @@ def _probes_of_much_metadata() -> Iterator[tuple[str, bytes]]:
 
 
 def _value_probes(op: ToDType, dtype: str | None) -> Iterator[tuple[str, Any]]:
-    """Yield values whose conversion is defined; processors disagree on others, such as a negative
-    float to an unsigned integer."""
+    """Yield values whose conversion is defined.
+
+    Processors disagree on others, such as a negative float that becomes an unsigned integer.
+    """
     for name in (dtype,) if dtype else ("bool", "uint8", "int16", "int64", "float32", "float64"):
         kind = np.dtype(name).kind
         low = 0 if kind in "bu" or (kind == "f" and op.dtype.startswith("uint")) else -128
@@ -230,7 +232,7 @@ def _value_probes(op: ToDType, dtype: str | None) -> Iterator[tuple[str, Any]]:
 
 
 def _sizes(step: Step) -> list[tuple[int, int]]:
-    """Return (height, width) of arrays that exercise all branches of an op of geometry."""
+    """Return (height, width) of arrays that exercise all branches of a resize or crop."""
     own = step.ops[0]
     assert isinstance(own, Resize | CenterCrop | RandomResizedCrop)
     size = own.size if isinstance(own.size, tuple) else (own.size, own.size)
@@ -290,7 +292,7 @@ def _outputs(step: Step, ops: tuple[Op, ...], only: str = "") -> Outputs:
 def _output(apply: Callable[..., Any], step: Step, value: Any, key: str) -> str:
     try:
         return _text(np.asarray(apply(value, step.first, step.stop, key)))
-    except Exception as error:  # a hole, or what would be one
+    except Exception as error:  # in a build, it would make a hole
         if isinstance(error, MemoryError) or "alloc" in str(error):  # torch's is a RuntimeError
             raise BuildError(
                 f"memory does not suffice to try {step.name} on its probes: {error}"
@@ -313,7 +315,7 @@ def _sampled(values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def streams() -> Outputs:
-    """Return numbers of the generators that random functions receive."""
+    """Return random numbers from a generator like those that random functions receive."""
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([0, 1])))
     draws: dict[str, Callable[[], Any]] = {
         "random": lambda: generator.random(50),
@@ -340,12 +342,12 @@ def digest_of(outputs: Outputs) -> str:
 
 
 def _digests(outputs: Outputs) -> dict[str, str]:
-    """Return the digests without the values that are kept for messages, which releases choose."""
+    """Return the digests alone; the other parts are for messages and may change with a release."""
     return {probe: text.partition(" ")[0] for probe, text in outputs.items()}
 
 
 def first_difference(before: Outputs, after: Outputs) -> tuple[str, str]:
-    """Return the first probe whose output differs, and by how much, in words."""
+    """Return the first probe whose output differs, and a description of the difference."""
     old_digests, digests = _digests(before), _digests(after)
     probes = [probe for probe in after if old_digests.get(probe) != digests[probe]]
     probes = probes or [probe for probe in before if probe not in after]
@@ -383,20 +385,22 @@ def _kind(outputs: Outputs, probe: str) -> str:
 def outputs_of(step: Step) -> Outputs:
     """Return the outputs of a step, from the cache if nothing has changed since."""
     name = f"{_state(step)}.json"
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # such as of no home
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # RuntimeError: no home folder
         loaded = json.loads((_folder() / name).read_bytes())
         if isinstance(loaded, dict) and all(isinstance(text, str) for text in loaded.values()):
             return loaded
     outputs = computed(step)
-    with contextlib.suppress(OSError, RuntimeError):  # then it is computed each time
+    with contextlib.suppress(OSError, RuntimeError):  # without a cache, compute it each time
         _write_cache(_folder() / name, outputs)
     return outputs
 
 
 @contextlib.contextmanager
 def cleared_on_mismatch() -> Iterator[None]:
-    """Clear the cache if a process computes other pixels than it holds: then libraries may have
-    changed in a way that `_state` does not show."""
+    """Clear the cache if the block raises `MismatchError`.
+
+    In that case, libraries may have changed in a way that `_state` does not detect.
+    """
     try:
         yield
     except MismatchError:
@@ -446,7 +450,7 @@ def _state(step: Step) -> str:
 
 @functools.cache
 def _files(library: str) -> list[Any]:
-    """Return the location of a library, and size and time of the files of its code."""
+    """Return the location and version of a library, and the sizes and times of its code files."""
     module = _MODULES.get(library, library)
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
@@ -471,7 +475,7 @@ def _own_code() -> str:
 
 @functools.cache
 def _processor() -> list[str]:
-    """Return all that a library chooses its kernels by."""
+    """Return the processor features and environment variables by which libraries choose kernels."""
     named = {f"{k}={v}" for k, v in os.environ.items() if k.startswith(("ATEN_", "JSIMD_", "NPY_"))}
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open("rb") as file:
         first = file.read(1 << 14).split(b"\n\n")[0].decode(errors="replace").splitlines()
@@ -480,4 +484,4 @@ def _processor() -> list[str]:
 
 
 installed_version = functools.cache(importlib.metadata.version)
-"""Library -> installed version, which takes milliseconds to read."""
+"""Library -> installed version; cached, since reading it takes milliseconds."""

@@ -1,8 +1,8 @@
-"""Decoding: an image file -> pixels, upright, within the limit of pixels.
+"""Decoding: an image file -> upright pixels, within the limit of pixels.
 
-Only the formats named here are decoded, by decoders that start no program and know the size of a
-picture before they fill memory with it. A picture whose values do not fit 8 bits is refused, but
-for 16-bit ones, of which the high byte is kept.
+Only the formats named here are decoded. Their decoders start no program, and know the size of a
+picture before they allocate its memory. Pictures with values of more than 8 bits are refused,
+except 16-bit grey, which keeps its high byte.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ FORMATS = tuple(
         TiffImagePlugin.TiffImageFile,
     )
 )
-"""All formats that are opened. They are imported here, lest Pillow import all that it has."""
+"""Formats that are opened. Their plugins are imported here, so that Pillow does not import all."""
 
 STRIP_PIXELS = 1 << 20
-"""Pixels of a Pillow image that are converted at a time: each step makes a copy."""
+"""Pixels of a Pillow image that are converted at a time, since each step makes a copy."""
 
 MOST_RUN_LENGTH_PIXELS = 16 << 20
 """Most pixels of a run-length encoded BMP."""
@@ -60,11 +60,11 @@ _EIGHT_BITS = frozenset(
     ("1", "L", "P", "LA", "PA", "La", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV")
 )
 _UNMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
-"""Modes that Pillow converts others to first."""
+"""Mode with premultiplied alpha -> the mode that Pillow can convert it to."""
 
 
 class Scratch:
-    """Memory to decode into again and again, since fresh memory costs a page fault each 4 KiB."""
+    """A reusable buffer to decode into: fresh memory costs a page fault for every 4 KiB."""
 
     LIMIT = 64 << 20
 
@@ -72,7 +72,7 @@ class Scratch:
         self._held = np.empty(0, np.uint8)
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Return a uint8 buffer of `nbytes` or more; the previous one, if it suffices."""
+        """Return a uint8 buffer of at least `nbytes`: the previous one if it is large enough."""
         if len(self._held) >= nbytes:
             return self._held
         buffer = np.empty(nbytes, np.uint8)
@@ -90,12 +90,12 @@ def decode(
     shrink_to
         Shorter side below which DCT-scaled decoding must not go; None for a full decode.
     scratch
-        Where the result may lie, valid until the next one is decoded; None for memory of its own.
+        Buffer that may hold the result until the next decode; None for new memory.
 
     Raises
     ------
     SampleError
-        It cannot be decoded, or has more pixels than allowed.
+        The image cannot be decoded, or has more pixels than allowed.
     """
     if isinstance(data, bytes | bytearray | memoryview):
         jpeg = bytes(data[:2]) == b"\xff\xd8"
@@ -114,7 +114,7 @@ def decode(
 
 
 def _channels_last(data: Any) -> Any:
-    """View a (C, H, W) tensor as (H, W, C); there is no tensor before torch is loaded."""
+    """View a (C, H, W) tensor as (H, W, C); without torch loaded, `data` cannot be a tensor."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(data, torch.Tensor) and data.ndim == 3:
         return data.permute(1, 2, 0)
@@ -124,7 +124,7 @@ def _channels_last(data: Any) -> Any:
 def _decode_jpeg(
     data: bytes, op: Decode, shrink_to: int | None, scratch: Scratch
 ) -> np.ndarray | None:
-    """Decode by libjpeg-turbo, bit for bit like Pillow; returns None if only Pillow can."""
+    """Decode with libjpeg-turbo, bit for bit like Pillow; returns None if only Pillow can."""
     if op.mode == "RGBA":
         return None
     try:
@@ -165,13 +165,13 @@ def _turned(array: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _orientation(data: bytes, tags: Sequence[bytes], op: Decode) -> int:
-    """Return EXIF's orientation, 1 if it is broken: a photograph is worth more than its tags."""
+    """Return the orientation in EXIF or XMP; 1 if it is damaged, so that the photograph is kept."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             first, *others = tags
             if is_exif(first) and not any(map(is_exif, others)):
-                # To open the file costs three times as much as to read its one segment.
+                # Opening the file takes three times as long as parsing its one segment.
                 exif = Image.Exif()
                 exif.load(first)
                 if not others or _ORIENTATION in exif:
@@ -188,10 +188,10 @@ def _check_pixels(width: int, height: int, limit: int, of: str = "decode's max_p
 
 
 def _check_parts(image: ImageFile.ImageFile, limit: int) -> None:
-    """Raise `SampleError` if decoding is more work than the picture has pixels.
+    """Raise `SampleError` if decoding is more work than the number of pixels suggests.
 
-    A TIFF may name the same strip again and again, and tiles larger than the picture. Run lengths
-    of a BMP are decoded in Python.
+    A TIFF may name the same strip many times, and tiles larger than the picture. Pillow decodes
+    run lengths of a BMP in Python.
     """
     boxes = [tile.extents for tile in image.tile if tile.extents is not None]
     area = sum((right - left) * (bottom - top) for left, top, right, bottom in boxes)
@@ -209,7 +209,7 @@ def _check_parts(image: ImageFile.ImageFile, limit: int) -> None:
 def _pillow_limit(pixels: int) -> Iterator[None]:
     """Set Pillow's limit of pixels for pictures, frames and canvases.
 
-    It warns above its own limit, and refuses above twice that.
+    Pillow warns above its limit and refuses above twice its limit, so half of `pixels` is set.
     """
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, -(-pixels // 2)
     try:
@@ -229,7 +229,7 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
             with _open(cut(data)) as image:
                 _check_pixels(image.width, image.height, op.max_pixels)
                 _check_parts(image, op.max_pixels)
-                ImageOps.exif_transpose(image, in_place=True)  # else it copies what is upright
+                ImageOps.exif_transpose(image, in_place=True)  # no copy of an upright image
                 return _to_array(image, op.mode)
         except UnidentifiedImageError:
             raise SampleError(
@@ -251,20 +251,19 @@ def _to_array(image: Image.Image, mode: str) -> np.ndarray:
     Raises
     ------
     SampleError
-        Its values are wider than 8 bits, and not 16-bit grey.
+        Its values have more than 8 bits and are not 16-bit grey, or are signed.
     """
     wide = _is_wide(image)
     if not wide and image.mode not in _EIGHT_BITS:
         raise SampleError(
-            f"has values of Pillow's mode {image.mode}, of which it is not known what is black and "
-            "what is white; save it with 8 or 16 bits, or have a function read it in place of "
-            "decode"
+            f"has values of Pillow's mode {image.mode}, whose black and white are not known; save "
+            "it with 8 or 16 bits, or read it by a function in place of decode"
         )
     if isinstance(image, TiffImagePlugin.TiffImageFile) and {
         *image.tag_v2.get(_SAMPLE_FORMAT, (1,))
     } != {1}:
         raise SampleError("has signed values; save it with unsigned ones of 8 or 16 bits")
-    # Pillow turns those of up to 8 bits around by itself.
+    # Pillow itself inverts values of up to 8 bits.
     inverted = wide and getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
     rows = max(1, STRIP_PIXELS // image.width)
     if image.height <= rows:
@@ -277,7 +276,7 @@ def _to_array(image: Image.Image, mode: str) -> np.ndarray:
 
 
 def _is_wide(image: Image.Image) -> bool:
-    """Return True for 16-bit grey, not for a TIFF of 12 bits, whose high byte is nearly black."""
+    """Return True for 16-bit grey, but not for a 12-bit TIFF: its high byte would be nearly 0."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         bits: tuple[int, ...] = image.tag_v2.get(_BITS_PER_SAMPLE, ())
         return image.mode.startswith("I;16") and bits == (16,)

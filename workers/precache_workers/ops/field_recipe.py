@@ -1,4 +1,4 @@
-"""The ops of one field, as a recipe has them, applied to samples."""
+"""The ops of one field of a recipe, applied to samples."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Common:
         self._value: Any = None
 
     def get(self, of: object, make: Callable[[], Any]) -> Any:
-        """Return the cached value of the same object, else that of `make`."""
+        """Return the value of an object: cached if the last call had the same, else from `make`."""
         if self._of is not of:
-            self._of = None  # what was made lies in memory that is used again
+            self._of = None  # if `make` fails, it may have overwritten the old value's memory
             self._value = make()
             self._of = of
         return self._value
@@ -63,9 +63,9 @@ class FieldRecipe:
     name
         Name of the field, or of the array of one of its variants.
     code
-        Digest that the code of a function must have, by the function's name.
+        Function's name -> digest that its code must have.
     common
-        Shared by the recipes of a field's variants.
+        Cache that the recipes of a field's variants share.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class FieldRecipe:
             if isinstance(op, Function)
         }
         self._shrink_to = shrink_to(field)
-        # A custom function may keep its argument; our own ops do not.
+        # A custom function may keep a reference to its argument; built-in ops do not.
         self._scratch = None if self._functions else Scratch()
         decoding = [op for op in field.ops if isinstance(op, Decode)] or [Decode()]
         self._max_pixels = decoding[0].max_pixels
 
     def __call__(self, sample: Sample, key: str) -> np.ndarray:
-        """Compute a row: (C, H, W) for a decoded image; valid until the next.
+        """Compute a row, (C, H, W) for a decoded image; it is valid until the next call.
 
         Raises
         ------
@@ -106,11 +106,11 @@ class FieldRecipe:
     def _from_common(
         self, of: object, begin: Callable[[], Any], applied: int, key: str
     ) -> np.ndarray:
-        """Compute a row from the output of the ops that all variants have in common."""
+        """Compute a row from the output of the ops that all variants share."""
         assert self._common is not None
         fixed = self._field.fixed_ops
         value = self._common.get(of, lambda: self.apply(begin(), applied, fixed, key))
-        # A custom function may write into its argument, which the other variants start from, too.
+        # A custom function may modify its argument, from which the other variants start, too.
         value = value.copy() if self._functions else value
         return self.row(self.apply(value, fixed, None, key))
 
@@ -127,7 +127,7 @@ class FieldRecipe:
             return self._from_common(key, row.copy, applied, key)
         for op in self._field.ops[applied:]:
             if not isinstance(op, CenterCrop):
-                # Others see the layout that they would without a base, and may keep their argument.
+                # Other ops get the memory layout of a build without a base; functions may keep it.
                 row = row.copy()
                 break
             row = center_crop(row, op.size)
@@ -135,7 +135,7 @@ class FieldRecipe:
         return self.row(self.apply(row, applied, None, key))
 
     def cut_of(self, shape: tuple[int, ...], applied: int) -> tuple[slice, slice] | None:
-        """Return the lines and columns of a stored row that `resume` keeps, if it only crops.
+        """Return the lines and columns of a stored row that `resume` keeps; None unless it crops.
 
         Parameters
         ----------
@@ -166,12 +166,12 @@ class FieldRecipe:
         return value
 
     def steps(self, sample: Sample, key: str) -> Iterator[tuple[Op | None, Any]]:
-        """Yield each op and its output, after the input and None; valid until the next sample.
+        """Yield (None, input), then (op, output) for each op; valid until the next sample.
 
         Raises
         ------
         SampleError
-            Like a call, once the op is reached.
+            The reason why this sample has no row, raised by the op that finds it.
         """
         value = self._input(sample)
         yield None, value
@@ -195,7 +195,7 @@ class FieldRecipe:
             names = ", ".join(map(repr, sample.inputs))
             raise SampleError(f"field {self.name!r} starts from {name!r}; samples have {names}")
         value = sample.inputs[name]
-        # A custom function may write into its argument, which other fields start from, too.
+        # A custom function may modify its argument, from which other fields start, too.
         return copy.deepcopy(value) if self._functions and not self._field.decodes else value
 
     def _apply(self, op: Op, number: int, value: Any, key: str) -> Any:
@@ -231,7 +231,7 @@ class FieldRecipe:
         return shape
 
     def _random(self, key: str, number: int) -> np.random.Generator:
-        """Return a generator that depends on (recipe seed, key, variant) and the op alone."""
+        """Return a generator that depends only on recipe seed, key, variant and index of the op."""
         variant = self._field.first_variant
         entropy = [self._seed & (2**64 - 1), number, variant, *key.encode()]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
@@ -250,10 +250,10 @@ def _loaded(op: Function, code: str) -> Callable[..., Any]:
 
 
 def _failure(what: str, error: BaseException) -> str:
-    """Describe an error of a user's code, with the file and line where it arose.
+    """Describe an error of the user's code, with the file and line where it arose.
 
-    It is the innermost line in the top-level module or package of the function, which nodes
-    may have in different folders.
+    The line is the innermost one in the top-level module or package of the function. Its path
+    starts at that package, since nodes may have it in different folders.
     """
     package = what.partition(":")[0].partition(".")[0]
     place = ""

@@ -13,7 +13,7 @@ from precache.recipe.ops import (
 )
 
 _SUPPORT = {"bilinear": 1, "bicubic": 2}
-"""Pixels from a filter's centre to its end, of the input or the output, whichever are larger."""
+"""Filter -> its radius, in pixels of the input or the output, whichever are larger."""
 
 # --- geometry -----------------------------------------------------------------------------------
 
@@ -40,15 +40,18 @@ def _resampled(
     factors: tuple[float | None, float | None],
     interpolation: str,
 ) -> np.ndarray:
-    """Resize by factors instead of the ratio of the sizes, and cut what goes beyond `shape`."""
+    """Resize by factors, if any, instead of the ratio of the sizes, and cut the result to `shape`.
+
+    A factor of None stands for the ratio.
+    """
     import torch
 
-    if array.shape[1] == 1 and array.shape[2] < 3:  # torch reads beyond the end of these
+    if array.shape[1] == 1 and array.shape[2] < 3:  # torch reads beyond the end of such arrays
         array = array.repeat(2, axis=1)
     usable = array.flags.writeable and min(array.strides) > 0
     pixels = torch.from_numpy(array if usable else array.copy())
-    # The batch axis comes before the permutation: only then does torch see a channels-last image,
-    # and spares itself a packing pass. `interpolate` takes no size together with factors.
+    # The batch axis is added before the permutation: only then does torch detect channels-last
+    # memory and skip a packing pass. `interpolate` does not accept a size together with factors.
     resample = getattr(torch.ops.aten, f"_upsample_{interpolation}2d_aa")
     out = resample(pixels[None].permute(0, 3, 1, 2), shape, False, *factors)
     result: np.ndarray = out.numpy()[0].transpose(1, 2, 0)
@@ -79,7 +82,7 @@ def crop_corner(shape: tuple[int, int], size: tuple[int, int]) -> tuple[int, int
 def resize_and_crop(
     array: np.ndarray, shape: tuple[int, int], size: tuple[int, int], interpolation: str
 ) -> np.ndarray:
-    """Do `resize` and then `center_crop`, bit for bit, without the pixels right of and below it.
+    """Return `center_crop` of `resize`, bit for bit; skip most pixels right of and below the crop.
 
     Raises
     ------
@@ -99,14 +102,14 @@ def resize_and_crop(
 
 
 def _seen(before: int, after: int, end: int, interpolation: str) -> int:
-    """Return the number of pixels that the first `end` resized ones depend on, or a few more."""
+    """Return a tight upper bound of the input pixels that the first `end` output pixels need."""
     ratio = before / after
     reach = _SUPPORT[interpolation] * max(1.0, ratio)
     return min(before, math.ceil((end - 0.5) * ratio + reach) + 2)
 
 
 def _axis(before: int, after: int, end: int, seen: int) -> tuple[float | None, int, int]:
-    """Return arguments with which torch resizes the beginning of an axis like the whole axis.
+    """Return arguments for torch to resize the start of an axis exactly as it does the whole axis.
 
     Returns
     -------
@@ -119,7 +122,7 @@ def _axis(before: int, after: int, end: int, seen: int) -> tuple[float | None, i
     factor = next((candidate for candidate in candidates if 1 / candidate == ratio), None)
     if factor is None or before == after:
         return None, before, after
-    if seen == end:  # torch leaves an axis alone that keeps its length
+    if seen == end:  # torch does not resample an axis that keeps its length
         seen = before
     return factor, seen, end + (seen == end)
 
@@ -154,7 +157,7 @@ def _random_box(
 
 
 def to_dtype(array: np.ndarray, op: ToDType) -> np.ndarray:
-    """Convert; with `scale`, integers are first divided by their largest value."""
+    """Convert the dtype; with `scale`, integers are first divided by the maximum of their dtype."""
     if op.scale and array.dtype.kind in "iu":
         return (array / np.iinfo(array.dtype).max).astype(op.dtype)
     return array.astype(op.dtype, copy=False)

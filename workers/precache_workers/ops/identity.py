@@ -1,8 +1,8 @@
-"""Identity of a recipe's pixels apart from its parameters: digests of libraries' outputs and code.
+"""Identities of the code that computes a recipe's pixels: digests of libraries' outputs and code.
 
-Pixels are decided by the outputs of libraries (`behaviour`) and by the code of custom functions
-(`precache_workers.sources.code_digest`). Each of these has a name and an identity: its digest, or,
-in versions of older releases, the versions of libraries
+Besides parameters, the outputs of libraries (`behaviour`) and the code of custom functions
+(`precache_workers.sources.code_digest`) decide the pixels. Each of them has a name and an identity:
+its digest, or, in versions of older releases, the versions of libraries
 (`precache_workers.planning.recorded_code`).
 """
 
@@ -47,7 +47,7 @@ from precache_workers.ops.behaviour import (
 from precache_workers.sources.code_digest import code_digest
 
 Rule = Callable[[Recipe], Mapping[str, str]]
-"""Recipe -> name of a library's op or a function that decides pixels -> its identity."""
+"""Recipe -> identities by name, of the library ops and functions that decide its pixels."""
 
 
 def named_ops(recipe: Recipe) -> Iterator[tuple[str, Op, Step | None]]:
@@ -58,7 +58,7 @@ def named_ops(recipe: Recipe) -> Iterator[tuple[str, Op, Step | None]]:
 
 
 def behaviours(recipe: Recipe) -> dict[str, Outputs]:
-    """Return the outputs of each step by the libraries of this machine, by name."""
+    """Return the outputs of each step with this machine's libraries, by name of the step."""
     outputs = {name: outputs_of(step) for name, _, step in named_ops(recipe) if step is not None}
     if any(map(_draws, recipe.functions)):
         outputs[RANDOM] = streams()
@@ -90,18 +90,18 @@ def require_same_outputs(recipe: Recipe, expected: Mapping[str, Outputs]) -> Non
 
 
 def function_digests(recipe: Recipe) -> dict[str, str]:
-    """Return digests of the code of custom functions that declare no version, by function."""
+    """Return the code digest of each custom function that declares no version, by function."""
     return {op.function: code_digest(op.function) for op in recipe.functions if not op.version}
 
 
 def digests(recipe: Recipe) -> dict[str, str]:
-    """Return the digests of ops and functions that decide the pixels, by name, on this machine."""
+    """Return this machine's digests of the ops and functions that decide the pixels, by name."""
     by_name = {name: digest_of(outputs) for name, outputs in behaviours(recipe).items()}
     return by_name | function_digests(recipe)
 
 
 def with_code(recipe: Recipe, code: Mapping[str, str]) -> Recipe:
-    """Return the recipe with `Operation.code` of each op that is named."""
+    """Return the recipe with `Operation.code` set for each op whose name is in `code`."""
 
     def known(op: Op, step: Step | None) -> Op:
         name = _name(op, step)
@@ -130,7 +130,7 @@ def decides(recipe: Recipe) -> dict[str, str]:
 def _versions(recipe: Recipe) -> dict[str, str]:
     """Return the versions that functions declare.
 
-    Where another op has the same function without a version, its code counts instead.
+    If another op has the same function without a version, callers replace it by the code's digest.
     """
     return {op.function: op.version for op in recipe.functions if op.version}
 
@@ -156,11 +156,11 @@ def _draws(op: Op) -> bool:
 
 
 NOTHING = "{}"
-"""Identity of an op that older releases identified by no library."""
+"""Identity of an op for which older releases recorded no library."""
 
 
 def libraries_in(code: str) -> dict[str, str]:
-    """Return the versions of libraries in an identity of an older release; none in a digest."""
+    """Return the versions of libraries in an older release's identity; empty for a digest."""
     versions: dict[str, str] = {}
     if code.startswith("{"):
         with contextlib.suppress(ValidationError):  # a pulled log may hold anything
@@ -193,14 +193,14 @@ def by_libraries(known: Mapping[str, str]) -> Rule:
 
 
 def libraries_of(op: Op) -> tuple[str, ...]:
-    """Return the libraries by whose versions older releases identified an op."""
+    """Return the libraries whose versions were an op's identity in older releases."""
     if isinstance(op, Decode):
         return "simplejpeg", "pillow"
     return ("torch",) if isinstance(op, Resize | RandomResizedCrop) else ()
 
 
 def plain_version(library: str, known: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the version of a library without the tag of its build, such as ``+cpu``."""
+    """Return the version of a library without its build tag, such as ``+cpu``."""
     return (known.get(library) or installed_version(library)).split("+")[0]
 
 
@@ -222,12 +222,12 @@ def as_recorded(attributes: Attributes) -> Rule:
 
 
 def ops_digest(recipe: Recipe, name: str, count: int, rule: Rule = decides) -> str:
-    """Return SHA-256 (hex) of all that decides the output of the first `count` ops of a field.
+    """Return SHA-256 (hex) of everything that decides the output of a field's first `count` ops.
 
     Parameters
     ----------
     recipe
-        With a field for each stored array.
+        Recipe that has a field for each stored array.
     """
     field = recipe.fields[name]
     ops = field.ops[:count]
@@ -257,11 +257,11 @@ def shrink_to(field: Field) -> int | None:
 
 
 LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "simplejpeg", "pillow")
-"""Distributions whose versions are recorded, as facts."""
+"""Distributions whose versions receipts record for information."""
 
 
 @functools.cache
 def installed_versions() -> dict[str, str]:
-    """Return the versions that receipts record; `zstd` is the one that encodes images."""
+    """Return the versions that receipts record; ``zstd`` is the library that encodes images."""
     versions = {name: installed_version(name) for name in LIBRARIES}
     return versions | {"zstd": import_zstd().zstd_version}

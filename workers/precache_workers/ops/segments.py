@@ -1,8 +1,8 @@
 """Removal of metadata that decoding does not use, before a library parses it.
 
-What Pillow does for a segment, a chunk or a tag costs microseconds, and more for those that belong
-together; a file may hold millions of them. So pixels, and at most a mebibyte of EXIF and XMP, are
-all that it is given, and a file of too many parts is refused.
+Pillow takes microseconds for each segment, chunk or tag, and longer for those that belong together;
+a file may have millions of them. So Pillow receives only the pixels and at most a mebibyte of EXIF
+and XMP, and files with too many parts are refused.
 
 Sources: ITU-T T.81, annex B (JPEG); W3C PNG, 5; GIF89a; TIFF 6.0, section 2.
 """
@@ -20,13 +20,13 @@ MOST_PARTS = 100_000
 """Most segments, chunks or blocks of a file."""
 
 MOST_SCANS = 100
-"""Most scans of a JPEG: each passes over all pixels. Ten are usual; libtiff has the same limit."""
+"""Most scans of a JPEG, each of which visits all pixels. Ten are usual; libtiff's limit is 100."""
 
 MOST_TAGS, MOST_STRIPS = 4096, 1 << 18
 """Most tags in a TIFF's first directory (libtiff's limit), and most strips or tiles."""
 
 MOST_METADATA = 1 << 20
-"""Bytes of EXIF and XMP that are read, and of a JPEG's tables."""
+"""Most bytes of EXIF and XMP that are read, and of a JPEG's tables."""
 
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/"
 _SOS, _EOI, _APP1, _COMMENT = 0xDA, 0xD9, 0xE1, 0xFE
@@ -34,7 +34,7 @@ _SEQUENTIAL = frozenset((0xC0, 0xC1))
 """Markers of a frame that is not progressive."""
 _APPS = frozenset(range(0xE0, 0xF0))
 _COLOUR_APPS = frozenset((0xE0, 0xEE))
-"""JFIF and Adobe, which say what the components are."""
+"""JFIF and Adobe, which define the meaning of the components."""
 _ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 """Markers without a length."""
 _MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
@@ -48,12 +48,12 @@ _STRIP_OFFSETS, _TILE_OFFSETS = 273, 324
 
 
 def cut(data: bytes) -> bytes:
-    """Return an image file with all that decides its pixels, and its orientation.
+    """Remove everything from an image file that decides neither its pixels nor its orientation.
 
     Raises
     ------
     SampleError
-        It has too many parts.
+        The file has too many parts, or tables that are too large.
     """
     if data.startswith(b"\xff\xd8"):
         return _cut_jpeg(data)
@@ -98,13 +98,13 @@ def jpeg_tags(data: bytes) -> list[bytes]:
     Raises
     ------
     SampleError
-        Decoding it would take too long.
+        The file has so many segments or scans that decoding would take too long.
     """
     return [data[start + 4 : end] for start, end in _checked(data)]
 
 
 def _checked(data: bytes) -> list[tuple[int, int]]:
-    """Locate the segments of EXIF and XMP; raises for a JPEG of too many scans."""
+    """Return (start, end) of the EXIF and XMP segments; raises if a JPEG has too many scans."""
     tagged, nbytes, components = [], 0, 0
     for marker, start, end in _segments(data):
         if marker == _APP1 and data.startswith((_EXIF, _XMP), start + 4):
@@ -114,7 +114,7 @@ def _checked(data: bytes) -> list[tuple[int, int]]:
         elif marker in _SEQUENTIAL:
             components = int.from_bytes(data[start + 9 : start + 10])
         elif marker == _SOS and data[start + 4] != components:
-            _check_scans(data)  # else the first scan is the only one
+            _check_scans(data)  # a first scan of all components is the only one
     return tagged
 
 
@@ -141,10 +141,10 @@ def _cut_jpeg(data: bytes) -> bytes:
 
 
 def _check_scans(data: bytes) -> None:
-    """Raise `SampleError` for a JPEG of too many scans.
+    """Raise `SampleError` if a JPEG has too many scans.
 
     The marker of a scan's header never occurs inside a scan, so counting it is enough for nearly
-    all files. If there are many, some may be in segments, or behind the picture.
+    all files. If the count is high, some of them may be in segments or after the picture.
     """
     if data.count(b"\xff\xda") <= MOST_SCANS:
         return
@@ -186,7 +186,7 @@ def _cut_png(data: bytes) -> bytes:
 
 
 def _cut_gif(data: bytes) -> bytes:
-    """Remove all extensions but those that control the first frame."""
+    """Remove all extensions before the first frame, except graphic control extensions."""
     coloured = len(data) > 10 and data[10] & 0x80
     at = 13 + (3 << (data[10] & 7) + 1 if coloured else 0)
     kept = [data[:at]]
@@ -213,8 +213,10 @@ def _cut_gif(data: bytes) -> bytes:
 
 
 def _check_tiff(data: bytes) -> None:
-    """Raise `SampleError` if the first directory has too many entries, or names too many parts of
-    the picture: Pillow creates an object for each."""
+    """Raise `SampleError` if the first directory has too many tags, strips or tiles.
+
+    Pillow creates an object for each of them.
+    """
     order = "<" if data.startswith(b"II") else ">"
     big = data[2:4] in (b"+\0", b"\0+")
     first, count, entry = ("Q", "Q", "HHQ8x") if big else ("L", "H", "HHL4x")
@@ -231,5 +233,5 @@ def _check_tiff(data: bytes) -> None:
                 raise SampleError(
                     f"has {parts:,} strips or tiles; save it anew with an image editor"
                 )
-    except struct.error:  # cut short, as its decoder will say
+    except struct.error:  # the file is cut off; the decoder reports it
         return

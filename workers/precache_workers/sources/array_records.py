@@ -1,6 +1,6 @@
 """ArrayRecord files, whose records are examples with an image, or images, as in TFRecord files.
 
-A record has neither time nor a checksum that its reader shows: its identity is that of its file.
+A record has no time, and its reader exposes no checksum: its identity is that of its file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from precache_workers.sources.tf_examples import (
 )
 
 UNIT_RECORDS, LISTED_RECORDS = 32, 256
-"""Records that are read at once, while samples are fetched and while they are listed."""
+"""Numbers of records that are read at once: to fetch samples, and to list them."""
 
 FORMAT_NOUN = "an ArrayRecord file"
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
@@ -63,7 +63,7 @@ class ArrayRecordFormat:
                         parts = parts_of(record, self.columns)
                     except ValueError as error:
                         if not members.keys and isinstance(record, bytes):
-                            raise SourceError(f"{where}: of its first record, {error}") from None
+                            raise SourceError(f"{where}: in its first record, {error}") from None
                         parts = Parts(key=f"{file.name}/{number}")  # it will be a hole
                     first = first or parts
                     add_parts(members, parts, where, location, etag)
@@ -95,7 +95,7 @@ class ArrayRecordFormat:
 
 
 def _records(reader: Any, numbers: Sequence[int]) -> list[bytes | SampleError]:
-    """Read records; one by one if one of them is damaged."""
+    """Read records, one by one if any of them is damaged."""
     try:
         return list(reader.read(list(numbers)))
     except RuntimeError as error:
@@ -106,12 +106,12 @@ def _records(reader: Any, numbers: Sequence[int]) -> list[bytes | SampleError]:
 
 @contextmanager
 def _opened(folder: Folder, file: FileInfo) -> Iterator[Any]:
-    """Open a file.
+    """Open a file and yield its reader.
 
     Raises
     ------
     SourceError
-        It lies elsewhere than on a disk, or is damaged.
+        The file is not on a local disk, or is damaged.
     UsageError
         `array_record` is not installed.
     """
@@ -135,5 +135,5 @@ def _opened(folder: Folder, file: FileInfo) -> Iterator[Any]:
     try:
         yield reader
     finally:
-        with suppress(RuntimeError):  # of a record, which is raised when that is read
+        with suppress(RuntimeError):  # the read of a damaged record has raised its error already
             reader.close()

@@ -1,10 +1,11 @@
-"""Arrow files with images in a column, as `datasets` of Hugging Face saves them to disk.
+"""Arrow files with images in a column, as Hugging Face's `datasets` saves them to disk.
 
-Both formats of Arrow IPC are read, streams and files (``ARROW1``): of each record batch the columns
-of labels and names and the offsets of the images, so that an image is a range of bytes of its file.
-That takes batches without compression. Columns are chosen, and rows named, as in Parquet files.
+Both formats of Arrow IPC are supported, streams and files (``ARROW1``), if their batches are not
+compressed. A listing reads the labels, the names and the offsets of the images in each record
+batch, so that each image is a byte range of the file. Columns are chosen, and rows named, as in
+Parquet files.
 
-A row has neither size nor time of its own: its identity is that of its file.
+A row has no time: its identity is that of its file.
 
 Format: https://arrow.apache.org/docs/format/Columnar.html, and Message.fbs beside it.
 """
@@ -48,7 +49,7 @@ MAGIC = b"ARROW1"
 MOST_MESSAGE_METADATA = 16 << 20
 """Most bytes of the metadata of a message."""
 HEAD_BYTES = 8 << 10
-"""Bytes of a message that are read at first: most have less metadata."""
+"""Bytes of a message that are read first; the metadata of most messages fit."""
 
 _MARK = 0xFFFFFFFF
 _SCHEMA, _BATCH = 1, 3
@@ -119,20 +120,20 @@ class ArrowFormat:
 
 
 def is_saved_dataset(path: Path) -> bool:
-    """Return True for a folder that `save_to_disk` wrote."""
+    """Return True if `save_to_disk` wrote a folder."""
     one = (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
     return one or (path / "dataset_dict.json").is_file()
 
 
 def saved_files(folder: Folder) -> tuple[str, ...]:
-    """Return the Arrow files of what `save_to_disk` saved, of all splits; none of other folders.
+    """Return the Arrow files of all splits that `save_to_disk` wrote; none for other folders.
 
-    Other files beside them are caches of `datasets`, and no part of the data.
+    Files beside them are caches of `datasets` and not part of the data.
 
     Raises
     ------
     SourceError
-        The documents that name them are damaged.
+        The JSON documents that name the files are damaged, or list a selection of rows.
     """
     whole = folder.get("dataset_dict.json")
     if whole is None and folder.info("state.json") is None:
@@ -162,7 +163,7 @@ def saved_files(folder: Folder) -> tuple[str, ...]:
 
 
 class _Message(NamedTuple):
-    """A message of Arrow IPC: its metadata, with their prefix, and where its body lies."""
+    """A message of Arrow IPC: its metadata with their prefix, and offset and size of its body."""
 
     kind: int
     metadata: bytes
@@ -204,7 +205,7 @@ def _messages(folder: Folder, file: FileInfo, where: str) -> Iterator[_Message]:
         body_bytes = _number(data, "<q", length_at) if length_at else 0
         if not 0 <= body_bytes <= file.size - body:
             raise SourceError(
-                f"{where} is cut off: a batch at byte {body:,} is to have {body_bytes:,} bytes"
+                f"{where} is cut off: a batch at byte {body:,} should have {body_bytes:,} bytes"
             )
         if kind == _BATCH and _slot(data, _followed(data, _slot(data, message, 2)), 3):
             raise ValueError(f"its batches are compressed; {_WAY_OUT}")
@@ -220,12 +221,12 @@ def _number(data: bytes, form: str, offset: int) -> int:
 
 
 def _followed(data: bytes, offset: int) -> int:
-    """Return where an offset of FlatBuffers leads."""
+    """Return the target of a FlatBuffers offset."""
     return offset + _number(data, "<I", offset)
 
 
 def _slot(data: bytes, table: int, number: int) -> int:
-    """Return where a field of a FlatBuffers table lies; 0 if it is absent."""
+    """Return the position of a field of a FlatBuffers table; 0 if it is absent."""
     fields = table - _number(data, "<i", table)
     at = 4 + 2 * number
     offset = _number(data, "<H", fields + at) if at < _number(data, "<H", fields) else 0
@@ -243,9 +244,10 @@ def _rows(
     chosen: ChosenColumns,
     key: str | None,
 ) -> Iterator[tuple[str, str, int, int]]:
-    """Yield name, label, start and size of the image of each row; starts are -1 for none.
+    """Yield (name, label, start, size) of the image of each row; start and size are -1 for none.
 
-    Only the buffers that this takes are read; the others, which pyarrow does not use, are zeros.
+    Only the buffers of names, labels and image offsets are read. The others stay zeros: pyarrow
+    does not use their content.
     """
     import pyarrow as pa
 
@@ -257,7 +259,7 @@ def _rows(
     batch = pa.ipc.read_record_batch(memory, schema).select(taken)
     image = batch.column(chosen.image)
     column = image.field("bytes") if chosen.struct else image
-    # Of zeros as yet: its buffers show where in the body they lie.
+    # All zeros so far, but the addresses of the buffers give their positions in the body.
     held = [buffer for part in batch.columns for buffer in part.buffers() if buffer]
     spans = {(buffer.address - memory.address, buffer.size) for buffer in held}
     if any(not prefix <= start <= start + length <= len(whole) for start, length in spans):

@@ -1,7 +1,7 @@
 """The interface of sources: list samples with their identity and locality, and fetch many.
 
-A source fetches only its own samples, since keys may come from a store that is not trusted.
-Locations are trusted: they come from a listing of this run, and no store has them.
+A source fetches only its own samples, since keys may come from an untrusted store.
+Locations are trusted: they come from a listing of this run and are never stored.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Tick = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Sample:
-    """One raw sample: the inputs of its fields, its label if only it has one, its content hash.
+    """One raw sample: the inputs of its fields, its label if the listing has none, its hash.
 
     `inputs` maps names to bytes, arrays or Pillow images; the first is the default input.
     """
@@ -77,20 +77,22 @@ Fetched = Sample | FetchError | SampleError
 
 @dataclass(frozen=True)
 class Listing:
-    """The samples of a source; `ignored` files or members are not images by suffix.
+    """The samples of a source.
 
     Attributes
     ----------
     table
-        Files of a folder are sorted by key; members of containers come as these have them, with
-        their locations.
+        Files of a folder are sorted by key. Members of containers are in the order of their
+        containers, with locations.
+    ignored
+        Number of files or members whose suffix is not that of an image.
     complete
         False if time ran out.
     left_out
-        Counts other files by the reason that a walk of a folder gives.
+        Number of other files, by the reason why a walk of the folder leaves them out.
     index
-        With it, the next listing reads only containers that changed; None if there is nothing new
-        to keep.
+        Index for the next listing, which then reads only containers that changed; None if there
+        is nothing new to keep.
     notes
         Lines for the user about guesses and unused data.
     """
@@ -105,7 +107,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a table that the user names: images or their URIs, labels, keys."""
+    """Columns of a table, as chosen by the user: images or their URIs, labels, keys."""
 
     image: str | None = None
     label: str | None = None
@@ -126,21 +128,21 @@ class Source(Protocol):
 
     @property
     def labels_with_samples(self) -> bool:
-        """True if labels are known only once samples are fetched."""
+        """True if labels are known only after samples are fetched."""
 
     @property
     def content_decides(self) -> bool:
-        """True if samples of one content hash are the same, in shape and type as well."""
+        """True if samples with the same content hash are equal, including shape and type."""
 
     @property
     def fetch_threads(self) -> int:
-        """Number of threads of a task that may fetch at a time."""
+        """Number of threads of a task that may fetch at the same time."""
 
     @property
     def index_name(self) -> str: ...
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
-        """Return the folder and the name of the file that has a sample; None if it is in none."""
+        """Return the folder and name of the file that holds a sample; None if no file does."""
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         """List all samples, or those found in `seconds`; `tick` is called with their number.
@@ -148,14 +150,13 @@ class Source(Protocol):
         Parameters
         ----------
         index
-            Index of an earlier listing, from a store. One that is damaged or forged must be
-            ignored.
+            Index of an earlier listing, from a store. A damaged or forged index must be ignored.
         """
 
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
     ) -> Sequence[Fetched]:
-        """Return samples in order, with an error for each that cannot be fetched or used.
+        """Return the samples in order, or an error in place of each that cannot be used.
 
         Samples of one unit (`unit_of` of their locations) are passed in one call where possible.
 
@@ -164,19 +165,19 @@ class Source(Protocol):
         sizes
             As listed, -1 for unknown.
         locations
-            As listed; empty if the caller has only keys, as from a store. A source that lists
-            `RowTable.locations` must find them then.
+            As listed; empty if the caller has only keys, for example from a store. A source whose
+            listing has `RowTable.locations` must then find them itself.
         """
 
 
 def is_image(name: str) -> bool:
-    """Return True if a file is an image by its suffix, and no ``._`` file of macOS beside one."""
+    """Return True if a file has the suffix of an image and is no ``._`` file of macOS."""
     stem, _, suffix = name.rpartition("/")[2].rpartition(".")
     return bool(stem) and not stem.startswith("._") and f".{suffix.lower()}" in IMAGE_SUFFIXES
 
 
 def starts_as_image(data: bytes | memoryview) -> bool:
-    """Return True if data begin as an encoded image does, of the kinds in `IMAGE_SUFFIXES`."""
+    """Return True if data start with the signature of an image format in `IMAGE_SUFFIXES`."""
     head = bytes(data[:12])
     return head.startswith(IMAGE_STARTS) or (head[:4] == b"RIFF" and head[8:] == b"WEBP")
 
@@ -188,18 +189,18 @@ def container_suffix(name: str) -> str:
 
 
 def container_noun(name: str) -> str:
-    """Name the kind of a file that holds many samples; empty for any other file."""
+    """Return the noun for a file that holds many samples; empty for any other file."""
     return CONTAINER_NOUNS.get(container_suffix(name), "")
 
 
 def first_folder(name: str) -> str:
-    """Return the first folder of a name, which is its class; empty if it lies in none."""
+    """Return the first folder of a name, which is its class; empty if the name has no folder."""
     folder, slash, _ = name.partition("/")
     return folder if slash else ""
 
 
 def require_utf8(names: Sequence[str]) -> None:
-    """Raise `SourceError` for names that are not UTF-8, as keys must be."""
+    """Raise `SourceError` for names that are not valid UTF-8, since keys must be."""
     for name in names:
         try:
             name.encode()

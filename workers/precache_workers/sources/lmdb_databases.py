@@ -1,13 +1,13 @@
 """LMDB databases of encoded images by key.
 
-A value is a sample if its key ends as an image does, or if it begins as one. Its label is the text
-of the key ``label-N`` beside ``image-N``, as data sets of text recognition have them, or under the
-key with the suffix ``.cls`` instead of its own, of any kind that `infer_kind` knows; without any of
-these in a database it is the first folder of the key.
+A value is a sample if its key has the suffix of an image, or if the value starts as an image. The
+label of ``image-N`` is the value of ``label-N``, as in data sets for text recognition. The label of
+any other key is the value of the same key with the suffix ``.cls``. Labels may be of any kind that
+`infer_kind` knows. In a database without labels, the first folder of the key is the label.
 
-A value has neither time nor checksum: its identity is that of its file, so that after a change all
-are compared by content. LMDB maps its file and believes what is in it: only one that is shorter
-than it says is noticed.
+A value has neither a time nor a checksum: its identity is that of its file. After a change of the
+file, all its values are compared by content. LMDB maps its file and does not validate it: only a
+file that is shorter than its header claims is detected.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from precache_workers.sources.containers import (
 from precache_workers.sources.labels import MOST_TEXT, infer_kind
 
 UNIT_SAMPLES = 64
-"""Neighbours by key that are read at once."""
+"""Number of samples, consecutive by key, that are read at once."""
 
 _NUMBERED = re.compile(r"image(-\d+)")
 _lock = threading.Lock()
@@ -114,12 +114,12 @@ class LMDBFormat:
 
 @contextmanager
 def _opened(folder: Folder, file: FileInfo) -> Iterator[Any]:
-    """Open a database, and a transaction of it that gives views of values.
+    """Open a database and yield a read transaction, which returns values as views.
 
     Raises
     ------
     SourceError
-        It lies elsewhere than on a disk, is damaged, or is shorter than it says.
+        The file is not on a local disk, is damaged, or is cut off.
     UsageError
         `lmdb` is not installed.
     """
@@ -134,15 +134,15 @@ def _opened(folder: Folder, file: FileInfo) -> Iterator[Any]:
         raise SourceError(f"{where} is an LMDB database, which is read from a disk; copy it there")
     with _lock:
         try:
-            # Nobody may write meanwhile: no lock is taken, as the disk may be read-only.
+            # No lock is taken, since the disk may be read-only: no process may write meanwhile.
             with lmdb.open(
                 str(path), subdir=False, readonly=True, lock=False, readahead=False
             ) as database:
                 pages = database.info()["last_pgno"] + 1
                 if pages * database.stat()["psize"] > file.size:
                     raise SourceError(
-                        f"{where} is cut off: it is to have {pages:,} pages, and has "
-                        f"{file.size:,} bytes; if it is whole, copy it by mdb_copy -c"
+                        f"{where} is cut off: it should have {pages:,} pages, but has "
+                        f"{file.size:,} bytes; if it is complete, copy it with mdb_copy -c"
                     )
                 with database.begin(buffers=True) as transaction:
                     yield transaction
@@ -160,7 +160,7 @@ def _label(value: Any, what: str) -> str:
 
 
 def _label_of(name: str, labels: dict[str, str]) -> str:
-    """Return the label of an image by its name and what a database has for labels."""
+    """Return the label of an image: from the labels of its database, or else its first folder."""
     if not labels:
         return first_folder(name)
     numbered = _NUMBERED.fullmatch(name)

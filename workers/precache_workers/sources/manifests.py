@@ -1,11 +1,11 @@
-"""Tables of URIs: CSV, TSV, JSON Lines, or Parquet, with a label beside each.
+"""Tables of URIs: CSV, TSV, JSON Lines, or Parquet, with an optional label for each URI.
 
-A URI is a path, below the folder of its table if it is relative, or a URL of any bucket or web
-server. A table at a URL may not name files of a local disk, and none leads out of the table's
-folder by ``..`` unless the user allows it: a table may be a stranger's.
+A URI is a path, or a URL of any bucket or web server. A relative path is below the folder of its
+table. Tables are not trusted: a table at a URL may not name files of a local disk, and a path may
+not leave the table's folder by ``..`` unless the user allows it.
 
-The identity of a sample is that of its file. Of a bucket with many of them, the folder that all lie
-in is listed once. A web server tells nothing before a file is fetched.
+The identity of a sample is that of its file. If a table names many files of a bucket, their common
+folder is listed once. Files of a web server have no identity before they are fetched.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from precache_workers.sources.parquet_tables import LABEL_COLUMNS, LISTED_ROWS, 
 
 JSON_LINES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".csv", ".tsv", *JSON_LINES)
-"""Suffixes of tables that are taken for manifests; Parquet has images in it more often."""
+"""Suffixes of tables that are manifests by default. Parquet is not: it usually holds images."""
 
 URI_NAMES = (
     "uri", "url", "path", "file", "filename", "file_name", "filepath", "file_path", "image",
     "image_path", "image_url", "img", "img_path", "photo",
 )  # fmt: skip
-"""Names of the column with the URIs; the first that a table has is taken."""
+"""Usual names of the column of URIs; the first that a table has is used."""
 
 FEW_FILES = 64
-"""Files of a bucket that are looked at one by one; for more, their folder is listed."""
+"""Up to so many files of a bucket are looked up one by one; for more, their folder is listed."""
 
 LONGEST_LINE = 1 << 20
 
@@ -69,7 +69,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ManifestSource:
-    """Files that tables name; see the module."""
+    """Files named by tables; see the module."""
 
     containers: Containers
     columns: Columns = NO_COLUMNS
@@ -153,11 +153,11 @@ class ManifestSource:
                 uri, label = row.get(chosen.uri), row.get(chosen.label or "")
                 line = f"line {number} of {where}"
                 if not isinstance(uri, str) or not uri:
-                    raise SourceError(f"{line} has no {chosen.uri}, which is to be a path or URL")
-                # Keys are stored, and so may hold no secret of a URL.
+                    raise SourceError(f"{line} has no {chosen.uri}, which must be a path or URL")
+                # Keys are stored: they must not contain credentials of a URL.
                 key = shown(uri) if chosen.key is None else row.get(chosen.key)
                 if key is None or key == "":
-                    raise SourceError(f"{line} has no {chosen.key}, which is to name its sample")
+                    raise SourceError(f"{line} has no {chosen.key}, which must name its sample")
                 location = self._location(uri, file.name, line)
                 if _has_types(file.name):
                     yield str(key), location, _typed(label, chosen.label, line, members)
@@ -165,7 +165,7 @@ class ManifestSource:
                     yield str(key), location, _text(label, chosen.label, line)
 
     def _names(self, file: FileInfo, row: Row) -> Sequence[str]:
-        """Return the columns of a table by its first row; lines of JSON may leave out labels."""
+        """Return the column names of the first row, or of all rows of JSON if it has no label."""
         names = list(row)
         labels = {self.columns.label} if self.columns.label else {*LABEL_COLUMNS}
         if not file.name.lower().endswith(JSON_LINES) or labels & {*map(_plain, names), *names}:
@@ -204,7 +204,7 @@ class ManifestSource:
         )
 
     def _infos(self, locations: Sequence[str]) -> Iterator[FileInfo | None]:
-        """Yield the identity of each file, as far as it can be had."""
+        """Yield the identity of each file; None if it is unknown."""
         remote: dict[str, list[str]] = defaultdict(list)
         for location in locations:
             folder, name = self._place(location)
@@ -217,7 +217,7 @@ class ManifestSource:
             yield folder.info(name) if infos is None else infos.get(name)
 
     def _walked(self, root: str, names: Sequence[str]) -> Mapping[str, FileInfo]:
-        """Look at files of a bucket: one by one if they are few, else by listing their folder."""
+        """Look up files of a bucket: few of them one by one, many by listing their folder."""
         folder = self._folder(root)
         if root.partition("://")[0] in WEB:
             return {}
@@ -317,14 +317,14 @@ class _Chosen:
 
 
 def _plain(name: str) -> str:
-    """Return the name of a column as it is compared with usual ones."""
+    """Normalise the name of a column, to compare it with usual names."""
     return name.strip().lower()
 
 
 def _root(location: str) -> str:
-    """Return the bucket or server of a URL, the root of a local disk, or nothing if relative.
+    """Return the bucket or server of a URL, ``/`` for an absolute path, empty for a relative one.
 
-    A URL with a query is a root of its own, with one file without a name.
+    A URL with a query is a root itself, whose only file has an empty name.
     """
     scheme, mark, path = location.partition("://")
     if scheme in WEB and "?" in path:
@@ -335,7 +335,7 @@ def _root(location: str) -> str:
 
 
 def _text(value: Any, column: str | None, where: str) -> str:
-    """Return a label as text, of a list as JSON; its kind follows from all labels of a table."""
+    """Return a label as text, a list as JSON; its kind is inferred from all labels of a table."""
     match value:
         case None:
             return ""
@@ -355,12 +355,12 @@ def _text(value: Any, column: str | None, where: str) -> str:
 
 
 def _has_types(name: str) -> bool:
-    """Return True for a table whose labels are taken by the type of their column."""
+    """Return True for a table whose columns have types, which decide the kind of its labels."""
     return name.lower().endswith(".parquet")
 
 
 def _typed(value: Any, column: str | None, where: str, members: Members) -> str:
-    """Return a label as text, and give the members its kind."""
+    """Return a label as text, and set the kind of the members' labels."""
     try:
         text, kind = label_of(value)
     except ValueError as error:
@@ -372,7 +372,7 @@ def _typed(value: Any, column: str | None, where: str, members: Members) -> str:
 def _parsed(
     stream: BinaryIO, name: str, columns: Columns, where: str
 ) -> Generator[tuple[int, Row], None, None]:
-    """Yield the rows of a table with the numbers of their lines."""
+    """Yield (line number, row) of a table."""
     if name.lower().endswith(".parquet"):
         yield from _parquet_rows(stream, columns, where)
         return

@@ -1,12 +1,13 @@
 """Parquet files with images in a column: bytes, or Hugging Face's struct of bytes and path.
 
-Classes have the names that the schema's metadata gives them (Hugging Face's ``ClassLabel``). A
-sample's key is what the column of keys has, if one is named; else the name of its file, with the
-path that its struct has, if all of a file have different ones, or the number of its row.
+Class names come from the metadata of the schema (Hugging Face's ``ClassLabel``). A sample's key is
+the value of the column of keys, if the user names one. Otherwise it is the name of the file with
+the path in the row's struct, if the paths of the file are all different, or else with the row
+number.
 
-A row has neither size nor time of its own: its identity is that of its file, so that after a change
-of the file its rows are compared by content. A row group, or several small ones, are read at once,
-as far as needed.
+A row has neither a size nor a time: its identity is that of its file. After a change of the file,
+its rows are compared by content. A row group is read at once, up to the last row that is needed;
+small row groups are read together.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ IMAGE_COLUMNS = (
     "image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content",
 )  # fmt: skip
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "target", "cls", "category")
-"""Names of columns; the first that a file has is used."""
+"""Usual names of columns; the first that a file has is used."""
 
 LISTED_ROWS, LISTED_LISTS = 8192, 128
-"""Rows of which labels and names are decoded at a time; of labels that are lists fewer, as a page
-may have a long one for all of its rows."""
+"""Rows whose labels and names are decoded at a time; fewer if labels are lists, since one long list
+may stand for all rows of a page."""
 
 FOOTER_BYTES = 16 << 20
-"""Bytes of footers that a process keeps."""
+"""Most bytes of footers that a process keeps."""
 
 _KEYS = "a key is text or a whole number"
 
@@ -61,11 +62,13 @@ class ChosenColumns:
     Attributes
     ----------
     image, struct
-        Column of images, and whether these are structs of bytes and path.
+        Column of images; True if its values are structs of bytes and path.
     classes
         Names of classes by number, if the schema has them.
+    paths
+        True if the structs have a path.
     folder
-        The label of all rows, if a folder such as ``label=cat`` has it and no column does.
+        The label of all rows, if it comes from a folder such as ``label=cat``, not from a column.
     """
 
     image: str
@@ -159,7 +162,7 @@ class ParquetFormat:
                             images[group, row] = image
         except SourceError as error:
             missing = SampleError(str(error))
-        now = folder.info(name)  # only now: it may have been replaced while it was read
+        now = folder.info(name)  # after the read, during which it may have been replaced
         if now is None or any(listed != container_etag(now) for _, _, listed in places):
             return [changed(folder, name, sample.key) for sample in wanted]
         if etag and footer is not None:
@@ -168,7 +171,7 @@ class ParquetFormat:
 
 
 _footers: dict[tuple[str, str], Any] = {}
-"""Footers of files that this process read last, by path and identity."""
+"""(Path, identity) -> footer of the last files that this process read."""
 _lock = threading.Lock()
 
 
@@ -180,7 +183,7 @@ def _keep_footer(file: tuple[str, str], footer: Any) -> None:
 
 
 def _end(footer: Any, chosen: ChosenColumns, group: int, row: int) -> int:
-    """Return where the images of a row group end in the file, up to a row, by estimate."""
+    """Estimate the offset in the file at which the image of a row ends."""
     described = footer.row_group(group)
     [column] = _image_columns(described, chosen)
     start = column.dictionary_page_offset or column.data_page_offset
@@ -188,12 +191,15 @@ def _end(footer: Any, chosen: ChosenColumns, group: int, row: int) -> int:
 
 
 def name_rows(members: Members, container: str, key: str | None, where: str) -> None:
-    """Turn the names of rows into keys: those of a column as they are, others below the container.
+    """Turn the names of rows into keys.
+
+    Names from a column of keys are used as they are. Otherwise the container's name comes first,
+    and rows are numbered unless all names differ.
 
     Raises
     ------
     SourceError
-        The column has no name for some row.
+        The column of keys has no value in some row.
     """
     if key is None:
         unique = all(map(is_name, members.keys)) and len(set(members.keys)) == len(members.keys)
@@ -205,12 +211,14 @@ def name_rows(members: Members, container: str, key: str | None, where: str) -> 
 
 @contextmanager
 def damaged(where: str) -> Iterator[None]:
-    """Raise `SourceError` for what pyarrow raises of a damaged file.
+    """Translate the errors that pyarrow raises for a damaged file.
 
     Raises
     ------
+    SourceError
+        The file is damaged.
     StorageError
-        The system cannot read it.
+        The operating system cannot read the file.
     """
     import pyarrow as pa
 
@@ -219,20 +227,20 @@ def damaged(where: str) -> Iterator[None]:
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # none of Arrow's own has one
+        if isinstance(error, OSError) and error.errno is not None:  # Arrow's own errors have none
             raise StorageError(f"cannot read {where}: {error.strerror}") from None
         raise SourceError(f"{where} cannot be read: {printable(str(error))}") from None
 
 
 def open_table(stream: BinaryIO, metadata: Any = None, repeated: Sequence[str] = ()) -> Any:
-    """Open a Parquet file whose pages are read as they are needed: row groups may be large.
+    """Open a Parquet file and read its pages only when needed, since row groups may be large.
 
     Parameters
     ----------
     metadata
-        Of the same file, if they were read before.
+        Footer of the same file, if it was read before.
     repeated
-        Columns of text of which a value that comes often is held once.
+        Columns of text that are read as dictionaries: equal values are held once.
     """
     import pyarrow.parquet as pq
 
@@ -247,8 +255,7 @@ def open_table(stream: BinaryIO, metadata: Any = None, repeated: Sequence[str] =
 
 
 def _units(table: Any, chosen: ChosenColumns, size: int) -> list[str]:
-    """Return the unit that each row group is read in, with the file's size: small neighbours share
-    one."""
+    """Return the unit of each row group, with the file's size; small neighbours share a unit."""
     groups: list[list[int]] = []
     held = 0
     for group in range(table.num_row_groups):
@@ -263,7 +270,7 @@ def _units(table: Any, chosen: ChosenColumns, size: int) -> list[str]:
 
 
 def _row_bytes(table: Any, groups: Sequence[int], chosen: ChosenColumns) -> int:
-    """Return the mean bytes of an image of some row groups, as the footer has them."""
+    """Return the mean bytes of an image in some row groups, according to the footer."""
     described = [table.metadata.row_group(group) for group in groups]
     columns = [column for group in described for column in _image_columns(group, chosen)]
     nbytes = sum(column.total_uncompressed_size for column in columns)
@@ -272,7 +279,7 @@ def _row_bytes(table: Any, groups: Sequence[int], chosen: ChosenColumns) -> int:
 
 
 def _image_columns(described: Any, chosen: ChosenColumns) -> list[Any]:
-    """Return the column of images of a row group, as the footer describes it."""
+    """Return the footer's description of the column of images in a row group."""
     columns = map(described.column, range(described.num_columns))
     return [column for column in columns if column.path_in_schema == chosen.image_leaf]
 
@@ -280,10 +287,10 @@ def _image_columns(described: Any, chosen: ChosenColumns) -> list[Any]:
 def _images(
     table: Any, group: int, chosen: ChosenColumns, rows: set[int], most_bytes: int
 ) -> Iterator[tuple[int, Fetched]]:
-    """Read images of a row group, up to the last one that is wanted.
+    """Yield (row, image) of the wanted rows of a row group.
 
-    Each row is decoded alone, and equal images are held once: a page may have one large image for
-    thousands of rows.
+    Rows are decoded one by one, and equal images are held once, since one large image may stand
+    for thousands of rows of a page.
     """
     last, known = max(rows), dict[str, Sample]()
     batches = table.iter_batches(1, [group], [chosen.image_leaf], use_threads=False)
@@ -337,7 +344,7 @@ class _Names:
 
 
 def _leaf(batch: Any, name: str) -> Any:
-    """Return a column, or a part of a struct by its path."""
+    """Return a column, or a field of a struct by its dotted path."""
     if name in batch.schema.names:
         return batch.column(name)
     outer, _, inner = name.partition(".")
@@ -345,12 +352,12 @@ def _leaf(batch: Any, name: str) -> Any:
 
 
 def labels_of(column: Any, name: str) -> list[str]:
-    """Return labels as text, empty where there is none.
+    """Return labels as text; empty for none.
 
     Raises
     ------
     ValueError
-        Some are no labels.
+        Some value is no label.
     """
     kind = label_kind(column.type)
     if kind in ("names", "numbers"):
@@ -369,7 +376,7 @@ def labels_of(column: Any, name: str) -> list[str]:
 
 
 def label_kind(kind: Any) -> Kind | None:
-    """Return the kind of the labels that a column of a type has; None if it can have none."""
+    """Return the kind of labels in a column of an Arrow type; None if it cannot hold labels."""
     import pyarrow as pa
 
     if is_number(kind):
@@ -385,12 +392,12 @@ def label_kind(kind: Any) -> Kind | None:
 
 
 def texts_of(column: Any, name: str) -> list[str]:
-    """Return keys, or labels of one class, as text, empty where there is none.
+    """Return keys, or labels of one class, as text; empty for none.
 
     Raises
     ------
     ValueError
-        They are neither text nor whole numbers, or too long.
+        The values are neither text nor whole numbers, or too long.
     """
     import pyarrow as pa
 
@@ -441,9 +448,9 @@ def _holds_images(kind: Any) -> bool:
 
 
 def _require_columns(schema: Any, columns: Columns, folders: Collection[str], where: str) -> None:
-    """Raise `SourceError` for a column that is not there, or cannot have keys.
+    """Raise `SourceError` for a column that does not exist, or whose type cannot be that of keys.
 
-    Labels may lie in names of folders, and keys in structs.
+    Labels may come from names of folders, and keys from fields of structs.
     """
     import pyarrow as pa
 
@@ -464,10 +471,10 @@ def _require_columns(schema: Any, columns: Columns, folders: Collection[str], wh
 
 
 def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") -> ChosenColumns:
-    """Choose the columns of a file: those that are named, else by type, metadata and name.
+    """Choose the columns of a file: those that the user names, else by type, metadata and name.
 
-    Folders of the file's name such as ``label=cat``, as partitioned tables have them, may have the
-    label.
+    The label may come from a folder in the file's name, such as ``label=cat`` of a partitioned
+    table.
     """
     import pyarrow as pa
 
@@ -494,7 +501,7 @@ def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") ->
             "is a class, a number, or a list of classes"
         )
     named = features.get(label or "", {})
-    named = named.get("feature", named)  # of a list
+    named = named.get("feature", named)  # the element type of a list
     names = named.get("names") if _is_class(named) else None
     classes = tuple(map(str, names)) if isinstance(names, list) else ()
     paths = "path" in parts and _is_text(kind.field("path").type)
@@ -502,12 +509,12 @@ def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") ->
 
 
 def _folder_value(text: str) -> str:
-    """Return the value that the name of a folder has, as Hive writes it; empty for none."""
+    """Return the value in a folder's name, which Hive encodes; empty for none."""
     return "" if text == "__HIVE_DEFAULT_PARTITION__" else unquote(text)
 
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
-    """Return what Hugging Face's metadata says of each column; nothing if it is damaged."""
+    """Return the features in Hugging Face's metadata, by column; none if it is damaged."""
     try:
         document = json.loads((schema.metadata or {})[b"huggingface"])
         features = document["info"]["features"]
@@ -543,13 +550,13 @@ def _guess_label(schema: Any, features: dict[str, dict[str, Any]]) -> str | None
 
 
 def _usual(usual: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return those of some columns that have a usual name, in the order of these."""
+    """Return the columns that have a usual name, in the order of the usual names."""
     lower = {name.lower(): name for name in reversed(names)}
     return [lower[name] for name in usual if name in lower]
 
 
 def _is_class(feature: Any) -> bool:
-    """Return True for what Hugging Face's metadata says of a class."""
+    """Return True if a feature of Hugging Face's metadata is a class label."""
     return isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
 
 

@@ -1,15 +1,15 @@
-"""Tar archives, as WebDataset writes them: members that share a stem are one sample.
+"""Tar archives in the layout of WebDataset: members that share a stem are one sample.
 
-The images of a stem are the inputs of its sample, named by their suffixes.
-The label is the text of its ``.cls`` member, of any kind that `infer_kind` knows; without any in an
-archive it is the first folder of the stem. A sample's key is the name of its first image.
+The images of a stem are the inputs of its sample, named by their suffixes. The label is the text
+of the ``.cls`` member, of any kind that `infer_kind` knows. In an archive without ``.cls`` members,
+it is the first folder of the stem. A sample's key is the name of its first image.
 
-The identity of a sample is the sizes of its images, and the times in their headers; of several also
-their suffixes. A time that several samples of an archive have says nothing, as some writers set it:
-then it is the archive's own, so that after any change of the archive these samples are compared by
-their content.
+The identity of a sample consists of the sizes of its images and the times in their headers, and of
+their suffixes if there are several images. Some writers give all members the same time, which
+identifies nothing. So where several samples share a time, the identity of the archive replaces it:
+after any change of the archive, these samples are compared by content.
 
-Of a compressed archive all samples are one unit: to read some, all before them is decompressed.
+All samples of a compressed archive form one unit: a read decompresses the archive from its start.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ COMPRESSED_NOTE = (
 )
 
 MOST_IMAGES = 256
-"""Images of a sample."""
+"""Most images of a sample."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class TarFormat:
                 if size
                 else read_parts(folder, parts)
             )
-        except SourceError:  # all of it could be decompressed when it was listed
+        except SourceError:  # the archive could be decompressed when it was listed
             return [changed(folder, name, sample.key) for sample in wanted]
         return [
             _sample(folder, name, sample.key, some, [next(contents) for _ in some])
@@ -133,7 +133,7 @@ class TarFormat:
 def _decompressed_parts(
     folder: Folder, file: FileInfo, compression: str, parts: Sequence[Range]
 ) -> list[bytes | StorageError]:
-    """Read parts of a compressed archive, as their offsets in its contents name them."""
+    """Read parts of a compressed archive, by their offsets in the decompressed contents."""
     contents: dict[Range, bytes] = {}
     with open_file(folder, file) as packed:
         stream = DecompressedFile(packed, compression, file.size, folder.path(file.name))
@@ -145,7 +145,7 @@ def _decompressed_parts(
 
 
 class _Place(NamedTuple):
-    """An image of a sample: its offset, size, the CRC-32 of its header, and its suffix."""
+    """Location of an image: offset, size, CRC-32 of its header, and suffix."""
 
     offset: int
     size: int
@@ -183,7 +183,7 @@ def _sample(
 
 
 class _Images(NamedTuple):
-    """The images of a sample: the key of the first, the stem of all, and by suffix their places."""
+    """The images of a sample: key of the first, stem of all, places by suffix, and times."""
 
     key: str
     stem: str
@@ -272,7 +272,7 @@ class _Samples:
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split a key at the first dot within its file's name, as WebDataset does."""
+    """Split a key into stem and suffix at the first dot of the file name, as WebDataset does."""
     folder, slash, name = key.rpartition("/")
     stem, _, suffix = name[1:].partition(".")
     return f"{folder}{slash}{name[:1]}{stem}", suffix.lower()

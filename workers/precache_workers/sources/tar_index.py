@@ -1,9 +1,9 @@
-"""Indexes beside tar archives, as ``wds2idx`` of NVIDIA DALI writes them: where headers may be.
+"""Indexes of tar archives in the format of NVIDIA DALI's ``wds2idx``: hints where headers are.
 
-``train-0001.idx`` lies beside ``train-0001.tar``. After its first line each one has the members of
-a sample: of each its suffix, the offset and the size of its data, and from version 1.2 on its name.
-Headers of large members are requested side by side by it. What an archive has is what its headers
-say: an index that is old, wrong or forged costs requests, and nothing else.
+``train-0001.idx`` lies beside ``train-0001.tar``. Each line after the first lists the members of a
+sample: the suffix of each member, the offset and size of its data, and from version 1.2 on its
+name. The index allows the headers between large members to be requested in parallel. The members
+of an archive always come from its headers: an old, wrong or forged index only costs requests.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from precache_workers.sources.tar_members import padded
 _PLACE = re.compile(rb" (\d{1,18}) (\d{1,18})(?=[ \r\n]|$)")
 
 LARGE_BYTES = 1 << 20
-"""Bytes of a member that takes far longer to read than a request for the header behind it."""
+"""Bytes of a large member: reading it takes far longer than a request for the next header."""
 
 MOST_INDEX = 4 << 20
-"""Bytes of an index that are read: those of some 60,000 members."""
+"""Most bytes of an index that are read, enough for some 60,000 members."""
 
 
 def between_members(folder: Folder, file: FileInfo) -> list[tuple[int, int]]:
-    """Return start and end of the parts of an archive that its index leaves between large members.
+    """Return (start, end) of each part of an archive between large members, from its index.
 
-    Empty if the archive is local, small or compressed, or has no index.
+    The list is empty if the archive is local, small or compressed, or has no index.
     """
     name = file.name.removesuffix(".tar")
     if folder.local("") is not None or file.size <= BLOCK_BYTES or name == file.name:

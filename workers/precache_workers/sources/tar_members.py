@@ -14,19 +14,19 @@ from precache_workers.sources.compressed import DecompressedFile
 BLOCK = tarfile.BLOCKSIZE
 
 GNU_MAGIC, GNU_LISTED_FOLDER = b"ustar  \0", b"D"
-"""Magic of GNU tar's headers, and its type of a folder with a listing, in incremental archives."""
+"""Magic of GNU tar's headers; type of a folder with a listing, from incremental archives."""
 
 MOST_HEADER = 1 << 20
 """Most bytes of a long name or of extended attributes."""
 
 SPARSE = "GNU.sparse."
-"""Beginning of the attributes of sparse files."""
+"""Prefix of the attributes of sparse files."""
 
 MOST_ATTRIBUTES = 10_000
-"""Extended attributes of a member."""
+"""Most extended attributes of a member."""
 
 MOST_TIME = (1 << 63) - 1
-"""Nanoseconds since 1970 that a row table holds."""
+"""Latest time that a row table can hold, in nanoseconds since 1970."""
 
 
 class Member(NamedTuple):
@@ -37,11 +37,11 @@ class Member(NamedTuple):
     mtime
         Nanoseconds since 1970.
     offset
-        Of its data; the header that counts comes right before it.
+        Offset of its data, right after its own header.
     crc
         CRC-32 of that header.
     regular
-        It is a file, and no link or device.
+        True for a file; False for a link, a device or a sparse file.
     """
 
     name: str
@@ -53,17 +53,17 @@ class Member(NamedTuple):
 
 
 def padded(nbytes: int) -> int:
-    """Return the bytes that so many bytes of a member take."""
+    """Round a number of bytes up to whole blocks."""
     return -(-nbytes // BLOCK) * BLOCK
 
 
 def read_members(stream: BinaryIO | DecompressedFile, where: str, size: float) -> Iterator[Member]:
-    """Yield the members of an archive, folders apart.
+    """Yield the members of an archive, except folders.
 
     Raises
     ------
     SourceError
-        It is no tar archive, damaged, or ends early.
+        The file is no tar archive, is damaged, or is cut off.
     """
     offset = 0
     named: dict[str, str] = {}
@@ -82,10 +82,10 @@ def read_members(stream: BinaryIO | DecompressedFile, where: str, size: float) -
             info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
             raise SourceError(_no_header(where, offset, header, error)) from None
-        if header[257:265] == GNU_MAGIC:  # it has times where ustar has the beginning of the name
+        if header[257:265] == GNU_MAGIC:  # it has times in place of ustar's prefix of the name
             info.name = header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
         start = offset + BLOCK
-        if info.type == tarfile.GNUTYPE_SPARSE and header[482]:  # more of its map follows
+        if info.type == tarfile.GNUTYPE_SPARSE and header[482]:  # its map continues in more blocks
             while stream.read(BLOCK)[504:505] not in (b"", b"\0"):
                 start += BLOCK
             start += BLOCK
@@ -128,7 +128,7 @@ def read_members(stream: BinaryIO | DecompressedFile, where: str, size: float) -
 
 
 def _require_end(stream: BinaryIO | DecompressedFile, where: str, offset: int) -> None:
-    """Raise `SourceError` if anything but zeros follows the end of an archive."""
+    """Raise `SourceError` if data other than zeros follow the end of an archive."""
     while (block := stream.read(tarfile.RECORDSIZE)) and not any(block):
         pass
     if block:
@@ -146,7 +146,7 @@ def _no_header(where: str, offset: int, header: bytes, error: Exception) -> str:
 
 
 def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
-    """Parse a long name of GNU tar, or attributes of pax."""
+    """Parse the data of a long name of GNU tar, or of extended attributes of pax."""
     if kind == tarfile.GNUTYPE_LONGNAME:
         return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
     if kind == tarfile.GNUTYPE_LONGLINK:

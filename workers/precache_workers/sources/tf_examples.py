@@ -1,7 +1,7 @@
 """Records of TensorFlow: `tf.train.Example` with an encoded image, or the image itself.
 
-Of an example the features of the image, the label and the key are taken: those that the user names,
-else those of TensorFlow's own image examples and of TensorFlow Datasets.
+A sample uses an example's features of the image, the label and the key: those that the user names,
+or else those with the usual names of TensorFlow's image examples and of TensorFlow Datasets.
 
 Format: https://www.tensorflow.org/api_docs/python/tf/train/Example and
 https://protobuf.dev/programming-guides/encoding/.
@@ -24,26 +24,26 @@ from precache_workers.sources.labels import Kind, joined, label_of
 
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")
 LABEL_FEATURES = ("image/class/label", "label", "labels", "class", "target", "image/class/text")
-"""Names of features; the first that an example has is used."""
+"""Usual names of features; the first that an example has is used."""
 
 _BYTES, _FLOATS, _NUMBERS = 1, 2, 3
 
 Features = Mapping[str, tuple[int, memoryview]]
-"""Name -> kind of its list, and the list as it is encoded."""
+"""Name -> kind of its list, and the encoded list."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a record that a sample is made of: the image in place, label and key as text.
+    """The parts of a record that form a sample: the image, not copied; label and key as text.
 
     Attributes
     ----------
     kind
         Kind of the label; None if there is none.
     image_name, label_name
-        The features taken; empty where a record is the image itself.
+        Names of the features that were used; empty if the record is the image itself.
     names
-        Of all features.
+        Names of all features.
     """
 
     image: bytes | memoryview = b""
@@ -63,12 +63,13 @@ class Parts:
 
 
 def parts_of(record: bytes, columns: Columns) -> Parts:
-    """Take image, label and key from a record.
+    """Extract image, label and key from a record.
 
     Raises
     ------
     ValueError
-        It is neither, or has no such features, or of another kind.
+        The record is neither an image nor an example, or its features are missing or of a wrong
+        kind.
     """
     if starts_as_image(record) and columns.image is None:
         return Parts(memoryview(record))
@@ -90,7 +91,7 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
 
 
 def sample_of(record: bytes, columns: Columns) -> Fetched:
-    """Return the sample that a record has, or the error of one that has none."""
+    """Return the sample of a record, or an error if the record cannot be used."""
     try:
         return Sample.of(bytes(parts_of(record, columns).image))
     except ValueError as error:
@@ -98,20 +99,20 @@ def sample_of(record: bytes, columns: Columns) -> Fetched:
 
 
 def require_label(members: Members, columns: Columns, first: Parts | None, where: str) -> None:
-    """Raise `SourceError` if no record has the feature of labels: its name may be mistyped."""
+    """Raise `SourceError` if no record has labels and the first lacks the user's label feature."""
     if columns.label is None or first is None or members.kind is not None:
         return
     if columns.label not in first.names:
-        raise SourceError(f"{where}: of its first record, {_lacks(columns.label, first.names)}")
+        raise SourceError(f"{where}: in its first record, {_lacks(columns.label, first.names)}")
 
 
 def add_parts(members: Members, parts: Parts, where: str, location: str, etag: str) -> None:
-    """Add the sample of a record to those of a container; its key is only that of its column.
+    """Add the sample of a record to the members of a container; `name_rows` completes the keys.
 
     Raises
     ------
     SourceError
-        Its label is of another kind than those before it.
+        Its label does not go with the kind of the labels before it.
     """
     if parts.kind is not None:
         kind = joined([parts.kind, members.kind or parts.kind])
@@ -169,7 +170,7 @@ def _label(name: str, features: Features) -> tuple[str, Kind | None]:
 
 
 def _features(data: memoryview) -> Features:
-    """Return the features of an example; of two of one name the last counts."""
+    """Return the features of an example; the last one counts if a name occurs twice."""
     features: dict[str, tuple[int, memoryview]] = {}
     for _, entries in _fields(data, 1):
         for _, entry in _fields(entries, 1):
@@ -191,7 +192,7 @@ def _values(name: str, features: Features) -> Sequence[memoryview]:
 
 
 def _numbers(data: memoryview) -> list[int]:
-    """Return the values of a list of numbers, as far as they may be labels."""
+    """Return the values of a list of integers, cut off where they are too many for a label."""
     numbers: list[int] = []
     for _, value in _fields(data, 1):
         place = 0
@@ -203,7 +204,7 @@ def _numbers(data: memoryview) -> list[int]:
 
 
 def _fields(data: memoryview, *wanted: int) -> Iterator[tuple[int, memoryview]]:
-    """Yield number and content of the wanted fields of a message."""
+    """Yield (field number, content) of the wanted fields of a message."""
     place = 0
     while place < len(data):
         tag, place = _varint(data, place)
@@ -218,7 +219,7 @@ def _fields(data: memoryview, *wanted: int) -> Iterator[tuple[int, memoryview]]:
         else:
             raise ValueError(f"a field has the wire type {wire}")
         if place > len(data):
-            raise ValueError("a field is longer than what it lies in")
+            raise ValueError("a field is longer than the message that contains it")
         if tag >> 3 in wanted:
             yield tag >> 3, data[start:place]
 

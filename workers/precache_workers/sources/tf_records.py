@@ -1,7 +1,7 @@
 """TFRecord files, whose records are examples with an image, or images.
 
-A sample's key is what the feature of keys has, if one is named; else its file and its number in it.
-Its identity is the CRC-32C that its record carries, which is checked whenever it is read.
+A sample's key is the value of the feature of keys, if the user names one, or else its file and its
+number there. Its identity is the CRC-32C of its record, which every read checks.
 
 Format: https://www.tensorflow.org/tutorials/load_data/tfrecord (length, masked CRC-32C of the
 length, data, masked CRC-32C of the data; all little-endian).
@@ -74,7 +74,7 @@ class TFRecordFormat:
                     parts = parts_of(record, self.columns)
                 except ValueError as error:
                     if not members.keys and str(error) != _DAMAGED:
-                        raise SourceError(f"{where}: of its first record, {error}") from None
+                        raise SourceError(f"{where}: in its first record, {error}") from None
                     parts = Parts(key=f"{file.name}/{len(members.keys)}")  # it will be a hole
                 first = first or parts
                 add_parts(members, parts, where, location, f"crc32c:{crc:08x}")
@@ -119,13 +119,13 @@ class TFRecordFormat:
 
 
 def _masked(data: bytes) -> int:
-    """Return the CRC-32C of data, as TFRecord files mask it."""
+    """Return the masked CRC-32C of data, as TFRecord files store it."""
     crc = int(google_crc32c.value(data))
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _length(head: bytes) -> int | None:
-    """Return the length of a record; None if its checksum is another."""
+    """Return the length of a record; None if the checksum of the length does not match."""
     if len(head) < _HEAD.size:
         return None
     length, crc = _HEAD.unpack(head)
@@ -136,5 +136,5 @@ def _no_record(where: str, offset: int, head: bytes) -> str:
     if offset:
         return f"{where} is damaged, or cut off: at byte {offset:,} it has no record"
     if head.startswith((b"\x1f\x8b", b"\x78")):
-        return f"{where} is compressed: decompress it, as images hardly get larger"
+        return f"{where} is compressed: decompress it, which hardly makes images larger"
     return f"{where} is no TFRecord file; give --source-kind"

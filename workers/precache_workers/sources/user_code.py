@@ -1,7 +1,7 @@
-"""Code of the user's own: loaded by name, and brought up to date when it changes.
+"""The user's own code: loaded by name, and reloaded when it changes.
 
-What comes out of a store is data. Functions and factories that a store names are neither looked
-for nor loaded unless the user allows it, for to look for ``package.module`` imports ``package``.
+A store is data. Functions and factories named by a store are neither searched for nor loaded
+unless the user allows it: even the search for ``package.module`` imports ``package``.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from precache_workers.sources.code_digest import (
 from precache_workers.sources.code_names import canonical
 
 _loaded: dict[str, tuple[FileState, bytes]] = {}
-"""Module -> state and source of its file, whose code this process runs."""
+"""Module -> state and source of its file, as this process runs it."""
 
 
 def require_permission(recipe: Recipe, allowed: bool) -> None:
-    """Raise `UsageError` if a recipe came out of a store and names functions.
+    """Raise `UsageError` if a recipe from a store names functions and the user did not allow them.
 
     Parameters
     ----------
     allowed
-        Whether the user lets them run.
+        True if the user allows functions of stores to run.
     """
     stored = [op for op in recipe.functions if op.store]
     if stored and not allowed:
@@ -62,19 +62,19 @@ def refuse_stored_code(names: Sequence[str], store: str) -> NoReturn:
 
 
 def load_object(name: str, code: str = "") -> Any:
-    """Load the object that ``package.module:attribute`` names, by the present code of its files.
+    """Load the object ``package.module:attribute`` from the current code of its files.
 
-    Modules that it reaches are executed again where their files, or modules that they use, changed.
+    A module that it reaches is executed again if its file changed, or that of a module it uses.
 
     Parameters
     ----------
     code
-        What `code_digest` must be, where given.
+        Expected `code_digest`; empty for any.
 
     Raises
     ------
     RecipeError
-        It cannot be loaded, or its code is another.
+        The object cannot be loaded, or its code has another digest.
     """
     module, _, attribute = name.partition(":")
     try:
@@ -109,7 +109,7 @@ def _bring_up_to_date(code: Code, present: Collection[str]) -> None:
     Parameters
     ----------
     present
-        Modules that had been imported before.
+        Modules that were already imported before this call.
     """
     paths = {name: path for name in code.modules if (path := _path_of(name)) is not None}
     outdated = {name for name, path in paths.items() if _is_outdated(name, path, name in present)}
@@ -135,10 +135,10 @@ def _path_of(module: str) -> Path | None:
 
 
 def _is_outdated(module: str, path: Path, present: bool) -> bool:
-    """Return True if a module may run an older state of its file, comments and layout apart.
+    """Return True if a module may run an older state of its file; comments and layout are ignored.
 
-    Modification times tell nothing: copies of files keep theirs, and of two edits within a second
-    Python takes the code that it cached of the first for that of the second.
+    Modification times are not reliable: copied files keep theirs, and after two edits within one
+    second, Python uses the bytecode that it cached from the first.
     """
     state = file_state(path)
     if module in _loaded:
@@ -158,8 +158,8 @@ def _is_outdated(module: str, path: Path, present: bool) -> bool:
 def _began() -> float:
     """Return the Unix time of this process's start, at most one clock tick late.
 
-    No module is imported within the first tick. The boot time that psutil adds to the ticks has
-    whole seconds only.
+    No module is imported within the first tick. psutil is not used, since its boot time is rounded
+    to whole seconds.
     """
     ticks = process_of(os.getpid()).started + 1
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / CLOCK_TICKS
@@ -167,9 +167,9 @@ def _began() -> float:
 
 
 def tree_hash(name: str) -> str:
-    """Return XXH3-128 (hex) of the syntax tree of the module that ``module:attribute`` is of.
+    """Return XXH3-128 (hex) of the syntax tree of the module in ``module:attribute``.
 
-    It is the identity of code in older releases; empty if the module has no Python source.
+    Older releases used it as the identity of code. It is empty if the module has no Python source.
     """
     place = find_module(name.partition(":")[0])
     path = Path(place.origin or "") if place is not None else Path()

@@ -1,10 +1,11 @@
-"""Zip archives; a sample is an image in them, its class the first folder of its name.
+"""Zip archives: a sample is an image, and its class the first folder of its name.
 
-The identity of a sample is its size and the CRC-32 that the archive's directory has of its bytes,
-so that of a changed archive only what changed is fetched.
+The identity of a sample is its size and the CRC-32 of its bytes from the archive's directory. If an
+archive changes, only changed samples are fetched.
 
-The directory is read entry by entry (PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.6 to 4.3.16 and
-4.5.3): Python's `zipfile` holds an object of about a kilobyte for each, a gigabyte for a million.
+The directory is parsed here, entry by entry (PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.6 to 4.3.16
+and 4.5.3), because Python's `zipfile` keeps about a kilobyte for each entry: a gigabyte for a
+million of them.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 
 LEAST_PACKED = 1024
-"""Bytes that packed data may have beyond those of the file, and 1% of them."""
+"""Packed data may exceed the unpacked size by so many bytes and 1% of that size."""
 
 LONGEST_COMMENT = 0xFFFF
 FULL_32 = 0xFFFFFFFF
 EXTRA_BYTES = 64
-"""Bytes of extra data in a local header that are read with it; some writers have more."""
+"""Bytes of extra data that are read with a local header; some writers add more."""
 
 
 class _Entry(NamedTuple):
-    """An entry of the directory; `offset` is that of its local header."""
+    """An entry of the directory; `offset` is the offset of its local header."""
 
     name: str
     size: int
@@ -110,7 +111,7 @@ class ZipFormat:
         most_bytes: int,
     ) -> Sequence[Fetched]:
         places = [sample.place.split(":") for sample in wanted]
-        # A member's name is a part of the key, and in any encoding no longer.
+        # The key contains the member's name, which is no longer in any other encoding.
         heads = [_LOCAL.size + len(sample.key.encode()) + EXTRA_BYTES for sample in wanted]
         parts = [
             (name, int(place[0]), head + int(place[1]))
@@ -147,21 +148,21 @@ def _sample(
         if isinstance(raw_or_error, StorageError):
             return FetchError(str(raw_or_error))
         raw = raw_or_error
-        if len(raw) < packed:  # the archive ended behind it when it was listed
+        if len(raw) < packed:  # the archive was longer when it was listed
             return changed(folder, name, key)
     try:
         image = raw if place[4] == str(STORED) else _inflated(raw, size)
     except zlib.error as error:
         return SampleError(f"is damaged in its archive: {error}")
     if len(image) != size or zlib.crc32(image) != crc:
-        if header[6] not in (0, crc):  # the local header has another: it is another file
+        if header[6] not in (0, crc):  # the local header has another CRC: it is another file
             return changed(folder, name, key)
         return SampleError("is damaged in its archive: its bytes have another CRC-32")
     return Sample.of(image)
 
 
 def _inflated(raw: bytes, size: int) -> bytes:
-    """Decompress no more than the directory says that there is, and a byte to notice more."""
+    """Decompress at most the size in the directory, and one byte more to detect longer data."""
     return zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, size + 1)
 
 
@@ -171,7 +172,7 @@ def _entries(stream: BinaryIO, where: str, size: int) -> Iterator[_Entry]:
     Raises
     ------
     SourceError
-        It is no zip archive, damaged or cut off.
+        The file is no zip archive, is damaged or is cut off.
     """
     count, nbytes, offset, end = _directory(stream, where, size)
     if offset + nbytes != end:
@@ -207,7 +208,7 @@ def _entries(stream: BinaryIO, where: str, size: int) -> Iterator[_Entry]:
 
 
 def _directory(stream: BinaryIO, where: str, size: int) -> tuple[int, int, int, int]:
-    """Return the number of entries, bytes and offset of the directory, and where it must end."""
+    """Return the directory's number of entries, bytes and offset, and the offset of its end."""
     first = max(0, size - _END.size - LONGEST_COMMENT)
     stream.seek(first)
     tail = stream.read(size - first)
@@ -233,9 +234,9 @@ def _directory(stream: BinaryIO, where: str, size: int) -> tuple[int, int, int, 
 
 
 def _decoded(name: bytes, flags: int) -> str:
-    """Decode a name: UTF-8 where a flag says so or it can be, else DOS's code page 437.
+    """Decode a name: as UTF-8 if its flag is set or the bytes are valid, else as code page 437.
 
-    Info-ZIP's ``zip`` and macOS write UTF-8 without the flag. Old software of Windows writes
+    Info-ZIP's ``zip`` and macOS write UTF-8 without the flag. Old Windows software writes
     backslashes between folders.
     """
     try:
@@ -246,7 +247,7 @@ def _decoded(name: bytes, flags: int) -> str:
 
 
 def _wide(extra: bytes, unpacked: int, packed: int, offset: int) -> tuple[int, int, int]:
-    """Return sizes and offset with those of the Zip64 extra data in place of full fields."""
+    """Replace sizes and offset that do not fit 32 bits by those of the Zip64 extra data."""
     values = [unpacked, packed, offset]
     while len(extra) >= 4:
         kind, length = struct.unpack_from("<2H", extra)
