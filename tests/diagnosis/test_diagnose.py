@@ -405,8 +405,8 @@ class Paths(Dataset[torch.Tensor]):
 
 
 def test_all_files_of_a_dataset_count_and_missing_ones_do_not(big_files: list[Path]) -> None:
-    paths = big_files * 10_000
-    missing = [path.with_name("missing") for path in paths[:200_000]]
+    paths = big_files * 6000
+    missing = [big_files[0].with_name("missing")] * len(paths)
     files = Files.of(files_of(DataLoader(Paths(paths + missing))))
     assert files is not None
     assert files.count == pytest.approx(len(paths), rel=0.01)

@@ -419,6 +419,7 @@ def test_a_plan_counts_the_holes_that_stay(
     assert "1 failed before, and stay; --retry-failed tries again" in capsys.readouterr().out
 
 
+@pytest.mark.heavy
 def test_a_sample_that_kills_its_worker_is_left_out_of_what_is_measured(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 4)
     write(tmp_path / "in/cat/0000.jpg", encoded(cut(1, (33, 33)), quality=90))
