@@ -57,7 +57,7 @@ _warned: set[str] = set()
 
 
 class SourceCounts(NamedTuple):
-    """What a source counts, for `Loader.stats`.
+    """Counters of a source, for `Loader.stats`.
 
     Attributes
     ----------

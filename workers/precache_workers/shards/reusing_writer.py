@@ -187,7 +187,7 @@ class ReusingWriter(FieldWriter):
 
     @property
     def _is_link(self) -> bool:
-        """Whether all rows are those of the base version."""
+        """True if all rows are those of the base version."""
         return self._untouched == self._base.count
 
     def finish(self) -> FinishedObject:
