@@ -1,6 +1,7 @@
 """Threads that work ahead of a consumer, in order; they end with their iterator.
 
-At the end of the process they are not waited for: a server or a disk may not answer.
+The end of the process does not wait for them, as a server or a disk may not answer; except for work
+that is marked as `computing`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import logging
+import math
 import os
+import signal
+import sys
 import threading
 import time
 import weakref
@@ -24,8 +29,13 @@ from precache.errors import UsageError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+log = logging.getLogger(__name__)
+
 EXIT_SECONDS = 0.5
 """Seconds that the exit of the process waits for running work, over all iterators."""
+
+PATIENCE_SECONDS = 5.0
+"""Seconds after which the exit says what it waits for."""
 
 _collecting: set[int] = set()
 """Threads on which the garbage collector runs."""
@@ -63,14 +73,21 @@ def computing() -> Iterator[None]:
     """Mark work that the end of the process waits for, however long it takes.
 
     Python ends a daemon thread when it next takes the interpreter's lock; within C++ code, such
-    as torch's, that aborts the process. Once the process ends, no such work begins any more.
+    as torch's, that aborts the process.
+
+    Raises
+    ------
+    UsageError
+        The process ends: no such work begins any more.
     """
     thread = threading.current_thread()
     _computing.add(thread)  # first, so that either this thread sees the end, or the end sees it
     try:
         if _deadlines:
-            _computing.discard(thread)
-            threading.Event().wait()
+            raise UsageError(
+                "the process ends, and no batch is made any more; if an atexit function reads "
+                "batches, register it after the first Loader was made"
+            )
         yield
     finally:
         _computing.discard(thread)
@@ -96,7 +113,7 @@ class Threads:
         self._process = os.getpid()
         # Not `atexit`: finalizers run last in, first out, so before those of what the work needs.
         self._end = weakref.finalize(
-            self, _end_at_exit, self._queue, self._threads, stop, self._process
+            self, _end_pool, weakref.ref(self), self._queue, self._threads, stop, self._process
         )
 
     def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
@@ -175,13 +192,18 @@ def _join(thread: threading.Thread, seconds: float | None = None) -> None:
         thread.join(seconds)
 
 
-def _end_at_exit(
-    queue: Queue, threads: list[threading.Thread], stop: Callable[[], None], process: int
+def _end_pool(
+    pool: weakref.ref[Threads],
+    queue: Queue,
+    threads: list[threading.Thread],
+    stop: Callable[[], None],
+    process: int,
 ) -> None:
+    """Finalize a pool: either nothing refers to it any more, or the process ends."""
     if os.getpid() != process:
         return
     _cancel(queue, len(threads))
-    if threading.main_thread().is_alive():  # the pool was collected; the process goes on
+    if pool() is None:  # the process goes on
         return
     _deadlines.append(time.monotonic() + EXIT_SECONDS)
     stop()
@@ -192,9 +214,24 @@ def _end_at_exit(
 def _wait_for_computing() -> None:
     """Wait for all work that is marked, also of iterators that nobody joined."""
     _deadlines.append(time.monotonic())
+    try:
+        _join_computing()
+    except BaseException as error:  # Ctrl+C, or a signal's handler: to go on would abort
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        status = error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT
+        os._exit(status if isinstance(status, int) else 1)
+
+
+def _join_computing() -> None:
+    patience = time.monotonic() + PATIENCE_SECONDS
     for thread in list(_computing):
         while thread in _computing and thread.is_alive():  # a forked process has none of them
             _join(thread, 0.05)
+            if time.monotonic() > patience:
+                patience = math.inf
+                log.warning("waiting for the last batches to be transformed; Ctrl+C ends this")
         _join(thread, EXIT_SECONDS)  # to release its results
 
 

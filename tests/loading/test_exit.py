@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -68,6 +69,73 @@ cycle = [batches]
 cycle.append(cycle)
 del batches, cycle
 gc.collect()
+"""
+
+
+GOES_ON = """
+import atexit
+atexit.register(lambda: read())
+import gc, sys, threading
+import precache
+from precache.transforms import Transform
+
+class Nothing(Transform):
+    def apply(self, batch, draw):
+        return batch
+
+loader = precache.Loader(sys.argv[1], 4, shuffle=False, transform=Nothing(), num_threads=3)
+
+def read():
+    try:
+        print(sum(len(batch["row"]) for batch in loader))
+    except precache.PrecacheError as error:
+        print(error)
+
+def train():
+    threading.main_thread().join()
+    cycle = [iter(loader)]
+    cycle.append(cycle)
+    next(cycle[0])
+    del cycle
+    gc.collect()
+    read()
+
+threading.Thread(target=train).start()
+"""
+
+
+BESIDE = """
+import threading
+threading.Thread(target=next, args=[batches], daemon=True).start()
+time.sleep(2)
+print(flush=True)
+"""
+
+
+NESTED = """
+import sys, time
+import precache
+from precache.transforms import Transform
+
+class Slow(Transform):
+    def apply(self, batch, draw):
+        time.sleep(0.2)
+        return batch
+
+class Outer(Transform):
+    def apply(self, batch, draw):
+        for _ in load(Slow(), 1):
+            pass
+        return batch
+
+def load(transform, threads):
+    return precache.Loader(
+        sys.argv[1], 4, shuffle=False, transform=transform, num_threads=threads, prefetch_batches=2
+    )
+
+batches = iter(load(Outer(), 2))
+next(batches)
+time.sleep(0.1)
 """
 
 
@@ -143,6 +211,37 @@ def test_an_exit_waits_for_transforms_under_way(stores: dict[str, BuiltStore], l
     process = _process(TRANSFORM + lost, stores["image"].path)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
+
+
+def test_a_thread_reads_on_after_the_main_one_and_the_exit_reads_no_more(
+    stores: dict[str, BuiltStore],
+) -> None:
+    process = _process(GOES_ON, stores["image"].path)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    rows, refusal = output.splitlines()
+    assert rows == "21"
+    assert "the process ends" in refusal
+
+
+@pytest.mark.heavy
+def test_an_exit_ends_transforms_that_read_from_another_loader(
+    stores: dict[str, BuiltStore],
+) -> None:
+    _assert_ends(_process(NESTED, stores["image"].path))
+
+
+@pytest.mark.heavy
+def test_an_exit_that_waits_for_a_transform_is_interrupted(stores: dict[str, BuiltStore]) -> None:
+    slow = TRANSFORM.replace("begun + 1", "begun + 15").replace("next(batches)", BESIDE)
+    process = _process(slow, stores["image"].path)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    assert process.stderr is not None
+    assert "waiting for the last batches" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
 
 
 def test_an_exit_does_not_wait_for_an_output_that_hangs() -> None:
