@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import stat
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,31 +71,37 @@ def loader_version(loader: Any) -> Version | None:
 
 
 def files_of(loader: Any) -> list[StrPath]:
-    """Return the local files that a loader reads; empty if unknown. Some may be missing."""
+    """Return the local files that a loader reads, each once; empty if unknown. Some may be missing.
+
+    Of a `Subset`, those of its indices, if the dataset keeps one path per sample.
+    """
     version = loader_version(loader)
     if version is not None:
         root = version.folder.local("")
         return [] if root is None else [root / name for name in version.folder.sizes()]
     if not isinstance(loader, DataLoader):
         return []
-    return list(_paths(loader.dataset))
+    return list(dict.fromkeys(_paths(loader.dataset)))
 
 
-def _paths(dataset: Any) -> Iterator[StrPath]:
+def _paths(dataset: Any) -> list[StrPath]:
+    if isinstance(dataset, ConcatDataset):
+        return [path for part in dataset.datasets for path in _paths(part)]
     if isinstance(dataset, Subset):
-        yield from _paths(dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
-            yield from _paths(part)
-    else:
-        for name in PATH_ATTRIBUTES:
-            items = getattr(dataset, name, None)
-            paths = map(_path, items) if isinstance(items, list | tuple) else iter(())
-            first = next(paths, None)
-            if first is not None and Path(first).is_file():
-                yield first
-                yield from (path for path in paths if path is not None)
-                return
+        whole: Any = dataset.dataset
+        paths = _paths(whole)
+        if paths and hasattr(whole, "__len__") and len(paths) == len(whole):
+            return [paths[index] for index in dataset.indices]
+        return paths
+    for name in PATH_ATTRIBUTES:
+        items = None
+        with contextlib.suppress(Exception):  # a property, which may raise anything
+            items = getattr(dataset, name)
+        if isinstance(items, list | tuple):
+            paths = [path for path in map(_path, items) if path is not None]
+            if any(_size(path) is not None for path in _sample(paths)):
+                return paths
+    return []
 
 
 def _path(item: Any) -> StrPath | None:
@@ -101,7 +110,13 @@ def _path(item: Any) -> StrPath | None:
 
 
 def _sample(paths: Sequence[StrPath]) -> Sequence[StrPath]:
-    return paths[:: max(1, len(paths) // SAMPLED_FILES)]
+    """Choose a path at random from each of some `SAMPLED_FILES` equal runs of paths.
+
+    Not every nth: names often alternate, as those of images and of their labels.
+    """
+    step, chance = max(1, len(paths) // SAMPLED_FILES), random.Random(0)
+    starts = range(0, len(paths), step)
+    return [paths[start + chance.randrange(min(step, len(paths) - start))] for start in starts]
 
 
 def evict(paths: Sequence[StrPath], seconds: float) -> str:
@@ -113,12 +128,15 @@ def evict(paths: Sequence[StrPath], seconds: float) -> str:
     for path in paths:
         if time.perf_counter() > until:
             return f"{len(paths):,} files are too many to drop from memory in time"
+        if _size(path) is None:
+            continue
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError:
             continue
         try:
-            os.fsync(descriptor)  # dirty pages are not dropped
+            with contextlib.suppress(OSError):
+                os.fsync(descriptor)  # dirty pages are not dropped
             if not drop_cached(descriptor):
                 return "this system cannot drop files from memory"
         finally:
@@ -142,7 +160,9 @@ def sequential_rate(paths: Sequence[StrPath], seconds: float = 0.5) -> float | N
 
 
 def _size(path: StrPath) -> int | None:
+    """Return the size of a file; None for all else: text that is no path, folders, pipes."""
     try:
-        return Path(path).stat().st_size
-    except OSError:
+        status = Path(path).stat()
+    except (OSError, ValueError):
         return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import precache
 from precache import Diagnosis, diagnose
@@ -404,14 +404,49 @@ class Paths(Dataset[torch.Tensor]):
         return torch.from_numpy(np.fromfile(self.samples[index][0], np.uint8))
 
 
-def test_all_files_of_a_dataset_count_and_missing_ones_do_not(big_files: list[Path]) -> None:
+def test_all_files_count_and_what_is_none_does_not(big_files: list[Path]) -> None:
     paths = big_files * 6000
-    missing = [big_files[0].with_name("missing")] * len(paths)
-    files = Files.of(files_of(DataLoader(Paths(paths + missing))))
+    nothing = [big_files[0].with_name("missing"), big_files[0].parent, "text " * 80, "\0"]
+    files = Files.of([*paths, *nothing * (len(paths) // len(nothing))])
     assert files is not None
     assert files.count == pytest.approx(len(paths), rel=0.01)
     assert files.nbytes == files.count << 20
     assert files.median_nbytes == 1 << 20
+    assert Files.of(nothing) is None
+
+
+def test_sizes_that_alternate_are_estimated(tmp_path: Path) -> None:
+    paths = [tmp_path / "image", tmp_path / "label"]
+    for path, size in zip(paths, (10_000, 10), strict=True):
+        path.write_bytes(bytes(size))
+    files = Files.of(paths * 2000)
+    assert files is not None
+    assert files.nbytes == pytest.approx(2000 * 10_010, rel=0.15)
+
+
+def test_files_of_a_dataset_are_those_that_it_reads(big_files: list[Path]) -> None:
+    class Unready(Paths):
+        @property
+        def imgs(self) -> list[str]:
+            raise RuntimeError("call setup() first")
+
+    class Clips(Paths):
+        def __len__(self) -> int:
+            return 10 * len(self.samples)
+
+    def found(dataset: Dataset[torch.Tensor]) -> list[Path]:
+        return [Path(path) for path in files_of(DataLoader(dataset))]
+
+    whole, clips = Paths(big_files), Clips(big_files)
+    first, second = Subset(whole, range(10)), Subset(whole, [30, 31])
+    assert found(whole) == big_files
+    assert found(Paths([big_files[0].with_name("missing"), *big_files]))[1:] == big_files
+    assert found(Subset(first, [3, 7])) == [big_files[3], big_files[7]]
+    assert found(ConcatDataset([first, second, first])) == big_files[:10] + big_files[30:32]
+    assert found(Subset(clips, [305])) == big_files
+    unready = Unready([Path("a caption " * 70)])
+    unready.files = [str(path) for path in big_files]  # type: ignore[attr-defined]
+    assert found(unready) == big_files
 
 
 def test_files_of_a_dataset_are_read_cold_and_warm(big_files: list[Path]) -> None:
