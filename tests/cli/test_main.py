@@ -458,19 +458,21 @@ def test_nothing_to_do_loads_neither_torch_nor_ray(
 ) -> None:
     """With a cache of its own: a test beside it may empty the user's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    build = [str(each) for each in ("build", source, tmp_path / "out", *SMALL, "--json")]
-    assert cli(*build).returncode == 0
+    store = [str(source), str(tmp_path / "out"), *map(str, SMALL)]
+    assert cli("build", *store).returncode == 0
+    heavy = {"torch", "ray", "PIL", "zarr", "pyarrow", "simplejpeg"}
     code = (
         "import sys; from precache.cli.main import main\n"
-        f"status = main({build!r})\n"
-        "print(status, sorted({'torch', 'ray', 'PIL', 'zarr', 'pyarrow'} & set(sys.modules)))"
+        f"print(main({['build', *store, '--json']}), main({['plan', *store]}))\n"
+        f"print({heavy} & set(sys.modules))"
     )
     ran = subprocess.run(
         [*command()[:1], "-c", code], check=True, env=environment(), capture_output=True, text=True
     )
-    first, second = ran.stdout.splitlines()
-    assert json.loads(first)["shards_skipped"] == json.loads(first)["shards"]
-    assert second == "0 []"
+    built, *planned, states, loaded = ran.stdout.splitlines()
+    assert json.loads(built)["shards_skipped"] == json.loads(built)["shards"]
+    assert "Nothing to do" in "".join(planned)
+    assert (states, loaded) == ("0 0", "set()")
 
 
 def test_an_interrupted_build_says_how_to_go_on(tmp_path: Path) -> None:

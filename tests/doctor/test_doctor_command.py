@@ -24,8 +24,10 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_as_an_object(photos: Path) -> None:
-    ran = cli("doctor", photos, "--resize", 40, "--crop", 32, "--seconds", 5, "--json")
+def test_as_an_object_a_page_and_a_picture(photos: Path, tmp_path: Path) -> None:
+    page, picture = tmp_path / "a.html", tmp_path / "a.png"
+    files = ["--html", page, "--png", picture]
+    ran = cli("doctor", photos, "--resize", 40, "--crop", 32, "--seconds", 5, "--json", *files)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""
     [line] = ran.stdout.splitlines()
@@ -37,6 +39,11 @@ def test_as_an_object(photos: Path) -> None:
     assert set(found["stages"][0]["cpu_ms"]) == {"mean", "median", "p95", "max"}
     assert found["codecs"][0]["bytes_total"] > 0
     assert found["host"]["cores"] >= 1
+    assert {len(stage["each_ms"]) for stage in found["stages"]} == {12}
+    text = page.read_text("utf-8")
+    assert "broken: cat/broken.jpg" in text
+    assert found["slowest"][0]["key"] in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.heavy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ from precache_workers.doctor import page as doctor_page
 from precache_workers.doctor.report import DoctorReport
 from tests.doctor.test_report import ask, measured, times
 from tests.support.browser import CHROMIUM, Tab, chromium
-from tests.support.building import write, write_jpegs
 
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">.jpg"
 FOUND = ask(measured(), rate=2000)
@@ -103,21 +101,6 @@ def test_the_picture_shows_stages_and_both_colours_of_before_and_after(
     for colour in ("b35900", "1a7f4b", "1f6fb8", "b3261e"):
         off = np.abs(pixels - list(bytes.fromhex(colour))).max(axis=2)
         assert (off < 20).sum() > 20, colour
-
-
-def test_the_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    photos = write_jpegs(tmp_path / "in", 6)
-    write(photos / "cat" / "broken.jpg", b"none")
-    page, picture = tmp_path / "a.html", tmp_path / "a.png"
-    line = ["doctor", str(photos), "--resize", "40", "--crop", "32", "--seconds", "4", "--json"]
-    assert cli.main([*line, "--html", str(page), "--png", str(picture)]) == 0
-    told = json.loads(capfd.readouterr().out)
-    text = page.read_text("utf-8")
-    whole = told["sampled"] - told["failed"]
-    assert {len(stage["each_ms"]) for stage in told["stages"]} == {whole}
-    assert ("broken: cat/broken.jpg" in text) == (told["failed"] > 0)
-    assert told["slowest"][0]["key"] in text
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_written_is_said_before_measuring(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -325,31 +324,6 @@ def test_what_it_takes_is_estimated(what: str, source: Path, tmp_path: Path) -> 
         assert planned.bytes_fetched > 0
     if what == "nothing before":
         assert [key for key, _ in found.failed] == ["dog/0039.jpg"] or found.failed == ()
-
-
-NOTHING = """
-import sys
-import precache
-
-found = precache.plan(sys.argv[1], sys.argv[2], precache.Recipe.image(resize=40, crop=40))
-print(found.state, *sys.modules)
-"""
-
-
-def test_nothing_to_do_is_said_without_torch_or_ray(
-    source: Path, tmp_path: Path, run_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a cache of its own: a test beside it may empty the user's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    store = tmp_path / "store"
-    precache.build(source, store, precache.Recipe.image(resize=40, crop=40), address="serial")
-    run_python(NOTHING, str(source), str(store))  # it keeps what the ops compute
-    state, *modules = run_python(NOTHING, str(source), str(store)).stdout.split()
-    assert state == "nothing"
-    assert not {"torch", "ray", "PIL", "simplejpeg", "zarr"} & set(modules)
-    again = cli("plan", source, store, "--resize", "40", "--crop", "40")
-    assert again.returncode == 0
-    assert "Nothing to do" in again.stdout
 
 
 def test_the_command_says_it_in_words_and_in_json(

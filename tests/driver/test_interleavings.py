@@ -355,7 +355,7 @@ EACH_SECOND = pytest.mark.parametrize(
 def test_a_builder_is_stopped_at_each_of_its_calls_while_another_builds(second: Rows) -> None:
     source = rows(4)
     actors = {"first": partial(build, source), "second": partial(build, second)}
-    for first in actors:
+    for first in actors if second is not SECOND["the same"] else ("first",):
         for point in range(1, turns_of(Memory(), source)):
             memory = Memory()
             check(memory, Turns(memory, preempted([point], first)).run(actors), source)

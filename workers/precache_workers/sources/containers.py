@@ -203,7 +203,7 @@ class ContainerSource:
         files = self.containers.files(left_out)
         known = _read_index(index) if index is not None else {}
         listed: list[tuple[FileInfo, Members]] = []
-        whole, complete = Members(), True
+        whole = Members()
         scans = self._scans(files, known, until)
         for file, members in zip(files, scans, strict=False):
             listed.append((file, members))
