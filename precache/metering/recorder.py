@@ -39,17 +39,34 @@ _windows: defaultdict[str, itertools.count[int]] = defaultdict(lambda: itertools
 
 
 def keys_in_batch(batch: Any) -> Callable[[], SampleKeys]:
-    """Copy the field ``key`` or ``row`` of a mapping; its memory may be reused by a later batch."""
+    """Copy the field ``key`` or ``row`` of a mapping; its memory may be reused by a later batch.
+
+    A field that holds anything but integers and text, such as the keys of attention, has no keys.
+    """
     if isinstance(batch, Mapping):
         for name in KEY_FIELDS:
             field = batch.get(name)
             if isinstance(field, torch.Tensor):
-                tensor = field.detach().clone()
+                if field.is_floating_point() or field.is_complex():
+                    continue
+                tensor = field.clone()
                 return lambda: tuple(tensor.flatten().tolist())
-            if isinstance(field, np.ndarray | Sequence):
-                values = np.array(field, object).ravel()
-                return lambda: tuple(values.tolist())
+            if isinstance(field, np.ndarray):
+                field = field.ravel().tolist()
+            if isinstance(field, Sequence):
+                values = [field] if isinstance(field, str | bytes) else field
+                keys = tuple(key for key in map(_key, values) if key is not None)
+                if len(keys) == len(values):
+                    return lambda: keys
     return tuple
+
+
+def _key(value: Any) -> str | int | None:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, str):
+        return str(value)
+    return int(value) if isinstance(value, int | np.integer) else None
 
 
 class StallRecorder:
@@ -74,7 +91,7 @@ class StallRecorder:
         self._clock = stall_clock(self._device)
         self._publisher: Publisher | None = None
         self._waits: list[Wait] = []
-        self._step = self._steps = 0
+        self._step = self._steps = self._reported = 0
         self._requested_at = self._since = self._wait = 0.0
         self._first = self._in_hand = False
 
@@ -84,6 +101,7 @@ class StallRecorder:
         device = self._settings.device or torch.device("cuda" if on_cuda else "cpu")
         if device != self._device:
             self._clock, self._device = stall_clock(device), device
+            self._reported = self._step
         self._clock.begin()
         if not self._steps:
             self._reported_work = self._work_time()
@@ -129,8 +147,7 @@ class StallRecorder:
                 self._waits = [wait for wait in self._waits if wait.step != self._step]
                 self._step, self._in_hand = self._step - 1, False
         if self._publisher is not None:
-            if self._steps:
-                self._report()
+            self._report()
             self._publisher.close(hurry=not ended)
             self._publisher = None
 
@@ -143,13 +160,13 @@ class StallRecorder:
     def _window(self, number: int) -> Window:
         before, self._reported_work = self._reported_work, self._work_time()
         stats = self._clock.report(work=self._reported_work.plus(before, -1))
-        window = Window(stats, tuple(self._waits), number, self._step)
+        self._reported += stats.batches
+        window = Window(stats, tuple(self._waits), number, self._reported)
         self._waits = []
         self._steps, self._since = 0, self._requested_at
         return window
 
     def _report(self) -> None:
-        window = self._window(next(_windows[self._settings.name]))
-        # If the CUDA device has finished none of these steps, the next report has them.
-        if self._publisher is not None and window.stats.iteration.max > 0:
-            self._publisher.publish(window)
+        # Without any step that the CUDA device has finished, the next report has them.
+        if self._publisher is not None and self._clock.batches:
+            self._publisher.publish(self._window(next(_windows[self._settings.name])))

@@ -85,7 +85,7 @@ class LoaderStats:
     Attributes
     ----------
     batches, samples, bytes
-        Batches handed out, their rows and their bytes.
+        Batches of steps that have ended, their rows and their bytes.
     data, step, iteration
         Seconds of waiting for a batch, of the caller's own work until it requests the next one, and
         of both together. On CUDA this is the device's time: the host's work while the device is
@@ -181,6 +181,17 @@ Between = Callable[[Mark, Mark], float | None]
 StepPart = Literal["data", "step", "iteration"]
 
 
+class _Step(NamedTuple, Generic[Mark]):
+    """A step that has ended: three marks, and what its batch consists of."""
+
+    requested: Mark
+    arrived: Mark
+    ended: Mark
+    samples: int
+    nbytes: int
+    ready: float
+
+
 class StallClock(Generic[Mark]):
     """Separates waiting from working by two marks per step; cheap enough for every step.
 
@@ -197,7 +208,8 @@ class StallClock(Generic[Mark]):
         self._between = between
         self._requested: Mark | None = None
         self._arrived: Mark | None = None
-        self._open: deque[tuple[StepPart, Mark, Mark]] = deque()
+        self._batch: tuple[int, int, float] = (0, 0, 0)
+        self._open: deque[_Step[Mark]] = deque()
         self._reset()
 
     def _reset(self) -> None:
@@ -205,7 +217,14 @@ class StallClock(Generic[Mark]):
             part: deque(maxlen=KEPT_STEPS) for part in get_args(StepPart)
         }
         self._totals: dict[StepPart, float] = dict.fromkeys(get_args(StepPart), 0.0)
-        self._batches = self._samples = self._bytes = self._ready = 0
+        self._batches = self._samples = self._bytes = 0
+        self._ready = 0.0
+
+    @property
+    def batches(self) -> int:
+        """Batches that the next report has."""
+        self._settle()
+        return self._batches
 
     def begin(self) -> None:
         """Begin an epoch: the caller's time since the last one is not a step."""
@@ -213,41 +232,38 @@ class StallClock(Generic[Mark]):
         self.requested()
 
     def requested(self) -> None:
-        """Record that the caller requests the next batch."""
+        """Record that the caller requests the next batch, which ends a step."""
         now = self._mark()
-        if self._arrived is not None:
-            self._open.append(("step", self._arrived, now))
-            if self._requested is not None:
-                self._open.append(("iteration", self._requested, now))
+        if self._requested is not None and self._arrived is not None:
+            self._open.append(_Step(self._requested, self._arrived, now, *self._batch))
             self._settle()
         self._requested, self._arrived = now, None
 
-    def arrived(self, samples: int = 0, nbytes: int = 0, ready: int = 0) -> None:
+    def arrived(self, samples: int = 0, nbytes: int = 0, ready: float = 0) -> None:
         """Record that a batch is handed out; `ready` were decoded when it was requested."""
-        self._arrived = self._mark()
-        if self._requested is not None:
-            self._open.append(("data", self._requested, self._arrived))
-        self._batches += 1
-        self._samples += samples
-        self._bytes += nbytes
-        self._ready += ready
+        self._arrived, self._batch = self._mark(), (samples, nbytes, ready)
 
     def forget(self) -> None:
         """Leave out the current step, which does not end."""
-        if self._arrived is not None and self._open and self._open[-1][2] is self._arrived:
-            self._open.pop()
-            self._batches -= 1
         self._requested = self._arrived = None
 
     def _settle(self) -> None:
+        """Count the steps that the device has finished, each as a whole."""
         while self._open:
-            part, start, end = self._open[0]
-            seconds = self._between(start, end)
-            if seconds is None:
+            step = self._open[0]
+            data = self._between(step.requested, step.arrived)
+            work = self._between(step.arrived, step.ended)
+            if data is None or work is None:
                 return
             self._open.popleft()
-            self._times[part].append(seconds)
-            self._totals[part] += seconds
+            seconds: dict[StepPart, float] = {"data": data, "step": work, "iteration": data + work}
+            for part, value in seconds.items():
+                self._times[part].append(value)
+                self._totals[part] += value
+            self._batches += 1
+            self._samples += step.samples
+            self._bytes += step.nbytes
+            self._ready += step.ready
 
     def report(
         self,
@@ -256,6 +272,8 @@ class StallClock(Generic[Mark]):
         work: WorkTime | None = None,
     ) -> LoaderStats:
         """Return statistics since the last report, and start the next.
+
+        A step that has not ended, or that the device has not finished, is in a later one.
 
         Parameters
         ----------

@@ -285,10 +285,20 @@ def test_a_report_may_be_asked_for_at_any_moment() -> None:
         if number == 4:
             asked = metered.report()
     # The fifth batch was there, and its step not over.
-    assert (asked.steps, asked.step) == (5, 5)
+    assert (asked.steps, asked.step) == (4, 4)
     assert asked.data.mean >= 0.001
-    assert [report.steps for report in reports] == [1]
+    assert [(report.steps, report.step) for report in reports] == [(2, 6)]
     assert metered.report().steps == 0
+
+
+def test_a_report_asked_for_in_each_step_leaves_out_that_step() -> None:
+    reports = Reports()
+    metered = precache.meter(Slept([0.001] * 3), to=[reports])
+    asked = [metered.report() for _ in metered]
+    assert [(report.steps, report.step) for report in asked] == [(0, 0), (1, 1), (1, 2)]
+    assert all(report.stall_ratio < 1 for report in asked)
+    assert [(report.steps, report.step) for report in reports] == [(1, 3)]
+    assert reports[0].iteration.max >= reports[0].data.max > 0
 
 
 def test_reports_by_seconds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import numpy as np
@@ -61,6 +62,11 @@ def test_ranks_without_a_store_report_each_for_itself(monkeypatch: pytest.Monkey
         ({"__key__": ("a",)}, ("a",)),
         ({"row": torch.tensor([3, 4])}, (3, 4)),
         ({"row": np.array([3, 4])}, (3, 4)),
+        ({"row": [np.int64(3), 4], "key": [b"a\xff", np.str_("b")]}, ("a\ufffd", "b")),
+        ({"key": [np.zeros((2, 3)), np.zeros((2, 4))], "row": [np.int64(3)]}, (3,)),
+        ({"key": torch.ones(2, requires_grad=True)}, ()),
+        ({"key": [torch.ones(2, requires_grad=True)] * 2}, ()),
+        ({"key": [float("nan")]}, ()),
         ({"row": torch.tensor([3]), "key": ["c"]}, ("c",)),
         ({"image": torch.zeros(2)}, ()),
         ((torch.zeros(2), torch.zeros(2)), ()),
@@ -68,7 +74,9 @@ def test_ranks_without_a_store_report_each_for_itself(monkeypatch: pytest.Monkey
     ],
 )
 def test_what_a_batch_says_of_its_samples(batch: object, expected: tuple[str | int, ...]) -> None:
-    assert keys_in_batch(batch)() == expected
+    keys = keys_in_batch(batch)()
+    assert keys == expected
+    assert tuple(json.loads(json.dumps(keys))) == expected
 
 
 def test_rows_are_copied_since_their_memory_is_used_again() -> None:

@@ -88,26 +88,32 @@ def test_what_happens_between_two_epochs_is_no_step() -> None:
     assert stats.step.max == 2.0
 
 
-def test_a_loop_that_is_left_early_counts_what_was_whole() -> None:
+def test_a_step_counts_once_it_has_ended() -> None:
     hands = Hands()
     clock = hands.clock()
     clock.begin()
     hands.now += 1
     clock.arrived(4, 100, 0)
     stats = clock.report()
-    assert (stats.data.max, stats.step.max, stats.batches) == (1.0, 0.0, 1)
+    assert (stats.data, stats.stall_ratio, stats.batches, stats.samples) == (Times(), 0.0, 0, 0)
+    hands.now += 3
+    clock.requested()
+    stats = clock.report()
+    assert (stats.data.max, stats.step.max, stats.batches, stats.samples) == (1.0, 3.0, 1, 4)
+    assert stats.stall_ratio == 0.25
 
 
-def test_times_that_the_device_does_not_know_yet_come_with_a_later_report() -> None:
+def test_steps_that_the_device_has_not_finished_come_with_a_later_report() -> None:
     hands = Hands()
     clock = hands.clock()
     hands.passed = 4.0
     _run(hands, clock, [(1.0, 2.0), (1.0, 2.0)])
+    assert clock.batches == 1
     first = clock.report()
-    assert (first.data, first.step) == (Times.of([1.0, 1.0]), Times.of([2.0]))
+    assert (first.data, first.step, first.samples) == (Times.of([1.0]), Times.of([2.0]), 4)
+    assert clock.batches == 0
     hands.passed = math.inf
-    second = clock.report()
-    assert (second.data, second.step) == (Times(), Times.of([2.0]))
+    assert clock.report() == first
 
 
 class Device:
