@@ -24,6 +24,7 @@ from precache.errors import UsageError
 from precache.loading.arrival_order import ArrivalOrder
 from precache.loading.gpu import resident
 from precache.loading.options import LoaderOptions
+from precache.loading.position import require_same
 from precache.loading.selection import Selection
 from precache.loading.slots import as_array, as_tensor, map_tensors, row_nbytes
 from precache.loading.stream import BatchStream, Rows
@@ -92,7 +93,7 @@ class BatchSource:
     closed
         Set once the loader is closed.
     end_iterators
-        Ends the loader's iterators.
+        Ends the loader's iterators, except those that have not begun.
 
     Attributes
     ----------
@@ -406,6 +407,7 @@ class CurrentVersionSource(BatchSource):
         version = state.get("version")
         if not isinstance(version, str) or version == self.version.id:
             return self
+        require_same({**self.identity(), "version": version}, state, "this loader")
         return self._open(self._follower.uri_of(version)).take_over(self)
 
     def _open(self, uri: str) -> BatchSource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import os
 import threading
 import weakref
@@ -194,6 +195,8 @@ class Loader:
         self._clock = stall_clock(self.device)
         self._position = Position(len(self))
         self._last = (0, 0)
+        self.latest: tuple[int, int, float] = (0, 0, 0)
+        """Rows and bytes of the last batch, and how many were decoded when it was requested."""
         self._reported_work = WorkTime()
         self._counts = SourceCounts()
 
@@ -271,6 +274,8 @@ class Loader:
         return iterator
 
     def _run(self) -> Generator[Any, None, None]:
+        if self._closed.is_set():
+            return
         # With its first batch, not when it is made: some trainers make one that they never use.
         epoch, start = self._position.begin()
         source = self._use(self._source.at_epoch(epoch, start))
@@ -280,7 +285,8 @@ class Loader:
             for rows, nbytes, outputs in batches:
                 self._last = (epoch, start)
                 start += 1
-                self._clock.arrived(rows, nbytes, ready)
+                self.latest = rows, nbytes, ready
+                self._clock.arrived(*self.latest)
                 self._position.received(epoch, start)
                 yield outputs.pop()  # without a name, so that a batch that is dropped is freed
                 self._clock.requested()
@@ -353,7 +359,8 @@ class Loader:
 
 
 def end_all(iterators: Iterable[Generator[Any, None, None]]) -> None:
-    """End iterators, with their threads."""
-    for iterator in list(iterators):
+    """End iterators, with their threads; those that have not begun may still begin."""
+    begun = [one for one in iterators if inspect.getgeneratorstate(one) != inspect.GEN_CREATED]
+    for iterator in begun:
         with contextlib.suppress(ValueError):  # it is at work
             iterator.close()

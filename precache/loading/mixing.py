@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import islice
 from typing import Any, Self
 
 import torch
@@ -154,6 +154,7 @@ class Mixture:
         self._position = Position(len(schedule))
         self._clock = stall_clock(self.loaders[0].device)
         self._reported_work = WorkTime()
+        self._closed = False
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
     def __len__(self) -> int:
@@ -165,16 +166,20 @@ class Mixture:
         self._position.choose(epoch)
 
     def __iter__(self) -> Iterator[Any]:
+        if self._closed:
+            raise UsageError("this mixture is closed; make a new one")
         iterator = self._run()
         self._iterators.add(iterator)
         return iterator
 
     def _run(self) -> Generator[Any, None, None]:
+        if self._closed:
+            return
         # With its first batch, not when it is made: some trainers make one that they never use.
         epoch, start = self._position.begin()
         with contextlib.ExitStack() as ends:
             batches = [
-                ends.enter_context(contextlib.closing(_endless(loader, *position)))
+                ends.enter_context(contextlib.closing(self._endless(loader, *position)))
                 for loader, position in zip(
                     self.loaders, self._schedule.positions_at(epoch, start), strict=True
                 )
@@ -182,32 +187,35 @@ class Mixture:
             join = _Joiner()
             self._clock.begin()
             for number, sources in enumerate(self._schedule.sources(epoch, start), start + 1):
-                parts = [next(batches[source]) for source in sources]
+                parts = [part for source in sources for part in islice(batches[source], 1)]
+                if self._closed:
+                    return
                 parts[:] = [
                     join(parts) if self._schedule.together else _add_source(parts[0], sources[0])
                 ]
-                self._clock.arrived(0, 0, 0)
+                latest = [self.loaders[source].latest for source in sources]
+                rows, nbytes, ready = map(sum, zip(*latest, strict=True))
+                self._clock.arrived(rows, nbytes, ready / len(sources))
                 self._position.received(epoch, number)
                 yield parts.pop()  # without a name, so that a batch that is dropped is freed
                 self._clock.requested()
+
+    def _endless(self, loader: Loader, epoch: int, batch: int) -> Generator[Any, None, None]:
+        """Yield batches of a loader from a position on, epoch after epoch, until it is closed."""
+        while not self._closed:
+            loader.seek(epoch, batch)
+            yield from loader
+            epoch, batch = epoch + 1, 0
 
     def stats(self) -> LoaderStats:
         """Do as `Loader.stats`, for all sources together."""
         parts = [loader.stats() for loader in self.loaders]
         before, self._reported_work = self._reported_work, self.work_time
         work = self._reported_work.plus(before, -1)
-        own = self._clock.report(sum(part.cpu_seconds for part in parts), None, work)
-        taken = sum(part.batches for part in parts)
-        return dataclasses.replace(
-            own,
-            samples=sum(part.samples for part in parts),
-            bytes=sum(part.bytes for part in parts),
-            ready=sum(part.ready * part.batches for part in parts) / taken if taken else 0.0,
-            fetched=FetchedObjects(
-                sum(part.fetched.objects for part in parts),
-                sum(part.fetched.nbytes for part in parts),
-            ),
+        fetched = FetchedObjects(
+            sum(part.fetched.objects for part in parts), sum(part.fetched.nbytes for part in parts)
         )
+        return self._clock.report(sum(part.cpu_seconds for part in parts), fetched, work)
 
     @property
     def work_time(self) -> WorkTime:
@@ -243,7 +251,8 @@ class Mixture:
         self._position.load(state)
 
     def close(self) -> None:
-        """End running iterators, and close the loaders."""
+        """End running iterators, and close the loaders, as `Loader.close` does."""
+        self._closed = True
         end_all(self._iterators)
         for loader in self.loaders:
             loader.close()
@@ -258,14 +267,6 @@ class Mixture:
 def work_time_of(loader: object) -> WorkTime:
     """Return the time in which a loader made batches on the CPU; zeros for loaders of others."""
     return loader.work_time if isinstance(loader, Loader | Mixture) else WorkTime()
-
-
-def _endless(loader: Loader, epoch: int, batch: int) -> Generator[Any, None, None]:
-    """Yield batches of a loader from a position on, epoch after epoch."""
-    while True:
-        loader.seek(epoch, batch)
-        yield from loader
-        epoch, batch = epoch + 1, 0
 
 
 def _add_source(batch: Any, source: int) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ class ArrayReader:
         self.array = self._objects.array
         self._pieces = self._objects.pieces
         self._verify = verify
-        self._decoded: dict[bool, DecodedChunks] = {}
+        self._decoded: dict[tuple[bool, int], DecodedChunks] = {}
         self._scratch = threading.local()
         self._small = self.array.row_nbytes < SHARED_ROW_NBYTES
         whole = self.array.shape[0] * self.array.row_nbytes
@@ -377,15 +378,17 @@ class ArrayReader:
             kept.add(needed[part], decoded)
 
     def _kept(self, undo: bool) -> DecodedChunks:
+        # In a forked process a thread of the parent may have been in the middle of a change.
+        key = undo, os.getpid()
         try:
-            return self._decoded[undo]
+            return self._decoded[key]
         except KeyError:
             array = self.array
             self.require_memory(CHUNKS_AT_ONCE * array.chunk_nbytes)
             cache = DecodedChunks(
                 array.objects * array.chunks_per_object[0], array.chunk_shape, array.dtype
             )
-            return self._decoded.setdefault(undo, cache)
+            return self._decoded.setdefault(key, cache)
 
     def _decode_chunks(self, rows: np.ndarray, undo: bool) -> np.ndarray:
         """Decode the chunks that hold rows, into scratch memory of this thread."""

@@ -538,22 +538,23 @@ def test_an_interpreter_ends_without_a_close(
 
 
 FORK = """
-import os, sys
+import os, sys, threading, warnings
 import precache
+from precache.reading import array_reader
 
+# A fork beside threads is deprecated from Python 3.12 on, and yet what DataLoader does.
+warnings.simplefilter("ignore", DeprecationWarning)
 loader = precache.Loader(sys.argv[1], 4, num_threads=2)
 expected = sorted(int(s["row"]) for s in precache.CachedDataset(sys.argv[1]))
-
-def child():
-    rows = sorted(r for batch in loader for r in batch["row"].tolist())
-    return rows == expected
 
 def fork():
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if child() else 1)
+        os._exit(sorted(r for batch in loader for r in batch["row"].tolist()) != expected)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
 
+FORK_WITHIN_AN_EPOCH = """
 before = fork()
 batches = iter(loader)
 next(batches)
@@ -563,13 +564,41 @@ after = fork()
 print(before, during, after, rest)
 """
 
+FORK_WHILE_CHUNKS_ARE_KEPT = """
+class Held(array_reader.DecodedChunks):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.lock = threading.Lock()
+
+    def copy(self, *args):
+        with self.lock:
+            within.set()
+            if os.getpid() == parent:
+                forked.wait()
+            return super().copy(*args)
+
+parent, within, forked = os.getpid(), threading.Event(), threading.Event()
+array_reader.DecodedChunks = Held
+thread = threading.Thread(target=list, args=(loader,))
+thread.start()
+within.wait()
+print(fork())
+forked.set()
+thread.join()
+"""
+
 
 def test_a_fork_before_within_and_after_an_epoch_reads_on(
     image_store: BuiltStore, run_python: RunPython
 ) -> None:
-    # A fork beside threads is deprecated from Python 3.12 on, and yet what DataLoader does.
-    code = "import warnings\nwarnings.simplefilter('ignore', DeprecationWarning)\n" + FORK
-    assert run_python(code, image_store.path).stdout == "0 0 0 5\n"
+    assert run_python(FORK + FORK_WITHIN_AN_EPOCH, image_store.path).stdout == "0 0 0 5\n"
+
+
+def test_a_fork_while_decoded_chunks_change_reads_on(
+    tile_stores: dict[str, BuiltStore], run_python: RunPython
+) -> None:
+    code = FORK + FORK_WHILE_CHUNKS_ARE_KEPT
+    assert run_python(code, tile_stores["image"].path).stdout == "0\n"
 
 
 # --- many shards, few files ---------------------------------------------------------------------

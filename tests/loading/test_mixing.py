@@ -247,8 +247,20 @@ def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltSt
             if number == 3:
                 mixture.close()
         assert number == 3
-    with pytest.raises(UsageError, match="this loader is closed"):
-        next(iter(mixture))
+    with pytest.raises(UsageError, match="this mixture is closed; make a new one"):
+        iter(mixture)
+
+
+@pytest.mark.parametrize("by", ["batch", "sample"])
+def test_a_mixture_that_is_closed_meanwhile_ends_quietly(alike: list[BuiltStore], by: str) -> None:
+    def close(batch: dict[str, Any]) -> dict[str, Any]:
+        mixture.close()
+        return batch
+
+    mixture = _mix(alike, by=by, options={"transform": close, "fields": ["image"]})
+    never_begun = iter(mixture)
+    assert len(list(mixture)) <= 1
+    assert list(never_begun) == []
 
 
 def test_figures_are_those_of_all_sources(pair: list[BuiltStore]) -> None:
