@@ -8,13 +8,14 @@ until that copy is done.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 import math
 import os
 import threading
 import weakref
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,11 +51,21 @@ def as_array(values: torch.Tensor) -> np.ndarray:
 
 
 def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply a function to the tensors of a batch."""
+    """Apply a function to the tensors of a batch, and return new containers.
+
+    A mapping keeps its type and attributes, or becomes a dict if its type refuses that.
+    """
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
-        return {name: map_tensors(value, change) for name, value in batch.items()}
+        changed = {name: map_tensors(value, change) for name, value in batch.items()}
+        with contextlib.suppress(Exception):  # the user's own type, which may raise anything
+            if not isinstance(batch, dict | UserDict):
+                return type(batch)(changed)  # type: ignore[call-arg]  # of most mappings
+            clone = copy.copy(batch)
+            clone.update(changed)
+            return clone
+        return changed
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_tensors(value, change) for value in batch))
     if isinstance(batch, list | tuple):

@@ -9,7 +9,8 @@ import re
 import threading
 import tracemalloc
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,62 @@ from precache.loading.slots import (
     DeviceCopier,
     SlotLayout,
     SlotPool,
+    map_tensors,
     slots_of_a_block,
     undo_image_tensor,
 )
 from precache.reading.version_reader import VersionReader
 from precache.recipe.ops import DTYPES
 from tests.conftest import BuiltStore
+
+
+class Encoding(UserDict[str, Any]):
+    """A batch as tokenizers return it, with an attribute."""
+
+    def __init__(self, data: dict[str, Any], length: int) -> None:
+        super().__init__(data)
+        self.length = length
+
+
+class Frozen(Mapping[str, Any]):
+    """A mapping that cannot be changed."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._data = data
+
+    def __getitem__(self, name: str) -> Any:
+        return self._data[name]
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+
+class Odd(Frozen):
+    """A mapping that is not made of another."""
+
+    def __init__(self, *, data: dict[str, Any]) -> None:
+        super().__init__(data)
+
+
+def test_mapped_batches_keep_their_type_and_leave_the_original() -> None:
+    data = {"image": torch.zeros(2), "key": ["a", "b"]}
+    made: list[tuple[Any, type]] = [
+        (Encoding(data, 7), Encoding),
+        (OrderedDict(data), OrderedDict),
+        (Frozen(data), Frozen),
+        (Odd(data=data), dict),
+    ]
+    for batch, kind in made:
+        mapped = map_tensors([batch], lambda tensor: tensor + 1)[0]
+        assert type(mapped) is kind
+        assert mapped["key"] == ["a", "b"]
+        assert mapped["image"].tolist() == [1, 1]
+        assert batch["image"].tolist() == [0, 0]
+    assert map_tensors(Encoding(data, 7), torch.clone).length == 7
+
 
 FIELDS = st.dictionaries(
     st.sampled_from(["image", "label", "mask", "row"]),
