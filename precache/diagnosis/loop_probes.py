@@ -168,15 +168,15 @@ class _Probes:
 
     def _measure_step(self, batch: Any) -> tuple[TimedRun, Copies | None, Setup, tuple[str, ...]]:
         """Time the step on a batch on the device and, on CUDA, on the batch as it was loaded."""
-        self._step(batch)
+        self._run_step(batch)
         device = self._device or _current_device()
         on_device = map_tensors(batch, lambda tensor: tensor.to(device))
         for _ in range(WARMUP):
-            self._step(on_device)
+            self._run_step(on_device)
         step = _time(lambda: self._run_step(on_device), self._limits)
         copies = self._copies(batch, device, step)
         setup = self._setup(device, sum(tensor.nbytes for tensor in _tensors(batch)))
-        return step, copies, setup, _synchronisations(lambda: self._step(on_device), device)
+        return step, copies, setup, _synchronisations(lambda: self._run_step(on_device), device)
 
     def _load_cold(self) -> tuple[TimedRun | None, str]:
         """Time the loader with its files dropped from the page cache, or return why that failed."""
@@ -199,7 +199,7 @@ class _Probes:
         return run, ""
 
     def _run_step(self, batch: Any) -> tuple[bool, float]:
-        self._step(batch)
+        self._step(map_tensors(batch, lambda tensor: tensor))  # which may pop from its containers
         return True, 0.0
 
     def _load(self, rewind: bool, limits: Limits | None = None) -> TimedRun:

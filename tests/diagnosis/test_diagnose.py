@@ -533,6 +533,21 @@ def test_runs_end_by_steps_and_by_seconds() -> None:
     assert len(found.measurements.step.seconds) <= 3
 
 
+def test_a_step_may_pop_from_the_batch_that_is_replayed() -> None:
+    batches = ([{"image": torch.zeros(2, 8)}, ["key"]] for _ in itertools.count())
+    steps = 0
+
+    def step(batch: list[Any]) -> None:
+        nonlocal steps
+        assert batch.pop() == ["key"]
+        assert len(batch[0].pop("image")) == 2
+        steps += 1
+
+    found = diagnose(batches, step, steps=3)
+    assert steps > 6
+    assert found.measurements.setup.batch_nbytes == 64
+
+
 def test_a_loader_of_a_few_batches_is_begun_again() -> None:
     found = diagnose([{"image": torch.zeros(2, 8)}] * 3, lambda _: time.sleep(0.01), steps=20)
     assert len(found.measurements.together.seconds) == 20
