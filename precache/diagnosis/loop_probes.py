@@ -7,11 +7,12 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -175,7 +176,7 @@ class _Probes:
             self._run_step(on_device)
         step = _time(lambda: self._run_step(on_device), self._limits)
         copies = self._copies(batch, device, step)
-        setup = self._setup(device, sum(tensor.nbytes for tensor in _tensors(batch)))
+        setup = self._setup(device, sum(array.nbytes for array in _arrays(batch)))
         return step, copies, setup, _synchronisations(lambda: self._run_step(on_device), device)
 
     def _load_cold(self) -> tuple[TimedRun | None, str]:
@@ -279,7 +280,8 @@ class _Probes:
         )
 
     def _copies(self, batch: Any, device: torch.device, step: TimedRun) -> Copies | None:
-        tensors = [tensor for tensor in _tensors(batch) if tensor.device.type == "cpu"]
+        tensors = [array for array in _arrays(batch) if isinstance(array, torch.Tensor)]
+        tensors = [tensor for tensor in tensors if tensor.device.type == "cpu"]
         if device.type != "cuda" or not tensors:
             return None
         self._tick("copies to the device")
@@ -369,15 +371,13 @@ def _synchronisations(step: Callable[[], Any], device: torch.device) -> tuple[st
     return tuple(sorted({f"{Path(w.filename).name}:{w.lineno}" for w in own}))
 
 
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-
-    def collect(tensor: torch.Tensor) -> torch.Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    map_tensors(batch, collect)
-    return tensors
+def _arrays(batch: Any) -> Iterator[torch.Tensor | np.ndarray]:
+    """Yield the tensors and arrays of a batch."""
+    if isinstance(batch, torch.Tensor | np.ndarray):
+        yield batch
+    elif isinstance(batch, Mapping | list | tuple):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _arrays(value)
 
 
 def _length(loader: Any) -> int | None:

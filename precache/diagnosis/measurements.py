@@ -150,7 +150,7 @@ class Setup:
     cores
         Cores available to this process.
     batch_nbytes
-        Size of the batch's tensors.
+        Size of the batch's tensors and NumPy arrays.
     memory
         Memory in bytes that the page cache could use.
     files

@@ -549,9 +549,10 @@ def test_a_step_may_pop_from_the_batch_that_is_replayed() -> None:
 
 
 def test_a_loader_of_a_few_batches_is_begun_again() -> None:
-    found = diagnose([{"image": torch.zeros(2, 8)}] * 3, lambda _: time.sleep(0.01), steps=20)
+    batch = {"image": torch.zeros(2, 8), "mask": [np.zeros((2, 5), np.uint8)]}
+    found = diagnose([batch] * 3, lambda _: time.sleep(0.01), steps=20)
     assert len(found.measurements.together.seconds) == 20
-    assert found.measurements.setup.batch_nbytes == 64
+    assert found.measurements.setup.batch_nbytes == 74, "of tensors and arrays"
     assert found.measurements.setup.epoch == 3
 
 
