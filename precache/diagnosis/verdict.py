@@ -175,9 +175,10 @@ def _flags(measured: Measurements, times: LoopTimes) -> Iterator[str]:
                 f"{slow:.2g} s, over {OUTLIER} times the median; the means leave it out"
             )
     epoch = (setup.epoch or 0) * times.now
-    if setup.workers and not setup.persistent and epoch and measured.start > 0.1 * epoch:
+    start = measured.start - work.mean  # without the load of the first batch
+    if setup.workers and not setup.persistent and epoch and start > 0.1 * epoch:
         yield (
-            f"starting workers takes {measured.start:.2g} s of each epoch, whose batches take "
+            f"starting workers takes {start:.2g} s of each epoch, whose batches take "
             f"{epoch:.2g} s; give persistent_workers=True"
         )
     if measured.cold and measured.fits and measured.cold.mean > 1.5 * measured.loader.mean:

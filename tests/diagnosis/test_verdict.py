@@ -287,6 +287,13 @@ def test_nothing_is_flagged_where_nothing_is_wrong() -> None:
     assert judge(CASES["the step takes the time"][0]).flags == ()
 
 
+def test_the_load_of_the_first_batch_is_not_the_start_of_workers() -> None:
+    slow = {"setup": {"workers": 2, "epoch": 5}, "single_worker": made(0.2), "start": 0.22}
+    assert judge(measured(0.001, 0.1, 0.1, **slow)).flags == ()
+    late = judge(measured(0.001, 0.1, 0.1, **{**slow, "start": 0.32})).flags
+    assert late[0].startswith("starting workers takes 0.12 s of each epoch")
+
+
 def test_on_a_busy_machine_predictions_are_less_sure() -> None:
     quiet = measured(0.02, 0.06, 0.08, cpu=1.0)
     busy = dataclasses.replace(quiet, step=made(UNEVEN))
