@@ -127,8 +127,8 @@ def diagnose(
     Parameters
     ----------
     loader
-        A torch `DataLoader`, a `precache.Loader`, or any iterable of batches. An iterator
-        continues from its position.
+        A torch `DataLoader`, a `precache.Loader`, a `Mixture`, or any iterable of batches. An
+        iterator continues from its position.
     step
         Function that takes a batch as the loader yields it, and runs one training step.
     seconds, steps
@@ -141,7 +141,7 @@ def diagnose(
         precache store, or the paths that a `DataLoader`'s dataset lists, as torchvision's do.
     restore
         Objects with a `state_dict` to restore afterwards, such as models and optimizers. Random
-        states and a `Loader`'s position are always restored.
+        states and the position of a `Loader` or a `Mixture` are always restored.
     progress
         Print each measurement on standard error.
 

@@ -22,12 +22,12 @@ from precache.diagnosis.page_cache import (
     StrPath,
     evict,
     files_of,
-    loader_version,
+    loaders_of,
     sequential_rate,
+    versions_of,
 )
 from precache.diagnosis.snapshot import Snapshot
 from precache.errors import UsageError
-from precache.loading.loader import Loader
 from precache.loading.mixing import work_time_of
 from precache.loading.slots import map_tensors
 from precache.runtime.usage import available_bytes, cores, read_usage
@@ -135,7 +135,7 @@ class _Probes:
         self._loader, self._step, self._limits, self._device = loader, step, limits, device
         self._paths, self._batches, self._snapshot, self._tick = paths, batches, snapshot, tick
         self._workers = loader.num_workers if isinstance(loader, DataLoader) else None
-        self._together = loader.together if isinstance(loader, Loader) else 1
+        self._together = sum(source.together for source in loaders_of(loader)) or 1
         self._prefetch = getattr(loader, "prefetch_factor", None) or 2
         self._single_pass = isinstance(loader, Iterator)
 
@@ -262,16 +262,16 @@ class _Probes:
             return _time(lambda: self._fetch(batches), self._limits, self._prefetch)
 
     def _setup(self, device: torch.device, nbytes: int) -> Setup:
-        loader, version = self._loader, loader_version(self._loader)
-        shuffle = loader.identity()["shuffle"] if isinstance(loader, Loader) else None
+        loader = self._loader
+        shuffles = [source.identity()["shuffle"] for source in loaders_of(loader)]
         return Setup(
             workers=self._workers,
             prefetch=self._prefetch,
             pin_memory=bool(getattr(loader, "pin_memory", False)),
             persistent=bool(getattr(loader, "persistent_workers", False)),
             epoch=_length(loader),
-            cached=version is not None,
-            block_shuffle=shuffle is not None and shuffle["kind"] == "block",
+            cached=bool(versions_of(loader)),
+            block_shuffle=bool(shuffles) and all(s and s["kind"] == "block" for s in shuffles),
             cuda=device.type == "cuda",
             cores=cores(),
             batch_nbytes=nbytes,

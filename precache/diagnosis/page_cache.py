@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from precache.loading.dataset import CachedDataset
 from precache.loading.loader import Loader
+from precache.loading.mixing import Mixture
 from precache.runtime.operating_system import drop_cached
 from precache.store.version import Version
 
@@ -60,14 +61,21 @@ class Files:
         return cls(round(len(sizes) * scale), nbytes, median)
 
 
-def loader_version(loader: Any) -> Version | None:
-    """Return the version of a store that a loader reads; None for other loaders."""
-    if isinstance(loader, Loader):
-        return loader.version
+def loaders_of(loader: Any) -> tuple[Loader, ...]:
+    """Return the `Loader` itself or the sources of a mixture; empty for other loaders."""
+    if isinstance(loader, Mixture):
+        return loader.loaders
+    return (loader,) if isinstance(loader, Loader) else ()
+
+
+def versions_of(loader: Any) -> list[Version]:
+    """Return the versions of stores that a loader reads; empty for other loaders."""
+    if loaders := loaders_of(loader):
+        return [source.version for source in loaders]
     dataset = getattr(loader, "dataset", None)
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    return dataset.version if isinstance(dataset, CachedDataset) else None
+    return [dataset.version] if isinstance(dataset, CachedDataset) else []
 
 
 def files_of(loader: Any) -> list[StrPath]:
@@ -75,13 +83,13 @@ def files_of(loader: Any) -> list[StrPath]:
 
     Of a `Subset`, those of its indices, if the dataset keeps one path per sample.
     """
-    version = loader_version(loader)
-    if version is not None:
+    paths: list[StrPath] = []
+    for version in versions_of(loader):
         root = version.folder.local("")
-        return [] if root is None else [root / name for name in version.folder.sizes()]
-    if not isinstance(loader, DataLoader):
-        return []
-    return list(dict.fromkeys(_paths(loader.dataset)))
+        paths += [] if root is None else [root / name for name in version.folder.sizes()]
+    if isinstance(loader, DataLoader) and not paths:
+        paths = _paths(loader.dataset)
+    return list(dict.fromkeys(paths))
 
 
 def _paths(dataset: Any) -> list[StrPath]:

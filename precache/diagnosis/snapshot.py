@@ -12,6 +12,7 @@ import torch
 
 from precache.errors import UsageError
 from precache.loading.loader import Loader
+from precache.loading.mixing import Mixture
 
 
 class Snapshot:
@@ -30,7 +31,7 @@ class Snapshot:
                     f"restore has {item!r}, which has no state_dict and load_state_dict; give "
                     "models, optimizers and the like"
                 )
-        self._loader = loader if isinstance(loader, Loader) else None
+        self._loader = loader if isinstance(loader, Loader | Mixture) else None
         self._position = self._loader.state_dict() if self._loader else {}
         owners = (loader, getattr(loader, "sampler", None))
         candidates = [getattr(owner, "generator", None) for owner in owners]

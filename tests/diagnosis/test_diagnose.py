@@ -481,6 +481,23 @@ def test_a_precache_loader_is_where_it_was(stores: dict[str, BuiltStore]) -> Non
         assert [batch["row"].tolist() for batch in cached] == expected[1:]
 
 
+def test_a_mixture_reads_stores_and_is_where_it_was(stores: dict[str, BuiltStore]) -> None:
+    pair = [stores["raw"], stores["zstd"]]
+    with precache.mix([precache.Loader(store.path, 4, device="cpu") for store in pair]) as mixture:
+        expected = [(batch["source"], batch["row"].tolist()) for batch in mixture]
+        mixture.set_epoch(0)
+        iterator = iter(mixture)
+        next(iterator)
+        state = mixture.state_dict()
+        found = diagnose(mixture, lambda _: None, steps=20)
+        setup = found.measurements.setup
+        assert setup.cached
+        assert setup.files is not None
+        assert setup.files.count == sum(len(store.open().folder.sizes()) for store in pair)
+        assert mixture.state_dict() == state
+        assert [(batch["source"], batch["row"].tolist()) for batch in mixture] == expected[1:]
+
+
 def test_what_was_changed_is_put_back() -> None:
     model = torch.nn.Linear(3 * 32 * 32, 2)
     optimizer = torch.optim.Adam(model.parameters())
