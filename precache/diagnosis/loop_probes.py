@@ -185,13 +185,17 @@ class _Probes:
             return None, "the loader is an iterator, which cannot be restarted"
         if not self._paths:
             return None, "the loader's files are not known; give files="
+        limits, length, ahead = self._limits, _length(self._loader), self._ahead
+        if length is not None:  # at most one epoch: the next one would read the page cache
+            left = length - ahead
+            if left < ahead + self._stride:  # all would be read before a timed batch is requested
+                why = f"an epoch of {length} batches is too short; up to {ahead} are loaded ahead"
+                return None, why
+            limits = replace(limits, steps=min(limits.steps, left - left % self._stride))
         self._tick("the loader alone, from the disk")
         if why := evict(self._paths, self._limits.seconds):
             return None, why
-        # At most one epoch: the next one would read the page cache.
-        epoch = (_length(self._loader) or self._limits.steps) - self._ahead
-        one_epoch = replace(self._limits, steps=max(1, min(self._limits.steps, epoch)))
-        run = self._load(True, one_epoch)
+        run = self._load(True, limits)
         if not run.usage.read_bytes:
             return (
                 None,
@@ -206,11 +210,8 @@ class _Probes:
     def _load(self, rewind: bool, limits: Limits | None = None) -> TimedRun:
         if rewind:
             self._rewind()
-        # Workers deliver in rounds, and so does a `Loader` with small batches. Time whole rounds,
-        # after the batches that were prefetched.
-        stride = max(self._together, self._workers or 0)
         limits = limits or self._limits
-        return _time(lambda: self._fetch(self._batches), limits, self._ahead, stride)
+        return _time(lambda: self._fetch(self._batches), limits, self._ahead, self._stride)
 
     def _train(self, rewind: bool) -> TimedRun:
         if rewind:
@@ -226,7 +227,7 @@ class _Probes:
             return self._counts(fresh), waits[-1]
 
         before = work_time_of(self._loader)
-        run = _time(once, self._limits, self._ahead, max(self._together, self._workers or 0))
+        run = _time(once, self._limits, self._ahead, self._stride)
         waited = sum(waits)
         transforms = work_time_of(self._loader).plus(before, -1).wait_for_transforms(waited)
         return replace(run, transform_share=transforms / max(waited, 1e-9))
@@ -240,7 +241,13 @@ class _Probes:
         return not fresh or self._workers == 0
 
     @property
+    def _stride(self) -> int:
+        """Batches of a round, in which workers deliver, and a `Loader` of small batches."""
+        return max(self._together, self._workers or 0)
+
+    @property
     def _ahead(self) -> int:
+        """Batches that are prefetched; a run is timed after them."""
         return 2 * self._together if self._workers is None else self._workers * self._prefetch
 
     def _rewind(self) -> None:

@@ -466,6 +466,15 @@ def test_files_of_a_dataset_are_read_cold_and_warm(big_files: list[Path]) -> Non
     assert "MB/s from the disk" in str(found)
 
 
+@pytest.mark.parametrize(("length", "short"), [(4, True), (5, False)])
+def test_an_epoch_that_is_loaded_ahead_is_not_measured_from_the_disk(
+    length: int, short: bool
+) -> None:
+    batches = [torch.zeros(1)] * length
+    note = diagnose(batches, lambda _: None, steps=3, files=[__file__]).measurements.cold_note
+    assert (note == "an epoch of 4 batches is too short; up to 2 are loaded ahead") is short
+
+
 def test_a_precache_loader_is_where_it_was(stores: dict[str, BuiltStore]) -> None:
     with precache.Loader(stores["zstd"].path, 4, device="cpu", seed=3) as cached:
         expected = [batch["row"].tolist() for batch in cached]
