@@ -33,7 +33,9 @@ class Snapshot:
                 )
         self._loader = loader if isinstance(loader, Loader | Mixture) else None
         self._position = self._loader.state_dict() if self._loader else {}
-        owners = (loader, getattr(loader, "sampler", None))
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        samplers = [getattr(owner, "sampler", None) for owner in (loader, batch_sampler)]
+        owners = (loader, batch_sampler, *samplers)
         candidates = [getattr(owner, "generator", None) for owner in owners]
         generators = [one for one in candidates if isinstance(one, torch.Generator)]
         self._generators = [(generator, generator.get_state()) for generator in generators]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, RandomSampler, Subset
 
 import precache
 from precache import Diagnosis, diagnose
@@ -526,6 +526,25 @@ def test_what_was_changed_is_put_back() -> None:
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
     assert all(map(torch.equal, model.parameters(), before))
     assert optimizer.state_dict()["state"] == {}
+
+
+def test_the_generator_of_a_batch_sampler_is_put_back() -> None:
+    data, generator = Samples(lambda _: None, 64), torch.Generator()
+
+    class Shuffled:
+        def __init__(self) -> None:
+            self.generator = generator
+
+        def __iter__(self) -> Iterator[list[int]]:
+            yield from torch.randperm(64, generator=generator).view(-1, 4).tolist()
+
+    for sampler in (
+        BatchSampler(RandomSampler(data, generator=generator), 4, drop_last=False),
+        Shuffled(),
+    ):
+        before = generator.get_state()
+        diagnose(DataLoader(data, batch_sampler=sampler), lambda _: None, steps=3)
+        assert torch.equal(generator.get_state(), before)
 
 
 def test_persistent_workers_of_the_caller_are_left_alone() -> None:
