@@ -163,6 +163,10 @@ def diagnose(
         raise UsageError(f"loader is a {type(loader).__name__}; give an iterable of batches")
     if not callable(step):
         raise UsageError(f"step is a {type(step).__name__}; give a function of a batch")
+    if isinstance(files, str | os.PathLike) or not isinstance(files, Iterable | None):
+        raise UsageError(f"files is {files!r}; give a list of paths")
+    if not isinstance(restore, Sequence):
+        raise UsageError(f"restore is a {type(restore).__name__}; give a list, such as [model]")
     paths = None if files is None else [Path(file) for file in files]
     missing = [path for path in paths or [] if not path.is_file()]
     if missing:

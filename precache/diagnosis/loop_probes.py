@@ -388,7 +388,6 @@ def _arrays(batch: Any) -> Iterator[torch.Tensor | np.ndarray]:
 
 
 def _length(loader: Any) -> int | None:
-    try:
+    with contextlib.suppress(Exception):  # the user's own method, which may raise anything
         return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
+    return None

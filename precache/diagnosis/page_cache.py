@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from precache.loading.dataset import CachedDataset
+from precache.loading.dataset import CachedDataset, dataset_of
 from precache.loading.loader import Loader
 from precache.loading.mixing import Mixture
 from precache.runtime.operating_system import drop_cached
@@ -72,7 +72,7 @@ def versions_of(loader: Any) -> list[Version]:
     """Return the versions of stores that a loader reads; empty for other loaders."""
     if loaders := loaders_of(loader):
         return [source.version for source in loaders]
-    dataset = getattr(loader, "dataset", None)
+    dataset = dataset_of(loader)
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return [dataset.version] if isinstance(dataset, CachedDataset) else []
@@ -98,8 +98,9 @@ def _paths(dataset: Any) -> list[StrPath]:
     if isinstance(dataset, Subset):
         whole: Any = dataset.dataset
         paths = _paths(whole)
-        if paths and hasattr(whole, "__len__") and len(paths) == len(whole):
-            return [paths[index] for index in dataset.indices]
+        with contextlib.suppress(Exception):  # a length, which may raise anything
+            if len(paths) == len(whole):
+                return [paths[index] for index in dataset.indices]
         return paths
     for name in PATH_ATTRIBUTES:
         items = None

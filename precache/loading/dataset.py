@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
@@ -89,6 +90,13 @@ def _collate(
         if whole is not None:
             return whole
     return collate([dict(sample) for sample in samples], collate_fn_map=collate_fn_map)
+
+
+def dataset_of(loader: Any) -> Any:
+    """Return the dataset of a loader; None if it has none or its property raises."""
+    with contextlib.suppress(Exception):
+        return loader.dataset
+    return None
 
 
 class CachedDataset(Dataset[Batch]):

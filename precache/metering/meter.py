@@ -11,7 +11,7 @@ import torch
 
 from precache import outputs
 from precache.errors import UsageError
-from precache.loading.dataset import CachedDataset
+from precache.loading.dataset import CachedDataset, dataset_of
 from precache.loading.loader import Loader, end_all
 from precache.loading.mixing import work_time_of
 from precache.metering.publisher import MeterSettings, SampleKeys
@@ -73,7 +73,7 @@ class Meter(Generic[Batch]):
         if isinstance(loader, Loader):
             return loader.locate()
         batch_keys = keys_in_batch(batch)
-        dataset = getattr(loader, "dataset", None)
+        dataset = dataset_of(loader)
         if isinstance(dataset, CachedDataset):
             keys = dataset.version.keys
             return lambda: tuple(keys[int(row)] for row in batch_keys())

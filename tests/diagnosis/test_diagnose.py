@@ -613,12 +613,37 @@ def test_a_loader_of_a_few_batches_is_begun_again() -> None:
         ({"restore": [3]}, "restore has 3"),
         ({"device": "nonsense"}, "nonsense"),
         ({"files": ["/no/such/file"]}, "/no/such/file"),
+        ({"files": "/no/such/file"}, "give a list of paths"),
+        ({"files": Path(__file__)}, "give a list of paths"),
+        ({"restore": torch.nn.Linear(1, 1)}, "restore is a Linear; give a list"),
     ],
 )
 def test_what_cannot_be_diagnosed_is_refused(arguments: dict[str, Any], message: str) -> None:
     given = {"loader": [1], "step": lambda _: None, "steps": 3, **arguments}
     with pytest.raises(UsageError, match=message):
         diagnose(**given)
+
+
+def test_a_length_and_a_dataset_that_raise_are_ignored() -> None:
+    class Unready(Paths):
+        def __len__(self) -> int:
+            raise RuntimeError("call setup() first")
+
+    class Batches:
+        @property
+        def dataset(self) -> Any:
+            raise RuntimeError("call setup() first")
+
+        def __len__(self) -> int:
+            raise RuntimeError("call setup() first")
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return iter([torch.zeros(1)] * 3)
+
+    data = Unready([Path(__file__)])
+    assert files_of(DataLoader(Subset(data, [0]))) == [__file__]
+    assert diagnose(Batches(), lambda _: None, steps=3).measurements.setup.epoch is None
+    assert sum(1 for _ in precache.meter(Batches(), to=[])) == 3
 
 
 def test_progress_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
