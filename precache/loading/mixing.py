@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -154,7 +155,7 @@ class Mixture:
         self._position = Position(len(schedule))
         self._clock = stall_clock(self.loaders[0].device)
         self._reported_work = WorkTime()
-        self._closed = False
+        self._closed = threading.Event()
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
     def __len__(self) -> int:
@@ -166,14 +167,14 @@ class Mixture:
         self._position.choose(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._closed:
+        if self._closed.is_set():
             raise UsageError("this mixture is closed; make a new one")
         iterator = self._run()
         self._iterators.add(iterator)
         return iterator
 
     def _run(self) -> Generator[Any, None, None]:
-        if self._closed:
+        if self._closed.is_set():
             return
         # With its first batch, not when it is made: some trainers make one that they never use.
         epoch, start = self._position.begin()
@@ -188,7 +189,7 @@ class Mixture:
             self._clock.begin()
             for number, sources in enumerate(self._schedule.sources(epoch, start), start + 1):
                 parts = [part for source in sources for part in islice(batches[source], 1)]
-                if self._closed:
+                if self._closed.is_set():
                     return
                 parts[:] = [
                     join(parts) if self._schedule.together else _add_source(parts[0], sources[0])
@@ -202,7 +203,7 @@ class Mixture:
 
     def _endless(self, loader: Loader, epoch: int, batch: int) -> Generator[Any, None, None]:
         """Yield batches of a loader from a position on, epoch after epoch, until it is closed."""
-        while not self._closed:
+        while not self._closed.is_set():
             loader.seek(epoch, batch)
             yield from loader
             epoch, batch = epoch + 1, 0
@@ -252,7 +253,7 @@ class Mixture:
 
     def close(self) -> None:
         """End running iterators, and close the loaders, as `Loader.close` does."""
-        self._closed = True
+        self._closed.set()
         end_all(self._iterators)
         for loader in self.loaders:
             loader.close()
