@@ -94,6 +94,11 @@ def durations(
     UsageError
         If they contradict each other or are out of range.
     """
+    if isinstance(time_ms, str | bytes):
+        raise UsageError(
+            f"{name}_ms is {time_ms!r}, not milliseconds; give a number or measured times "
+            "(precache simulate --trace FILE reads them)"
+        )
     if isinstance(time_ms, Sequence | np.ndarray):
         return _measured_durations(name, tuple(map(float, time_ms)), cv, kind, resolution_ms)
     if not 0 < time_ms <= LONGEST_MS:

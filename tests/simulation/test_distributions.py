@@ -103,6 +103,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (("2000",), "load_ms is '2000', not milliseconds; give a number"),
+        ((b"2000",), "load_ms is b'2000', not milliseconds; give a number"),
         ((0.0,), "load_ms=0"),
         ((-5.0,), "load_ms=-5"),
         ((float("nan"),), "load_ms=nan"),
