@@ -57,7 +57,7 @@ class Durations:
             times = self._draw_chunk(generator, start)
             if self.resolution_ms:
                 # The tolerance keeps rounding errors from moving a time to the next multiple.
-                times = np.ceil(times / self.resolution_ms - 1e-9) * self.resolution_ms
+                times = np.ceil(times / self.resolution_ms * (1 - 1e-12)) * self.resolution_ms
             yield from np.rint(np.minimum(times, LONGEST_MS) * 1e6).astype(np.int64).tolist()
             start += _CHUNK
 

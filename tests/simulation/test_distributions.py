@@ -56,6 +56,11 @@ def test_rounding_goes_up_to_the_grid_and_less_than_one_step_of_it(
 def test_times_on_the_grid_stay_though_a_float_is_not_exact() -> None:
     assert set(_ms(durations("load", 0.3, resolution_ms=0.1), 10)) == {0.3}
     assert set(_ms(durations("load", 700, resolution_ms=100), 10)) == {700}
+    assert set(_ms(durations("load", 3e10, resolution_ms=3), 10)) == {3e10}
+
+
+def test_a_time_far_below_the_grid_is_rounded_up_to_it() -> None:
+    assert set(_ms(durations("load", 1e-6, resolution_ms=1000), 10)) == {1000}
 
 
 def test_measured_times_come_in_turn_or_at_random() -> None:
