@@ -131,6 +131,9 @@ def verdict(simulation: Simulation) -> str:
         return "No batch was finished in this time."
     waits = simulation.stalls_ms[1:]
     if not waits.any():
+        if simulation.stall_share >= NEGLIGIBLE:
+            share = f"{simulation.stall_share:.1%} of the time since the first batch"
+            return f"The training loop waits at the end, {share}; simulate a longer time."
         return "The training loop never waits after the first batch."
     if simulation.stall_share < NEGLIGIBLE:
         waited = f"{(waits > 0).sum():,} of {len(waits):,} batches"

@@ -58,6 +58,8 @@ def test_it_says_so_where_there_is_no_stall_and_where_no_batch_came(run: Run) ->
     assert "48.5% of their time, by a full queue" in out
     _, out, _ = run("--load-ms", 1, "--load-cv", 0.5, "--loaders", 7, "--step-ms", 0.2)
     assert "hardly waits: for 2 of" in out
+    _, out, _ = run("--load-ms", 1000, "--loaders", 1, "--step-ms", 50, "--seconds", 1.95)
+    assert "waits at the end, 94.7% of the time since the first batch" in out
     _, out, _ = run(*STEADY, "--seconds", 1)
     assert "No batch was finished in this time" in out
 
