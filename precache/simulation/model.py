@@ -54,7 +54,7 @@ class Scenario:
 
     @property
     def limit(self) -> float:
-        """Upper bound of batches/s: the lower of loaders / load time and 1 / step time."""
+        """Long-run upper bound of batches/s: the lower of loaders / load time and 1 / step time."""
         return min(self.loading_limit, self.step_limit)
 
     @property
@@ -191,7 +191,11 @@ class Simulation:
 
     @property
     def rate(self) -> float:
-        """Batches done per second since the consumer took the first one."""
+        """Batches done per second since the consumer took the first one.
+
+        In a short simulation it may exceed `Scenario.limit`: it includes the batches that were
+        loaded during start-up.
+        """
         rest = self.scenario.seconds - self.startup_s
         return self.batches / rest if rest else 0.0
 

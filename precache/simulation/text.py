@@ -84,7 +84,7 @@ def figures(simulation: Simulation) -> list[tuple[str, str]]:
                 f"{simulation.queue_depth[1].max()} at most"
             ),
         ),
-        ("limit", _limit(simulation)),
+        ("long-run limit", _limit(simulation)),
         (
             "one more loader",
             (
@@ -96,7 +96,7 @@ def figures(simulation: Simulation) -> list[tuple[str, str]]:
 
 
 def _limit(simulation: Simulation) -> str:
-    """Describe the upper bound of the rate, and whether loading or the step sets it."""
+    """Describe the long-run upper bound of the rate, and whether loading or the step sets it."""
     scenario = simulation.scenario
     loading, step = scenario.loading_limit, scenario.step_limit
     source = "loading" if loading < step else "the step" if step < loading else "both"

@@ -36,9 +36,8 @@ def test_it_prints_the_figures_and_shows_the_spikes(run: Run) -> None:
     assert "98 in 30 s" in out
     assert "3.50 batches/s once the first batch is there, after 2 s" in out
     assert "65.0% of the time since the first batch, 67.3% of the whole time" in out
-    assert (
-        "3.50 batches/s, set by loading: loaders / load time = 3.50, 1 / step time = 10.00" in out
-    )
+    assert "long-run limit   3.50 batches/s, set by loading: loaders / load time = 3.50, " in out
+    assert " = 3.50, 1 / step time = 10.00\n" in out
     assert "112 batches done (+14), stall 60.0%" in out
     assert "······█······█······█" in out
     assert "█······  1,300 0 0 0 0 0 0 ms" in out

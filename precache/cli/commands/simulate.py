@@ -90,8 +90,8 @@ def run(options: argparse.Namespace) -> None:
 
     N loader processes start together, and each makes one batch at a time. A finished batch goes
     into a queue; while the queue is full, its loader is blocked. The training loop takes batches
-    and spends a step on each; a batch is done when its step has ended. The rate is at most the
-    lower of loaders / load time and 1 / step time.
+    and spends a step on each; a batch is done when its step has ended. In the long run, the rate
+    is at most the lower of loaders / load time and 1 / step time.
 
       stall            share of the time that the training loop waits for data
       wait before ...  one bar per batch. Loaders that start together deliver together, so the loop
