@@ -21,12 +21,13 @@ Batches done by 7 loaders with a step of 100 ms in 30 s, mean of 100 seeds:
 
   load time                              2,000 ms   700 ms   350 ms
   steady                                       98      293      296 batches
-  --load-cv 0.1 --resolution-ms 100            98      275      296
+  --load-cv 0.1 --resolution-ms 100            99      275      296
 
 At 700 ms, loading and the step are balanced, 7 / 700 ms = 1 / 100 ms. Neither side has slack, so
-any delay costs batches. Rounding up to 100 ms adds 50 ms on average, and 7 / 750 ms is 9.3/s. At
-350 ms the loaders have slack, and the queue evens out most of the variance: it costs almost nothing
-at --load-cv 0.1 and 4 batches at 0.5, but 22 at 0.1 with --queue 0.
+any delay costs batches. Rounding up to 100 ms adds 50 ms on average, and 7 / 750 ms is 9.3/s.
+Without rounding, the queue evens out most of the variance: it costs almost nothing at --load-cv 0.1
+and 4 batches at 0.5, but 22 at 0.1 with --queue 0. At 350 ms the loaders have slack, and none of
+these costs a batch.
 
 A DataLoader returns batches in the order in which they were requested, while this model takes the
 first one that is ready. So with much variance a DataLoader may wait longer than predicted here.
