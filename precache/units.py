@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
+from decimal import Decimal
+
+
+def plain(value: float, digits: int) -> str:
+    """Format a number with about so many significant digits, never with an exponent."""
+    if abs(value) >= 10**digits:
+        return f"{value:,.0f}"
+    return f"{Decimal(f'{value:.{digits}g}'):,f}"
 
 
 def size(nbytes: float) -> str:
     """Format bytes in decimal units, with three digits."""
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if nbytes < 999.5 or unit == "TB":
-            return f"{nbytes:.3g} {unit}"
+            return f"{plain(nbytes, 3)} {unit}"
         nbytes /= 1000
     raise AssertionError("unreachable")
 
@@ -21,15 +29,15 @@ def ms(seconds: float) -> str:
 
 def in_ms(seconds: float) -> str:
     """Format seconds as milliseconds with three digits, and the unit."""
-    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{plain(1e3 * seconds, 3)} ms"
 
 
 def duration(seconds: float) -> str:
     """Format seconds with two digits, in a suitable unit: 0.25 s, 4.2 min, 3.1 h, 2.4 days."""
     for unit, length, most in (("s", 1, 90), ("min", 60, 5400), ("h", 3600, 172800)):
         if seconds < most:
-            return f"{seconds / length:.2g} {unit}"
-    return f"{seconds / 86400:.2g} days"
+            return f"{plain(seconds / length, 2)} {unit}"
+    return f"{plain(seconds / 86400, 2)} days"
 
 
 def ago(seconds: float) -> str:
@@ -39,7 +47,7 @@ def ago(seconds: float) -> str:
 
 def number(value: float) -> str:
     """A number with about three digits: 1,234, 12.3, 0.05."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else f"{value:.1g}"
+    return plain(value, 3 if value >= 0.01 else 1)
 
 
 def local_time(seconds: float) -> str:

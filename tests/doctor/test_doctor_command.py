@@ -150,8 +150,8 @@ def test_a_codec_that_costs_more_than_the_files() -> None:
 
 
 def test_numbers_are_short() -> None:
-    assert [count_cores(n) for n in (1, 0.156, 12.4, 1000)] == [
-        "1 core", "0.16 cores", "12 cores", "1,000 cores",
+    assert [count_cores(n) for n in (1, 0.156, 12.4, 99.7, 1000, 1e-5)] == [
+        "1 core", "0.16 cores", "12 cores", "100 cores", "1,000 cores", "0.00001 cores",
     ]  # fmt: skip
     assert [number(n) for n in (1234.5, 12.34, 0.00123, 0)] == ["1,234", "12.3", "0.001", "0"]
 

@@ -14,7 +14,7 @@ from precache import errors
 from precache.errors import UsageError
 from precache.messages import indented, printable, shown, without_secrets
 from precache.storage.open import open_folder
-from precache.units import ago, duration
+from precache.units import ago, duration, in_ms, number, size
 
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -148,8 +148,15 @@ def test_a_folder_far_away_is_shown_without_secrets_however_it_is_written() -> N
     [
         (0, "0 s"), (0.0123, "0.012 s"), (4.2, "4.2 s"), (89.4, "89 s"), (90, "1.5 min"),
         (600, "10 min"), (9000, "2.5 h"), (500_000, "5.8 days"),
+        (1e-6, "0.000001 s"), (250 * 86400, "250 days"),
     ],
 )  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
     assert ago(seconds) == ("just now" if seconds < 2 else f"{text} ago")
+
+
+def test_no_quantity_has_an_exponent() -> None:
+    assert [size(5e15), size(999.7e9)] == ["5,000 TB", "1 TB"]
+    assert [in_ms(1e-7), in_ms(1e-9)] == ["0.0001 ms", "0.000001 ms"]
+    assert [number(1e-6), number(999.7), number(1234567)] == ["0.000001", "1,000", "1,234,567"]

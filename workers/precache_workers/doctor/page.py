@@ -14,7 +14,7 @@ from precache.html.pages import render
 from precache.simulation.model import MOST_LOADERS, Simulation, simulate
 from precache.simulation.page import timeline
 from precache.simulation.player import player_values
-from precache.units import number, size
+from precache.units import number, plain, size
 from precache_workers.doctor import text
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _feeding(report: DoctorReport) -> Chart:
         Panel(
             "cores needed",
             needed,
-            [f"{cores:.2g}" for cores in needed],
+            [plain(cores, 2) for cores in needed],
             (report.cores, f"the {report.cores} available"),
         ),
     ]

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from precache.messages import aligned, as_text
 from precache.runtime.terminal import Terminal, say_text
-from precache.units import duration, number, size
+from precache.units import duration, number, plain, size
 
 if TYPE_CHECKING:
     from precache_workers.doctor.report import CodecFigures, CutPoint, DoctorReport
@@ -253,5 +253,5 @@ def _table(*headers: str) -> Table:
 
 def count_cores(count: float) -> str:
     """Format a number of cores with its noun."""
-    text = f"{count:,.0f}" if count >= 100 or count == int(count) else f"{count:.2g}"
+    text = plain(count, 2)
     return f"{text} core" if text == "1" else f"{text} cores"
