@@ -240,6 +240,8 @@ def parse_age(age: str | float | timedelta) -> float:
     if isinstance(age, timedelta):
         age = age.total_seconds()
     if isinstance(age, str):
+        if age.strip() == "0":
+            return 0.0
         match = _AGE.fullmatch(age.lower())
         if match is None:
             raise UsageError(

@@ -149,6 +149,7 @@ def test_the_current_the_newest_the_young_and_the_living_stay(
         ("1.5h", 5400),
         ("2w", 14 * DAY),
         ("0s", 0),
+        ("0", 0),
         (90, 90),
         (0.5, 0.5),
         (timedelta(days=1), DAY),
