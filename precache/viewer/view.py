@@ -108,7 +108,7 @@ def view(
     except ModuleNotFoundError as error:
         raise UsageError(f"viewing needs {error.name}: pip install 'precache[report]'") from None
     if not 1 <= rows <= MAX_SAMPLES:
-        raise UsageError(f"--rows is {rows}; give 1 to {MAX_SAMPLES} samples per page")
+        raise UsageError(f"rows is {rows}; give 1 to {MAX_SAMPLES} samples per page")
     catalogue, tracer = Catalogue(os.fspath(store), storage_options), None
     if source is not None:
         columns = {"image": image_column, "label": label_column, "key": key_column}
