@@ -62,6 +62,17 @@ def test_other_fields_keep_what_can_hold_them(tmp_path: Path) -> None:
     }
 
 
+def test_repeated_rows_do_not_make_a_row_smaller(tmp_path: Path) -> None:
+    """Though they share a chunk, which a codec then compresses to a third."""
+    ops = [{"op": "decode"}, {"op": "to_dtype", "dtype": "float32"}]
+    recipe = precache.Recipe.from_dict({"fields": {"depth": {"ops": ops, "codec": "zstd"}}})
+    noise = np.random.default_rng(0).random((3, 3, 16, 16)).astype(np.float32)
+    rows = [{"depth": row} for row in noise]
+    once, often = (read_codec(None, recipe, rows, n, tmp_path / f"{n}") for n in (3, 30))
+    assert often.stored == once.stored
+    assert often.cost.samples == 30
+
+
 def test_held_rows_come_over_and_over() -> None:
     rows = [{"image": np.full(2, number, np.uint8)} for number in range(3)]
     source = HeldRows(rows, 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -117,7 +118,7 @@ def read_codec(
     count: int,
     folder: Path,
 ) -> Read:
-    """Write `count` rows to a store and read epochs of it.
+    """Write `count` rows to a store and read epochs of it; the stored bytes are of distinct rows.
 
     Parameters
     ----------
@@ -129,9 +130,13 @@ def read_codec(
         name: Field(codec=codec_for(codec or own.fields[name].stored_as, row))
         for name, row in shapes.items()
     }
-    stored = _write(Recipe(fields=fields), shapes, HeldRows(rows, count), folder)
+    distinct = min(len(rows), count)
+    stored = _write(Recipe(fields=fields), shapes, HeldRows(rows, distinct), folder)
+    if count > distinct:  # repeated rows share chunks and compress better than a source's would
+        shutil.rmtree(folder)
+        _write(Recipe(fields=fields), shapes, HeldRows(rows, count), folder)
     raw = sum(row.nbytes for row in shapes.values())
-    return Read(stored / count, raw, bench(folder, epochs=EPOCHS))
+    return Read(stored / distinct, raw, bench(folder, epochs=EPOCHS))
 
 
 def _write(recipe: Recipe, shapes: Mapping[str, RowShape], source: HeldRows, folder: Path) -> int:
