@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from precache.codecs import kernels
+from precache.errors import UsageError
 from precache.loading.loader import Loader
 from precache.messages import as_text, columns
 from precache.runtime.integers import whole
@@ -98,8 +99,19 @@ def bench(
     tick
         Called with the name of each measurement.
     loader_options
-        Options of the `Loader`, such as `cache_dir` and `storage_options` for a remote store.
+        Options of the `Loader`, such as `cache_dir` and `storage_options` for a remote store; not
+        `device`, `output` and `rows`.
+
+    Raises
+    ------
+    UsageError
+        An option makes no sense.
     """
+    for name in ("device", "output", "rows"):
+        if name in loader_options:
+            raise UsageError(
+                f"bench has no option {name}: it reads all rows, as dicts, on the CPU; leave it out"
+            )
     batch_size, epochs = whole("batch_size", batch_size, 1), whole("epochs", epochs, 1)
     version = open_version(uri, None, loader_options.get("storage_options"))
     rows = version.rows - len(version.hole_rows)

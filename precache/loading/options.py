@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -108,6 +108,9 @@ class LoaderOptions:
             "drop_last": bool(values["drop_last"]),
             "device": find_device(values["device"]),
         }
+        fields = values["fields"]
+        if fields is not None and not isinstance(fields, Iterable):
+            raise UsageError(f"fields is {fields!r}; give names of fields, such as ['image']")
         if values["transform"] is not None:
             require_step("transform", values["transform"])
         rank, world_size = find_rank(values["rank"], values["world_size"])

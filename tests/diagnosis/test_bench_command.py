@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,15 @@ def test_reading_costs_more_with_a_filter_to_undo(tmp_path: Path) -> None:
 def test_numbers_that_make_no_sense_are_named(store: BuiltStore, options: dict[str, int]) -> None:
     [name] = options
     with pytest.raises(UsageError, match=name):
+        precache.bench(store.path, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"device": "cpu"}, {"output": "tuple"}, {"rows": [0, 1]}, {"fields": 3}]
+)
+def test_options_that_it_cannot_use_are_named(store: BuiltStore, options: dict[str, Any]) -> None:
+    [name] = options
+    with pytest.raises(UsageError, match=rf"option {name}: it reads all rows|{name} is 3; give"):
         precache.bench(store.path, **options)
 
 
