@@ -19,7 +19,7 @@ from precache.errors import UsageError
 from precache.loading.options import named_device
 from precache.runtime.integers import whole
 from precache.runtime.terminal import Terminal
-from precache.units import in_ms, number
+from precache.units import in_ms, number, plain
 
 CONFIDENCE_TEXT = {"high": "sure", "medium": "fairly sure", "low": "a guess"}
 HELPFUL_GAIN = 1.05
@@ -277,5 +277,5 @@ def _describe(run: TimedRun) -> str:
     if run.cores is not None:
         text += f"; CPU {run.cores:.2f} cores"
     if run.usage.read_bytes:
-        text += f"; {run.usage.read_bytes / run.usage.wall / 1e6:,.3g} MB/s from the disk"
+        text += f"; {plain(run.usage.read_bytes / run.usage.wall / 1e6, 3)} MB/s from the disk"
     return text + ")"

@@ -8,6 +8,7 @@ from typing import Literal
 
 from precache.diagnosis.measurements import OUTLIER, Measurements
 from precache.diagnosis.remedies import LoopTimes, Remedy, computes, is_noisy, late_wait, remedies
+from precache.units import plain
 
 Verdict = Literal["compute-bound", "CPU-bound", "storage-bound", "transfer-bound", "variance-bound"]
 
@@ -172,14 +173,14 @@ def _flags(measured: Measurements, times: LoopTimes) -> Iterator[str]:
             slow = run.seconds[run.outlier]
             yield (
                 f"one batch of {len(run.seconds)} ({name}, number {run.outlier + 1}) took "
-                f"{slow:.2g} s, over {OUTLIER} times the median; the means leave it out"
+                f"{plain(slow, 2)} s, over {OUTLIER} times the median; the means leave it out"
             )
     epoch = (setup.epoch or 0) * times.now
     start = measured.start - work.mean  # without the load of the first batch
     if setup.workers and not setup.persistent and epoch and start > 0.1 * epoch:
         yield (
-            f"starting workers takes {start:.2g} s of each epoch, whose batches take "
-            f"{epoch:.2g} s; give persistent_workers=True"
+            f"starting workers takes {plain(start, 2)} s of each epoch, whose batches "
+            f"take {plain(epoch, 2)} s; give persistent_workers=True"
         )
     if measured.cold and measured.fits and measured.cold.mean > 1.5 * measured.loader.mean:
         yield (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
-from precache.units import ms, number, size
+from precache.units import ms, number, plain, size
 
 KEPT_STEPS = 65_536
 """Steps kept between two reports."""
@@ -134,7 +134,7 @@ class LoaderStats:
             lines.append(f"  for loading     {loading:6.1%}")
         lines.append(f"your own step     {1 - self.stall_ratio:6.1%}  {self.step} per batch")
         ready = f"{self.ready:.1f} batches ready on average"
-        lines.append(f"loader's threads  {self.cpu_seconds:.3g} CPU-s; {ready}")
+        lines.append(f"loader's threads  {plain(self.cpu_seconds, 3)} CPU-s; {ready}")
         if self.fetched.objects:
             fetched = f"{self.fetched.objects:,} objects, {size(self.fetched.nbytes)}"
             lines.append(f"fetched           {fetched}")

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from precache.simulation.distributions import ORDERS, Durations
 from precache.simulation.model import Simulation
+from precache.units import plain
 
 WIDTH = 64
 """Characters of a sparkline."""
@@ -66,7 +67,7 @@ def figures(simulation: Simulation) -> list[tuple[str, str]]:
             "rate",
             (
                 f"{simulation.rate:,.2f} batches/s once the first batch is there, "
-                f"after {simulation.startup_s:.3g} s"
+                f"after {plain(simulation.startup_s, 3)} s"
             ),
         ),
         (
@@ -152,7 +153,7 @@ def verdict(simulation: Simulation) -> str:
 
 def milliseconds(value: float) -> str:
     """Format milliseconds: whole from 10 on, otherwise with two digits."""
-    return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:.2g}"
+    return f"{value:,.0f}" if value >= 10 or value == round(value) else plain(value, 2)
 
 
 def _share(fraction: float) -> str:

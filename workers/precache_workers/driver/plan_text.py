@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from precache.messages import aligned, as_text, row_types_text
 from precache.recipe.variants import variants_of
 from precache.storage.base import left_out_text
-from precache.units import duration, size
+from precache.units import duration, plain, size
 
 if TYPE_CHECKING:
     from precache.maintenance.diff import KeyChange
@@ -169,7 +169,7 @@ def _bytes(plan: BuildPlan) -> Iterator[str]:
 def _estimate(estimate: Estimate) -> Iterator[tuple[str, str]]:
     cores = f"{estimate.cpus} core{'s' * (estimate.cpus > 1)}"
     cpu, hours = f"{estimate.cpu_seconds:.2g} CPU-s", estimate.cpu_seconds / 3600
-    cpu = cpu if hours < 0.01 else f"{hours:.2g} CPU-hours"
+    cpu = cpu if hours < 0.01 else f"{plain(hours, 2)} CPU-hours"
     time = f"about {duration(estimate.seconds)} on {cores}, {cpu}"
     basis = f"{estimate.samples} samples" if estimate.samples else "existing rows"
     yield "time", f"{time}; measured on {basis}"
@@ -180,7 +180,7 @@ def _ops(costs: FieldCosts) -> Iterator[str]:
     """Yield which ops of a field to cache, and the costs of its random ops in both ways."""
     places = {"cache": "cached", "variants": "cached, as variants", "device": "on the device"}
     for place, words in places.items():
-        ops = [f"{op.op} {op.cpu_ms:.2g}" for op in costs.ops if op.better == place]
+        ops = [f"{op.op} {plain(op.cpu_ms, 2)}" for op in costs.ops if op.better == place]
         if ops:
             yield f"{costs.name}, better {words}: {', '.join(ops)} CPU-ms a sample"
     if not costs.random and all(op.better == "cache" for op in costs.ops):
@@ -198,6 +198,6 @@ def _ops(costs: FieldCosts) -> Iterator[str]:
 
 def _choice(choice: Choice) -> str:
     return (
-        f"{size(choice.nbytes)} a sample stored, {choice.build_cpu_ms:.2g} CPU-ms once and "
-        f"{choice.epoch_cpu_ms:.2g} in every epoch"
+        f"{size(choice.nbytes)} a sample stored, {plain(choice.build_cpu_ms, 2)} CPU-ms once and "
+        f"{plain(choice.epoch_cpu_ms, 2)} in every epoch"
     )
