@@ -53,6 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
 
 
+def pytest_collection_finish() -> None:
+    """Leave all that was collected out of garbage collections, which take a second else."""
+    gc.collect()
+    gc.freeze()
+
+
 @dataclass(frozen=True)
 class BuiltStore:
     """A store, the folder it was built from, and what the build returned."""

@@ -115,6 +115,7 @@ def stopped(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.heavy
 def test_all_ranks_of_torchrun_together_see_each_sample_once(stopped: Path) -> None:
     assert_whole_epochs(batches(stopped, ranks=2)[:EPOCH], 1)
     logged = [json.loads(line) for line in (stopped / "losses.jsonl").read_text().splitlines()]

@@ -103,6 +103,7 @@ def test_an_archive_that_was_streamed_and_one_of_zip64(tmp_path: Path) -> None:
         assert [s.inputs["bytes"] for s in fetch_all(str(tmp_path / name))] == [*photos(3).values()]
 
 
+@pytest.mark.heavy
 def test_a_directory_of_zip64_is_read(tmp_path: Path) -> None:
     """As `zipfile` writes one beyond 65,535 members."""
     members = {f"{n}.jpg": b"" for n in range(66_000)}
