@@ -24,9 +24,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    "name", ["workers.py", pytest.param("workers/__init__.py", marks=pytest.mark.heavy)]
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["workers.py", "workers/__init__.py"])
 def test_builds_here_and_on_ray_beside_workers_of_the_users_own(tmp_path: Path, name: str) -> None:
     write_jpegs(tmp_path / "photos", 4)
     write(tmp_path / name, b"MINE = 'mine'\n")

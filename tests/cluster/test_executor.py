@@ -195,6 +195,7 @@ def waiting(folder: Path) -> list[int]:
     return [int(path.name) for path in (folder / "held").iterdir() if path.name.isdigit()]
 
 
+@pytest.mark.heavy
 def test_a_build_whose_driver_was_killed_is_finished_by_the_same_command(tmp_path: Path) -> None:
     line, env = held(tmp_path, 12)
     with running(line, env) as process:

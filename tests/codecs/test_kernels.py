@@ -379,6 +379,7 @@ def _installed(target: Path, **environment: str) -> subprocess.CompletedProcess[
     )  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_without_a_compiler_the_installation_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", minversion="77")
     done = _installed(tmp_path / "site", CC="/nonexistent/cc")

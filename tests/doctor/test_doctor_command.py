@@ -24,6 +24,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.heavy
 def test_as_an_object_a_page_and_a_picture(photos: Path, tmp_path: Path) -> None:
     page, picture = tmp_path / "a.html", tmp_path / "a.png"
     files = ["--html", page, "--png", picture]

@@ -341,17 +341,8 @@ SECOND = {
 }
 
 
-EACH_SECOND = pytest.mark.parametrize(
-    "second",
-    [
-        SECOND["the same"],
-        *(pytest.param(rows, marks=pytest.mark.heavy) for rows in list(SECOND.values())[1:]),
-    ],
-    ids=SECOND,
-)
-
-
-@EACH_SECOND
+@pytest.mark.heavy
+@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
 def test_a_builder_is_stopped_at_each_of_its_calls_while_another_builds(second: Rows) -> None:
     source = rows(4)
     actors = {"first": partial(build, source), "second": partial(build, second)}
@@ -361,7 +352,14 @@ def test_a_builder_is_stopped_at_each_of_its_calls_while_another_builds(second: 
             check(memory, Turns(memory, preempted([point], first)).run(actors), source)
 
 
-@EACH_SECOND
+@pytest.mark.parametrize(
+    "second",
+    [
+        SECOND["the same"],
+        *(pytest.param(rows, marks=pytest.mark.heavy) for rows in list(SECOND.values())[1:]),
+    ],
+    ids=SECOND,
+)
 def test_a_builder_is_killed_at_each_of_its_calls_and_another_goes_on(second: Rows) -> None:
     source = rows(4)
     actors = {"first": partial(build, source), "second": partial(build, second)}

@@ -328,6 +328,7 @@ def test_nodes_are_named_whole() -> None:
         assert len(re.findall(rf"\b10\.0\.0\.{node}\b(?!\.)", text)) >= 2, "in chart and table"
 
 
+@pytest.mark.heavy
 def test_a_page_of_very_many_shards_stays_small() -> None:
     html = page(figures(10_000, 30))
     assert len(html) < 500_000

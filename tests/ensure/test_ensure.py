@@ -87,6 +87,7 @@ def test_two_at_once_make_one_build(asking: Asking) -> None:
     assert asking.leases() == []
 
 
+@pytest.mark.heavy
 def test_of_one_that_is_killed_another_takes_over(asking: Asking) -> None:
     with asking.ask("one", after=5) as first:
         [builder] = poll(asking.builders, "it builds")

@@ -529,7 +529,9 @@ print("end")
 """
 
 
-@pytest.mark.parametrize(("how", "status"), [("at once", 3), ("cycle", 0)])
+@pytest.mark.parametrize(
+    ("how", "status"), [pytest.param("at once", 3, marks=pytest.mark.heavy), ("cycle", 0)]
+)
 def test_an_interpreter_ends_without_a_close(
     how: str, status: int, image_store: BuiltStore, run_python: RunPython
 ) -> None:

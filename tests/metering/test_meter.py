@@ -395,6 +395,7 @@ def test_an_iterator_that_is_never_closed_does_not_keep_the_process(
     assert not done.stderr
 
 
+@pytest.mark.heavy
 def test_meter_is_the_function_whatever_is_imported(
     run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

@@ -143,6 +143,7 @@ def test_what_a_driver_hands_out_needs_no_torch(
     )
 
 
+@pytest.mark.heavy
 def test_every_benchmark_can_be_loaded(
     run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

@@ -103,6 +103,7 @@ def test_the_code_blocks_of_the_documentation_run(
                 exec(shorter, names | {"loader": loader})
 
 
+@pytest.mark.heavy
 def test_code_of_other_libraries_runs_where_they_are_installed(
     example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

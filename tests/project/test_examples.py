@@ -159,6 +159,7 @@ def test_a_custom_op_makes_the_rows(photos: Path, tmp_path: Path) -> None:
 ENSURE = ["--epochs", 6, "--lr", 0.3, "--size", 48]
 
 
+@pytest.mark.heavy
 def test_a_training_builds_the_store_that_it_needs(photos: Path, tmp_path: Path) -> None:
     printed = run(tmp_path, "ensure.py", photos, tmp_path / "photos.store", *ENSURE)
     assert_learns(printed)

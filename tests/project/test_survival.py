@@ -659,7 +659,9 @@ train()
 """
 
 
-@pytest.mark.parametrize("fails_first", ["the step", "the store"])
+@pytest.mark.parametrize(
+    "fails_first", ["the step", pytest.param("the store", marks=pytest.mark.heavy)]
+)
 def test_an_error_that_nobody_catches_is_all_that_a_script_says(
     fails_first: str, sharded: dict[str, BuiltStore], copy_store: CopyStore, run_python: RunPython
 ) -> None:

@@ -437,6 +437,7 @@ def _work(folder: Path, limit: int, seed: int, rounds: int) -> None:
         thread.join()
 
 
+@pytest.mark.heavy
 def test_the_limit_holds_at_every_moment_whoever_is_killed(
     tmp_path: Path, processes: list[BaseProcess]
 ) -> None:

@@ -452,6 +452,7 @@ def test_a_dataset_reads_by_range_in_any_kind_of_worker(
     assert rows == np.flatnonzero(large.open().valid)[[3, 140, 77, 5, 6, 7]].tolist()
 
 
+@pytest.mark.heavy
 def test_bench_measures_a_store_in_a_bucket(url: str, s3: S3Server, tmp_path: Path) -> None:
     options = [f"--storage-option={k}={json.dumps(v)}" for k, v in s3.options().items()]
     limit = ["--cache-dir", tmp_path / "cache", "--cache-limit", "1GB", "--cache-shared"]
@@ -513,6 +514,7 @@ def test_answers_that_stall_for_half_a_minute_are_waited_for(
     assert results[0].version == results[1].version
 
 
+@pytest.mark.heavy
 def test_a_twentieth_of_a_builds_requests_may_fail(
     s3: S3Server, proxy: FaultProxy, tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def run(configuration: Configuration, chance: random.Random) -> None:
     assert not lease.held
 
 
+@pytest.mark.heavy
 def test_no_configuration_gets_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_prefetch, "Fetchers", Fetchers)
     for number in range(CONFIGURATIONS):

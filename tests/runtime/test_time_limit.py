@@ -411,6 +411,7 @@ def make_sparse(path: Path, nbytes: int) -> None:
         file.truncate(nbytes)
 
 
+@pytest.mark.heavy
 def test_a_file_of_too_many_bytes_is_a_hole_that_is_not_read(photos: Path) -> None:
     make_sparse(photos / "cat/0000.jpg", 1 << 40)
     make_sparse(photos / "eel/0023.jpg", 100_001)

@@ -338,7 +338,8 @@ def test_the_rows_that_fill_up_an_epoch_count_among_those_at_hand() -> None:
 # --- memory -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("holes", [pytest.param(0, marks=pytest.mark.heavy), 100_000])
+@pytest.mark.heavy
+@pytest.mark.parametrize("holes", [0, 100_000])
 @pytest.mark.parametrize("shuffle", [Shuffle(), Shuffle("block", 1000, 8)])
 def test_an_order_of_a_billion_rows_takes_memory_for_holes_and_blocks_alone(
     shuffle: Shuffle, holes: int

@@ -86,7 +86,9 @@ def test_the_doctor_measures_containers(kind: str, photos: Path, tmp_path: Path)
     assert not report.failures
 
 
-@pytest.mark.parametrize("command", ["build", "plan", "doctor", "view"])
+@pytest.mark.parametrize(
+    "command", ["build", "plan", pytest.param("doctor", marks=pytest.mark.heavy), "view"]
+)
 def test_without_pyarrow_its_extra_is_named(command: str, photos: Path, tmp_path: Path) -> None:
     """As where only the training part is installed."""
     source, store = WRITERS["tar"](photos, tmp_path), tmp_path / "store"

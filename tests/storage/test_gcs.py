@@ -242,6 +242,7 @@ def test_two_who_commit_at_once_both_end_up_in_the_log(gcs: GCSServer) -> None:
     assert (first.parent, second.parent) == (None, first.version)
 
 
+@pytest.mark.heavy
 def test_of_many_commits_by_many_none_is_lost(gcs: GCSServer) -> None:
     store = open_folder(f"gs://bucket/{next(_numbers)}", gcs.options())
 
