@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+PACKAGES = "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
 CHECK = Path(__file__).with_name("kernels_check.c")
 
 MACHINES = {
@@ -24,7 +25,7 @@ def test_kernels_do_what_plain_loops_do(machine: str, tmp_path: Path) -> None:
     compiler, emulator = MACHINES[machine]
     for program in (compiler, *emulator[:1]):
         if shutil.which(program) is None:
-            pytest.skip(f"no {program}: apt install gcc-aarch64-linux-gnu libc6-dev qemu-user")
+            pytest.skip(f"no {program}: apt install {PACKAGES}")
     headers = sysconfig.get_path("include")
     program = tmp_path / "check"
     # Nothing of Python is called, so nothing of it is linked.
