@@ -195,8 +195,8 @@ class Loader:
         self._clock = stall_clock(self.device)
         self._position = Position(len(self))
         self._last = (0, 0)
+        # For a mixture: rows and bytes of the last batch, and how many were decoded at its request.
         self.latest: tuple[int, int, float] = (0, 0, 0)
-        """Rows and bytes of the last batch, and how many were decoded when it was requested."""
         self._reported_work = WorkTime()
         self._counts = SourceCounts()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -66,7 +66,7 @@ def test_the_quick_start_runs_from_an_installed_wheel(code_path: str, tmp_path: 
     if code_path == "compiled" and not shutil.which("cc"):
         pytest.skip("no C compiler is installed")
     for name in ("pip", "setuptools"):
-        if importlib.util.find_spec(name) is None:
+        if not any(importlib.metadata.distributions(name=name)):
             pytest.skip(f"{name} is not installed")
     source = tmp_path / "source"
     for name in ("precache", "workers"):
