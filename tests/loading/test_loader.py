@@ -510,7 +510,10 @@ def test_many_epochs_hold_no_more_files_and_threads_than_one(tile_store: BuiltSt
             next(batches)
             assert threading.active_count() <= before[1] + 3  # two that decode, one that advises
             _rows(batches)
-            assert held() == before
+            files, threads = held()
+            # Fewer, where a server of other tests closes its connections.
+            assert files <= before[0]
+            assert threads <= before[1]
 
 
 EXIT = """

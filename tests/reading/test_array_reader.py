@@ -295,7 +295,7 @@ def _mapped(path: Path) -> np.ndarray:
 def test_a_mapped_file_holds_no_descriptor(store: BuiltStore) -> None:
     before = _descriptors()
     maps = [_mapped(store.shard_path(number)) for number in range(3)]
-    assert _descriptors() == before
+    assert _descriptors() <= before  # fewer, where a server of other tests closes connections
     for number, mapped in enumerate(maps):
         assert mapped.tobytes() == store.shard_path(number).read_bytes()
 
