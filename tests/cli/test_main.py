@@ -274,6 +274,7 @@ def test_build_tells_people_what_it_did(run: Run, source: Path, tmp_path: Path) 
         assert text in ran.out
 
 
+@pytest.mark.heavy
 def test_a_terminal_shows_a_bar_with_rate_and_time_left(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 60)
     (tmp_path / "recipe.toml").write_text(
@@ -475,6 +476,7 @@ def test_nothing_to_do_loads_neither_torch_nor_ray(
     assert (states, loaded) == ("0 0", "set()")
 
 
+@pytest.mark.heavy
 def test_an_interrupted_build_says_how_to_go_on(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 6)
     (tmp_path / "recipe.toml").write_text(

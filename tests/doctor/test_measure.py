@@ -162,6 +162,7 @@ def test_sources_that_cannot_be_examined(tmp_path: Path) -> None:
         precache.doctor(tmp_path)
 
 
+@pytest.mark.heavy
 def test_without_decoders_it_says_what_to_install(run_python: Callable[..., Any]) -> None:
     code = """
 import sys

@@ -369,6 +369,7 @@ def test_a_builder_is_killed_at_each_of_its_calls_and_another_goes_on(second: Ro
         check(memory, turns.run(actors), source)
 
 
+@pytest.mark.heavy
 def test_builders_and_a_removal_in_any_order() -> None:
     old, source = rows(7), rows(12)
     before = store_with(old)
@@ -393,6 +394,7 @@ def test_two_that_try_again_what_failed_and_mend_nothing_leave_nothing() -> None
         assert memory.objects.keys() == before.objects.keys()
 
 
+@pytest.mark.heavy
 def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

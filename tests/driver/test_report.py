@@ -170,6 +170,7 @@ def test_shards_taken_over_are_told_apart(tmp_path: Path, many_touched: None) ->
 # --- builds that fail ---------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_build_that_fails_is_reported_with_its_reason(tmp_path: Path) -> None:
     photos = write_jpegs(tmp_path / "in", 6)
     for number in range(9):

@@ -149,6 +149,7 @@ def test_not_waiting_leaves_the_build_to_a_process_of_its_own(asking: Asking) ->
     poll(lambda: not asking.leases(), "its lease is gone")
 
 
+@pytest.mark.heavy
 def test_a_failure_in_the_background_is_told(asking: Asking) -> None:
     write(asking.source / "cat/broken.jpg", b"none")
     asking.go()
@@ -255,6 +256,7 @@ def test_in_a_bucket_too_two_make_one_build(asking: Asking, s3: S3Server) -> Non
     assert sum("to be stored" in each for each in said) == 1
 
 
+@pytest.mark.heavy
 def test_a_build_that_failed_is_not_awaited(asking: Asking) -> None:
     write(asking.source / "cat/broken.jpg", b"none")
     asking.go()

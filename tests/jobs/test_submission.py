@@ -163,6 +163,7 @@ def followed(head: JobHead, tmp_path_factory: pytest.TempPathFactory) -> Followe
     )
 
 
+@pytest.mark.heavy
 def test_a_job_goes_on_without_the_client_that_was_killed(followed: Followed) -> None:
     assert followed.end.returncode == 0, followed.end.stderr
     assert re.search(r"state +succeeded\n", followed.ended)
@@ -170,6 +171,7 @@ def test_a_job_goes_on_without_the_client_that_was_killed(followed: Followed) ->
     assert remains(followed.work.store) == []
 
 
+@pytest.mark.heavy
 def test_a_job_makes_what_a_build_here_makes(
     followed: Followed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_job_makes_what_a_build_here_makes(
     assert contents(work.store) == contents(tmp_path / "store")
 
 
+@pytest.mark.heavy
 def test_the_same_build_is_joined_while_it_is_under_way(followed: Followed) -> None:
     assert followed.again["job"] == followed.job
     assert followed.again["attached"] is True
@@ -190,6 +193,7 @@ def test_the_same_build_is_joined_while_it_is_under_way(followed: Followed) -> N
     assert "hole: dog/broken.jpg" in followed.end.stdout
 
 
+@pytest.mark.heavy
 def test_another_build_into_the_store_is_refused_by_the_jobs_name(followed: Followed) -> None:
     assert followed.other.returncode == 2
     assert f"job {followed.job} builds into {followed.work.store} with other" in (
@@ -198,6 +202,7 @@ def test_another_build_into_the_store_is_refused_by_the_jobs_name(followed: Foll
     assert f"precache cancel {followed.job} --address http://127.0.0.1:" in followed.other.stderr
 
 
+@pytest.mark.heavy
 def test_the_status_of_a_job_that_runs(followed: Followed) -> None:
     assert followed.status["state"] == "RUNNING"
     assert followed.status["store"] == str(followed.work.store)
@@ -206,6 +211,7 @@ def test_the_status_of_a_job_that_runs(followed: Followed) -> None:
     assert followed.status["progress"]
 
 
+@pytest.mark.heavy
 def test_python_asks_for_jobs_and_stores_and_cancels_jobs(
     followed: Followed, head: JobHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,12 +226,14 @@ def test_python_asks_for_jobs_and_stores_and_cancels_jobs(
         precache.cancel("precache-0123456789ab-1", address=head.address)
 
 
+@pytest.mark.heavy
 def test_the_status_of_its_store(followed: Followed) -> None:
     assert followed.store_status.version is None
     [build] = followed.store_status.building
     assert (build.rows, build.shards, build.done) == (10, 5, 1)
 
 
+@pytest.mark.heavy
 def test_a_secret_of_the_nodes_is_nowhere_to_be_seen(followed: Followed, head: JobHead) -> None:
     assert followed.job in followed.listed
     assert r"\"storage_options_env\":{\"secret\":\"PHOTOS_SECRET\"}" in followed.listed

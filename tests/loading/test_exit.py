@@ -196,6 +196,7 @@ def test_an_exit_does_not_wait_for_a_server_that_hangs(
             assert sum(len(batch["row"]) for batch in loader) == 21
 
 
+@pytest.mark.heavy
 def test_an_exit_leaves_no_batch_in_the_making(stores: dict[str, BuiltStore]) -> None:
     process = _process(
         READ, stores["image"].path, json.dumps({"num_threads": 4, "prefetch_batches": 6})
@@ -248,6 +249,7 @@ def test_an_exit_that_waits_for_a_transform_is_interrupted(stores: dict[str, Bui
     assert (process.returncode, errors) == (130, "")
 
 
+@pytest.mark.heavy
 def test_an_exit_does_not_wait_for_an_output_that_hangs() -> None:
     process = _process(METER)
     assert process.stdout is not None

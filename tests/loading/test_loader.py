@@ -599,6 +599,7 @@ def test_a_fork_before_within_and_after_an_epoch_reads_on(
     assert run_python(FORK + FORK_WITHIN_AN_EPOCH, image_store.path).stdout == "0 0 0 5\n"
 
 
+@pytest.mark.heavy
 def test_a_fork_while_decoded_chunks_change_reads_on(
     tile_stores: dict[str, BuiltStore], run_python: RunPython
 ) -> None:

@@ -387,6 +387,7 @@ print("batch", [next(held) for _ in range(4)])
 """
 
 
+@pytest.mark.heavy
 def test_an_iterator_that_is_never_closed_does_not_keep_the_process(
     run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

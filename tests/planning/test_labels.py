@@ -256,6 +256,7 @@ def test_files_that_are_no_class_map(tmp_path: Path, data: bytes) -> None:
 # --- builds -------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_the_command_counts_what_does_not_fit(tmp_path: Path) -> None:
     source, store, file = tmp_path / "in", tmp_path / "store", tmp_path / "labels.csv"
     write_jpegs(source, 8, classes=())

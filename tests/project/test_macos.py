@@ -95,6 +95,7 @@ def _digest(store: BuiltStore) -> str:
     return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(store.rows()[store.open().valid]))
 
 
+@pytest.mark.heavy
 def test_a_store_is_read_with_the_same_rows_and_building_is_refused(
     stores: dict[str, BuiltStore], tmp_path: Path
 ) -> None:

@@ -596,7 +596,9 @@ def _interrupted(store: BuiltStore, moment: str) -> Iterator[subprocess.Popen[st
         yield process
 
 
-@pytest.mark.parametrize("moment", ["in the step", "waiting"])
+@pytest.mark.parametrize(
+    "moment", ["in the step", pytest.param("waiting", marks=pytest.mark.heavy)]
+)
 def test_ctrl_c_ends_the_threads_and_then_the_script(
     moment: str, sharded: dict[str, BuiltStore]
 ) -> None:
@@ -638,6 +640,7 @@ print(len(kept))
 """
 
 
+@pytest.mark.heavy
 def test_a_script_ends_though_it_holds_batches_and_iterators_of_several_loaders(
     sharded: dict[str, BuiltStore], run_python: RunPython
 ) -> None:

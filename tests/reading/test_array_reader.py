@@ -322,6 +322,7 @@ with precache.Loader(sys.argv[1], 2, fields={"x": "x"}, shuffle=False, device="c
 """
 
 
+@pytest.mark.heavy
 def test_a_file_longer_than_the_data_limit_is_read(tmp_path: Path) -> None:
     """As under `ulimit -d` or strict overcommit."""
     array = zarr.create_array(

@@ -67,6 +67,7 @@ def test_a_loader_starts_no_more_threads_than_its_process_may_run(
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+@pytest.mark.heavy
 def test_a_loader_starts_no_more_threads_than_its_quota_allows(
     stores: dict[str, BuiltStore],
 ) -> None:

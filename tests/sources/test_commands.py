@@ -113,6 +113,7 @@ def test_ensure_builds_once(photos: Path, tmp_path: Path) -> None:
     assert first.id == again.id
 
 
+@pytest.mark.heavy
 def test_flags_name_columns(photos: Path, tmp_path: Path) -> None:
     rows = [
         json.dumps({"where": str(path), "what": path.parent.name, "image": "no path"})
@@ -175,6 +176,7 @@ def test_gc_removes_indexes_of_sources_that_no_version_has(photos: Path, tmp_pat
     assert {path.name for path in (store / "_listings").iterdir()} == kept
 
 
+@pytest.mark.heavy
 def test_an_archive_of_one_folder_with_folders_is_named(photos: Path, tmp_path: Path) -> None:
     """As ``tar cf photos.tar photos`` and ``zip -r photos.zip photos`` write it."""
     note = "All samples are of the one class 'in', a folder with folders in it"

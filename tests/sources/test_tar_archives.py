@@ -697,6 +697,7 @@ def test_an_archive_that_decompresses_without_end_is_refused(tmp_path: Path, suf
         listed(str(path))
 
 
+@pytest.mark.heavy
 def test_xz_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None:
     whole = write_tar(tmp_path / "a.tar", photos_with_times(2))
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 1 << 30}]

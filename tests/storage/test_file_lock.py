@@ -111,6 +111,7 @@ for work, times in ((alone, 300), (lease, 150)):
 """
 
 
+@pytest.mark.heavy
 def test_an_interrupt_leaves_nothing_locked(run_python: Run, tmp_path: Path) -> None:
     run_python(_INTERRUPT, tmp_path)
 
