@@ -28,7 +28,7 @@ from precache.errors import StorageError, StoreError
 from precache.runtime.process_id import Process, has_ended, process_of
 from precache.storage.base import FileInfo, Folder
 from precache.storage.rename import is_link, remove_if_empty
-from precache.store.commit_log import BUILD, NUMBERED
+from precache.store.commit_log import BUILD, NUMBERED, ROOT
 from precache.store.json_documents import LeaseDocument
 
 log = logging.getLogger(__name__)
@@ -163,15 +163,17 @@ class BuildLease(Lease):
     """The lease of a build, which its tasks check before they write.
 
     A commit removes the leases of all builds of its version, which stops the tasks of the others.
+    A lease that is renewed at that moment is there again, until the next renewal.
 
     Parameters
     ----------
     version
-        Folder of the version.
+        Folder of the version. If it was committed already, its shards are repaired.
     """
 
     def __init__(self, version: Folder, scratch: str) -> None:
         super().__init__(version, f"{BUILD_LEASES}/{uuid.uuid4().hex}.json", scratch=scratch)
+        self._repairs = version.size(ROOT) is not None
         self._put(process_of(os.getpid()))
         self._thread.start()
 
@@ -182,7 +184,9 @@ class BuildLease(Lease):
         self.end()
 
     def _is_revoked(self) -> bool:
-        return self._folder.size(self.name) is None  # the version was committed, or removed
+        if not self._repairs and self._folder.size(ROOT) is not None:
+            self._folder.remove(self.name)
+        return self._folder.size(self.name) is None
 
     def others(self) -> dict[str, LeaseDocument]:
         """Return the leases of other builds that are alive."""

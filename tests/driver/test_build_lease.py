@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from precache.errors import BuildError
 from precache.storage.local import LocalFolder
 from precache.store import lease
 from precache.store.build_status import DESCRIPTION, read_status
+from precache.store.commit_log import ROOT
 from precache.store.json_documents import LeaseDocument
 from precache.store.lease import BUILD_LEASES, BuildLease, live_leases, read_leases
 from precache_workers.planning.target_version import SCRATCH
@@ -43,10 +45,31 @@ def test_it_is_renewed_until_it_ends(tmp_path: Path) -> None:
     assert beating() == []
 
 
-def test_one_that_was_removed_is_not_renewed(tmp_path: Path) -> None:
+def test_one_that_was_removed_is_not_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "RENEWAL_SECONDS", 0.2)  # none while it is removed
     folder = LocalFolder(tmp_path)
     own = BuildLease(folder, SCRATCH)
     folder.remove(own.name)
+    poll(lambda: not beating(), "its thread ends")
+    assert read_leases(folder) == {}
+    own.end()
+
+
+def test_one_that_was_renewed_amid_the_commit_of_another_build_ends_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, put = LocalFolder(tmp_path), LocalFolder.put
+    own = BuildLease(folder, SCRATCH)
+
+    def put_late(folder: LocalFolder, name: str, *given: Any, **options: Any) -> None:
+        if name == own.name and folder.size(ROOT) is None:
+            put(folder, ROOT, [b"{}"])
+            folder.remove(own.name)
+        put(folder, name, *given, **options)
+
+    monkeypatch.setattr(LocalFolder, "put", put_late)
     poll(lambda: not beating(), "its thread ends")
     assert read_leases(folder) == {}
     own.end()

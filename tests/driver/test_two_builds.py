@@ -127,6 +127,26 @@ def test_a_slower_build_with_another_codec_overwrites_nothing(tmp_path: Path) ->
     assert remains(store) == []
 
 
+def test_a_slower_build_whose_lease_was_renewed_amid_the_others_commit_overwrites_nothing(
+    tmp_path: Path,
+) -> None:
+    """The commit removed the lease after it was looked for, and before it was put again."""
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    slow = start(build_here, source, store, recipe, OPTIONS, {"HOLD": str(store)})
+    poll((tmp_path / str(slow.pid)).exists, "the slow build waits inside a shard")
+    [lease] = store.glob("*/_build/leases/*.json")
+    held = lease.read_bytes()
+    quick = start(build_here, source, store, recipe, OPTIONS, {"LUCKY": "1"})
+    assert end(quick) == 0
+    before = contents(Path(precache.open(store).path))
+    write(lease, held)
+    (tmp_path / "go").touch()
+    assert end(slow) == 0
+    assert contents(Path(precache.open(store).path)) == before
+    assert precache.verify(store).ok
+    assert remains(store) == []
+
+
 def test_a_build_that_another_codec_began_is_finished(tmp_path: Path) -> None:
     """What was done stays, and what was cut off in the middle is made again."""
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)

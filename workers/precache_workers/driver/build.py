@@ -267,10 +267,10 @@ class _Build:
         with contextlib.ExitStack() as stack:
             try:
                 with decision_lease(self.store, target.version):
-                    lease = stack.enter_context(BuildLease(target.folder, SCRATCH))
-                    started = self._start(lease, work)
+                    started = self._start(stack, work)
                 if started is not None:
-                    return self._make_under(lease, run, started)
+                    lease, left = started
+                    return self._make_under(lease, run, left)
             except BuildError:
                 if not is_whole(target):
                     raise
@@ -278,11 +278,12 @@ class _Build:
         self.shared = True
         return self._nothing_to_do(target)
 
-    def _start(self, lease: BuildLease, work: Work) -> Work | None:
-        """Begin the version; returns the remaining work, or None if it was committed meanwhile.
+    def _start(self, stack: contextlib.ExitStack, work: Work) -> tuple[BuildLease, Work] | None:
+        """Begin the version, unless it was committed meanwhile.
 
-        If no other build is making this version, leftovers of builds that were cut off are removed
-        from the shards that are to be made.
+        Returns the build's lease, which lasts as long as `stack`, and the remaining work. If no
+        other build is making this version, leftovers of builds that were cut off are removed from
+        the shards that are to be made.
         """
         target = work.target
         document = target.folder.get(ROOT)
@@ -290,6 +291,7 @@ class _Build:
             if recorded_version(document) == target.version:
                 return None
             target.folder.remove(ROOT)  # damaged
+        lease = stack.enter_context(BuildLease(target.folder, SCRATCH))
         target.begin(refreshes=self.listed.refreshes, recompute=self.request.recompute)
         left = remaining(work)
         if others := lease.others():
@@ -302,7 +304,7 @@ class _Build:
             left = replace(left, todo=left.todo[::-1])
         else:
             _remove_shards(target, left.todo)
-        return left
+        return lease, left
 
     def _make_under(self, lease: BuildLease, run: RunTasks, work: Work) -> BuildResult:
         target, base = work.target, work.base

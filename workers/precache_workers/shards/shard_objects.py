@@ -23,6 +23,7 @@ from precache.codecs.chunk import codec_metadata, decoder
 from precache.errors import BuildError, DamageError, StorageError
 from precache.recipe.ops import Function
 from precache.storage.base import Buffer, Folder
+from precache.store.commit_log import ROOT
 from precache.store.layout import MISSING, decode_index
 from precache.store.lease import ALIVE_SECONDS, decision_lease, live_leases
 from precache.store.receipts import ChannelSums, Receipt, ShardObject
@@ -238,6 +239,8 @@ def _replace(task: ShardTask, name: str, own: FinishedObject) -> bool:
     """Put an object in place of one that an ended build left; False where such a build goes on."""
     store, version = task.store, task.folder.name
     with decision_lease(store, version) if store else contextlib.nullcontext():
+        if task.folder.size(ROOT) is not None:
+            raise BuildError(f"another build committed {task.folder}; run the same command again")
         require_lease(task)
         if finished(task) or live_leases(task.folder, but=task.lease):
             return False
