@@ -211,7 +211,8 @@ class Training(Held):
         poll(lambda: path.exists() and path.read_text() == str(batches), f"{name} has {batches}")
 
 
-@pytest.mark.parametrize("bad", [pytest.param(0, marks=pytest.mark.heavy), 3])
+@pytest.mark.heavy
+@pytest.mark.parametrize("bad", [0, 3])
 def test_two_ranks_follow_a_build(tmp_path: Path, bad: int) -> None:
     training = Training(tmp_path, bad=bad)
     ranks = [training.train(str(r), rank=r, world_size=2) for r in range(2)]
