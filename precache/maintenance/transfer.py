@@ -236,7 +236,8 @@ def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Tra
             if on_disk:
                 _copy_to_disk(version.folder, metadata, store, progress)
             elif committed:
-                _repair(version.folder, metadata, target, progress)
+                with decision_lease(store, version.id):  # a build may repair it, too
+                    _repair(version.folder, metadata, target, progress)
             else:
                 _copy_to_bucket(version.folder, metadata, store, progress)
         append_commit(store, version.id, code=code)

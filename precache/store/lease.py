@@ -173,7 +173,7 @@ class BuildLease(Lease):
 
     def __init__(self, version: Folder, scratch: str) -> None:
         super().__init__(version, f"{BUILD_LEASES}/{uuid.uuid4().hex}.json", scratch=scratch)
-        self._repairs = version.size(ROOT) is not None
+        self._ends_with_commit = version.size(ROOT) is None
         self._put(process_of(os.getpid()))
         self._thread.start()
 
@@ -184,9 +184,13 @@ class BuildLease(Lease):
         self.end()
 
     def _is_revoked(self) -> bool:
-        if not self._repairs and self._folder.size(ROOT) is not None:
+        if self._ends_with_commit and self._folder.size(ROOT) is not None:
             self._folder.remove(self.name)
         return self._folder.size(self.name) is None
+
+    def outlast_commit(self) -> None:
+        """Keep the lease until its end: this build is about to commit the version itself."""
+        self._ends_with_commit = False
 
     def others(self) -> dict[str, LeaseDocument]:
         """Return the leases of other builds that are alive."""

@@ -141,7 +141,7 @@ class LiveVersion(Version):
         entries = [] if self.complete else read_entries(self.folder, self._entries)
         self._entries += len(entries)
         shards = [shard for entry in entries for shard in entry]
-        if not shards and not self.complete and self.folder.size(ROOT) is not None:
+        if not self.complete and self.folder.size(ROOT) is not None:
             name = followed_log_name(self.id)
             data = self._store.get(name)
             if data is None:

@@ -75,6 +75,16 @@ def test_one_that_was_renewed_amid_the_commit_of_another_build_ends_with_the_nex
     own.end()
 
 
+def test_that_of_the_build_that_commits_lasts_until_its_end(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    with BuildLease(folder, SCRATCH) as own:
+        own.outlast_commit()
+        folder.put(ROOT, [b"{}"])
+        before = read_leases(folder)[own.name].time
+        poll(lambda: read_leases(folder)[own.name].time > before, "a heartbeat")
+    assert read_leases(folder) == {}
+
+
 def test_builds_see_each_other(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path)
     with BuildLease(folder, SCRATCH) as one, BuildLease(folder, SCRATCH) as other:

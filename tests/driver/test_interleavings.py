@@ -184,8 +184,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "run_in_time", lambda work, seconds: work())
     monkeypatch.setattr(precache_workers.driver.commit, "as_json", json_of_the_actor)
     monkeypatch.setattr(precache_workers.shards.field_writer, "encoder", encoder_of_the_actor)
-    monkeypatch.setattr(precache_workers.shards.shard_objects, "OWN_SECONDS", 0.0)
-    monkeypatch.setattr(precache_workers.shards.shard_objects, "OTHER_SECONDS", 0.5)
+    monkeypatch.setattr(precache_workers.shards.shard_objects, "RECEIPT_SECONDS", 0.5)
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(
         precache_workers.shards.shard_objects, "time", SimpleNamespace(monotonic=now, sleep=sleep)
@@ -474,7 +473,7 @@ def test_two_minimal_builds_in_every_order(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(precache_workers.driver.build, "require_create_only", lambda *given: None)
     monkeypatch.setattr(precache.store.commit_log, "require_create_only", lambda *given: None)
     monkeypatch.setattr(precache_workers.driver.build, "tidy_current", lambda *given: None)
-    monkeypatch.setattr(precache_workers.driver.build, "keep_followed", lambda *given: None)
+    monkeypatch.setattr(precache_workers.driver.commit, "keep_followed", lambda *given: None)
     monkeypatch.setattr(
         precache_workers.driver.build, "is_whole", lambda goal: goal.folder.size(ROOT) is not None
     )

@@ -16,7 +16,7 @@ import precache
 from precache.errors import BuildError, FetchError
 from precache_workers.driver import repair
 from precache_workers.ops import identity
-from precache_workers.shards import field_writer
+from precache_workers.shards import field_writer, shard_task
 from precache_workers.sources.folder import FolderSource
 from tests.support.building import build_here, pixels, remains, shard_files, write_jpegs
 
@@ -200,3 +200,23 @@ def test_shards_made_before_one_that_fails_are_recorded(tmp_path: Path) -> None:
             build(source, store, recipe_of())
     damage = precache.verify(store).damage
     assert {each.shard for each in damage} == {"image/c/1/0/0/0"}
+
+
+def test_two_repairs_at_once_by_different_releases_leave_a_whole_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, store = write_jpegs(tmp_path / "in", 10), tmp_path / "store"
+    build(source, store, recipe_of())
+    min(store.glob("*/image/c/0/*/*/*")).unlink()
+    put, once = shard_task.replace_lost, []
+
+    def put_late(*given: Any) -> None:
+        if not once:
+            once.append(given)
+            build_by_another(source, store, recipe_of())
+            assert precache.verify(store).ok
+        put(*given)
+
+    monkeypatch.setattr(shard_task, "replace_lost", put_late)
+    build(source, store, recipe_of())
+    assert precache.verify(store).ok

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numcodecs import zstd
+from PIL import Image
 
 import precache
+from precache.errors import StoreError
+from precache.storage.base import Folder
 from precache.storage.open import open_folder
+from precache.store.commit_log import ROOT
 from precache.store.lease import read_leases
-from precache_workers.shards import field_writer
+from precache.store.receipts import Receipt
+from precache.store.shard_log import FOLLOWED_FOLDER, follow_log
+from precache_workers.driver import build as driver
+from precache_workers.driver import repair, shard_log_writer
+from precache_workers.shards import field_writer, shard_objects, shard_task
+from precache_workers.shards.shard_task import ShardTask
 from tests.support.building import (
     build_here,
     contents,
@@ -56,7 +68,7 @@ def builds_of(store: Path) -> int:
     return len(list(store.glob("*/_build/leases/*.json")))
 
 
-def recipe_of(folder: Path) -> precache.Recipe:
+def recipe_of(folder: Path, size: int = 24) -> precache.Recipe:
     ops = [
         {"op": "decode"},
         {
@@ -65,7 +77,7 @@ def recipe_of(folder: Path) -> precache.Recipe:
             "version": "1",
             "params": {"folder": str(folder)},
         },
-        {"op": "resize", "size": [24, 24]},
+        {"op": "resize", "size": [size, size]},
     ]
     return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": "zstd"}}})
 
@@ -127,24 +139,129 @@ def test_a_slower_build_with_another_codec_overwrites_nothing(tmp_path: Path) ->
     assert remains(store) == []
 
 
-def test_a_slower_build_whose_lease_was_renewed_amid_the_others_commit_overwrites_nothing(
-    tmp_path: Path,
+def build_impatiently(*arguments: Any) -> Any:
+    """A build that waits for no receipt."""
+    shard_objects.RECEIPT_SECONDS = 0.0
+    return build_here(*arguments)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("photo", ["grey", "black"])
+def test_a_slower_build_whose_lease_was_renewed_amid_the_others_commit_changes_nothing(
+    tmp_path: Path, photo: str, again: bool
 ) -> None:
-    """The commit removed the lease after it was looked for, and before it was put again."""
+    """The commit removed the lease after it was looked for, and before it was put again.
+
+    The sample that fails in the slower build has the rows of a hole, if it is black.
+    """
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    slow = start(build_here, source, store, recipe, OPTIONS, {"HOLD": str(store)})
+    if photo == "black":
+        write(source / "cat/0099.jpg", encoded(Image.new("RGB", (64, 40))))
+    if again:
+        assert build_here(source, store, recipe, OPTIONS).failed == 1
+    options = {**OPTIONS, "retry_failed": again}
+    slow = start(build_impatiently, source, store, recipe, options, {"HOLD": str(store)})
     poll((tmp_path / str(slow.pid)).exists, "the slow build waits inside a shard")
     [lease] = store.glob("*/_build/leases/*.json")
     held = lease.read_bytes()
-    quick = start(build_here, source, store, recipe, OPTIONS, {"LUCKY": "1"})
+    quick = start(build_here, source, store, recipe, options, {"LUCKY": "1"})
     assert end(quick) == 0
-    before = contents(Path(precache.open(store).path))
+    current = precache.open(store)
+    before = contents(Path(current.path))
+    assert not current.holes
     write(lease, held)
     (tmp_path / "go").touch()
     assert end(slow) == 0
-    assert contents(Path(precache.open(store).path)) == before
+    assert precache.open(store).id == current.id
+    assert contents(Path(current.path)) == before
     assert precache.verify(store).ok
     assert remains(store) == []
+
+
+def test_a_document_that_was_cut_off_is_no_commit(tmp_path: Path) -> None:
+    """As a process leaves it that is killed on a disk without hard links."""
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    build = start(build_here, source, store, recipe, OPTIONS, {"HOLD": str(store), "LUCKY": "1"})
+    poll((tmp_path / str(build.pid)).exists, "the build waits inside a shard")
+    [version] = {path.parents[2] for path in store.glob("*/_build/leases/*.json")}
+    write(version / ROOT, b"")
+    (tmp_path / "go").touch()
+    assert end(build) == 0
+    assert precache.verify(store).ok
+    assert remains(store) == []
+
+
+def end_after_the_other(source: Path, store: Path, recipe: Any, folder: str) -> None:
+    """A build that is held up while it keeps the log of finished shards, until the other's end."""
+    read = shard_log_writer.read_entries
+
+    def read_late(version: Folder, start: int) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            order = [shard.shard for entry in read(version, 0) for shard in entry]
+            Path(folder, "before").write_text(json.dumps(order))
+            Path(folder, "go").touch()
+            until = time.monotonic() + 2  # in vain, where this build holds the lease to decide
+            while not (store / "commits").exists() and time.monotonic() < until:
+                time.sleep(0.01)  # between two looks at files
+        return read(version, start)
+
+    shard_log_writer.read_entries = read_late
+    build_here(source, store, recipe, OPTIONS, {"LUCKY": "1"})
+
+
+def test_the_order_that_followers_read_is_kept_when_two_builds_end_together(
+    tmp_path: Path,
+) -> None:
+    source, store = source_of(tmp_path), tmp_path / "store"
+    recipe = recipe_of(tmp_path, size=150)  # four shards
+    variables = {"HOLD": str(store), "LUCKY": "1"}
+    first = start(build_here, source, store, recipe, OPTIONS, variables)
+    poll((tmp_path / str(first.pid)).exists, "the first build waits inside a shard")
+    [version] = {path.parents[2] for path in store.glob("*/_build/leases/*.json")}
+    assert follow_log(open_folder(version))
+    second = start(end_after_the_other, source, store, recipe, str(tmp_path))
+    assert end(first) == 0
+    assert end(second) == 0
+    [kept] = store.glob(f"{FOLLOWED_FOLDER}/*.json")
+    order = [shard["shard"] for shard in json.loads(kept.read_text())]
+    assert order == json.loads((tmp_path / "before").read_text())
+    assert order != sorted(order)
+
+
+def test_the_second_of_two_copies_of_a_task_leaves_a_receipt_of_what_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample fails in the second; both put their object before the first has its receipt."""
+    source, store = source_of(tmp_path), tmp_path / "store"
+    value = recipe_of(tmp_path).to_dict()
+    value["fields"]["image"]["codec"] = "raw"  # objects of one size
+    recipe = precache.Recipe.from_dict(value)
+    monkeypatch.setenv("LUCKY", "1")
+    monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.0)
+    run, create = shard_task.run_shard, shard_task.create_receipt
+    put, goes_on = threading.Event(), threading.Event()
+    first: list[threading.Thread] = []
+
+    def create_in_turn(task: ShardTask, receipt: Receipt) -> Receipt:
+        if put.is_set():
+            goes_on.set()
+            first[0].join()
+        else:
+            put.set()
+            assert goes_on.wait(30)
+        return create(task, receipt)
+
+    def run_twice(task: ShardTask) -> Receipt:
+        first.append(threading.Thread(target=run, args=(task,)))
+        first[0].start()
+        assert put.wait(30)
+        monkeypatch.delenv("LUCKY")
+        return run(task)
+
+    monkeypatch.setattr(shard_task, "create_receipt", create_in_turn)
+    monkeypatch.setattr(shard_task, "run_shard", run_twice)
+    assert precache.build(source, store, recipe, address="serial", **OPTIONS).failed == 1
+    assert precache.verify(store).ok
 
 
 def test_a_build_that_another_codec_began_is_finished(tmp_path: Path) -> None:
@@ -198,3 +315,55 @@ def test_a_build_ends_well_when_an_equal_one_finishes_first(
     assert "is complete: the other build finished it" in capfd.readouterr().err
     assert precache.verify(store).ok
     assert remains(store) == []
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_version_that_a_plain_build_took_meanwhile_is_not_that_of_recompute(
+    tmp_path: Path, ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    monkeypatch.setenv("LUCKY", "1")
+    variables = {} if ended else {"HOLD": str(store)}
+    plain = []
+
+    def tidy_late(folder: Folder) -> None:
+        plain.append(start(build_here, source, store, recipe, OPTIONS, variables))
+        if ended:
+            assert end(plain[0]) == 0
+        else:
+            poll((tmp_path / str(plain[0].pid)).exists, "the plain build waits inside a shard")
+
+    again = {**OPTIONS, "recompute": True}
+    with monkeypatch.context() as late:
+        late.setattr(driver, "tidy_current", tidy_late)
+        with pytest.raises(StoreError, match="meanwhile, without --recompute; run the same comm"):
+            build_here(source, store, recipe, again)
+    (tmp_path / "go").touch()
+    assert end(plain[0]) == 0
+    taken = precache.open(store).id
+    assert build_here(source, store, recipe, again).version != taken
+    assert precache.verify(store).ok
+
+
+def test_a_mend_leaves_the_version_that_a_pull_put_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pulled one has a row where the damaged one has a hole."""
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    assert build_here(source, store, recipe, OPTIONS).failed == 1
+    assert end(start(build_here, source, tmp_path / "other", recipe, OPTIONS, {"LUCKY": "1"})) == 0
+    version = Path(precache.open(store).path)
+    (version / "valid/c/0").write_bytes(b"damaged")
+    (version / "label/c/0").write_bytes(b"damaged")
+    make = repair.small_objects
+
+    def make_late(*given: Any) -> Any:
+        made = make(*given)
+        precache.pull(tmp_path / "other", store)
+        return made
+
+    monkeypatch.setattr(repair, "small_objects", make_late)
+    with pytest.raises(StoreError, match="changed by another process; run the same command again"):
+        build_here(source, store, recipe, OPTIONS)
+    assert precache.verify(store).ok
+    assert not precache.open(store).holes

@@ -25,10 +25,11 @@ from precache.maintenance import transfer
 from precache.maintenance import versions as inventory
 from precache.maintenance.scan import COPIES, TRASH
 from precache.storage.base import Folder
+from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store.commit_log import BUILD, ROOT, append_entry, read_commits
 from precache.store.consistency import inspect
-from precache.store.lease import BuildLease
+from precache.store.lease import BuildLease, NamedLease
 from precache.store.object_names import ObjectNames
 from precache.store.version import Version
 from precache_workers.planning.target_version import SCRATCH
@@ -384,6 +385,25 @@ def test_a_build_under_way_is_not_overtaken(
 def flip(folder: Folder, name: str) -> None:
     data = folder.read(name)
     folder.put(name, [data[:-1] + bytes([data[-1] ^ 0xFF])])
+
+
+def test_a_version_in_a_bucket_is_mended_under_the_lease_to_decide(
+    built: BuiltStore, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precache.pull(built.path, bucket)
+    folder, version = open_folder(bucket), built.result.version
+    flip(folder.folder(version), shard := "image/c/0/0/0/0")
+    read, held = LocalFolder.read_first, []
+
+    def read_and_look(source: LocalFolder, name: str, most: int) -> bytes:
+        if name == shard:
+            held.append(NamedLease(folder, f"{version}-decide").holder() is not None)
+        return read(source, name, most)
+
+    monkeypatch.setattr(LocalFolder, "read_first", read_and_look)
+    precache.pull(built.path, bucket)
+    assert held == [True]
+    assert precache.verify(bucket).ok
 
 
 def test_a_committed_version_in_a_bucket_is_mended(built: BuiltStore, bucket: str) -> None:

@@ -18,15 +18,15 @@ from precache.errors import (
     GoneError,
     PrecacheError,
     StorageError,
+    StoreError,
     UsageError,
 )
 from precache.maintenance.gc import remove_version
-from precache.maintenance.scan import recorded_version
 from precache.messages import shown
 from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
-from precache.store.build_status import remove_abandoned_scratch, remove_scratch
-from precache.store.commit_log import ROOT, append_commit, recordable_source, require_create_only
+from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
+from precache.store.commit_log import append_commit, recordable_source, require_create_only
 from precache.store.labels import has_label
 from precache.store.lease import BuildLease, decision_lease, remove_ended_leases
 from precache.store.open import open_own
@@ -36,7 +36,7 @@ from precache.units import size
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import require_shared
 from precache_workers.driver.build_result import BuildResult, committed_result
-from precache_workers.driver.commit import commit, tidy_current
+from precache_workers.driver.commit import commit, tidy_current, was_committed
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
     copy_from_other_versions,
@@ -49,7 +49,6 @@ from precache_workers.driver.repair import (
 )
 from precache_workers.driver.report import check_reports, report_failure, write_reports
 from precache_workers.driver.run_monitor import RunMonitor
-from precache_workers.driver.shard_log_writer import keep_followed
 from precache_workers.driver.totals import failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.base_version import BaseVersion
@@ -60,6 +59,7 @@ from precache_workers.planning.target_version import (
     SCRATCH,
     TargetVersion,
     VersionSpec,
+    is_recomputed,
     receipt_name,
 )
 from precache_workers.planning.work_plan import (
@@ -285,14 +285,19 @@ class _Build:
         other build is making this version, leftovers of builds that were cut off are removed from
         the shards that are to be made.
         """
-        target = work.target
-        document = target.folder.get(ROOT)
-        if document is not None:
-            if recorded_version(document) == target.version:
-                return None
-            target.folder.remove(ROOT)  # damaged
+        target, recompute = work.target, self.request.recompute
+        committed = was_committed(target)
+        if committed and not recompute:
+            return None
+        if committed or (
+            target.folder.size(DESCRIPTION) is not None and is_recomputed(target) != recompute
+        ):
+            raise StoreError(
+                f"another build made version {target.version[:8]} meanwhile, with"
+                f"{'out' if recompute else ''} --recompute; run the same command again"
+            )
         lease = stack.enter_context(BuildLease(target.folder, SCRATCH))
-        target.begin(refreshes=self.listed.refreshes, recompute=self.request.recompute)
+        target.begin(refreshes=self.listed.refreshes, recompute=recompute)
         left = remaining(work)
         if others := lease.others():
             holders = ", ".join(str(lease.holder) for lease in others.values())
@@ -328,7 +333,7 @@ class _Build:
         if work.failed is not None and not mended:
             return self._nothing_mended(lease, target, work.failed)
         self.progress.phase("Committing")
-        keep_followed(self.store, target, receipts)
+        lease.outlast_commit()
         commit(
             self.store, target, receipts, recordable_source(self.request.source), self.listed.code
         )
@@ -356,9 +361,13 @@ class _Build:
         self, lease: BuildLease, target: TargetVersion, before: TargetVersion
     ) -> BuildResult:
         with decision_lease(self.store, target.version):
+            others = lease.others()
             lease.end()  # of two builds that mended nothing, the second removes the version
-            if target.folder.size(ROOT) is None and not lease.others():
+            committed = was_committed(target)  # by a build that mended something
+            if not committed and not others:
                 remove_version(self.store, target.version)
+        if committed:
+            return self._nothing_to_do(target)
         self._make_current(before)
         self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
         result = committed_result(before, self.listed.ignored)
@@ -387,7 +396,7 @@ class _Build:
             finally:  # also of the shards that were done before one failed
                 rebuilt = objects_of(receipts.values())
                 others = copy_to_other_versions(self.store, target, lost, rebuilt)
-                restate(self.store, target.folder, lost, rebuilt)
+                restate(self.store, target.folder, rebuilt)
             self._mend(run, target)
         if others:
             names = ", ".join(name[:8] for name in others)

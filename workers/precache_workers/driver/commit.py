@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from precache.errors import BuildError, StorageError
+from precache.maintenance.scan import recorded_version
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
 from precache.store import zarr_metadata
@@ -26,6 +27,7 @@ from precache.store.lease import ExclusiveLease, decision_lease
 from precache.store.receipts import Receipt
 from precache.store.small_arrays import file_array, small_array, string_array
 from precache.store.version import HOLES, ROW_TABLE, mean_and_std
+from precache_workers.driver.shard_log_writer import keep_followed
 from precache_workers.driver.totals import Totals, holes
 from precache_workers.ops.identity import behaviours, decides, installed_versions, ops_digest
 from precache_workers.planning.rows import shards_to_do
@@ -59,9 +61,22 @@ def commit(
         Objects were removed meanwhile.
     """
     with decision_lease(store, target.version) as lease:
-        if target.folder.size(ROOT) is None:
+        if not was_committed(target):
+            keep_followed(store, target, receipts)
             _write(target, receipts, lease)
     append_commit(store, target.version, source, code)
+
+
+def was_committed(target: TargetVersion) -> bool:
+    """Return whether a version was committed; removes a document that names no version.
+
+    Callers hold the lease to decide about the version.
+    """
+    document = target.folder.get(ROOT)
+    if document is not None and recorded_version(document) != target.version:
+        target.folder.remove(ROOT)
+        return False
+    return document is not None
 
 
 def tidy_current(store: Folder) -> None:

@@ -66,19 +66,30 @@ def mend_small(
     Raises
     ------
     StoreError
-        An object cannot be repaired.
+        An object cannot be repaired, or another process changed the version meanwhile.
     """
     reasons = {flaw.name: flaw.reason for flaw in flaws}
     if ROOT in reasons:
         raise _repair_error(target, ROOT, reasons[ROOT], ROOT)
+    root = target.folder.read(ROOT)
     version = open_own_unchecked(target.folder)
+
+    def put(objects: Mapping[str, bytes]) -> None:
+        with decision_lease(store, target.version):
+            if target.folder.get(ROOT) != root:
+                raise StoreError(
+                    f"{target.folder} was changed by another process; run the same command again"
+                )
+            for name, data in sorted(objects.items()):
+                target.folder.put(name, [data], scratch=SCRATCH)
+
     names = set(reasons)
     for field, _ in _known_losses(version, names):
         names = {name for name in names if not name.startswith(f"{SUMS}/{field}/")}
     for name in sorted(names & {ROW_TABLE, HOLES}):
         data = _from_other_version(store, version, name)
         if data is not None:
-            target.folder.put(name, [data], scratch=SCRATCH)
+            put({name: data})
             names.remove(name)
     if not names:
         return
@@ -91,8 +102,7 @@ def mend_small(
         except DamageError:
             why = "what is made of its source today is not what it was"
             raise _repair_error(target, name, why) from None
-    for name in sorted(names):
-        target.folder.put(name, [objects[name]], scratch=SCRATCH)
+    put({name: objects[name] for name in names})
 
 
 def _known_losses(version: Version, flawed: Collection[str]) -> Iterable[tuple[str, int]]:
@@ -324,32 +334,36 @@ def objects_of(receipts: Iterable[Receipt]) -> dict[tuple[str, int], tuple[int, 
     }
 
 
-def restate(store: Folder, folder: Folder, lost: LostObjects, rebuilt: LostObjects) -> None:
-    """Record the objects of a version that replaced lost ones, if they differ.
+def restate(store: Folder, folder: Folder, rebuilt: LostObjects) -> None:
+    """Record the objects of a version that replaced lost ones, where its tables tell of others.
 
     The version's own document is put first: if this is cut off before the tables are put, these do
     not fit, and are repaired from the shards.
     """
-    changed = {name: rebuilt[name] for name in lost.keys() & rebuilt if rebuilt[name] != lost[name]}
-    if changed:
+    if rebuilt:
         with decision_lease(store, folder.name):
-            _restate(folder, changed)
+            _restate(folder, rebuilt)
 
 
-def _restate(folder: Folder, changed: LostObjects) -> None:
+def _restate(folder: Folder, rebuilt: LostObjects) -> None:
     version = open_own_unchecked(folder)
     document = json.loads(folder.read(ROOT))
     own = document["attributes"]["precache"]
     objects: dict[str, bytes] = {}
-    for name in {name for name, _ in changed}:
-        table = version.shard_table(name)
-        assert table is not None  # a version of ours
-        table = table.copy()
+    for name in {name for name, _ in rebuilt}:
+        recorded = version.shard_table(name)
+        assert recorded is not None  # a version of ours
+        table = recorded.copy()
         layout = version.arrays[name][1]
-        for shard in (shard for field, shard in changed if field == name):
+        for shard in (shard for field, shard in rebuilt if field == name):
+            stored = rebuilt[name, shard]
+            if tuple(table[shard].tolist()) == stored:
+                continue
             path = f"{name}/{layout.object_name(shard)}"
-            if _is_whole(folder, path, changed[name, shard]):  # else another repair put its own
-                table[shard] = changed[name, shard]
+            if _is_whole(folder, path, stored):  # else another repair put its own
+                table[shard] = stored
+        if np.array_equal(table, recorded):
+            continue
         objects |= shard_table_objects(name, table)
         described = own["fields"][name]
         described["stored"] = sum(table[:, 0].tolist())
@@ -357,7 +371,7 @@ def _restate(folder: Folder, changed: LostObjects) -> None:
         known = own["libraries"].get(library)
         releases = {installed_versions()[library], *(known.split(", ") if known else ())}
         own["libraries"][library] = ", ".join(sorted(releases))
-    for name, data in {ROOT: as_json(document), **objects}.items():
+    for name, data in {ROOT: as_json(document), **objects}.items() if objects else ():
         folder.put(name, [data], scratch=SCRATCH)
 
 
@@ -373,6 +387,7 @@ def copy_from_other_versions(
                 target.folder.copy(name, other, name, scratch=SCRATCH)
                 copied.append((field, shard))
                 break
+    restate(store, target.folder, {name: lost[name] for name in copied})
     return copied
 
 
@@ -390,7 +405,7 @@ def copy_to_other_versions(
         for other in _versions_with(store, target, field, shard, stored):
             if not _is_one_file(other, target.folder, name) and not _is_whole(other, name, stored):
                 other.copy(name, target.folder, name, scratch=SCRATCH)
-                restate(store, other, {(field, shard): stored}, rebuilt)
+                restate(store, other, {(field, shard): rebuilt[field, shard]})
                 other.remove(SCRATCH)
                 if not other.names(BUILD):
                     other.remove(BUILD)

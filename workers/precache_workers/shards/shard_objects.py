@@ -34,8 +34,8 @@ from precache_workers.shards.base_rows import SpoiledBaseError
 if TYPE_CHECKING:
     from precache_workers.shards.shard_task import ShardTask
 
-OWN_SECONDS, OTHER_SECONDS = 5.0, ALIVE_SECONDS + 20
-"""How long to wait for the receipt that follows an object of this build, and of another build."""
+RECEIPT_SECONDS = ALIVE_SECONDS + 20
+"""How long to wait for the receipt that follows an object of another task."""
 
 
 @dataclass(frozen=True)
@@ -223,14 +223,15 @@ def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObje
         return other
     began = time.monotonic()
     while (receipt := finished(task)) is None:
-        waited, others = time.monotonic() - began, live_leases(task.folder, but=task.lease)
-        if not others and waited > OWN_SECONDS and _replace(task, name, own):
-            return own.stored
-        if others and waited > OTHER_SECONDS:
-            raise BuildError(
-                f"shard {task.shard} comes out different in another build of the same version "
-                f"({next(iter(others.values())).holder}): end one of them, and run the same again"
-            )
+        if time.monotonic() - began > RECEIPT_SECONDS:
+            if others := live_leases(task.folder, but=task.lease):
+                raise BuildError(
+                    f"shard {task.shard} comes out different in another build of the same version "
+                    f"({next(iter(others.values())).holder}): end one of them, and run the same "
+                    "again"
+                )
+            if _replace(task, name, own):
+                return own.stored
         time.sleep(0.1)
     raise DoneElsewhere(receipt)
 
@@ -254,10 +255,18 @@ def create_receipt(task: ShardTask, receipt: Receipt) -> Receipt:
     if task.folder.create(name, [receipt.to_json()], scratch=SCRATCH):
         return receipt
     first = finished(task)
-    if first is None:  # it is damaged, or its objects are gone
+    if first is None or (first.objects != receipt.objects and not _is_stored(task, first)):
         task.folder.put(name, [receipt.to_json()], scratch=SCRATCH)
         return receipt
     return first
+
+
+def _is_stored(task: ShardTask, receipt: Receipt) -> bool:
+    """Return whether the objects of a shard have the bytes that a receipt tells of."""
+    return all(
+        xxhash.xxh3_64_intdigest(task.folder.read(name)) == receipt.objects[field].xxh3
+        for field, name in task.objects.items()
+    )
 
 
 class _ChunkCounts(NamedTuple):
