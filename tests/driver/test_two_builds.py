@@ -20,10 +20,12 @@ from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store.commit_log import ROOT
 from precache.store.lease import read_leases
+from precache.store.live_version import LiveVersion
 from precache.store.receipts import Receipt
 from precache.store.shard_log import FOLLOWED_FOLDER, follow_log
 from precache_workers.driver import build as driver
 from precache_workers.driver import repair, shard_log_writer
+from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.shards import field_writer, shard_objects, shard_task
 from precache_workers.shards.shard_task import ShardTask
 from tests.support.building import (
@@ -82,6 +84,18 @@ def recipe_of(folder: Path, size: int = 24) -> precache.Recipe:
     return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": "zstd"}}})
 
 
+def assert_whole(store: Path) -> None:
+    assert precache.verify(store).ok
+    assert remains(store) == []
+
+
+def start_held(folder: Path, build: Any, *arguments: Any) -> Any:
+    """Start a build in a process, until it waits inside a shard."""
+    process = start(build, *arguments)
+    poll((folder / str(process.pid)).exists, "the build waits inside a shard")
+    return process
+
+
 def source_of(folder: Path) -> Path:
     """Twelve photos, the last of which is 40 px high."""
     source = write_jpegs(folder / "in", 11)
@@ -108,8 +122,7 @@ def test_of_two_that_try_again_what_failed_the_slower_leaves_what_the_other_mend
     assert first.failed == 1
     again = {**OPTIONS, "retry_failed": True}
     variables = {"HOLD": "1", **({"LUCKY": "1"} if lucky else {})}
-    slow = start(build_here, source, store, recipe, again, variables)
-    poll((tmp_path / str(slow.pid)).exists, "the slow build waits inside a shard")
+    slow = start_held(tmp_path, build_here, source, store, recipe, again, variables)
     mended = start(build_here, source, store, recipe, again, {"LUCKY": "1"})
     assert end(mended) == 0
     current = precache.open(store)
@@ -119,15 +132,13 @@ def test_of_two_that_try_again_what_failed_the_slower_leaves_what_the_other_mend
     assert end(slow) == 0
     assert precache.open(store).id == current.id
     assert contents(Path(current.path)) == before
-    assert precache.verify(store).ok
-    assert remains(store) == []
+    assert_whole(store)
 
 
 def test_a_slower_build_with_another_codec_overwrites_nothing(tmp_path: Path) -> None:
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
     variables = {"HOLD": "1", "LUCKY": "1"}
-    slow = start(build_otherwise, source, store, recipe, OPTIONS, variables)
-    poll((tmp_path / str(slow.pid)).exists, "the slow build waits inside a shard")
+    slow = start_held(tmp_path, build_otherwise, source, store, recipe, OPTIONS, variables)
     quick = start(build_here, source, store, recipe, OPTIONS, {"LUCKY": "1"})
     assert end(quick) == 0
     current = precache.open(store)
@@ -135,8 +146,7 @@ def test_a_slower_build_with_another_codec_overwrites_nothing(tmp_path: Path) ->
     (tmp_path / "go").touch()
     assert end(slow) == 0
     assert contents(Path(current.path)) == before
-    assert precache.verify(store).ok
-    assert remains(store) == []
+    assert_whole(store)
 
 
 def build_impatiently(*arguments: Any) -> Any:
@@ -160,8 +170,9 @@ def test_a_slower_build_whose_lease_was_renewed_amid_the_others_commit_changes_n
     if again:
         assert build_here(source, store, recipe, OPTIONS).failed == 1
     options = {**OPTIONS, "retry_failed": again}
-    slow = start(build_impatiently, source, store, recipe, options, {"HOLD": str(store)})
-    poll((tmp_path / str(slow.pid)).exists, "the slow build waits inside a shard")
+    slow = start_held(
+        tmp_path, build_impatiently, source, store, recipe, options, {"HOLD": str(store)}
+    )
     [lease] = store.glob("*/_build/leases/*.json")
     held = lease.read_bytes()
     quick = start(build_here, source, store, recipe, options, {"LUCKY": "1"})
@@ -174,21 +185,20 @@ def test_a_slower_build_whose_lease_was_renewed_amid_the_others_commit_changes_n
     assert end(slow) == 0
     assert precache.open(store).id == current.id
     assert contents(Path(current.path)) == before
-    assert precache.verify(store).ok
-    assert remains(store) == []
+    assert_whole(store)
 
 
 def test_a_document_that_was_cut_off_is_no_commit(tmp_path: Path) -> None:
     """As a process leaves it that is killed on a disk without hard links."""
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    build = start(build_here, source, store, recipe, OPTIONS, {"HOLD": str(store), "LUCKY": "1"})
-    poll((tmp_path / str(build.pid)).exists, "the build waits inside a shard")
+    build = start_held(
+        tmp_path, build_here, source, store, recipe, OPTIONS, {"HOLD": str(store), "LUCKY": "1"}
+    )
     [version] = {path.parents[2] for path in store.glob("*/_build/leases/*.json")}
     write(version / ROOT, b"")
     (tmp_path / "go").touch()
     assert end(build) == 0
-    assert precache.verify(store).ok
-    assert remains(store) == []
+    assert_whole(store)
 
 
 def end_after_the_other(source: Path, store: Path, recipe: Any, folder: str) -> None:
@@ -215,8 +225,7 @@ def test_the_order_that_followers_read_is_kept_when_two_builds_end_together(
     source, store = source_of(tmp_path), tmp_path / "store"
     recipe = recipe_of(tmp_path, size=150)  # four shards
     variables = {"HOLD": str(store), "LUCKY": "1"}
-    first = start(build_here, source, store, recipe, OPTIONS, variables)
-    poll((tmp_path / str(first.pid)).exists, "the first build waits inside a shard")
+    first = start_held(tmp_path, build_here, source, store, recipe, OPTIONS, variables)
     [version] = {path.parents[2] for path in store.glob("*/_build/leases/*.json")}
     assert follow_log(open_folder(version))
     second = start(end_after_the_other, source, store, recipe, str(tmp_path))
@@ -226,6 +235,44 @@ def test_the_order_that_followers_read_is_kept_when_two_builds_end_together(
     order = [shard["shard"] for shard in json.loads(kept.read_text())]
     assert order == json.loads((tmp_path / "before").read_text())
     assert order != sorted(order)
+
+
+def wait_after_a_shard(source: Path, store: Path, recipe: Any, folder: str) -> None:
+    """A build that waits for leave after each shard that it has done."""
+    add = RunMonitor.add
+
+    def add_and_wait(monitor: RunMonitor, receipt: Receipt) -> None:
+        add(monitor, receipt)
+        poll(Path(folder, "leave").exists, "the test's leave to end")
+
+    RunMonitor.add = add_and_wait  # type: ignore[method-assign]
+    build_here(source, store, recipe, OPTIONS, {"HOLD": str(store), "LUCKY": "1"})
+
+
+def test_a_late_follower_reads_the_order_of_the_others_whatever_a_slower_build_logs(
+    tmp_path: Path,
+) -> None:
+    source, store, recipe = tmp_path / "in", tmp_path / "store", recipe_of(tmp_path, size=150)
+    for number in range(12):
+        write(source / f"cat/{number:04}.jpg", encoded(cut(number, (64, 40))))
+    slow = start_held(tmp_path, wait_after_a_shard, source, store, recipe, str(tmp_path))
+    [lease] = store.glob("*/_build/leases/*.json")
+    version = lease.parents[2]
+    held = lease.read_bytes()
+    assert follow_log(open_folder(version))
+    assert end(start(build_here, source, store, recipe, OPTIONS, {"LUCKY": "1"})) == 0
+    write(lease, held)  # renewed amid the commit
+    (tmp_path / "go").touch()
+    poll((version / "_build/finished").exists, "the slower build logs its shard")
+    options = {**OPTIONS, "follow": True, "address": "serial", "progress": False}
+    late = precache.ensure(source, store, recipe, **options)
+    assert isinstance(late, LiveVersion)
+    late.advance()
+    [kept] = store.glob(f"{FOLLOWED_FOLDER}/*.json")
+    order = [shard["shard"] for shard in json.loads(kept.read_text())]
+    assert [shard for shard, _ in late.finished] == order
+    (tmp_path / "leave").touch()
+    assert end(slow) == 0
 
 
 def test_the_second_of_two_copies_of_a_task_leaves_a_receipt_of_what_is_stored(
@@ -268,14 +315,12 @@ def test_a_build_that_another_codec_began_is_finished(tmp_path: Path) -> None:
     """What was done stays, and what was cut off in the middle is made again."""
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
     variables = {"HOLD": "1", "LUCKY": "1"}
-    killed = start(build_otherwise, source, store, recipe, OPTIONS, variables)
-    poll((tmp_path / str(killed.pid)).exists, "it waits inside a shard")
+    killed = start_held(tmp_path, build_otherwise, source, store, recipe, OPTIONS, variables)
     killed.kill()
     assert end(killed) < 0
     finished = start(build_here, source, store, recipe, OPTIONS, {"LUCKY": "1"})
     assert end(finished) == 0
-    assert precache.verify(store).ok
-    assert remains(store) == []
+    assert_whole(store)
     [version] = [path for path in store.iterdir() if path.name != "commits"]
     assert read_leases(open_folder(version)) == {}
 
@@ -285,8 +330,7 @@ def test_the_second_of_two_equal_builds_takes_the_shards_that_the_first_has_not_
 ) -> None:
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
     variables = {"HOLD": str(store), "LUCKY": "1"}
-    first = start(build_here, source, store, recipe, OPTIONS, variables)
-    poll((tmp_path / str(first.pid)).exists, "the first build waits inside a shard")
+    first = start_held(tmp_path, build_here, source, store, recipe, OPTIONS, variables)
     done = len(list(store.rglob("receipts/*.json")))
     monkeypatch.setenv("LUCKY", "1")
     result = precache.build(source, store, recipe, address="serial", progress=True, **OPTIONS)
@@ -305,16 +349,14 @@ def test_a_build_ends_well_when_an_equal_one_finishes_first(
 ) -> None:
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
     variables = {"HOLD": str(store), "LUCKY": "1"}
-    first = start(build_here, source, store, recipe, OPTIONS, variables)
-    poll((tmp_path / str(first.pid)).exists, "the first build waits inside a shard")
+    first = start_held(tmp_path, build_here, source, store, recipe, OPTIONS, variables)
     monkeypatch.setenv("LUCKY", "1")
     monkeypatch.setenv("RELEASE", str(store))
     result = precache.build(source, store, recipe, address="serial", progress=True, **OPTIONS)
     assert end(first) == 0
     assert (result.samples, result.failed) == (12, 0)
     assert "is complete: the other build finished it" in capfd.readouterr().err
-    assert precache.verify(store).ok
-    assert remains(store) == []
+    assert_whole(store)
 
 
 @pytest.mark.parametrize("ended", [False, True])
