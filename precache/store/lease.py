@@ -185,7 +185,7 @@ class BuildLease(Lease):
 
     def _is_revoked(self) -> bool:
         if self._ends_with_commit and self._folder.size(ROOT) is not None:
-            self._folder.remove(self.name)
+            self._folder.remove(self.name)  # put again while another build's commit removed it
         return self._folder.size(self.name) is None
 
     def outlast_commit(self) -> None:

@@ -378,7 +378,7 @@ def test_a_version_that_a_plain_build_took_meanwhile_is_not_that_of_recompute(
     again = {**OPTIONS, "recompute": True}
     with monkeypatch.context() as late:
         late.setattr(driver, "tidy_current", tidy_late)
-        with pytest.raises(StoreError, match="meanwhile, without --recompute; run the same comm"):
+        with pytest.raises(StoreError, match="may not recompute what this one does; run the same"):
             build_here(source, store, recipe, again)
     (tmp_path / "go").touch()
     assert end(plain[0]) == 0

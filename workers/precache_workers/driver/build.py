@@ -293,8 +293,8 @@ class _Build:
             target.folder.size(DESCRIPTION) is not None and is_recomputed(target) != recompute
         ):
             raise StoreError(
-                f"another build made version {target.version[:8]} meanwhile, with"
-                f"{'out' if recompute else ''} --recompute; run the same command again"
+                f"another build took version {target.version[:8]} meanwhile, and may not recompute "
+                "what this one does; run the same command again"
             )
         lease = stack.enter_context(BuildLease(target.folder, SCRATCH))
         target.begin(refreshes=self.listed.refreshes, recompute=recompute)

@@ -371,8 +371,9 @@ def _restate(folder: Folder, rebuilt: LostObjects) -> None:
         known = own["libraries"].get(library)
         releases = {installed_versions()[library], *(known.split(", ") if known else ())}
         own["libraries"][library] = ", ".join(sorted(releases))
-    for name, data in {ROOT: as_json(document), **objects}.items() if objects else ():
-        folder.put(name, [data], scratch=SCRATCH)
+    if objects:
+        for name, data in {ROOT: as_json(document), **objects}.items():
+            folder.put(name, [data], scratch=SCRATCH)
 
 
 def copy_from_other_versions(
