@@ -653,8 +653,11 @@ def test_progress_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) ->
     assert "measuring the loader alone" in capsys.readouterr().err
 
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@needs_cuda
 def test_pageable_copies_and_waits_for_the_device_are_found() -> None:
     batch = torch.zeros(64 << 20)
 
@@ -672,3 +675,26 @@ def test_pageable_copies_and_waits_for_the_device_are_found() -> None:
     assert copies.from_pinned < copies.as_given
     assert found.verdict == "transfer-bound", found
     assert any(Path(__file__).name in place for place in found.measurements.synchronisations)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize(
+    ("loading", "cycles", "verdict"),
+    [(0.02, 20_000_000, "CPU-bound"), (0.002, 100_000_000, "compute-bound")],
+)
+def test_loops_that_wait_for_the_host_or_for_the_device_are_told_apart(
+    loading: float, cycles: int, verdict: str
+) -> None:
+    def batches() -> Iterator[torch.Tensor]:
+        while True:
+            end = time.process_time() + loading
+            while time.process_time() < end:
+                pass
+            yield torch.zeros(4)
+
+    def step(given: torch.Tensor) -> None:
+        given.to("cuda")
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch's own
+
+    assert diagnose(batches(), step, seconds=1).verdict == verdict
