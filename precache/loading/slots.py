@@ -357,12 +357,14 @@ class DeviceCopier:
 
     def _limit(self, current: torch.cuda.Stream) -> None:
         """Wait until at most `STEPS_AHEAD` steps are queued on the caller's stream."""
-        # Blocking: the wait must not spin. torch's own class and methods have no types.
-        queued = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        if len(self._handed_out) < STEPS_AHEAD:
+            # Blocking: the wait must not spin. torch's own class has no types.
+            queued = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        else:
+            queued = self._handed_out.popleft()  # to make a blocking event takes 0.1 ms
+            queued.synchronize()
         queued.record(current)
         self._handed_out.append(queued)
-        if len(self._handed_out) > STEPS_AHEAD:
-            self._handed_out.popleft().synchronize()
 
 
 def undo_image_tensor(rows: torch.Tensor) -> torch.Tensor:

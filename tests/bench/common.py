@@ -6,6 +6,7 @@ import itertools
 import math
 import multiprocessing
 import os
+import resource
 import shutil
 import statistics
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import numpy as np
+import psutil
 from rich.console import Console
 
 import precache
@@ -41,7 +43,7 @@ log = Console(stderr=True, highlight=False)
 
 @dataclass(frozen=True)
 class Cost:
-    """What some samples cost this process, all its threads together.
+    """What some samples cost this process, all its threads and the processes it starts together.
 
     Attributes
     ----------
@@ -68,11 +70,21 @@ class Cost:
 
 def cost_of(work: Callable[[], int]) -> Cost:
     """Run `work`, which returns how many samples it went through."""
-    disk, busy, wall, cpu = _disk_bytes(), _busy_seconds(), time.perf_counter(), time.process_time()
+    disk, busy, children = _disk_bytes(), _busy_seconds(), children_seconds()
+    wall, cpu = time.perf_counter(), time.process_time()
     samples = work()
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    cpu += children_seconds() - children
     others = max(0.0, _busy_seconds() - busy - cpu)
     return Cost(samples, cpu, wall, others, _disk_bytes() - disk)
+
+
+def children_seconds() -> float:
+    """CPU time of the processes that this one has started, whether they have ended or not."""
+    running = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds: float = ended.ru_utime + ended.ru_stime
+    return seconds + sum(each.user + each.system for each in running)
 
 
 def _disk_bytes() -> int:

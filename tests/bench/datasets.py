@@ -6,7 +6,6 @@ time is that of the process and its workers.
 """
 
 import argparse
-import resource
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from precache.cli.installation import Installation
 from tests.bench.common import (
     CROP,
     build_crops,
+    cost_of,
     find_photos,
     in_clean_process,
     median_ratio,
@@ -72,12 +72,6 @@ def _loaders(store: Path, flat: Path, workers: int) -> dict[str, Callable[[], An
     }
 
 
-def _cpu_ms() -> float:
-    """Of this process and the workers that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used) * 1e3
-
-
 def _measure(store: Path, flat: Path, workers: int, epochs: int) -> dict[str, list[float]]:
     """CPU-ms per 1,000 rows in turns; the first epoch, which faults pages in, is left out."""
     files = [flat, *(path for path in store.rglob("*") if path.is_file())]
@@ -86,13 +80,17 @@ def _measure(store: Path, flat: Path, workers: int, epochs: int) -> dict[str, li
     for _ in range(epochs + 1):
         for name, way in ways.items():
             touch(files)
-            started, rows = _cpu_ms(), 0
-            for loader in way():
-                for batch in loader:
-                    rows += len(batch["row"])
-                    del batch
-            costs[name].append((_cpu_ms() - started) / rows * 1e3)
+            costs[name].append(cost_of(lambda way=way: _drain(way())).cpu_ms_per_1000)  # type: ignore[misc]
     return {name: each[1:] for name, each in costs.items()}
+
+
+def _drain(loaders: Sequence[Any]) -> int:
+    rows = 0
+    for loader in loaders:
+        for batch in loader:
+            rows += len(batch["row"])
+            del batch
+    return rows
 
 
 def _write_flat(store: Path, path: Path) -> Path:

@@ -1,0 +1,108 @@
+"""What a way to feed a CUDA device could not do without, or would replace."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numcodecs import zstd
+from torch.utils.data import DataLoader
+
+import precache
+from precache.reading.array_reader import ArrayReader
+from precache.runtime.usage import cores
+from tests.bench.common import CROP, chunk_extents, mapped
+from tests.demo.training import JpegDataset
+
+Epoch = Callable[[], int]
+"""Goes through all rows, and returns how many there were."""
+
+JPEGS = 2_304
+"""That a `DataLoader` decodes in an epoch: it takes seconds for them."""
+
+
+@contextlib.contextmanager
+def copy_rows(store: Path, device: torch.device, batch: int) -> Iterator[Epoch]:
+    """Rows of a `raw` store, each copied from the memory map into page-locked memory by NumPy, and
+    a batch from there to the device: what reading from a map of plain rows comes to at least."""
+    reader = ArrayReader(precache.open(store), "image")
+    array, pinned = reader.array, device.type == "cuda"
+    rows: list[np.ndarray] = []
+    for path, _, begin in reader.plain_objects():
+        data = mapped(path)
+        for row in range(min(array.object_shape[0], array.shape[0] - len(rows))):
+            chunk, within = divmod(row, array.chunk_shape[0])
+            start = begin + chunk * array.pitch + within * array.row_nbytes
+            rows.append(data[start : start + array.row_nbytes])
+    slots = [
+        torch.empty((batch, array.row_nbytes), dtype=torch.uint8, pin_memory=pinned)
+        for _ in range(3)
+    ]
+    copied: list[torch.cuda.Event] = []
+    if pinned:
+        copied = [torch.cuda.Event(blocking=True) for _ in slots]  # type: ignore[no-untyped-call]
+
+    def epoch() -> int:
+        order = np.random.default_rng().permutation(len(rows)).tolist()
+        for number, start in enumerate(range(0, len(rows), batch)):
+            place = number % len(slots)
+            slot = slots[place]
+            for event in copied[place : place + 1]:
+                event.synchronize()  # its last copy
+            out = slot.numpy()
+            some = order[start : start + batch]
+            for number_in_batch, row in enumerate(some):
+                out[number_in_batch] = rows[row]
+            slot[: len(some)].to(device, non_blocking=True)
+            for event in copied[place : place + 1]:
+                event.record()
+        for event in copied:
+            event.synchronize()
+        return len(rows)
+
+    yield epoch
+
+
+@contextlib.contextmanager
+def decompress_frames(store: Path) -> Iterator[Epoch]:
+    """The zstd frames of a store, each decompressed into the same memory."""
+    files: dict[Path, np.ndarray] = {}
+    frames = [
+        files.setdefault(path, mapped(path))[start : start + length]
+        for path, start, length in chunk_extents(store)
+    ]
+    out = np.empty(3 * CROP * CROP, np.uint8)
+
+    def epoch() -> int:
+        for number in np.random.default_rng().permutation(len(frames)).tolist():
+            zstd.decompress(frames[number], out)
+        return len(frames)
+
+    yield epoch
+
+
+@contextlib.contextmanager
+def decode_jpegs(source: Path, device: torch.device, batch: int) -> Iterator[Epoch]:
+    """Photographs that the workers of a `DataLoader`, one for each core, decode, resize and crop,
+    and that it copies into page-locked memory."""
+    keys = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*.*"))][:JPEGS]
+    classes = {(source / key).parent.name for key in keys}
+    loader = DataLoader(
+        JpegDataset(source, keys, sorted(classes)),
+        batch,
+        shuffle=True,
+        num_workers=cores(),
+        persistent_workers=True,
+        pin_memory=device.type == "cuda",
+        multiprocessing_context="forkserver",
+    )
+
+    def epoch() -> int:
+        for image, _ in loader:
+            image.to(device, non_blocking=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return len(keys)
+
+    yield epoch
