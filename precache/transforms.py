@@ -359,10 +359,15 @@ class Normalize(ImageTransform):
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         if images.shape[1] != len(self.mean):
             raise UsageError(f"Normalize has {len(self.mean)} channels, images {images.shape[1]}")
-        mean, std = (_constant(v, images)[None, :, None, None] for v in (self.mean, self.std))
+        scale = [1 / std for std in self.std]
+        shift = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
+        scales, shifts = (_constant(v, images)[None, :, None, None] for v in (scale, shift))
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        pixels = (images - mean).div_(std)
-        return pixels.to(self.dtype, memory_format=layout)
+        pixels = torch.empty(
+            images.shape, dtype=self.dtype, device=images.device, memory_format=layout
+        )
+        # One pass over the images, which a device is done with in half the time of several.
+        return torch.addcmul(shifts, images, scales, out=pixels)
 
 
 class ToDType(ImageTransform):

@@ -1,13 +1,14 @@
 """What a way to feed a CUDA device could not do without, or would replace."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numcodecs import zstd
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import precache
 from precache.reading.array_reader import ArrayReader
@@ -18,7 +19,7 @@ from tests.demo.training import JpegDataset
 Epoch = Callable[[], int]
 """Goes through all rows, and returns how many there were."""
 
-JPEGS = 2_304
+JPEGS = 4_096
 """That a `DataLoader` decodes in an epoch: it takes seconds for them."""
 
 
@@ -82,27 +83,48 @@ def decompress_frames(store: Path) -> Iterator[Epoch]:
     yield epoch
 
 
-@contextlib.contextmanager
-def decode_jpegs(source: Path, device: torch.device, batch: int) -> Iterator[Epoch]:
+def decode_jpegs(
+    source: Path, device: torch.device, batch: int
+) -> contextlib.AbstractContextManager[Epoch]:
     """Photographs that the workers of a `DataLoader`, one for each core, decode, resize and crop,
     and that it copies into page-locked memory."""
     keys = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*.*"))][:JPEGS]
     classes = {(source / key).parent.name for key in keys}
+    return _loaded(JpegDataset(source, keys, sorted(classes)), device, batch, cores())
+
+
+def read_rows(
+    store: Path, device: torch.device, batch: int
+) -> contextlib.AbstractContextManager[Epoch]:
+    """Rows that two workers of a `DataLoader` read from a store, and that it copies into
+    page-locked memory."""
+    dataset = precache.CachedDataset(store)
+    return _loaded(dataset, device, batch, 2, collate_fn=dataset.collate)
+
+
+@contextlib.contextmanager
+def _loaded(
+    dataset: Dataset[Any], device: torch.device, batch: int, workers: int, **options: Any
+) -> Iterator[Epoch]:
     loader = DataLoader(
-        JpegDataset(source, keys, sorted(classes)),
+        dataset,
         batch,
         shuffle=True,
-        num_workers=cores(),
+        num_workers=workers,
         persistent_workers=True,
         pin_memory=device.type == "cuda",
         multiprocessing_context="forkserver",
+        **options,
     )
 
     def epoch() -> int:
-        for image, _ in loader:
+        rows = 0
+        for made in loader:
+            image = made["image"] if isinstance(made, Mapping) else made[0]
             image.to(device, non_blocking=True)
+            rows += len(image)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return len(keys)
+        return rows
 
     yield epoch

@@ -16,6 +16,7 @@ import json
 import logging
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -34,10 +35,16 @@ from precache.cli.installation import Installation
 from precache.codecs import nvcomp
 from precache.loading.gpu.gathering import RowOffsets
 from precache.loading.gpu.registered import register_shards
-from precache.loading.slots import undo_image_tensor
+from precache.loading.slots import STEPS_AHEAD, undo_image_tensor
 from precache.reading.version_reader import VersionReader
 from precache.transforms import Compose, Draw, HorizontalFlip, Normalize, RandomResizedCrop
-from tests.bench.baselines import Epoch, copy_rows, decode_jpegs, decompress_frames
+from tests.bench.baselines import (
+    Epoch,
+    copy_rows,
+    decode_jpegs,
+    decompress_frames,
+    read_rows,
+)
 from tests.bench.common import (
     CROP,
     Cost,
@@ -153,15 +160,18 @@ class _Marks:
         self._cuda = device.type == "cuda"
         self._marks: list[Any] = []
 
-    def mark(self) -> None:
-        """Record one on the current stream."""
+    def mark(self) -> Any:
+        """Record one on the current stream, and return it."""
         if not self._cuda:
             self._marks.append(time.perf_counter() * 1e3)
-            return
-        # torch's own class has no types.
-        event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-        event.record()
-        self._marks.append(event)
+        else:
+            # torch's own class has no types.
+            event = torch.cuda.Event(  # type: ignore[no-untyped-call]
+                enable_timing=True, blocking=True
+            )
+            event.record()
+            self._marks.append(event)
+        return self._marks[-1]
 
     def between(self) -> list[float]:
         """The ms from each mark to the next."""
@@ -220,7 +230,7 @@ def feed(way: Way, store: Path, device: torch.device, sizes: Sizes) -> Feeding:
         with precache.Loader(store, sizes.batch, device=device, **way.options) as loader:
             opened = time.perf_counter() - started
             costs = [cost_of(lambda: _drain(loader)) for _ in range(sizes.epochs + 1)]
-    return Feeding(opened, tuple(said.lines), costs[0], tuple(costs[1:]))
+    return _shown(Feeding(opened, tuple(said.lines), costs[0], tuple(costs[1:])))
 
 
 def feed_by(make: Callable[[], AbstractContextManager[Epoch]], sizes: Sizes) -> Feeding:
@@ -229,7 +239,26 @@ def feed_by(make: Callable[[], AbstractContextManager[Epoch]], sizes: Sizes) -> 
     with make() as epoch:
         opened = time.perf_counter() - started
         costs = [cost_of(epoch) for _ in range(sizes.epochs + 1)]
-    return Feeding(opened, (), costs[0], tuple(costs[1:]))
+    return _shown(Feeding(opened, (), costs[0], tuple(costs[1:])))
+
+
+def _baselines(
+    stores: Mapping[str, Path], source: Path, device: torch.device, sizes: Sizes, all_of_them: bool
+) -> dict[str, Callable[[], AbstractContextManager[Epoch]]]:
+    given = {"device": device, "batch": sizes.batch}
+    found: dict[str, Callable[[], AbstractContextManager[Epoch]]] = {
+        "raw rows, copied by hand": functools.partial(copy_rows, stores["raw"], **given),
+        "image's frames, by zstd alone": functools.partial(decompress_frames, stores["image"]),
+    }
+    if all_of_them:
+        found["raw, by a DataLoader"] = functools.partial(read_rows, stores["raw"], **given)
+        found["JPEGs, by a DataLoader"] = functools.partial(decode_jpegs, source, **given)
+    return found
+
+
+def _shown(fed: Feeding) -> Feeding:
+    log.print(f"  {fed.cpu_ms_per_1000:.1f} CPU-ms per 1,000, {fed.samples_per_s:,.0f} samples/s")
+    return fed
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -297,11 +326,14 @@ def _turn(
     _wait(device)
     begun()
     started, cpu = time.perf_counter(), time.process_time()
-    marks = _Marks(device)
+    marks, queued = _Marks(device), deque[Any]()
     for image, label in itertools.islice(batches, sizes.steps):
         marks.mark()
         step(image, label)
-        marks.mark()
+        queued.append(marks.mark())
+        # As a loader does it: the host would spin, if it went on until the device's queue is full.
+        if len(queued) > STEPS_AHEAD and device.type == "cuda":
+            queued.popleft().synchronize()
     _wait(device)
     wall, cpu = time.perf_counter() - started, time.process_time() - cpu
     passed = marks.between()
@@ -333,6 +365,9 @@ def train(
             stalled = loader.stats().stall_ratio
             batches.close()  # type: ignore[attr-defined]  # it is a generator
             found[name] += [dataclasses.replace(turn, stall_ratio=stalled)] * bool(number)
+        log.print(
+            "  " + ", ".join(f"{name} {each[-1].ms:.2f}" for name, each in found.items() if each)
+        )
     for loader in loaders.values():
         loader.close()
     return found
@@ -521,7 +556,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for field in ("rows", "batch", "steps", "rounds", "epochs"):
         default = getattr(FULL, field)
         parser.add_argument(f"--{field}", type=int, help=f"({default})")
-    parser.add_argument("--compile", action="store_true", help="the step, by torch.compile")
+    parser.add_argument("--compile", action="store_true", help="the step, and capture it")
+    parser.add_argument("--dataloaders", action="store_true", help="torch's DataLoader, too")
     parser.add_argument("--photos", type=Path, help="folder of photographs")
     parser.add_argument("--folder", type=Path, help="work there, and keep what is made")
     parser.add_argument("--out", type=Path, help="write everything there, as JSON")
@@ -546,30 +582,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, way in WAYS.items():
             log.print(f"{name}: {sizes.epochs + 1} epochs")
             fed[name] = feed(way, stores[way.codec], device, sizes)
-        for name, make in {
-            "raw rows, copied by hand": lambda: copy_rows(stores["raw"], device, sizes.batch),
-            "image's frames, by zstd alone": lambda: decompress_frames(stores["image"]),
-            "JPEGs, by a DataLoader": lambda: decode_jpegs(source, device, sizes.batch),
-        }.items():
-            log.print(f"{name}: {sizes.epochs + 1} epochs")
-            fed[name] = feed_by(make, sizes)
         log.print(f"raw, read by kvikio: {sizes.epochs + 1} epochs")
         direct = read_directly(stores["raw"], device, sizes.batch, sizes.epochs)
         log.print(f"training: {sizes.rounds + 1} rounds")
         trained = train(stores, device, sizes, options.compile)
+        measured_pieces = pieces(stores, device, sizes)
+        for name, make in _baselines(stores, source, device, sizes, options.dataloaders).items():
+            log.print(f"{name}: {sizes.epochs + 1} epochs")
+            fed[name] = feed_by(make, sizes)
     found = {
         **_hardware(device),
         "machine": dataclasses.asdict(Installation.here()),
         **dataclasses.asdict(sizes),
         "compiled": options.compile,
-        "pieces": pieces(stores, device, sizes),
+        "pieces": measured_pieces,
         "batch_nbytes": sizes.batch * 3 * CROP * CROP,
         "kvikio": direct if isinstance(direct, str) else dataclasses.asdict(direct),
         **as_json(fed, trained, sizes),
     }
     if options.out:
         options.out.write_text(json.dumps(found))
-    console = Console(highlight=False, width=140)
+    console = Console(highlight=False, width=170)
     console.print(table(found))
     for name, each in fed.items():
         for line in each.said:

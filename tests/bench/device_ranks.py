@@ -10,8 +10,9 @@ import json
 import multiprocessing
 import os
 from collections.abc import Sequence
-from multiprocessing.synchronize import Barrier
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "resident there": {"resident": "device"},
 }
 
+PATIENCE_SECONDS = 120.0
+"""That a rank waits for the others, one of which may have failed."""
+
 
 def _page_locked(loader: precache.Loader) -> int:
     """Bytes that torch and the loader have page-locked in this process."""
@@ -35,7 +39,7 @@ def _page_locked(loader: precache.Loader) -> int:
         return 0
     own = int(torch.cuda.host_memory_stats()["allocated_bytes.current"])
     slots = getattr(loader._source.stream, "_device", None)
-    registered = slots[0]._registered if slots else None
+    registered = slots[0]._registered if isinstance(slots, tuple) else None
     return own + (registered._memory.nbytes if registered else 0)
 
 
@@ -58,32 +62,20 @@ def _rank(
     for name, options in WAYS.items():
         with precache.Loader(store, batch, device=device, **options) as loader:
             _drain(loader)
-            together.wait()
+            together.wait(PATIENCE_SECONDS)
             cost = cost_of(lambda: sum(_drain(loader) for _ in range(epochs)))
             found[name] = cost, _page_locked(loader)
-            together.wait()
+            together.wait(PATIENCE_SECONDS)
     return found
-
-
-def _work(number: int, ranks: int, queue: Any, *arguments: Any) -> None:
-    queue.put(_rank(number, ranks, *arguments))
 
 
 def measure(store: Path, ranks: int, batch: int, epochs: int, device: str) -> dict[str, Any]:
     """Samples/s, CPU-ms per 1,000 and page-locked bytes of each rank, by way."""
     context = multiprocessing.get_context("spawn")
-    queue, together = context.SimpleQueue(), context.Barrier(ranks)
-    processes = [
-        context.Process(
-            target=_work, args=(n, ranks, queue, store, batch, epochs, device, together)
-        )
-        for n in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    every = [queue.get() for _ in processes]
-    for process in processes:
-        process.join()
+    with context.Manager() as manager, ProcessPoolExecutor(ranks, context) as pool:
+        rest = ranks, store, batch, epochs, device, manager.Barrier(ranks)
+        begun = [pool.submit(_rank, number, *rest) for number in range(ranks)]
+        every = [each.result() for each in begun]
     found = {}
     for name in WAYS:
         costs = [each[name][0] for each in every]

@@ -681,7 +681,7 @@ def test_pageable_copies_and_waits_for_the_device_are_found() -> None:
 @needs_cuda
 @pytest.mark.parametrize(
     ("loading", "cycles", "verdict"),
-    [(0.02, 20_000_000, "CPU-bound"), (0.002, 100_000_000, "compute-bound")],
+    [(0.02, 10_000_000, "CPU-bound"), (0.001, 40_000_000, "compute-bound")],
 )
 def test_loops_that_wait_for_the_host_or_for_the_device_are_told_apart(
     loading: float, cycles: int, verdict: str
