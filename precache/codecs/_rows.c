@@ -15,12 +15,6 @@
 #include <emmintrin.h>
 #endif
 
-/* Whether this machine writes a whole line at once. */
-#if defined(__x86_64__) && defined(__SSE2__) && defined(__GNUC__)
-#include <immintrin.h>
-#define HAS_AVX512 __builtin_cpu_supports("avx512f")
-#endif
-
 /* The instructions for CRC32C, and whether this machine has them. */
 #if defined(__x86_64__) && defined(__SSE2__) && defined(__GNUC__)
 #include <nmmintrin.h>
@@ -53,7 +47,7 @@
 #endif
 
 #define LINE 64
-#define AHEAD (8 * LINE)
+#define AHEAD (16 * LINE)
 #define PLACES 4
 #define OUTSIDE "pieces that do not lie in their sources"
 
@@ -118,28 +112,10 @@ static inline void stream_line(uint8_t *out, const uint8_t *in)
     _mm_stream_si128((__m128i *)(out + 48), d);
 }
 
-#if defined(HAS_AVX512)
-__attribute__((target("avx512f"))) static void
-stream_places_by_lines(uint8_t *const out[PLACES], const uint8_t *const in[PLACES], size_t size)
-{
-    for (size_t at = 0; at < size; at += LINE)
-        for (int place = 0; place < PLACES; place++) {
-            _mm_prefetch((const char *)in[place] + at + AHEAD, _MM_HINT_T0);
-            _mm512_stream_si512((void *)(out[place] + at), _mm512_loadu_si512(in[place] + at));
-        }
-}
-#endif
-
 /* Write past the caches: memory that is overwritten need not be read first, and the caches keep
    what they hold. Four places at a time keep more of the memory's banks busy than one does. */
 static void stream_places(uint8_t *const out[PLACES], const uint8_t *const in[PLACES], size_t size)
 {
-#if defined(HAS_AVX512)
-    if (HAS_AVX512) {
-        stream_places_by_lines(out, in, size);
-        return;
-    }
-#endif
     for (size_t at = 0; at < size; at += LINE)
         for (int place = 0; place < PLACES; place++)
             stream_line(out[place] + at, in[place] + at);
