@@ -352,22 +352,28 @@ class Normalize(ImageTransform):
         sized = all(hasattr(values, "__len__") for values in (mean, std))
         if not sized or len(mean) != len(std) or min(std) <= 0:
             raise UsageError("Normalize takes a mean and a std above 0 for each channel")
-        self.mean, self.std = list(mean), list(std)
+        self.mean, self.std = [float(v) for v in mean], [float(v) for v in std]
         self.dtype = dtype
         self.channels_last = channels_last
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         if images.shape[1] != len(self.mean):
             raise UsageError(f"Normalize has {len(self.mean)} channels, images {images.shape[1]}")
+        if images.is_cuda and images.dtype == torch.uint8:
+            return self._in_one_pass(images)
+        mean, std = (_constant(v, images)[None, :, None, None] for v in (self.mean, self.std))
+        return (images - mean).div_(std).to(self.dtype, memory_format=self._layout)
+
+    def _in_one_pass(self, images: torch.Tensor) -> torch.Tensor:
+        """Do as `images`, up to rounding, with uint8 ones: on CUDA it takes half the time."""
         scale = [1 / std for std in self.std]
         shift = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
         scales, shifts = (_constant(v, images)[None, :, None, None] for v in (scale, shift))
-        layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        pixels = torch.empty(
-            images.shape, dtype=self.dtype, device=images.device, memory_format=layout
+        out = torch.empty(
+            images.shape, dtype=self.dtype, device=images.device, memory_format=self._layout
         )
-        # One pass over the images, which a device is done with in half the time of several.
-        return torch.addcmul(shifts, images, scales, out=pixels)
+        return torch.addcmul(shifts, images, scales, out=out)
 
 
 class ToDType(ImageTransform):

@@ -357,12 +357,13 @@ class DeviceCopier:
 
     def _limit(self, current: torch.cuda.Stream) -> None:
         """Wait until at most `STEPS_AHEAD` steps are queued on the caller's stream."""
-        if len(self._handed_out) < STEPS_AHEAD:
+        queued: torch.cuda.Event | None = None
+        while len(self._handed_out) >= STEPS_AHEAD:
+            queued = self._handed_out.popleft()
+            queued.synchronize()
+        if queued is None:  # creating a blocking event takes 0.1 ms
             # Blocking: the wait must not spin. torch's own class has no types.
             queued = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        else:
-            queued = self._handed_out.popleft()  # to make a blocking event takes 0.1 ms
-            queued.synchronize()
         queued.record(current)
         self._handed_out.append(queued)
 

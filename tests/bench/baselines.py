@@ -1,4 +1,4 @@
-"""What a way to feed a CUDA device could not do without, or would replace."""
+"""Baselines for feeding a CUDA device: its least work, by hand, and what it replaces."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -13,20 +13,20 @@ from torch.utils.data import DataLoader, Dataset
 import precache
 from precache.reading.array_reader import ArrayReader
 from precache.runtime.usage import cores
-from tests.bench.common import CROP, chunk_extents, mapped
+from tests.bench.common import CROP, chunk_extents, finish, mapped
 from tests.demo.training import JpegDataset
 
 Epoch = Callable[[], int]
 """Goes through all rows, and returns how many there were."""
 
 JPEGS = 4_096
-"""That a `DataLoader` decodes in an epoch: it takes seconds for them."""
+"""Photographs that a `DataLoader` decodes in an epoch, which takes it seconds."""
 
 
 @contextlib.contextmanager
 def copy_rows(store: Path, device: torch.device, batch: int) -> Iterator[Epoch]:
     """Rows of a `raw` store, each copied from the memory map into page-locked memory by NumPy, and
-    a batch from there to the device: what reading from a map of plain rows comes to at least."""
+    a batch from there to the device."""
     reader = ArrayReader(precache.open(store), "image")
     array, pinned = reader.array, device.type == "cuda"
     rows: list[np.ndarray] = []
@@ -123,8 +123,7 @@ def _loaded(
             image = made["image"] if isinstance(made, Mapping) else made[0]
             image.to(device, non_blocking=True)
             rows += len(image)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        finish(device)
         return rows
 
     yield epoch

@@ -19,6 +19,7 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 import psutil
+import torch
 from rich.console import Console
 
 import precache
@@ -43,7 +44,7 @@ log = Console(stderr=True, highlight=False)
 
 @dataclass(frozen=True)
 class Cost:
-    """What some samples cost this process, all its threads and the processes it starts together.
+    """What some samples cost this process, all its threads together.
 
     Attributes
     ----------
@@ -68,23 +69,40 @@ class Cost:
         return self.samples / self.wall_seconds
 
 
-def cost_of(work: Callable[[], int]) -> Cost:
-    """Run `work`, which returns how many samples it went through."""
-    disk, busy, children = _disk_bytes(), _busy_seconds(), children_seconds()
-    wall, cpu = time.perf_counter(), time.process_time()
+def cost_of(work: Callable[[], int], *, children: bool = False) -> Cost:
+    """Run `work`, which returns how many samples it went through.
+
+    Parameters
+    ----------
+    children
+        Count the CPU time of the processes that this one has started, too.
+    """
+    of_children = _children_seconds() if children else 0.0
+    disk, busy, wall, cpu = _disk_bytes(), _busy_seconds(), time.perf_counter(), time.process_time()
     samples = work()
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    cpu += children_seconds() - children
-    others = max(0.0, _busy_seconds() - busy - cpu)
-    return Cost(samples, cpu, wall, others, _disk_bytes() - disk)
+    busy = _busy_seconds() - busy
+    if children:
+        cpu += _children_seconds() - of_children
+    return Cost(samples, cpu, wall, max(0.0, busy - cpu), _disk_bytes() - disk)
 
 
-def children_seconds() -> float:
-    """CPU time of the processes that this one has started, whether they have ended or not."""
-    running = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+def _children_seconds() -> float:
+    """CPU time of the processes that this one has started, and of theirs, ended or not."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds: float = ended.ru_utime + ended.ru_stime
-    return seconds + sum(each.user + each.system for each in running)
+    seconds = ended.ru_utime + ended.ru_stime
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seconds += sum(child.cpu_times()[:4])  # its own, and those of its ended children
+    return seconds
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a CUDA device has done everything, without spinning."""
+    if device.type == "cuda":
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        event.synchronize()
 
 
 def _disk_bytes() -> int:

@@ -6,6 +6,7 @@ time is that of the process and its workers.
 """
 
 import argparse
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -80,13 +81,14 @@ def _measure(store: Path, flat: Path, workers: int, epochs: int) -> dict[str, li
     for _ in range(epochs + 1):
         for name, way in ways.items():
             touch(files)
-            costs[name].append(cost_of(lambda way=way: _drain(way())).cpu_ms_per_1000)  # type: ignore[misc]
+            drain = functools.partial(_drain, way)
+            costs[name].append(cost_of(drain, children=True).cpu_ms_per_1000)
     return {name: each[1:] for name, each in costs.items()}
 
 
-def _drain(loaders: Sequence[Any]) -> int:
+def _drain(way: Callable[[], Any]) -> int:
     rows = 0
-    for loader in loaders:
+    for loader in way():
         for batch in loader:
             rows += len(batch["row"])
             del batch

@@ -1,6 +1,6 @@
 """``python -m tests.bench.device_ranks STORE``: several ranks that feed one CUDA device.
 
-Each is a process with a `Loader` of its own, and all begin an epoch together. Printed for each way:
+Each is a process with a `Loader` of its own, and all begin together. Printed for each way:
 samples/s and CPU time of all together, and the page-locked memory of each. ``--rehearse`` does it
 on the CPU.
 """
@@ -21,7 +21,7 @@ from rich.table import Column, Table
 
 import precache
 from precache.cli.installation import Installation
-from tests.bench.common import Cost, cost_of
+from tests.bench.common import Cost, cost_of, finish
 
 WAYS: dict[str, dict[str, Any]] = {
     "copied": {},
@@ -30,7 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 PATIENCE_SECONDS = 120.0
-"""That a rank waits for the others, one of which may have failed."""
+"""Limit of the wait for the other ranks, one of which may have failed."""
 
 
 def _page_locked(loader: precache.Loader) -> int:
@@ -48,8 +48,7 @@ def _drain(loader: precache.Loader) -> int:
     for batch in loader:
         rows += len(batch["row"])
         del batch
-    if loader.device.type == "cuda":
-        torch.cuda.synchronize(loader.device)
+    finish(loader.device)
     return rows
 
 

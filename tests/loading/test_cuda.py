@@ -297,9 +297,9 @@ def test_loops_that_end_in_any_way_leave_nothing(name: str, store: BuiltStore) -
         for number, batch in enumerate(loader):
             batch["image"].float().mean()
             if number == epoch % 4:
+                if epoch % 2:
+                    raise ValueError
                 break
-            if epoch % 5 == 1 and number == 1:
-                raise ValueError
         for one, other in zip(loader, loader, strict=False):  # two at a time
             assert one["row"].is_cuda
             assert other["row"].is_cuda

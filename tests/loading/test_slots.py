@@ -550,13 +550,16 @@ def test_the_host_waits_for_the_device_once_it_is_too_far_ahead(
     pool: SlotPool, users: Stream
 ) -> None:
     copier = DeviceCopier(pool, torch.device("cpu"))
-    asked: list[Event] = []
+    queued: Any = copier._handed_out
     for number in range(3 * STEPS_AHEAD):
+        oldest = queued[0] if len(queued) == STEPS_AHEAD else None
         _send(copier, pool.acquire())
-        asked.append(copier._handed_out[-1])  # type: ignore[arg-type]  # a stand-in
-        expected = max(0, number + 1 - STEPS_AHEAD)
-        assert [each.waited for each in asked] == [n < expected for n in range(number + 1)]
-    assert all(each.blocking and each.on is users for each in asked)
+        assert len(queued) == min(number + 1, STEPS_AHEAD)
+        assert [each for each in queued if each.waited] == [oldest] * bool(oldest)
+        if oldest:
+            assert queued[-1] is oldest  # it is used again
+            oldest.waited = False
+    assert all(each.blocking and each.on is users for each in queued)
 
 
 # --- the filter on a device ---------------------------------------------------------------------

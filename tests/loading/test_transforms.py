@@ -254,15 +254,20 @@ def test_wrong_parameters_are_refused_where_a_transform_is_made(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_normalize(dtype: torch.dtype, channels_last: bool) -> None:
-    images, mean, std = _images(), [120, 110, 100], [60, 50.5, 40]
-    found = Normalize(mean, std, dtype, channels_last).images(images, _draw())
-    shape = (1, 3, 1, 1)
+    images, mean, std = _images(), np.array([120, 110, 100], np.uint8), [60, 50.5, 40]
+    normalize, shape = Normalize(mean.tolist(), std, dtype, channels_last), (1, 3, 1, 1)
     wanted = (images.double() - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
-    assert found.dtype == dtype
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    assert found.is_contiguous(memory_format=layout)
     tolerance = 1e-6 if dtype == torch.float32 else 0.02
-    assert (found.double() - wanted).abs().max() < tolerance
+    unsigned = Normalize(mean, std, dtype, channels_last)  # type: ignore[arg-type]
+    for found in (
+        normalize.images(images, _draw()),
+        normalize._in_one_pass(images),  # as on CUDA
+        unsigned._in_one_pass(images),
+    ):
+        assert found.dtype == dtype
+        assert found.is_contiguous(memory_format=layout)
+        assert (found.double() - wanted).abs().max() < tolerance
 
 
 def test_normalize_refuses_what_does_not_fit() -> None:
