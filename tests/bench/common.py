@@ -105,6 +105,16 @@ def finish(device: torch.device) -> None:
         event.synchronize()
 
 
+def drain(loader: precache.Loader) -> int:
+    """Go through an epoch, do nothing with its batches, and return its samples."""
+    rows = 0
+    for batch in loader:
+        rows += len(batch["row"])
+        del batch
+    finish(loader.device)
+    return rows
+
+
 def _disk_bytes() -> int:
     return _proc_number("/proc/self/io", "read_bytes")
 

@@ -50,6 +50,7 @@ from tests.bench.common import (
     Cost,
     build_crops,
     cost_of,
+    drain,
     find_photos,
     finish,
     log,
@@ -209,15 +210,6 @@ class _Said(logging.Handler):
         logging.getLogger("precache").removeHandler(self)
 
 
-def _drain(loader: precache.Loader) -> int:
-    rows = 0
-    for batch in loader:
-        rows += len(batch["row"])
-        del batch
-    finish(loader.device)
-    return rows
-
-
 def feed(way: Way, store: Path, device: torch.device, sizes: Sizes) -> Feeding:
     """Run epochs of a loader, and do nothing with its batches."""
     touch(path for path in store.rglob("*") if path.is_file())
@@ -225,7 +217,7 @@ def feed(way: Way, store: Path, device: torch.device, sizes: Sizes) -> Feeding:
         started = time.perf_counter()
         with precache.Loader(store, sizes.batch, device=device, **way.options) as loader:
             opened = time.perf_counter() - started
-            costs = [cost_of(lambda: _drain(loader)) for _ in range(sizes.epochs + 1)]
+            costs = [cost_of(lambda: drain(loader)) for _ in range(sizes.epochs + 1)]
     return _shown(Feeding(opened, tuple(said.lines), costs[0], tuple(costs[1:])))
 
 

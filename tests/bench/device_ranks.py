@@ -21,7 +21,7 @@ from rich.table import Column, Table
 
 import precache
 from precache.cli.installation import Installation
-from tests.bench.common import Cost, cost_of, finish
+from tests.bench.common import Cost, cost_of, drain
 
 WAYS: dict[str, dict[str, Any]] = {
     "copied": {},
@@ -43,15 +43,6 @@ def _page_locked(loader: precache.Loader) -> int:
     return own + (registered._memory.nbytes if registered else 0)
 
 
-def _drain(loader: precache.Loader) -> int:
-    rows = 0
-    for batch in loader:
-        rows += len(batch["row"])
-        del batch
-    finish(loader.device)
-    return rows
-
-
 def _rank(
     rank: int, ranks: int, store: Path, batch: int, epochs: int, device: str, together: Barrier
 ) -> dict[str, tuple[Cost, int]]:
@@ -60,9 +51,9 @@ def _rank(
     found = {}
     for name, options in WAYS.items():
         with precache.Loader(store, batch, device=device, **options) as loader:
-            _drain(loader)
+            drain(loader)
             together.wait(PATIENCE_SECONDS)
-            cost = cost_of(lambda: sum(_drain(loader) for _ in range(epochs)))
+            cost = cost_of(lambda: sum(drain(loader) for _ in range(epochs)))
             found[name] = cost, _page_locked(loader)
             together.wait(PATIENCE_SECONDS)
     return found
