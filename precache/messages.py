@@ -135,7 +135,7 @@ def first_ones(items: Sequence[str], separator: str = ", ") -> str:
     return separator.join(items[:SHOWN]) + rest
 
 
-def statistics(
+def statistics_text(
     mean: Mapping[str, list[float]], std: Mapping[str, list[float]]
 ) -> list[tuple[str, str]]:
     """Return names and values of the statistics of each field."""

@@ -22,6 +22,7 @@ import torch
 from torch.nn import functional
 
 from precache.errors import UsageError
+from precache.recipe.ops import Operation
 from precache.runtime.integers import sides, whole
 
 Batch = dict[str, torch.Tensor]
@@ -134,7 +135,8 @@ def require_step(name: str, step: Any) -> Any:
     """Return `step`; raise `UsageError` if it is neither a transform nor a function of a batch."""
     if isinstance(step, type) and issubclass(step, Transform | Compose):
         raise UsageError(f"{name} is the class {step.__name__}; make one, as {step.__name__}(…)")
-    if not callable(step) and not isinstance(step, Transform | Compose):
+    is_op = isinstance(step, type) and issubclass(step, Operation)
+    if (is_op or not callable(step)) and not isinstance(step, Transform | Compose):
         raise UsageError(
             f"{name} is {step!r}; give one of precache.transforms, several in a Compose, or a "
             "function of a batch"

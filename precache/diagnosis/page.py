@@ -21,7 +21,7 @@ from precache.diagnosis.replay import recorded, replay
 from precache.html.charts import Chart, Panel, bars, distributions
 from precache.html.pages import render
 from precache.simulation.model import Simulation
-from precache.simulation.page import statistics, timeline
+from precache.simulation.page import time_summary, timeline
 from precache.simulation.player import player_values
 from precache.units import in_ms, number
 
@@ -61,7 +61,7 @@ def render_diagnosis(diagnosis: Diagnosis, after: Diagnosis | None = None) -> st
             for loop in loops(diagnosis, after)
         ],
         runs=[
-            (name, *(in_ms(ms / 1e3) for ms in statistics(1e3 * np.array(run.seconds))))
+            (name, *(in_ms(ms / 1e3) for ms in time_summary(1e3 * np.array(run.seconds))))
             for name, run in timed_runs(diagnosis).items()
         ],
         remedies=[

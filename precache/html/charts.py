@@ -195,10 +195,10 @@ def draw_png(title: str, charts: Sequence[Chart], path: str | Path) -> None:
     with _style(LIGHT):
         size = (width / 72, (2 * HEADING + sum(heights)) / 72)
         figure = Figure(figsize=size, dpi=72 * 1600 / width, layout="constrained")
-        figure.suptitle(plain(title), fontsize=14, wrap=True)
+        figure.suptitle(ascii_text(title), fontsize=14, wrap=True)
         parts = figure.subfigures(len(charts), 1, height_ratios=heights, squeeze=False)
         for subfigure, chart in zip(parts[:, 0], charts, strict=True):
-            heading = plain(chart.title)
+            heading = ascii_text(chart.title)
             subfigure.suptitle(heading, x=0.01, ha="left", fontsize=13, fontweight="bold")
             chart.draw(subfigure, LIGHT, True)
         try:
@@ -207,7 +207,7 @@ def draw_png(title: str, charts: Sequence[Chart], path: str | Path) -> None:
             raise StorageError(f"cannot write the picture {path}: {error}") from None
 
 
-def plain(text: str) -> str:
+def ascii_text(text: str) -> str:
     """Replace non-ASCII characters: the font used for measuring text may lack them."""
     return printable(text).encode("ascii", "replace").decode()
 
@@ -275,19 +275,19 @@ def _draw_panel(axes: Axes, panel: Panel, colours: Sequence[str], palette: Palet
         heading += f" (line: {meaning})"
     top = max([*values.tolist(), panel.top, panel.line[0] if panel.line else 0.0]) or 1.0
     rectangles = axes.barh(range(len(values)), values, 0.7, color=[palette[c] for c in colours])
-    labels = list(map(plain, panel.labels))
+    labels = list(map(ascii_text, panel.labels))
     background = {"facecolor": palette["bg"], "edgecolor": "none", "pad": 1}
     axes.bar_label(rectangles, labels, padding=5, color=palette["ink"], bbox=background, zorder=4)
     axes.set_xlim(0, 1.4 * top)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
-    axes.set_title(plain(heading))
+    axes.set_title(ascii_text(heading))
 
 
 def _shorten(text: str, wide: bool) -> str:
     """Shorten a name beside an axis."""
     limit = 34 if wide else 24
-    label = plain(text)
+    label = ascii_text(text)
     return label if len(label) <= limit else f"{label[: limit - 3]}..."
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from precache.messages import SHOWN, aligned, as_text, first_ones, statistics
+from precache.messages import SHOWN, aligned, as_text, first_ones, statistics_text
 from precache.recipe.recipe import Recipe, op_texts
 from precache.recipe.variants import variants_text
 from precache.storage.open import StorageOptions
@@ -60,7 +60,7 @@ class VersionInfo:
             ("rows", f"{self.rows:,}, {len(self.holes)} of them holes"),
             *((name, _field_text(field)) for name, field in self.fields.items()),
             *([("labels", self.labels)] if self.labels else []),
-            *statistics(self.mean, self.std),
+            *statistics_text(self.mean, self.std),
         ]
         if self.classes:
             rows.append((f"{len(self.classes)} classes", first_ones(self.classes)))

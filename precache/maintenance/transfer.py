@@ -83,7 +83,7 @@ class Transferred:
 
 
 @dataclass(frozen=True)
-class _Shard:
+class _ShardObject:
     """Name, size and XXH3-64 checksum of a shard's object."""
 
     name: str
@@ -125,7 +125,7 @@ class _Progress:
         for nbytes in sizes:
             self.objects, self.nbytes = self.objects + 1, self.nbytes + nbytes
 
-    def add_shards(self, shards: Iterable[tuple[_Shard, bool]]) -> None:
+    def add_shards(self, shards: Iterable[tuple[_ShardObject, bool]]) -> None:
         """Count shards, each with whether it existed before."""
         for shard, existed in shards:
             self.skipped += existed
@@ -150,7 +150,7 @@ class _Metadata:
     version: Version
     root: bytes
     objects: dict[str, bytes]
-    shards: list[_Shard]
+    shards: list[_ShardObject]
 
 
 def pull(
@@ -251,7 +251,7 @@ def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Tra
 # --- checks -------------------------------------------------------------------------------------
 
 
-def _undamaged_shards(folder: Folder) -> list[_Shard] | None:
+def _undamaged_shards(folder: Folder) -> list[_ShardObject] | None:
     """Return the shards of a version if it is complete by its own tables; otherwise None."""
     try:
         version = open_own(folder)
@@ -299,12 +299,12 @@ def _read_existing(folder: Folder, names: Sequence[str]) -> dict[str, bytes]:
     return existing
 
 
-def _shards(version: Version) -> list[_Shard]:
+def _shards(version: Version) -> list[_ShardObject]:
     assert version.attributes is not None
     tables = {name: version.shard_table(name) for name in version.stored}
     names = ObjectNames.of(version.attributes).shards
     return [
-        _Shard(object_name, size, xxh3)
+        _ShardObject(object_name, size, xxh3)
         for name, table in tables.items()
         if table is not None
         for object_name, (size, xxh3) in zip(names[name], table.tolist(), strict=True)
@@ -350,7 +350,7 @@ def _copy_to_bucket(
         if target.size(ROOT) is not None or live_leases(target):
             raise StorageError(f"another process wrote {target}; run the same command again")
 
-    def put_shard(shard: _Shard) -> tuple[_Shard, bool]:
+    def put_shard(shard: _ShardObject) -> tuple[_ShardObject, bool]:
         if shard.is_in(target):
             return shard, True
         data = shard.read(source)
@@ -413,7 +413,7 @@ def _repair(source: Folder, metadata: _Metadata, target: Folder, progress: _Prog
             f"{error}; {advice}"
         ) from None
 
-    def repair(shard: _Shard) -> tuple[_Shard, bool]:
+    def repair(shard: _ShardObject) -> tuple[_ShardObject, bool]:
         if shard.is_in(target):
             return shard, True
         try:
@@ -434,7 +434,7 @@ def _copy_to_disk(source: Folder, metadata: _Metadata, store: Folder, progress: 
     version = metadata.version.id
     target, copy = store.folder(version), store.folder(_copy_name(version))
 
-    def put_shard(shard: _Shard) -> tuple[_Shard, bool]:
+    def put_shard(shard: _ShardObject) -> tuple[_ShardObject, bool]:
         if shard.is_in(copy):
             return shard, True
         if shard.is_in(target):

@@ -72,7 +72,7 @@ _Part = TypeVar("_Part", bound=HasRows)
 
 
 @dataclass
-class _Shard:
+class _FetchedShard:
     """A shard that takes up space: its fetch, and the number of batches that will still read it."""
 
     fetched: Future[None]
@@ -298,7 +298,7 @@ class ShardPrefetcher:
         self._shards = shards
         self._share = share
         self._room = room
-        self._open: dict[int, _Shard] = {}
+        self._open: dict[int, _FetchedShard] = {}
         self._queued: deque[_ComingBatch] = deque()
         self._lock = threading.Lock()
         self._progress = time.monotonic()
@@ -347,7 +347,7 @@ class ShardPrefetcher:
                 if number not in self._open:
                     if len(self._open) == self._room:
                         return
-                    shard = self._open[number] = _Shard(Future())
+                    shard = self._open[number] = _FetchedShard(Future())
                     self._fetchers.submit(partial(self._obtain, number), shard.fetched)
                 self._open[number].batches += 1
                 batch.left.remove(number)

@@ -232,6 +232,12 @@ class Function(Operation):
 
 def _by_reference(value: Any) -> Any:
     """Replace a callable by a `Function`, which workers import by module and name."""
+    kind = value if isinstance(value, type) else type(value)
+    if kind.__module__ == "precache.transforms":
+        raise ValueError(
+            f"precache.transforms.{kind.__name__} changes batches as they are loaded: give it to a "
+            "Loader; the ops of a recipe are in precache itself, as precache.Resize(size=256)"
+        )
     if isinstance(value, BaseModel | Mapping) or not callable(value):
         return value
     params: Mapping[str, Any] = {}

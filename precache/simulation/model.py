@@ -86,7 +86,7 @@ class _Batches:
         return len(self.loader) - 1
 
 
-class _Run:
+class _EventLoop:
     """The event loop of one simulation.
 
     The n-th batch begun takes the n-th load time, whichever loader makes it; the n-th batch taken
@@ -407,6 +407,6 @@ def simulate(
 
 def simulate_scenario(scenario: Scenario) -> Simulation:
     """Simulate a scenario that `simulate` has checked."""
-    batches = _Run(scenario).run(round(scenario.seconds * _NS))
+    batches = _EventLoop(scenario).run(round(scenario.seconds * _NS))
     columns = (getattr(batches, column.name) for column in fields(_Batches))
     return Simulation(scenario, *(np.array(column, np.int64) for column in columns))

@@ -50,7 +50,7 @@ def render_simulation(simulation: Simulation) -> str:
             for name, predicted, simulated in _stalls_with_more(simulation)
         ],
         charts=[_spans_chart(spans)] if spans and find_spec("matplotlib") else [],
-        times=[(name, *map(text.milliseconds, statistics(ms))) for name, ms in spans.items()],
+        times=[(name, *map(text.milliseconds, time_summary(ms))) for name, ms in spans.items()],
         replay_note="",
         positions=[
             (position, text.milliseconds(wait))
@@ -108,7 +108,7 @@ def spans_ms(simulation: Simulation) -> dict[str, npt.NDArray[np.float64]]:
     return {name: ms for name, ms in spans.items() if len(ms)}
 
 
-def statistics(ms: npt.NDArray[np.float64]) -> tuple[float, ...]:
+def time_summary(ms: npt.NDArray[np.float64]) -> tuple[float, ...]:
     """Return the median, mean, 95th percentile and maximum."""
     return (np.median(ms), ms.mean(), np.percentile(ms, 95), ms.max())
 

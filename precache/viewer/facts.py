@@ -1,4 +1,4 @@
-"""Facts about a whole version: sizes, statistics, how it was built."""
+"""Facts about a whole version: sizes, statistics_rows, how it was built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sizes(version: Version) -> list[tuple[str, str]]:
     return [("decoded", size(raw)), ("stored", size(stored)), ("decoded / stored", ratio)]
 
 
-def statistics(version: Version, name: str) -> list[tuple[str, str, float, float]]:
+def statistics_rows(version: Version, name: str) -> list[tuple[str, str, float, float]]:
     """Return (field, channel, mean, standard deviation), in stored units."""
     mean, std = version.mean[name], version.std.get(name, [])
     field = version.recipe.fields.get(name, Field())

@@ -8,7 +8,7 @@ from precache.errors import PrecacheError, UsageError
 from precache.html.pages import TABLE_ROWS, bar, hyperlink, render
 from precache.html.png import as_picture, encode_png
 from precache.viewer.cards import EMBEDDED_SIDE, Cards
-from precache.viewer.facts import build_facts, sizes, statistics
+from precache.viewer.facts import build_facts, sizes, statistics_rows
 from precache.viewer.search import Catalogue, Query, RowPage
 from precache.viewer.source_trace import SourceTracer, Trace, media_type
 
@@ -74,7 +74,7 @@ class Pages:
             statistics=[
                 (field, channel, f"{mean:.3f}", f"{std:.3f}")
                 for name in version.mean
-                for field, channel, mean, std in statistics(version, name)
+                for field, channel, mean, std in statistics_rows(version, name)
             ],
             class_names=[name for _, name, _ in counts[:TABLE_ROWS] if name],
             classes=self._class_table(static),

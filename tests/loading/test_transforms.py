@@ -234,6 +234,8 @@ def test_colour_jitter_refuses_what_makes_no_sense(amounts: tuple[float, ...]) -
     [
         (lambda: Compose([3]), "a step of Compose is 3; give one of precache.transforms"),
         (lambda: Compose([HorizontalFlip]), r"is the class HorizontalFlip; make one"),
+        (lambda: Compose([precache.HorizontalFlip()]), "; give one of precache.transforms"),
+        (lambda: Compose([precache.HorizontalFlip]), "; give one of precache.transforms"),
         (lambda: Compose(HorizontalFlip()), "Compose takes a list of transforms, not <"),
         (lambda: HorizontalFlip(2), "p is 2; give a number from 0 to 1"),
         (lambda: RandomResizedCrop(8, scale=0.5), "scale is 0.5; give an ascending pair"),

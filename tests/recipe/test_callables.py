@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from precache import transforms
 from precache.errors import RecipeError
 from precache.recipe.ops import CenterCrop, Decode, Resize
 from precache.recipe.recipe import Field, Recipe
@@ -82,6 +83,8 @@ def local() -> Any:
         (functools.partial(shift, by=np.zeros(1)), "params must be what JSON can hold"),
         (7, "ops"),
         (Decode, r"write Decode\(…\)"),
+        (transforms.HorizontalFlip, r"transforms\.HorizontalFlip changes batches .* to a Loader"),
+        (transforms.HorizontalFlip(), r"transforms\.HorizontalFlip changes batches .* to a Loader"),
     ],
 )
 def test_what_workers_cannot_import_is_refused(op: Any, message: str) -> None:

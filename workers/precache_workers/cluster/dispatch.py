@@ -143,7 +143,7 @@ def dispatch(
     count
         Number of items, if they are all of one job: then short ones share tasks while many remain.
     """
-    run = _Run(engine, function, iter(items), limits or TaskLimits(), count, clock)
+    run = _Dispatch(engine, function, iter(items), limits or TaskLimits(), count, clock)
     try:
         while run.fill():
             yield from run.collect()
@@ -168,7 +168,7 @@ class _Task:
 
 
 @dataclass
-class _Run:
+class _Dispatch:
     engine: Engine
     function: Callable[[Any], Any]
     items: Iterator[Item]

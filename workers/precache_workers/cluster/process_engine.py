@@ -51,7 +51,7 @@ LEAST_ENDED = 1 << 30
 LATE_SECONDS = TaskLimits().first_late
 """Age from which a task does not count towards the number of tasks that run at a time."""
 
-EXIT_SECONDS = 1.0
+SHUTDOWN_SECONDS = 1.0
 """Time for a process that has closed its connection to end, and for its last output to arrive."""
 
 STDERR_TAIL_BYTES = 4096
@@ -142,10 +142,10 @@ class _Worker:
 
     def why_ended(self) -> str:
         """Return why the process ended by itself."""
-        wait([self.ended], EXIT_SECONDS)
+        wait([self.ended], SHUTDOWN_SECONDS)
         self.kill()
         status = self._process.wait()
-        self._listener.join(EXIT_SECONDS)
+        self._listener.join(SHUTDOWN_SECONDS)
         if self.out_of_memory:
             return "it ran out of memory"
         how = f"ended with status {status}"

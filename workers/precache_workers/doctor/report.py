@@ -24,7 +24,7 @@ MISFIT_SHARE = 0.01
 """Share of samples whose rows may have other shapes: a build allows as many failures."""
 NEAR = 0.1
 """Relative difference below which two amounts of work count as the same."""
-SLOWEST_SAMPLES = 5
+SLOWEST_PROBED = 5
 """Number of the slowest samples that are listed."""
 STANDARD_ERRORS_95 = 1.96
 """Standard errors on either side of a mean that hold the true mean in 95% of samples."""
@@ -349,7 +349,7 @@ def _slowest(measured: SourceMeasurements) -> list[SlowestSample]:
             float(total[at]) / median,
             names[int(parts[:, at].argmax())],
         )
-        for at in np.argsort(-total, kind="stable")[:SLOWEST_SAMPLES].tolist()
+        for at in np.argsort(-total, kind="stable")[:SLOWEST_PROBED].tolist()
     ]
 
 

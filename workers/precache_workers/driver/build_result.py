@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from precache.messages import SHOWN, aligned, as_text, row_types_text, statistics
+from precache.messages import SHOWN, aligned, as_text, row_types_text, statistics_text
 from precache.store.open import open_own
 from precache.store.row_table import REMOVED
 from precache.units import size
@@ -95,7 +95,7 @@ class BuildResult:
             ("size", f"{nbytes}: ratio {self.ratio:.2f}"),
             ("time", f"{self.seconds:.1f} s, {self.cpu_seconds:.1f} CPU-s in tasks"),
             ("by stage, s", ", ".join(f"{name} {s:.2f}" for name, s in self.timings.items())),
-            *statistics(self.mean, self.std),
+            *statistics_text(self.mean, self.std),
         ]
         holes = [f"hole: {key}: {reason}" for key, reason in self.holes[:SHOWN]]
         if len(self.holes) > SHOWN:

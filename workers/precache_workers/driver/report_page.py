@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import FigureBase
 
-from precache.html.charts import Chart, Palette, plain
+from precache.html.charts import Chart, Palette, ascii_text
 from precache.html.pages import TABLE_ROWS, bar, render
 from precache.units import duration, size
 from precache_workers.driver.report import done_until, span_edges
@@ -206,7 +206,7 @@ def _timeline(figures: Mapping[str, Any]) -> Chart:
             else:
                 _draw_shards_in_progress(axes, row, shards, unit, palette)
         axes.set_ylim(len(by_node) - 0.45, -0.55)
-        axes.set_yticks(range(len(by_node)), [plain(name) for name in by_node])
+        axes.set_yticks(range(len(by_node)), [ascii_text(name) for name in by_node])
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x")
 
