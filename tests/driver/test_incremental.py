@@ -252,7 +252,7 @@ FLIP = {"op": "horizontal_flip"}
     "after",
     [(CROP,), (CROP, SMALLER), (CROP, FLIP), (FLIP, CROP, HALVE), (HALVE,)],
 )
-@pytest.mark.parametrize("size", [150, 40])
+@pytest.mark.parametrize("size", [150, pytest.param(40, marks=HEAVY)])
 def test_ops_after_those_of_a_base_start_from_its_rows(
     after: tuple[dict[str, Any], ...], size: int, source: Path, tmp_path: Path
 ) -> None:
@@ -270,7 +270,7 @@ def test_ops_after_those_of_a_base_start_from_its_rows(
     assert second.rows_reused == 39
 
 
-@pytest.mark.parametrize("after", [(), (FLIP, HALVE)])
+@pytest.mark.parametrize("after", [(FLIP, HALVE), pytest.param((), marks=HEAVY)])
 @pytest.mark.parametrize(
     ("crop", "reused"), [((36, 40), 43), ((40, 32), 43), ((38, 42), 0), ((44, 44), 0)]
 )

@@ -352,17 +352,12 @@ def test_a_builder_is_stopped_at_each_of_its_calls_while_another_builds(second: 
 
 
 @pytest.mark.parametrize(
-    "second",
-    [
-        SECOND["the same"],
-        *(pytest.param(rows, marks=pytest.mark.heavy) for rows in list(SECOND.values())[1:]),
-    ],
-    ids=SECOND,
+    ("name", "step"), [("the same", 4), *(pytest.param(name, 1, marks=HEAVY) for name in SECOND)]
 )
-def test_a_builder_is_killed_at_each_of_its_calls_and_another_goes_on(second: Rows) -> None:
+def test_a_builder_is_killed_at_its_calls_and_another_goes_on(name: str, step: int) -> None:
     source = rows(4)
-    actors = {"first": partial(build, source), "second": partial(build, second)}
-    for point in range(turns_of(Memory(), source)):
+    actors = {"first": partial(build, source), "second": partial(build, SECOND[name])}
+    for point in range(0, turns_of(Memory(), source), step):
         memory = Memory()
         turns = Turns(memory, preempted([point + 1], "first"), {"first": point})
         check(memory, turns.run(actors), source)

@@ -156,7 +156,7 @@ def build_impatiently(*arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("photo", ["grey", "black"])
+@pytest.mark.parametrize("photo", ["grey", pytest.param("black", marks=pytest.mark.heavy)])
 def test_a_slower_build_whose_lease_was_renewed_amid_the_others_commit_changes_nothing(
     tmp_path: Path, photo: str, again: bool
 ) -> None:

@@ -291,7 +291,9 @@ def _build_until(change: int, source: Path, store: Path) -> None:
     build_until(change, source, store, LARGE, {"shard_samples": 8})
 
 
-@pytest.mark.parametrize("change", [3, 6, 10, 14, 18])
+@pytest.mark.parametrize(
+    "change", [6, 14, *(pytest.param(n, marks=pytest.mark.heavy) for n in (3, 10, 18))]
+)
 def test_a_build_killed_while_it_takes_over_finishes(
     change: int, source: Path, copy: Path, tmp_path: Path
 ) -> None:
