@@ -57,7 +57,13 @@ from precache.storage.open import StorageOptions, open_folder
 from precache.storage.rename import is_link, move, refuse_link, remove_if_empty
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch
 from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, read_commits
-from precache.store.lease import QUIET_SECONDS, NamedLease, decision_lease, remove_ended_leases
+from precache.store.lease import (
+    QUIET_SECONDS,
+    ExclusiveLease,
+    NamedLease,
+    decision_lease,
+    remove_ended_leases,
+)
 from precache.store.row_table import LISTINGS_FOLDER, listing_prefix
 from precache.store.shard_log import followed_log_name
 from precache.units import ago, size
@@ -190,8 +196,8 @@ def gc(
     if not dry_run:
         done = []
         for removal in removed:
-            with decision_lease(folder, removal.version):
-                refusal = _remove(folder, removal.place, clock)
+            with decision_lease(folder, removal.version) as decision:
+                refusal = _remove(folder, removal.place, clock, decision)
             if refusal:
                 kept.append(Kept(removal.version, refusal))
             else:
@@ -350,7 +356,7 @@ def _removals(removed: Mapping[str, str], folders: Sequence[StoredVersion]) -> l
 # --- removal ------------------------------------------------------------------------------------
 
 
-def _remove(store: Folder, name: str, clock: Callable[[], float]) -> str:
+def _remove(store: Folder, name: str, clock: Callable[[], float], decision: ExclusiveLease) -> str:
     """Remove a folder unless its state has changed since the plan; returns why it was kept."""
     log = read_commits(store)
     folder = scan_folder(store, name, log)
@@ -361,6 +367,8 @@ def _remove(store: Folder, name: str, clock: Callable[[], float]) -> str:
         return "in use by a process"
     if log and log[-1].version == name:
         return "current"
+    if not decision.is_held():
+        return "in use by a process"
     if name != folder.version:
         if NamedLease(store, pull_lease_name(folder.version)).holder() is not None:
             return "in use by a process"

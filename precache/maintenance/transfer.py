@@ -51,7 +51,7 @@ from precache.store.commit_log import (
     recorded_code,
     require_create_only,
 )
-from precache.store.lease import NamedLease, decision_lease, live_leases
+from precache.store.lease import ExclusiveLease, NamedLease, decision_lease, live_leases
 from precache.store.object_names import ObjectNames
 from precache.store.open import open_own, open_version, split_uri
 from precache.store.version import Version
@@ -236,8 +236,8 @@ def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Tra
             if on_disk:
                 _copy_to_disk(version.folder, metadata, store, progress)
             elif committed:
-                with decision_lease(store, version.id):  # a build may repair it, too
-                    _repair(version.folder, metadata, target, progress)
+                with decision_lease(store, version.id) as decision:  # a build may repair it, too
+                    _repair(version.folder, metadata, target, progress, decision)
             else:
                 _copy_to_bucket(version.folder, metadata, store, progress)
         append_commit(store, version.id, code=code)
@@ -276,9 +276,10 @@ def _require_free_or_committed(store: Folder, version: str) -> bool:
     committed = target.size(ROOT) is not None
     is_built = False
     with contextlib.suppress(StoreError):  # if the description of the build is damaged
-        is_built = not committed and bool(live_leases(target))
+        is_built = bool(live_leases(target))
     if is_built:
-        raise StoreError(f"version {version} is being built in {store}; wait for its end")
+        how = "repaired" if committed else "built"
+        raise StoreError(f"version {version} is being {how} in {store}; wait for its end")
     return committed
 
 
@@ -346,33 +347,50 @@ def _copy_to_bucket(
     version = metadata.version.id
     target = store.folder(version)
 
-    def require_uncommitted() -> None:
+    def require_uncommitted(decision: ExclusiveLease) -> None:
+        _require_held(decision, target)
         if target.size(ROOT) is not None or live_leases(target):
-            raise StorageError(f"another process wrote {target}; run the same command again")
+            raise _written_by_another(target)
 
     def put_shard(shard: _ShardObject) -> tuple[_ShardObject, bool]:
         if shard.is_in(target):
             return shard, True
         data = shard.read(source)
         if not target.create(shard.name, [data]):
-            with decision_lease(store, version):
-                require_uncommitted()
+            with decision_lease(store, version) as decision:
+                require_uncommitted(decision)
                 target.put(shard.name, [data])  # an interrupted copy left other bytes
         return shard, False
 
     store.put(_copy_name(version), [metadata.root])
     progress.add_shards(prefetch(put_shard, metadata.shards, THREADS, 2 * THREADS))
-    with decision_lease(store, version):
-        require_uncommitted()
-        _put_objects(metadata, target, progress)
+    with decision_lease(store, version) as decision:
+        require_uncommitted(decision)
+        _put_objects(metadata, target, progress, decision)
         _require_all(metadata, target)
         target.create(ROOT, [metadata.root])
 
 
-def _put_objects(metadata: _Metadata, target: Folder, progress: _Progress) -> None:
+def _require_held(decision: ExclusiveLease, target: Folder) -> None:
+    if not decision.is_held():
+        raise _written_by_another(target)
+
+
+def _written_by_another(target: Folder) -> StorageError:
+    return StorageError(f"another process wrote {target}; run the same command again")
+
+
+def _put_objects(
+    metadata: _Metadata,
+    target: Folder,
+    progress: _Progress,
+    decision: ExclusiveLease | None = None,
+) -> None:
     """Put all objects of a version but its shards and its `zarr.json`."""
 
     def put(item: tuple[str, bytes]) -> int:
+        if decision is not None:
+            _require_held(decision, target)
         target.put(item[0], [item[1]], scratch=TEMPORARY)
         return len(item[1])
 
@@ -391,12 +409,19 @@ def _require_all(metadata: _Metadata, target: Folder) -> None:
         )
 
 
-def _repair(source: Folder, metadata: _Metadata, target: Folder, progress: _Progress) -> None:
+def _repair(
+    source: Folder,
+    metadata: _Metadata,
+    target: Folder,
+    progress: _Progress,
+    decision: ExclusiveLease,
+) -> None:
     """Put the missing and damaged objects of a committed version in a bucket."""
     if target.get(ROOT) == metadata.root:  # then all other objects are the same, too
         existing = _read_existing(target, list(metadata.objects))
         for name, data in metadata.objects.items():
             if existing.get(name) != data:
+                _require_held(decision, target)
                 target.put(name, [data])
                 progress.add_objects([len(data)])
     advice = (
@@ -423,6 +448,7 @@ def _repair(source: Folder, metadata: _Metadata, target: Folder, progress: _Prog
                 f"{target.path(shard.name)} is damaged, and {source.path(shard.name)} has other "
                 f"bytes: {advice}"
             ) from None
+        _require_held(decision, target)
         target.put(shard.name, [data])
         return shard, False
 
@@ -449,9 +475,10 @@ def _copy_to_disk(source: Folder, metadata: _Metadata, store: Folder, progress: 
     _require_all(metadata, copy)
     copy.put(ROOT, [metadata.root], scratch=TEMPORARY)
     copy.remove(BUILD)
-    with decision_lease(store, version):
+    with decision_lease(store, version) as decision:
         if _undamaged_shards(target) is None:
             _require_free_or_committed(store, version)
+            _require_held(decision, target)
             _replace(store, version)
 
 

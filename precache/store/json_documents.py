@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
+import xxhash
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -19,6 +21,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import from_json
 
 from precache.errors import StoreError
 from precache.recipe.base import canonical_json
@@ -229,6 +232,30 @@ class Attributes(_Document):
     created: str = ""
 
     @property
+    def edition(self) -> str:
+        """As `edition_of` returns it."""
+        return _edition(self.created, self.digests)
+
+    @property
     def label_kind(self) -> str:
         """The kind of the labels, in words."""
         return kind_in_words(self.label.shape, self.label.dtype) if self.label else kind_in_words()
+
+
+def edition_of(document: bytes | None) -> str | None:
+    """Return what tells a version from one of the same id that was made another time, or elsewhere.
+
+    A repair leaves it as it is. The document is the `zarr.json` of the version's group; None if
+    there is none.
+    """
+    if document is None:
+        return None
+    try:
+        own = from_json(document)["attributes"]["precache"]
+        return _edition(own.get("created", ""), own.get("digests", {}))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return xxhash.xxh3_64_hexdigest(document)
+
+
+def _edition(created: str, digests: Mapping[str, str]) -> str:
+    return json.dumps([created, dict(digests)], sort_keys=True)

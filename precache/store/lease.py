@@ -7,14 +7,15 @@ A build's lease lies in its version's folder; several builds of one version each
 An exclusive lease is an object that is created under the next number, which only one of several
 processes can do. If its heartbeat ends, another process may create the next number. The last holder
 removes its own object and all with lower numbers, and numbering starts again. A process that skips
-leases of ended processes therefore reads them again after it has created its own. Two processes may
-hold one lease if the first was stopped for long and resumes: work under a lease must tolerate that.
+leases of ended processes therefore reads them again after it has created its own. A process that
+was stopped for long and resumes may have lost its lease: it asks before each change (`is_held`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import threading
@@ -24,12 +25,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Self
 
-from precache.errors import StorageError, StoreError
+from precache.errors import BuildError, StorageError, StoreError
 from precache.runtime.process_id import Process, has_ended, process_of
 from precache.storage.base import FileInfo, Folder
 from precache.storage.rename import is_link, remove_if_empty
 from precache.store.commit_log import BUILD, NUMBERED, ROOT
-from precache.store.json_documents import LeaseDocument
+from precache.store.json_documents import LeaseDocument, edition_of
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ STALE_SECONDS = 6 * RENEWAL_SECONDS
 
 ALIVE_SECONDS = STALE_SECONDS + 40.0
 """Like `STALE_SECONDS`, by the clocks of two machines, which may differ."""
+
+HELD_RENEWALS = 2
+"""A lease that was renewed within the time of so many heartbeats is held: none is taken earlier."""
 
 QUIET_SECONDS = 900.0
 """Seconds for which a live build or copy may change nothing, for example while it commits. Until
@@ -101,9 +105,14 @@ class Lease:
         self._folder, self._note, self._scratch = folder, note, scratch
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="precache-lease", daemon=True)
+        self._renewed = -math.inf
+        self._contents: list[bytes] = []  # the last that was put, and attempts since
 
     def _put(self, process: Process) -> None:
-        self._folder.put(self.name, [_document(process, self._note)], scratch=self._scratch)
+        began, data = _clock(), _document(process, self._note)
+        self._contents.append(data)
+        self._folder.put(self.name, [data], scratch=self._scratch)
+        self._contents, self._renewed = [data], began
 
     def _is_revoked(self) -> bool:
         """Return True if the lease must not be renewed; raises `StorageError`."""
@@ -120,6 +129,8 @@ class Lease:
                 if self._is_revoked():
                     return
                 self._put(process_of(os.getpid()))
+                if self._is_revoked():  # meanwhile
+                    return
             except StorageError as error:
                 log.warning("the lease was not renewed: %s", error)
 
@@ -127,18 +138,19 @@ class Lease:
 class ExclusiveLease(Lease):
     """An exclusive lease, held until the block ends.
 
-    Parameters
-    ----------
-    own
-        The object names this process already, so `__enter__` does not write it.
+    Its object was created by `create`, or by another process that handed it over.
     """
 
-    def __init__(self, store: Folder, name: str, note: str = "", *, own: bool = False) -> None:
-        super().__init__(store, name, note)
-        self._own = own
+    def create(self) -> bool:
+        """Create the object; False if another process was first."""
+        began, data = _clock(), _document(process_of(os.getpid()), self._note)
+        if not self._folder.create(self.name, [data]):
+            return False
+        self._contents, self._renewed = [data], began
+        return True
 
     def __enter__(self) -> Self:
-        if not self._own:
+        if not self._contents:
             self._put(process_of(os.getpid()))
         self._thread.start()
         return self
@@ -146,12 +158,31 @@ class ExclusiveLease(Lease):
     def __exit__(self, *raised: object) -> None:
         self._stop()
         with contextlib.suppress(StorageError):  # it goes stale by itself
-            _remove_until(self._folder, self.name)
+            if self.is_held():
+                _remove_until(self._folder, self.name)
 
     def is_held(self) -> bool:
-        """Return False if another process took over, because this one seemed to have ended."""
+        """Return False if another process took over, because this one seemed to have ended.
+
+        The store is asked only if the last heartbeat is long ago.
+        """
+        if _clock() - self._renewed < HELD_RENEWALS * RENEWAL_SECONDS:
+            return True
         _, name, own = self.name.split("/")
-        return NamedLease(self._folder, name).holder(above=int(own[:-5])) is None
+        before = [*self._contents]  # the heartbeat may change it as the object is read
+        is_own = self._folder.get(self.name) in (*before, *self._contents)
+        return is_own and NamedLease(self._folder, name).holder(above=int(own[:-5])) is None
+
+    def require(self) -> None:
+        """Raise `BuildError` if another process took over."""
+        if not self.is_held():
+            raise BuildError(
+                f"another process took over the lease {self._folder.path(self.name)}, as this one "
+                "did not go on for long; run the same command again"
+            )
+
+    def _is_revoked(self) -> bool:
+        return not self.is_held()
 
     def hand_over_to(self, process: Process, note: str) -> None:
         """Hand the lease to another process, which enters a lease of the same name and note."""
@@ -162,8 +193,9 @@ class ExclusiveLease(Lease):
 class BuildLease(Lease):
     """The lease of a build, which its tasks check before they write.
 
-    A commit removes the leases of all builds of its version, which stops the tasks of the others.
-    A lease that is renewed at that moment is there again, until the next renewal.
+    It ends when the version is committed, or replaced by another of the same id: a commit removes
+    the leases of all its builds, which stops their tasks, and one that is renewed at that moment is
+    removed again.
 
     Parameters
     ----------
@@ -173,7 +205,8 @@ class BuildLease(Lease):
 
     def __init__(self, version: Folder, scratch: str) -> None:
         super().__init__(version, f"{BUILD_LEASES}/{uuid.uuid4().hex}.json", scratch=scratch)
-        self._ends_with_commit = version.size(ROOT) is None
+        self._edition = edition_of(version.get(ROOT))
+        self._outlasts_commit = False
         self._put(process_of(os.getpid()))
         self._thread.start()
 
@@ -184,13 +217,20 @@ class BuildLease(Lease):
         self.end()
 
     def _is_revoked(self) -> bool:
-        if self._ends_with_commit and self._folder.size(ROOT) is not None:
+        if not self._outlasts_commit and edition_of(self._folder.get(ROOT)) != self._edition:
             self._folder.remove(self.name)  # put again while another build's commit removed it
         return self._folder.size(self.name) is None
 
+    def require(self) -> None:
+        """Raise `BuildError` if the version was committed, replaced or removed meanwhile."""
+        if self._is_revoked():
+            raise BuildError(
+                f"another process changed {self._folder} meanwhile; run the same command again"
+            )
+
     def outlast_commit(self) -> None:
         """Keep the lease until its end: this build is about to commit the version itself."""
-        self._ends_with_commit = False
+        self._outlasts_commit = True
 
     def others(self) -> dict[str, LeaseDocument]:
         """Return the leases of other builds that are alive."""
@@ -280,6 +320,11 @@ def _remove_until(store: Folder, last: str) -> None:
     remove_if_empty(store, LEASES_FOLDER)
 
 
+def _clock() -> float:
+    """Seconds, those included in which the machine was suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 def _document(process: Process, note: str) -> bytes:
     return LeaseDocument(holder=process, note=note, time=time.time()).model_dump_json().encode()
 
@@ -299,13 +344,13 @@ class NamedLease:
         passed = {name: self._store.get(name) for name in map(self._path, numbers)}
         if any(data is None or self._holder_of(name, data) for name, data in passed.items()):
             return None
-        name = self._path(max(numbers, default=0) + 1)
-        if not self._store.create(name, [_document(process_of(os.getpid()), "")]):
+        lease = ExclusiveLease(self._store, self._path(max(numbers, default=0) + 1))
+        if not lease.create():
             return None
         if any(self._store.get(path) != data for path, data in passed.items()):
-            self._store.remove(name)  # another process was faster, and the numbers began anew
+            self._store.remove(lease.name)  # another process was faster; the numbers began anew
             return None
-        return ExclusiveLease(self._store, name, own=True)
+        return lease
 
     @contextlib.contextmanager
     def acquire(self) -> Iterator[ExclusiveLease]:

@@ -405,7 +405,7 @@ class Version:
         try:
             document = self.folder.get(ROOT)
             return (
-                document is None or read_attributes(document, "").created != self.attributes.created
+                document is None or read_attributes(document, "").edition != self.attributes.edition
             )
         except (StorageError, StoreError):  # it exists, damaged or unreachable
             return False
@@ -566,7 +566,7 @@ def stamp_of(folder: Folder) -> int | None:
     """Modification time of a version's document on a local disk, 0 if missing; None elsewhere.
 
     The document is written once, so a version that is built or pulled again has another time. In a
-    bucket, `Attributes.created` is compared instead, which saves a request for the time.
+    bucket, `Attributes.edition` is compared instead, which saves a request for the time.
     """
     path = folder.local(ROOT)
     try:

@@ -15,11 +15,14 @@ from numcodecs import zstd
 from PIL import Image
 
 import precache
-from precache.errors import StoreError
+from precache.errors import BuildError, StoreError
+from precache.maintenance import transfer
 from precache.storage.base import Folder
+from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
+from precache.store import lease as leases
 from precache.store.commit_log import ROOT
-from precache.store.lease import read_leases
+from precache.store.lease import NamedLease, read_leases
 from precache.store.live_version import LiveVersion
 from precache.store.receipts import Receipt
 from precache.store.shard_log import FOLLOWED_FOLDER, follow_log
@@ -34,6 +37,7 @@ from tests.support.building import (
     cut,
     encoded,
     end,
+    pixels,
     poll,
     remains,
     start,
@@ -70,7 +74,7 @@ def builds_of(store: Path) -> int:
     return len(list(store.glob("*/_build/leases/*.json")))
 
 
-def recipe_of(folder: Path, size: int = 24) -> precache.Recipe:
+def recipe_of(folder: Path, size: int = 24, codec: str = "zstd") -> precache.Recipe:
     ops = [
         {"op": "decode"},
         {
@@ -81,7 +85,7 @@ def recipe_of(folder: Path, size: int = 24) -> precache.Recipe:
         },
         {"op": "resize", "size": [size, size]},
     ]
-    return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": "zstd"}}})
+    return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": codec}}})
 
 
 def assert_whole(store: Path) -> None:
@@ -409,3 +413,145 @@ def test_a_mend_leaves_the_version_that_a_pull_put_meanwhile(
         build_here(source, store, recipe, OPTIONS)
     assert precache.verify(store).ok
     assert not precache.open(store).holes
+
+
+# --- a version that another process replaces or takes over --------------------------------------
+
+
+@pytest.fixture
+def with_hole(tmp_path: Path) -> Path:
+    """A store whose version has a hole; the same version in the store `other` has none."""
+    source, recipe = source_of(tmp_path), recipe_of(tmp_path, 112, "raw")
+    lucky = {"LUCKY": "1"}
+    assert build_here(source, tmp_path / "store", recipe, OPTIONS).failed == 1
+    assert end(start(build_here, source, tmp_path / "other", recipe, OPTIONS, lucky)) == 0
+    assert not precache.open(tmp_path / "other").holes
+    return tmp_path / "store"
+
+
+def lose_a_shard(store: Path, number: int = 0) -> None:
+    Path(precache.open(store).path, f"image/c/{number}/0/0/0").unlink()
+
+
+def test_a_pull_leaves_a_version_that_is_being_repaired(
+    tmp_path: Path, with_hole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_a_shard(with_hole)
+    copy = driver.copy_from_other_versions
+
+    def copy_late(*given: Any) -> Any:
+        with pytest.raises(StoreError, match=r"is being repaired in .*; wait for its end"):
+            precache.pull(tmp_path / "other", with_hole)
+        return copy(*given)
+
+    monkeypatch.setattr(driver, "copy_from_other_versions", copy_late)
+    build_here(tmp_path / "in", with_hole, recipe_of(tmp_path, 112, "raw"), OPTIONS)
+    assert_whole(with_hole)
+    assert precache.open(with_hole).holes
+    precache.pull(tmp_path / "other", with_hole)  # whole as it is
+
+
+def test_a_repair_leaves_the_version_that_replaced_its_own(
+    tmp_path: Path, with_hole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the repair had shown no sign of life for long."""
+    lose_a_shard(with_hole)
+    copy = driver.copy_from_other_versions
+
+    def copy_late(*given: Any) -> Any:
+        precache.pull(tmp_path / "other", with_hole)
+        return copy(*given)
+
+    monkeypatch.setattr(transfer, "live_leases", lambda folder: {})
+    monkeypatch.setattr(driver, "copy_from_other_versions", copy_late)
+    with pytest.raises(BuildError, match="run the same command again"):
+        build_here(tmp_path / "in", with_hole, recipe_of(tmp_path, 112, "raw"), OPTIONS)
+    assert_whole(with_hole)
+    folders = [Path(precache.open(store).path) for store in (with_hole, tmp_path / "other")]
+    assert contents(folders[0]) == contents(folders[1])
+
+
+def test_no_object_of_a_base_version_is_linked_that_another_replaced(
+    tmp_path: Path, with_hole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its objects have the same sizes, and a hole more."""
+    store = tmp_path / "other"
+    lose_a_shard(store)
+    recipe = recipe_of(tmp_path, 112, "raw").to_dict()
+    small = [{"op": "decode"}, {"op": "resize", "size": [8, 8]}]
+    recipe["fields"]["small"] = {"ops": small, "codec": "raw"}
+    copy, pulled = LocalFolder.copy, []
+
+    def copy_late(folder: LocalFolder, name: str, *given: Any, **options: Any) -> bool:
+        if name.startswith("image/") and options.get("create") and not pulled:
+            pulled.append(name)
+            precache.pull(with_hole, store)
+        return copy(folder, name, *given, **options)
+
+    monkeypatch.setenv("LUCKY", "1")
+    monkeypatch.setattr(LocalFolder, "copy", copy_late)
+    both = precache.Recipe.from_dict(recipe)
+    build_here(tmp_path / "in", store, both, OPTIONS)
+    assert pulled
+    assert precache.verify(store).ok
+    version = precache.open(store)
+    assert not version.holes
+    assert all(rows.any() for rows in pixels(store).values())
+
+
+def take_over(*arguments: Any) -> Any:
+    """A build that takes leases over at once."""
+    leases.STALE_SECONDS = 0.0
+    return build_here(*arguments)
+
+
+def test_a_build_that_lost_its_lease_before_it_tidies_up_removes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    find, before = driver.remaining, []
+
+    def find_early(work: Any) -> Any:
+        left = find(work)
+        assert left.todo
+        assert end(start(take_over, source, store, recipe, OPTIONS, {"LUCKY": "1"})) == 0
+        before.append(contents(Path(precache.open(store).path)))
+        return left
+
+    monkeypatch.setattr(leases, "HELD_RENEWALS", 0)
+    monkeypatch.setattr(driver, "remaining", find_early)
+    build_here(source, store, recipe, OPTIONS)
+    assert before == [contents(Path(precache.open(store).path))]
+    assert_whole(store)
+    assert not precache.open(store).holes
+
+
+def test_a_repair_that_lost_its_lease_records_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, store = source_of(tmp_path), tmp_path / "store"
+    ops = [{"op": "decode"}, {"op": "resize", "size": [24, 24]}]
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": "zstd"}}})
+    assert end(start(build_otherwise, source, store, recipe, OPTIONS, {})) == 0
+    version = precache.open(store)
+    root = Path(version.path, ROOT)
+    before = root.read_bytes()
+    lose_a_shard(store)
+    restate, taken = repair.as_json, []
+
+    def restate_late(value: Any) -> bytes:
+        monkeypatch.setattr(repair, "as_json", restate)
+        with monkeypatch.context() as patched:
+            patched.setattr(leases, "STALE_SECONDS", 0.0)
+            taken.append(NamedLease(LocalFolder(store), f"{version.id}-decide").try_acquire())
+        return restate(value)
+
+    monkeypatch.setattr(leases, "HELD_RENEWALS", 0)
+    monkeypatch.setattr(repair, "as_json", restate_late)
+    with pytest.raises(BuildError, match=r"took over the lease .*; run the same command again"):
+        build_here(source, store, recipe, OPTIONS)
+    assert root.read_bytes() == before
+    with taken[0]:
+        pass
+    build_here(source, store, recipe, OPTIONS)
+    assert_whole(store)

@@ -33,7 +33,7 @@ def base_field(name: str, applied: int = 2, encoded: bool = True) -> BaseField:
     match = FieldMatch(name, applied, applied == 2, encoded and applied == 2, SHAPE)
     sums = ChannelSums(0, [0.0] * 3, [0.0] * 3)
     folder = LocalFolder("/nowhere/version")
-    return BaseField(match, folder, f"{name}/c/0/0/0/0", ShardObject(1, 2, 3), sums)
+    return BaseField(match, folder, "", f"{name}/c/0/0/0/0", ShardObject(1, 2, 3), sums)
 
 
 def base_shard(rows: int = 4, **options: Any) -> BaseShard:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from precache.errors import BuildError
 from precache.runtime.process_id import process_of
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
@@ -98,6 +99,55 @@ def test_it_beats(store: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     with lease:
         first = store.get(lease.name)
         poll(lambda: store.get(lease.name) != first, "a beat")
+
+
+def test_one_that_was_lost_is_neither_held_nor_removed(
+    store: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers began anew meanwhile, so that another's object has its name."""
+    monkeypatch.setattr(leases, "HELD_RENEWALS", 0)
+    first = NamedLease(store, "x").try_acquire()
+    assert first is not None
+    with first:
+        assert first.is_held()
+        with monkeypatch.context() as patched:
+            patched.setattr(leases, "STALE_SECONDS", 0.0)
+            second = NamedLease(store, "x").try_acquire()
+        assert second is not None
+        assert not first.is_held()
+        with second:
+            assert second.is_held()
+        assert not first.is_held()
+        third = NamedLease(store, "x").try_acquire()
+        assert third is not None
+        assert third.name == first.name
+        assert not first.is_held()
+    assert third.is_held()
+    with pytest.raises(BuildError, match="took over the lease"):
+        first.require()
+
+
+def test_one_that_was_lost_is_not_renewed(store: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = NamedLease(store, "x").try_acquire()
+    assert lease is not None
+    other = (store.get(lease.name) or b"").replace(b'"note":""', b'"note":"another"')
+    store.put(lease.name, [other])
+    monkeypatch.setattr(leases, "HELD_RENEWALS", 0)
+    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.001)
+    with lease:
+        threads = [t for t in threading.enumerate() if t.name == "precache-lease"]
+        for thread in threads:
+            thread.join(60)
+    assert store.get(lease.name) == other
+
+
+def test_one_that_was_renewed_a_moment_ago_is_held_without_a_request(
+    store: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = NamedLease(store, "x").try_acquire()
+    assert lease is not None
+    monkeypatch.setattr(lease, "_folder", None)
+    assert lease.is_held()
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"holder": 1, "time": 0}'])

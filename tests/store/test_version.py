@@ -13,6 +13,7 @@ import precache
 from precache.errors import DamageError, PrecacheError, StoreError
 from precache.store import small_arrays
 from precache.store import version as version_module
+from precache.store.json_documents import edition_of
 from tests.conftest import BuiltStore
 
 CopyStore = Callable[[BuiltStore], BuiltStore]
@@ -33,6 +34,22 @@ def test_a_version_tells_what_it_holds(store: BuiltStore) -> None:
     assert field.codec == store.recipe.fields["image"].codec.name  # type: ignore[union-attr]
     assert field.raw_nbytes == 23 * 3 * 112 * 112
     assert field.stored_nbytes == sum(store.shard_path(n).stat().st_size for n in range(3))
+
+
+@pytest.mark.parametrize("missing", ["", "created", "digests"])
+def test_an_edition_is_read_from_a_document_of_any_release(store: BuiltStore, missing: str) -> None:
+    document = json.loads((store.version_folder / "zarr.json").read_bytes())
+    own = document["attributes"]["precache"]
+    own.pop(missing, None)
+    data = json.dumps(document).encode()
+    edition = version_module.read_attributes(data, "").edition
+    assert edition_of(data) == edition
+    own["fields"]["image"]["stored"] += 1  # as a repair may record
+    assert edition_of(json.dumps(document).encode()) == edition
+    own["created"] = "2000-01-01T00:00:00Z"
+    assert edition_of(json.dumps(document).encode()) != edition
+    assert edition_of(None) is None
+    assert edition_of(b"{}") not in (None, edition_of(b"{"))
 
 
 def test_mean_and_deviation_are_those_of_the_valid_rows(store: BuiltStore) -> None:

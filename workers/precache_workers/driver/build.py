@@ -28,7 +28,12 @@ from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
 from precache.store.commit_log import append_commit, recordable_source, require_create_only
 from precache.store.labels import has_label
-from precache.store.lease import BuildLease, decision_lease, remove_ended_leases
+from precache.store.lease import (
+    BuildLease,
+    ExclusiveLease,
+    decision_lease,
+    remove_ended_leases,
+)
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
@@ -45,6 +50,7 @@ from precache_workers.driver.repair import (
     mend_small,
     objects_of,
     recorded_of,
+    require_recorded,
     restate,
 )
 from precache_workers.driver.report import check_reports, report_failure, write_reports
@@ -266,8 +272,8 @@ class _Build:
         tidy_current(self.store)
         with contextlib.ExitStack() as stack:
             try:
-                with decision_lease(self.store, target.version):
-                    started = self._start(stack, work)
+                with decision_lease(self.store, target.version) as decision:
+                    started = self._start(stack, work, decision)
                 if started is not None:
                     lease, left = started
                     return self._make_under(lease, run, left)
@@ -278,7 +284,9 @@ class _Build:
         self.shared = True
         return self._nothing_to_do(target)
 
-    def _start(self, stack: contextlib.ExitStack, work: Work) -> tuple[BuildLease, Work] | None:
+    def _start(
+        self, stack: contextlib.ExitStack, work: Work, decision: ExclusiveLease
+    ) -> tuple[BuildLease, Work] | None:
         """Begin the version, unless it was committed meanwhile.
 
         Returns the build's lease, which lasts as long as `stack`, and the remaining work. If no
@@ -297,6 +305,7 @@ class _Build:
                 "what this one does; run the same command again"
             )
         lease = stack.enter_context(BuildLease(target.folder, SCRATCH))
+        decision.require()
         target.begin(refreshes=self.listed.refreshes, recompute=recompute)
         left = remaining(work)
         if others := lease.others():
@@ -308,7 +317,7 @@ class _Build:
             self.shared = True
             left = replace(left, todo=left.todo[::-1])
         else:
-            _remove_shards(target, left.todo)
+            _remove_shards(target, left.todo, decision)
         return lease, left
 
     def _make_under(self, lease: BuildLease, run: RunTasks, work: Work) -> BuildResult:
@@ -360,11 +369,12 @@ class _Build:
     def _nothing_mended(
         self, lease: BuildLease, target: TargetVersion, before: TargetVersion
     ) -> BuildResult:
-        with decision_lease(self.store, target.version):
+        with decision_lease(self.store, target.version) as decision:
             others = lease.others()
             lease.end()  # of two builds that mended nothing, the second removes the version
             committed = was_committed(target)  # by a build that mended something
             if not committed and not others:
+                decision.require()
                 remove_version(self.store, target.version)
         if committed:
             return self._nothing_to_do(target)
@@ -379,17 +389,18 @@ class _Build:
         Their rows must be what they were.
         """
         target, lost = work.target, dict(work.lost or {})
-        for name in copy_from_other_versions(self.store, target, lost):
-            del lost[name]
-        todo = sorted({shard for _, shard in lost})
-        recorded = recorded_of(target, lost)
-        if any(is_other_encoder(target, field) for field in {field for field, _ in lost}):
-            self.progress.say(
-                f"Version {target.version[:8]} was encoded by another release of a library than "
-                "the one here, which may make other bytes: rows are compared instead"
-            )
-        self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
         with BuildLease(target.folder, SCRATCH) as lease:
+            require_recorded(target, lost)
+            for name in copy_from_other_versions(self.store, target, lost, lease):
+                del lost[name]
+            todo = sorted({shard for _, shard in lost})
+            recorded = recorded_of(target, lost)
+            if any(is_other_encoder(target, field) for field in {field for field, _ in lost}):
+                self.progress.say(
+                    f"Version {target.version[:8]} was encoded by another release of a library "
+                    "than the one here, which may make other bytes: rows are compared instead"
+                )
+            self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
             try:
                 self._run_shards(run, target, lease, todo, receipts, recorded)
@@ -528,7 +539,7 @@ class _Build:
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
 
 
-def _remove_shards(target: TargetVersion, shards: Sequence[int]) -> None:
+def _remove_shards(target: TargetVersion, shards: Sequence[int], decision: ExclusiveLease) -> None:
     left = target.folder.sizes() if shards else {}
     for shard in shards:
         names = [
@@ -536,6 +547,7 @@ def _remove_shards(target: TargetVersion, shards: Sequence[int]) -> None:
             *(target.object_name(field, shard) for field in target.shapes),
         ]
         for name in left.keys() & set(names):
+            decision.require()
             target.folder.remove(name)
 
 

@@ -97,11 +97,7 @@ def _write(target: TargetVersion, receipts: Mapping[int, Receipt], lease: Exclus
         name, data = item
         if target.folder.create(name, [data], scratch=SCRATCH) or target.folder.get(name) == data:
             return
-        if not lease.is_held():
-            raise BuildError(
-                f"another build took over the commit of {target.folder}, which did not go on for "
-                "long; run the same command again"
-            )
+        lease.require()
         target.folder.put(name, [data], scratch=SCRATCH)  # of a commit that was cut off
 
     at_once = 1 if target.folder.local("") else PUTS

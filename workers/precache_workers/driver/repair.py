@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from precache.errors import DamageError, PrecacheError, StorageError, StoreError
+from precache.errors import BuildError, DamageError, PrecacheError, StorageError, StoreError
 from precache.storage.base import Folder
 from precache.store.array_metadata import SUMS, is_summed
 from precache.store.commit_log import BUILD, ROOT
 from precache.store.consistency import Flaw, has_labels_with_samples
-from precache.store.lease import decision_lease
+from precache.store.lease import BuildLease, ExclusiveLease, decision_lease
 from precache.store.open import open_own, open_own_unchecked
 from precache.store.receipts import Receipt
 from precache.store.row_table import read_contents, read_reasons
@@ -75,12 +75,13 @@ def mend_small(
     version = open_own_unchecked(target.folder)
 
     def put(objects: Mapping[str, bytes]) -> None:
-        with decision_lease(store, target.version):
+        with decision_lease(store, target.version) as decision:
             if target.folder.get(ROOT) != root:
                 raise StoreError(
                     f"{target.folder} was changed by another process; run the same command again"
                 )
             for name, data in sorted(objects.items()):
+                decision.require()
                 target.folder.put(name, [data], scratch=SCRATCH)
 
     names = set(reasons)
@@ -341,11 +342,11 @@ def restate(store: Folder, folder: Folder, rebuilt: LostObjects) -> None:
     not fit, and are repaired from the shards.
     """
     if rebuilt:
-        with decision_lease(store, folder.name):
-            _restate(folder, rebuilt)
+        with decision_lease(store, folder.name) as decision:
+            _restate(folder, rebuilt, decision)
 
 
-def _restate(folder: Folder, rebuilt: LostObjects) -> None:
+def _restate(folder: Folder, rebuilt: LostObjects, decision: ExclusiveLease) -> None:
     version = open_own_unchecked(folder)
     document = json.loads(folder.read(ROOT))
     own = document["attributes"]["precache"]
@@ -373,11 +374,22 @@ def _restate(folder: Folder, rebuilt: LostObjects) -> None:
         own["libraries"][library] = ", ".join(sorted(releases))
     if objects:
         for name, data in {ROOT: as_json(document), **objects}.items():
+            decision.require()
             folder.put(name, [data], scratch=SCRATCH)
 
 
+def require_recorded(target: TargetVersion, lost: LostObjects) -> None:
+    """Raise `BuildError` if the version records other objects now, as one that replaced it may."""
+    version = open_own_unchecked(target.folder)
+    tables = {field: version.shard_table(field) for field in {field for field, _ in lost}}
+    if any(_entry(tables[field], shard) != stored for (field, shard), stored in lost.items()):
+        raise BuildError(
+            f"another process changed {target.folder} meanwhile; run the same command again"
+        )
+
+
 def copy_from_other_versions(
-    store: Folder, target: TargetVersion, lost: LostObjects
+    store: Folder, target: TargetVersion, lost: LostObjects, lease: BuildLease
 ) -> list[tuple[str, int]]:
     """Copy lost objects from other versions that have them whole; returns which."""
     copied = []
@@ -385,6 +397,7 @@ def copy_from_other_versions(
         name = target.object_name(field, shard)
         for other in _versions_with(store, target, field, shard, stored):
             if _is_whole(other, name, stored):
+                lease.require()
                 target.folder.copy(name, other, name, scratch=SCRATCH)
                 copied.append((field, shard))
                 break
@@ -404,13 +417,18 @@ def copy_to_other_versions(
     for field, shard in lost.keys() & rebuilt:
         stored, name = lost[field, shard], target.object_name(field, shard)
         for other in _versions_with(store, target, field, shard, stored):
-            if not _is_one_file(other, target.folder, name) and not _is_whole(other, name, stored):
+            if _is_one_file(other, target.folder, name) or _is_whole(other, name, stored):
+                continue
+            with decision_lease(store, other.name) as decision:
+                if _recorded(other, field, shard) != stored:
+                    continue  # it was replaced meanwhile
+                decision.require()
                 other.copy(name, target.folder, name, scratch=SCRATCH)
-                restate(store, other, {(field, shard): rebuilt[field, shard]})
-                other.remove(SCRATCH)
-                if not other.names(BUILD):
-                    other.remove(BUILD)
-                mended.add(other.name)
+                _restate(other, {(field, shard): rebuilt[field, shard]}, decision)
+            other.remove(SCRATCH)
+            if not other.names(BUILD):
+                other.remove(BUILD)
+            mended.add(other.name)
     return sorted(mended)
 
 
@@ -419,14 +437,24 @@ def _versions_with(
 ) -> Iterator[Folder]:
     """Yield other versions whose records name the same object."""
     for folder, attributes in committed_versions(store):
-        if folder.name == target.version or field not in attributes.fields:
-            continue
-        try:
-            table = open_own(folder).shard_table(field)
-        except (DamageError, StorageError, StoreError):
-            continue  # `verify` reports it
-        if table is not None and shard < len(table) and tuple(table[shard].tolist()) == stored:
+        is_other = folder.name != target.version and field in attributes.fields
+        if is_other and _recorded(folder, field, shard) == stored:
             yield folder
+
+
+def _recorded(folder: Folder, field: str, shard: int) -> tuple[int, int] | None:
+    """Return size and XXH3-64 that a version records of an object; None if it is damaged."""
+    try:
+        return _entry(open_own(folder).shard_table(field), shard)
+    except (DamageError, StorageError, StoreError):
+        return None  # `verify` reports it
+
+
+def _entry(table: np.ndarray | None, shard: int) -> tuple[int, int] | None:
+    if table is None or shard >= len(table):
+        return None
+    size, xxh3 = table[shard].tolist()
+    return size, xxh3
 
 
 def _is_one_file(one: Folder, other: Folder, name: str) -> bool:

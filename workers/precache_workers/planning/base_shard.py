@@ -18,10 +18,13 @@ class BaseField:
     ----------
     folder
         Folder of the version that has the object.
+    edition
+        What tells this version from another of the same id, as `edition_of` returns it.
     """
 
     match: FieldMatch
     folder: Folder
+    edition: str
     object_name: str
     stored: ShardObject
     sums: ChannelSums | None

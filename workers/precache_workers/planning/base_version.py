@@ -37,8 +37,8 @@ class BaseVersion:
         Field -> size and XXH3-64 of each shard; sums by channel of each shard.
     candidates
         Number of versions, this one among them, that have rows of some field.
-    folders
-        Field -> folder of another version that has its rows, where this version has none.
+    others
+        Field -> another version that has its rows, where this version has none.
     """
 
     version: Version
@@ -51,7 +51,7 @@ class BaseVersion:
     sums: Mapping[str, np.ndarray | None]
     candidates: int = 1
     retries: bool = False
-    folders: Mapping[str, Folder] = field(default_factory=dict)
+    others: Mapping[str, Version] = field(default_factory=dict)
 
     def with_retries(self) -> BaseVersion:
         """Return the same version with all its holes to be tried again."""
@@ -72,7 +72,10 @@ class BaseVersion:
 
     def folder_of(self, name: str) -> Folder:
         """Folder of the version that has the rows of a field."""
-        return self.folders.get(name, self.version.folder)
+        return self._version_of(name).folder
+
+    def _version_of(self, name: str) -> Version:
+        return self.others.get(name, self.version)
 
     def nbytes_to_write(self, rows: int, recipe: Recipe) -> int:
         """Estimate the bytes of a version of so many rows that are no links to this one."""
@@ -111,11 +114,13 @@ class BaseVersion:
 
     def _field(self, name: str, shard: int) -> BaseField:
         size, xxh3 = self.objects[name][shard].tolist()
-        sums, match = self.sums[name], self.fields[name]
+        sums, match, own = self.sums[name], self.fields[name], self._version_of(name)
+        assert own.attributes is not None  # a version of ours
         rows = min(self.rows_per_shard, len(self.content) - shard * self.rows_per_shard)
         return BaseField(
             match,
-            self.folder_of(name),
+            own.folder,
+            own.attributes.edition,
             f"{match.array}/c/{shard}" + "/0" * len(match.shape.shape),
             ShardObject(size, xxh3, match.shape.padded_nbytes(rows, self.rows_per_shard)),
             None if sums is None else ChannelSums.of(sums[shard].tolist()),
@@ -174,7 +179,7 @@ def _with_other_versions(
                 fields={**base.fields, **other.fields},
                 objects={**base.objects, **other.objects},
                 sums={**base.sums, **other.sums},
-                folders=dict.fromkeys(other.fields, folder),
+                others=dict.fromkeys(other.fields, other.version),
             )
     return base
 

@@ -24,6 +24,7 @@ from precache.errors import BuildError, DamageError, StorageError
 from precache.recipe.ops import Function
 from precache.storage.base import Buffer, Folder
 from precache.store.commit_log import ROOT
+from precache.store.json_documents import edition_of
 from precache.store.layout import MISSING, decode_index
 from precache.store.lease import ALIVE_SECONDS, decision_lease, live_leases
 from precache.store.receipts import ChannelSums, Receipt, ShardObject
@@ -71,15 +72,24 @@ class FinishedObject:
         Raises
         ------
         SpoiledBaseError
-            The base version's object is gone, and was not read before.
+            The base version's object is gone, and was not read before; or another version of the
+            same id has replaced the base version, whose objects may have the same sizes.
         """
-        if self.base is not None and self.is_base:
+        base = self.base
+        if base is not None and self.is_base:
             try:
-                source = self.base.folder, self.base.object_name
-                return folder.copy(name, *source, scratch=SCRATCH, create=True)
+                created = folder.copy(
+                    name, base.folder, base.object_name, scratch=SCRATCH, create=True
+                )
             except StorageError as error:
                 if not self.parts:
                     raise SpoiledBaseError(self.field, error) from None
+            else:
+                root = base.folder.get(ROOT) if created else None
+                if root is not None and edition_of(root) != base.edition:
+                    folder.remove(name)
+                    raise SpoiledBaseError(self.field, f"{base.folder} was replaced")
+                return created
         return folder.create(name, self.parts, scratch=SCRATCH)
 
     def put(self, folder: Folder, name: str) -> None:
@@ -209,6 +219,7 @@ def replace_lost(
                 f"{task.folder} and build again"
             )
     for field in lost.objects:
+        require_lease(task)
         objects[field].put(task.folder, task.objects[field])
 
 
