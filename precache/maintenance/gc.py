@@ -374,17 +374,22 @@ def _remove(store: Folder, name: str, clock: Callable[[], float], decision: Excl
             return "in use by a process"
         store.remove(name)  # a copy in progress has no readers
         return ""
-    return "current" if remove_version(store, name) else ""
+    return "current" if remove_version(store, name, decision) else ""
 
 
-def remove_version(store: Folder, version: str) -> bool:
+def remove_version(store: Folder, version: str, decision: ExclusiveLease) -> bool:
     """Remove a version; returns True if it became current in the meantime and stays.
 
     A kill at any moment is safe: the next `gc` finishes the removal.
+
+    Parameters
+    ----------
+    decision
+        The lease to decide about the version, which the caller holds.
     """
     if store.local(version) is not None:
         trash = f"{TRASH}/{version}.{uuid.uuid4().hex}"
-        stays = move(store, version, trash) and _empty_trash_of(store, trash)
+        stays = move(store, version, trash) and _empty_trash_of(store, trash, decision)
         remove_if_empty(store, TRASH)
         return stays
     trash = f"{TRASH}/{version}"
@@ -392,7 +397,7 @@ def remove_version(store: Folder, version: str) -> bool:
     store.put(trash, [root] if root is not None and recorded_version(root) == version else [])
     for name in (f"{version}/{ROOT}", f"{version}/{DESCRIPTION}", f"{COPIES}/{version}"):
         store.remove(name)
-    return _empty_trash_of(store, trash)
+    return _empty_trash_of(store, trash, decision)
 
 
 def _finish_interrupted_removals(store: Folder) -> None:
@@ -400,16 +405,16 @@ def _finish_interrupted_removals(store: Folder) -> None:
     for name in store.names(TRASH):
         trash, version = f"{TRASH}/{name}", name.partition(".")[0]
         if local and _MOVED.fullmatch(name):
-            with decision_lease(store, version):
-                _empty_trash_of(store, trash)
+            with decision_lease(store, version) as decision:
+                _empty_trash_of(store, trash, decision)
         elif not local and VERSION.fullmatch(name):
-            with decision_lease(store, version):
+            with decision_lease(store, version) as decision:
                 record = store.get(trash)
                 if record is not None and (not record or recorded_version(record) == version):
-                    _empty_trash_of(store, trash)
+                    _empty_trash_of(store, trash, decision)
 
 
-def _empty_trash_of(store: Folder, trash: str) -> bool:
+def _empty_trash_of(store: Folder, trash: str, decision: ExclusiveLease) -> bool:
     """Remove what is in the trash for good, or put it back and return True if it is current."""
     path = store.local(trash)
     if path is not None and is_link(store, trash):  # remove only the link
@@ -423,6 +428,8 @@ def _empty_trash_of(store: Folder, trash: str) -> bool:
         store.remove(followed_log_name(version))
     if path is None:
         started = started or store.size(f"{COPIES}/{version}") is not None
+        if not decision.is_held():
+            return is_current  # another process may build it: a later run decides
         document = store.get(trash)
         if is_current and document:
             store.put(f"{version}/{ROOT}", [document])

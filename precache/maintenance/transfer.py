@@ -276,7 +276,9 @@ def _require_free_or_committed(store: Folder, version: str) -> bool:
     committed = target.size(ROOT) is not None
     is_built = False
     with contextlib.suppress(StoreError):  # if the description of the build is damaged
-        is_built = bool(live_leases(target))
+        # In a bucket nothing is replaced: what is missing is put beside a repair.
+        is_replaced = not committed or store.local("") is not None
+        is_built = is_replaced and bool(live_leases(target))
     if is_built:
         how = "repaired" if committed else "built"
         raise StoreError(f"version {version} is being {how} in {store}; wait for its end")
@@ -368,7 +370,9 @@ def _copy_to_bucket(
         require_uncommitted(decision)
         _put_objects(metadata, target, progress, decision)
         _require_all(metadata, target)
-        target.create(ROOT, [metadata.root])
+        _require_held(decision, target)
+        if not target.create(ROOT, [metadata.root]):
+            raise _written_by_another(target)
 
 
 def _require_held(decision: ExclusiveLease, target: Folder) -> None:

@@ -105,14 +105,12 @@ class Lease:
         self._folder, self._note, self._scratch = folder, note, scratch
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="precache-lease", daemon=True)
-        self._renewed = -math.inf
-        self._contents: list[bytes] = []  # the last that was put, and attempts since
 
     def _put(self, process: Process) -> None:
-        began, data = _clock(), _document(process, self._note)
-        self._contents.append(data)
-        self._folder.put(self.name, [data], scratch=self._scratch)
-        self._contents, self._renewed = [data], began
+        self._put_document(_document(process, self._note))
+
+    def _put_document(self, document: bytes) -> None:
+        self._folder.put(self.name, [document], scratch=self._scratch)
 
     def _is_revoked(self) -> bool:
         """Return True if the lease must not be renewed; raises `StorageError`."""
@@ -141,6 +139,20 @@ class ExclusiveLease(Lease):
     Its object was created by `create`, or by another process that handed it over.
     """
 
+    def __init__(self, store: Folder, name: str, note: str = "") -> None:
+        super().__init__(store, name, note)
+        self._renewed = math.inf  # never yet
+        self._contents: list[bytes] = []  # the last that was put, and attempts since
+        self._is_lost = False
+
+    def _put_document(self, document: bytes) -> None:
+        began = _clock()
+        self._contents.append(document)
+        super()._put_document(document)
+        if _clock() - self._renewed > STALE_SECONDS:  # another may have had it meanwhile
+            self._is_lost = True
+        self._contents, self._renewed = [document], began
+
     def create(self) -> bool:
         """Create the object; False if another process was first."""
         began, data = _clock(), _document(process_of(os.getpid()), self._note)
@@ -166,6 +178,8 @@ class ExclusiveLease(Lease):
 
         The store is asked only if the last heartbeat is long ago.
         """
+        if self._is_lost:
+            return False
         if _clock() - self._renewed < HELD_RENEWALS * RENEWAL_SECONDS:
             return True
         _, name, own = self.name.split("/")

@@ -1,4 +1,4 @@
-"""Facts about a whole version: sizes, statistics_rows, how it was built."""
+"""Facts about a whole version: sizes, statistics, how it was built."""
 
 from __future__ import annotations
 

@@ -841,13 +841,13 @@ def test_one_run_does_not_remove_what_another_puts_back(
     at_its_end, finish = threading.Event(), garbage._empty_trash_of
     other = threading.Thread(target=lambda: (precache.gc(path, keep=3), at_its_end.set()))
 
-    def finish_later(folder: Folder, left: str) -> bool:
+    def finish_later(folder: Folder, *given: Any) -> bool:
         if not other.ident:
             monkeypatch.setattr(leases.time, "sleep", lambda seconds: at_its_end.set())
             other.start()
             assert at_its_end.wait(60)
             append_entry(folder, versions[0])
-        return finish(folder, left)
+        return finish(folder, *given)
 
     monkeypatch.setattr(garbage, "_empty_trash_of", finish_later)
     done = precache.gc(path, keep=2, older_than=0)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,24 @@ def test_one_that_was_lost_is_not_renewed(store: Folder, monkeypatch: pytest.Mon
         for thread in threads:
             thread.join(60)
     assert store.get(lease.name) == other
+
+
+def test_one_whose_heartbeat_took_too_long_to_be_put_is_lost(
+    store: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another may have taken it over, and ended, before the object was there again."""
+    lease = NamedLease(store, "x").try_acquire()
+    assert lease is not None
+    clock, put = leases._clock, type(store).put
+
+    def put_late(*given: Any, **options: Any) -> None:
+        put(*given, **options)
+        monkeypatch.setattr(leases, "_clock", lambda: clock() + leases.STALE_SECONDS + 1)
+
+    monkeypatch.setattr(type(store), "put", put_late)
+    lease.hand_over_to(process_of(os.getpid()), "")
+    assert NamedLease(store, "x").holder() is not None
+    assert not lease.is_held()
 
 
 def test_one_that_was_renewed_a_moment_ago_is_held_without_a_request(

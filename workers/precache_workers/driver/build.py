@@ -300,11 +300,10 @@ class _Build:
         if committed or (
             target.folder.size(DESCRIPTION) is not None and is_recomputed(target) != recompute
         ):
-            raise StoreError(
-                f"another build took version {target.version[:8]} meanwhile, and may not recompute "
-                "what this one does; run the same command again"
-            )
+            raise _taken_by_another(target)
         lease = stack.enter_context(BuildLease(target.folder, SCRATCH))
+        if recompute and not decision.is_held():
+            raise _taken_by_another(target)
         decision.require()
         target.begin(refreshes=self.listed.refreshes, recompute=recompute)
         left = remaining(work)
@@ -375,7 +374,7 @@ class _Build:
             committed = was_committed(target)  # by a build that mended something
             if not committed and not others:
                 decision.require()
-                remove_version(self.store, target.version)
+                remove_version(self.store, target.version, decision)
         if committed:
             return self._nothing_to_do(target)
         self._make_current(before)
@@ -537,6 +536,13 @@ class _Build:
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
+
+
+def _taken_by_another(target: TargetVersion) -> StoreError:
+    return StoreError(
+        f"another build took version {target.version[:8]} meanwhile, and may not recompute what "
+        "this one does; run the same command again"
+    )
 
 
 def _remove_shards(target: TargetVersion, shards: Sequence[int], decision: ExclusiveLease) -> None:

@@ -58,7 +58,7 @@ def commit(
     Raises
     ------
     BuildError
-        Objects were removed meanwhile.
+        Objects were removed meanwhile, or another build took over.
     """
     with decision_lease(store, target.version) as lease:
         if not was_committed(target):
@@ -106,6 +106,7 @@ def _write(target: TargetVersion, receipts: Mapping[int, Receipt], lease: Exclus
     digests = {name: xxhash.xxh3_64_hexdigest(objects[name]) for name in (ROW_TABLE, HOLES)}
     attributes = {**_attributes(target, ordered, facts), "digests": digests}
     root = as_json(zarr_metadata.group_document({"precache": attributes}))
+    lease.require()
     if target.folder.create(ROOT, [root], scratch=SCRATCH):
         try:
             _require_whole(target, receipts)

@@ -65,7 +65,7 @@ def mend_small(
 
     Raises
     ------
-    StoreError
+    StoreError, BuildError
         An object cannot be repaired, or another process changed the version meanwhile.
     """
     reasons = {flaw.name: flaw.reason for flaw in flaws}
@@ -419,6 +419,8 @@ def copy_to_other_versions(
         for other in _versions_with(store, target, field, shard, stored):
             if _is_one_file(other, target.folder, name) or _is_whole(other, name, stored):
                 continue
+            if not _is_whole(target.folder, name, rebuilt[field, shard]):
+                continue  # it was replaced meanwhile
             with decision_lease(store, other.name) as decision:
                 if _recorded(other, field, shard) != stored:
                     continue  # it was replaced meanwhile

@@ -10,9 +10,10 @@ an object of the same rows replaces it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,8 +67,13 @@ class FinishedObject:
             (self.stored.size, self.stored.xxh3) == (base.stored.size, base.stored.xxh3)
         )
 
-    def create(self, folder: Folder, name: str) -> bool:
+    def create(self, folder: Folder, name: str, require: Callable[[], None]) -> bool:
         """Create the object, as a link where it is the base version's; False where one exists.
+
+        Parameters
+        ----------
+        require
+            Raises where the build may no longer write.
 
         Raises
         ------
@@ -85,11 +91,12 @@ class FinishedObject:
                 if not self.parts:
                     raise SpoiledBaseError(self.field, error) from None
             else:
-                root = base.folder.get(ROOT) if created else None
-                if root is not None and edition_of(root) != base.edition:
-                    folder.remove(name)
+                if not created or edition_of(base.folder.get(ROOT)) == base.edition:
+                    return created
+                require()
+                folder.remove(name)
+                if not self.parts:
                     raise SpoiledBaseError(self.field, f"{base.folder} was replaced")
-                return created
         return folder.create(name, self.parts, scratch=SCRATCH)
 
     def put(self, folder: Folder, name: str) -> None:
@@ -102,15 +109,18 @@ class FinishedObject:
         Raises
         ------
         SpoiledBaseError
-            It is the base version's, and that is gone.
+            It is the base version's, and that is gone or not what it was.
         """
         if self.parts:
             return self.parts
         assert self.base is not None  # else it would have parts
         try:
-            return [self.base.folder.read(self.base.object_name)]
+            data = self.base.folder.read(self.base.object_name)
         except StorageError as error:
             raise SpoiledBaseError(self.field, error) from None
+        if xxhash.xxh3_64_intdigest(data) != self.stored.xxh3:
+            raise SpoiledBaseError(self.field, f"{self.base.object_name} is not what it was")
+        return [data]
 
 
 @dataclass(frozen=True)
@@ -184,7 +194,7 @@ def create_objects(
     """
     return {
         field: own.stored
-        if own.create(task.folder, task.objects[field])
+        if own.create(task.folder, task.objects[field], functools.partial(require_lease, task))
         else _accept_other(task, field, own)
         for field, own in objects.items()
     }
@@ -250,12 +260,14 @@ def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObje
 def _replace(task: ShardTask, name: str, own: FinishedObject) -> bool:
     """Put an object in place of one that an ended build left; False where such a build goes on."""
     store, version = task.store, task.folder.name
-    with decision_lease(store, version) if store else contextlib.nullcontext():
+    with decision_lease(store, version) if store else contextlib.nullcontext() as decision:
         if task.folder.size(ROOT) is not None:
             raise BuildError(f"another build committed {task.folder}; run the same command again")
         require_lease(task)
         if finished(task) or live_leases(task.folder, but=task.lease):
             return False
+        if decision is not None:
+            decision.require()
         own.put(task.folder, name)
     return True
 
