@@ -58,23 +58,23 @@ class VersionFollower:
                 f"refresh='epoch' with {world_size} ranks needs torch.distributed, by which they "
                 "agree on a version; initialise it before the first epoch"
             )
-        if alone:
-            return self._decide(own, open_uri)
-        decision = [self._decide(own, open_uri) if torch.distributed.get_rank() == 0 else None]
-        torch.distributed.broadcast_object_list(decision, src=0)
-        return decision[0]
+        decides = alone or torch.distributed.get_rank() == 0
+        decision = [self._decide(own, open_uri) if decides else ""]
+        if not alone:  # a rank may have opened another version than rank 0
+            torch.distributed.broadcast_object_list(decision, src=0)
+        return None if decision[0] == own.id else self.uri_of(decision[0])
 
-    def _decide(self, own: Version, open_uri: Callable[[str], None]) -> str | None:
+    def _decide(self, own: Version, open_uri: Callable[[str], None]) -> str:
+        """Return the id of the version that the epoch reads."""
         try:
             commits = read_commits(self._folder)
             if not commits:
                 raise StoreError(f"{shown(self._store)} has no commits, or is gone")
             current = commits[-1].version
-            if current == own.id:
-                return None
-            open_uri(self.uri_of(current))
+            if current != own.id:
+                open_uri(self.uri_of(current))
+                log.info("version %s follows %s", current[:12], own.id[:12])
+            return current
         except PrecacheError as error:
             log.error("the next epoch reads version %s again: %s", own.id[:12], error)
-            return None
-        log.info("version %s follows %s", current[:12], own.id[:12])
-        return self.uri_of(current)
+            return own.id

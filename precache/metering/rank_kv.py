@@ -4,45 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
-import os
 import threading
 import time
-from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
+from precache.loading.job_store import job_store, key_prefix
 from precache.metering.report import RankStalls
-
-log = logging.getLogger(__name__)
-
-TIMEOUT = timedelta(seconds=5)
-"""Time limit of a request to the store."""
 
 GATHER_SECONDS = 1.0
 """Time that rank 0 waits for the figures of other ranks."""
-
-
-def job_store(world_size: int) -> Any | None:
-    """Connect to the key-value store of a job with several ranks; None if there is none."""
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
-    if world_size == 1 or not (dist.is_available() and dist.is_initialized()):
-        return None
-    if not address or not port.isdecimal():
-        return None
-    try:
-        # torch exports it only in builds with distributed training.
-        connect = dist.TCPStore  # type: ignore[attr-defined]  # c10d's
-        return connect(address, int(port), timeout=TIMEOUT, wait_for_workers=False)
-    except RuntimeError as error:
-        log.info("every rank reports for itself, since no store is reachable: %s", error)
-        return None
-
-
-def key_prefix(name: str) -> str:
-    """Return the prefix of shared keys; it changes when torchrun restarts the job in one store."""
-    return f"precache/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 class RankKeyValue:

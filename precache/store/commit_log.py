@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from precache.errors import StorageError
+from precache.errors import BuildError, StorageError
 from precache.messages import shown
 from precache.storage.base import Folder
 from precache.store.json_documents import CommitEntry
@@ -135,13 +135,31 @@ def recorded_code(log: Sequence[Commit], version: str) -> CodeDigests:
     return {name: pair for entry in entries for name, pair in entry.code.items()}
 
 
+class ReplacedError(BuildError):
+    """The version whose place another was to take is not current any more."""
+
+
 def append_entry(
-    store: Folder, version: str, source: str | None = None, code: CodeDigests = NO_CODE
+    store: Folder,
+    version: str,
+    source: str | None = None,
+    code: CodeDigests = NO_CODE,
+    replaces: str | None = None,
 ) -> Commit:
     """Append the next entry; of two concurrent committers, one gets the number after the other's.
 
     A version that is current already gets another entry only if it was built from another source,
     or by code that the log does not have yet; that entry differs from the last in nothing else.
+
+    Parameters
+    ----------
+    replaces
+        The version that must be current at that moment; by default any.
+
+    Raises
+    ------
+    ReplacedError
+        Neither `replaces` nor `version` itself is current.
     """
     number = 0
     while True:
@@ -153,6 +171,12 @@ def append_entry(
             if source in (None, recorded_source(log, version)) and not new:
                 return last
             parent, began = last.parent, last.time
+        elif replaces is not None and (last is None or last.version != replaces):
+            now = last.version[:12] if last else "none"
+            raise ReplacedError(
+                f"version {version[:12]} of {store} was to replace {replaces[:12]}, and {now} "
+                "became current meanwhile; run the same command again"
+            )
         else:
             parent, began, new = last.version if last else None, time.time(), dict(code)
         entry = CommitEntry(
@@ -173,7 +197,11 @@ def append_entry(
 
 
 def append_commit(
-    store: Folder, version: str, source: str | None = None, code: CodeDigests = NO_CODE
+    store: Folder,
+    version: str,
+    source: str | None = None,
+    code: CodeDigests = NO_CODE,
+    replaces: str | None = None,
 ) -> Commit:
     """Make a complete version the current one.
 
@@ -186,13 +214,17 @@ def append_commit(
         The source that it was built from, as `recordable_source` returns it.
     code
         Digests of the code that made it; see `CommitEntry`.
+    replaces
+        As in `append_entry`.
 
     Raises
     ------
+    ReplacedError
+        As by `append_entry`.
     StorageError
         The version was removed meanwhile; the version that was current before is current again.
     """
-    commit = append_entry(store, version, source, code)
+    commit = append_entry(store, version, source, code, replaces)
     if store.exists(f"{version}/{ROOT}"):
         return commit
     if commit.parent is not None and store.exists(f"{commit.parent}/{ROOT}"):

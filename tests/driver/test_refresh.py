@@ -17,6 +17,7 @@ from precache.cli.main import main
 from precache.errors import BuildError, StoreError, UsageError
 from precache.storage.local import LocalFolder
 from precache.store.commit_log import read_commits, recordable_source
+from precache_workers.driver.commit import commit
 from tests.support.building import (
     ask,
     build_here,
@@ -131,6 +132,29 @@ def test_killed_at_any_change_the_same_command_finishes_it(
         assert contents(Path(precache.open(part).path)) == wanted
         assert precache.verify(part).ok
         assert remains(part) == []
+
+
+def test_what_a_build_commits_meanwhile_is_refreshed_too(
+    source: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A photo that came while a refresh ran is in the version that it makes current."""
+    committed: list[str] = []
+
+    def commit_later(*args: Any) -> None:
+        if not committed:
+            write(source / "fox/0099.jpg", encoded(cut(99)))
+            committed.append("")
+            committed[0] = build_here(source, store, recipe_of()).version
+        commit(*args)
+
+    monkeypatch.setattr("precache_workers.driver.build.commit", commit_later)
+    [result] = precache.refresh(store, **SERIAL)
+    version = precache.open(store)
+    assert version.id == result.version
+    assert "fox/0099.jpg" in list(version.keys)
+    assert list(version.variants("image")) == ["image.1", "image.2", "image.3"]
+    assert read_commits(LocalFolder(store))[-1].parent == committed[0]
+    assert precache.verify(store).ok
 
 
 def test_a_loader_that_follows_sees_the_fresh_variant(store: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,48 @@ def test_all_ranks_read_the_same_version(source: Path, store: Path, tmp_path: Pa
         assert [version for version, _ in told[rank]] == versions
     for epoch in range(3):
         assert sorted(told[0][epoch][1] + told[1][epoch][1]) == list(range(10))
+
+
+def rank_that_opens_when_told(
+    rank: int, port: int, store: Path, folder: Path, refresh: Any
+) -> None:
+    """An epoch of a loader that is made once the file ``open-RANK`` is there."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    shared = torch.distributed.TCPStore("127.0.0.1", port, wait_for_workers=False)
+    torch.distributed.init_process_group("gloo", store=shared, rank=rank, world_size=2)
+    poll((folder / f"open-{rank}").exists, f"rank {rank}")
+    with precache.Loader(store, batch_size=2, device="cpu", refresh=refresh) as loader:
+        (folder / f"opened-{rank}").touch()
+        torch.distributed.barrier()
+        try:
+            told: Any = sorted(key for batch in loader for key in loader.keys(batch["row"]))
+        except StoreError as error:
+            told = str(error)
+    (folder / f"told-{rank}").write_text(json.dumps(told))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("refresh", [None, "epoch"])
+def test_ranks_that_opened_different_versions(
+    refresh: str | None, source: Path, store: Path, tmp_path: Path
+) -> None:
+    """A commit comes between: they read one version, or none."""
+    old = precache.open(store).id
+    shared = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    arguments = shared.port, store, tmp_path, refresh
+    processes = [start(rank_that_opens_when_told, rank, *arguments) for rank in (0, 1)]
+    (tmp_path / "open-1").touch()
+    poll((tmp_path / "opened-1").exists, "rank 1")
+    new = build_here(source, store, RECIPES[1]).version
+    (tmp_path / "open-0").touch()
+    assert [end(process) for process in processes] == [0, 0]
+    told = [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in (0, 1)]
+    if refresh:
+        assert sorted([*told[0], *told[1]]) == sorted(precache.open(store).keys)
+        return
+    refused = [text for text in told if isinstance(text, str)]
+    assert len(refused) == 1  # the one that came second
+    assert old in refused[0]
+    assert new in refused[0]
+    assert "a build committed in between" in refused[0]

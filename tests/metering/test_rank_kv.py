@@ -90,14 +90,14 @@ def test_a_store_that_is_not_there_is_said_once(
     """Ranks that found each other by a file, with a stray address in the environment."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    monkeypatch.setattr("precache.metering.rank_kv.TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr("precache.loading.job_store.TIMEOUT", timedelta(seconds=1))
     dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         with caplog.at_level(logging.INFO, "precache"):
             assert RankKeyValue.connect("train", 0, 2) is None
     finally:
         dist.destroy_process_group()
-    assert caplog.messages[0].startswith("every rank reports for itself, since no store")
+    assert caplog.messages[0].startswith("ranks exchange nothing, since the store of their job")
 
 
 _TRAIN = """

@@ -14,7 +14,12 @@ import pytest
 import precache
 from precache.errors import StoreError
 from precache.storage.local import LocalFolder
-from precache.store.commit_log import append_entry, read_commits, recorded_source
+from precache.store.commit_log import (
+    ReplacedError,
+    append_entry,
+    read_commits,
+    recorded_source,
+)
 
 
 def _id(*digits: str) -> str:
@@ -52,6 +57,28 @@ def test_what_is_current_and_built_from_elsewhere_is_noted_once(empty: LocalFold
     assert append_entry(empty, _id("b"), "/new") == moved
     assert recorded_source(read_commits(empty), _id("b")) == "/new"
     assert append_entry(empty, _id("a")).parent == _id("b")
+
+
+def test_a_version_takes_the_place_of_one_that_is_still_current(
+    empty: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another process commits between the look at the log and the entry."""
+    first = append_entry(empty, _id("a"))
+    noted = append_entry(empty, _id("a"), code={"op": ("1", "2")}, replaces=_id("a"))
+    assert (noted.version, noted.number) == (first.version, 2)
+    assert append_entry(empty, _id("b"), replaces=_id("a")).parent == _id("a")
+    assert append_entry(empty, _id("b"), replaces=_id("a")).version == _id("b")  # it is current
+    create = empty.create
+
+    def create_late(name: str, *args: Any, **options: Any) -> bool:
+        monkeypatch.undo()
+        append_entry(empty, _id("c"))
+        return create(name, *args, **options)
+
+    monkeypatch.setattr(empty, "create", create_late)
+    with pytest.raises(ReplacedError, match=f"{_id('c')[:12]} became current meanwhile"):
+        append_entry(empty, _id("d"), replaces=_id("b"))
+    assert [commit.version for commit in read_commits(empty)][-1] == _id("c")
 
 
 COMMITTER = """

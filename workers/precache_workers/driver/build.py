@@ -209,7 +209,7 @@ class _Build:
     def _make_current(self, target: TargetVersion) -> None:
         """Append a committed version to the commit log, with this build's source and code."""
         source = recordable_source(self.request.source)
-        append_commit(self.store, target.version, source, self.listed.code)
+        append_commit(self.store, target.version, source, self.listed.code, self.listed.refreshes)
 
     def _list(self) -> ListedSource:
         listed = self._given_listing or list_rows(
@@ -342,9 +342,9 @@ class _Build:
             return self._nothing_mended(lease, target, work.failed)
         self.progress.phase("Committing")
         lease.outlast_commit()
-        commit(
-            self.store, target, receipts, recordable_source(self.request.source), self.listed.code
-        )
+        source = recordable_source(self.request.source)
+        listed = self.listed
+        commit(self.store, target, receipts, source, listed.code, listed.refreshes)
         self._clean_up(lease, target)
         self.progress.finish(f"Version {target.version[:8]} is complete")
         return replace(

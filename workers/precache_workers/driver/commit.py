@@ -43,6 +43,7 @@ def commit(
     receipts: Mapping[int, Receipt],
     source: str | None = None,
     code: CodeDigests = NO_CODE,
+    replaces: str | None = None,
 ) -> None:
     """Write the small arrays and the metadata, the group's last, then make the version current.
 
@@ -54,6 +55,8 @@ def commit(
         Of every shard of the version, by number.
     source, code
         Source and code that it was built from, for the commit log.
+    replaces
+        As in `append_commit`.
 
     Raises
     ------
@@ -64,7 +67,7 @@ def commit(
         if not was_committed(target):
             keep_followed(store, target, receipts)
             _write(target, receipts, lease)
-    append_commit(store, target.version, source, code)
+    append_commit(store, target.version, source, code, replaces)
 
 
 def was_committed(target: TargetVersion) -> bool:

@@ -6,6 +6,7 @@ commit log names is read; functions, and a ``python:`` source, run only if the u
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +15,12 @@ from precache.errors import RecipeError, StoreError, UsageError
 from precache.messages import shown
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
-from precache.store.commit_log import read_commits, recordable_source, recorded_source
+from precache.store.commit_log import (
+    ReplacedError,
+    read_commits,
+    recordable_source,
+    recorded_source,
+)
 from precache.store.json_documents import Identity
 from precache.store.labels import has_label
 from precache.store.lease import live_leases
@@ -41,6 +47,8 @@ from precache_workers.sources.user_code import refuse_stored_code
 def refresh_once(request: Request, shown: bool) -> BuildResult:
     """Build the next child of the current version, or finish a killed one, and make it current.
 
+    If another build commits meanwhile, a child of its version is built as well.
+
     Parameters
     ----------
     request
@@ -57,6 +65,12 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
     BuildError
         It is incomplete, or a sample is not what it was.
     """
+    while True:
+        with contextlib.suppress(ReplacedError):
+            return _refresh(request, shown)
+
+
+def _refresh(request: Request, shown: bool) -> BuildResult:
     version = open_version(request.store, None, request.storage_options)
     request = request.model_copy(update={"recipe": version.recipe})
     check_request(request)

@@ -99,8 +99,8 @@ def rank0_channel(request: Request) -> Rank0Channel | None:
     """Open the channel for a request; returns None outside a `torch.distributed` job of ranks."""
     if "torch.distributed" not in sys.modules:
         return None
+    from precache.loading.job_store import job_store, key_prefix
     from precache.loading.ranks import find_rank
-    from precache.metering.rank_kv import job_store, key_prefix
 
     rank, world_size = find_rank()
     store = job_store(world_size)
