@@ -228,18 +228,20 @@ def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Tra
         if shards is not None:
             progress.add_shards((shard, True) for shard in shards)
         else:
-            committed = _require_free_or_committed(store, version.id)
+            _require_free_or_committed(store, version.id)
             on_disk = store.local("") is not None
             destination = store.folder(_copy_name(version.id)) if on_disk else target
             require_create_only(destination, TEMPORARY)
             metadata = _read_metadata(version)
             if on_disk:
                 _copy_to_disk(version.folder, metadata, store, progress)
-            elif committed:
-                with decision_lease(store, version.id) as decision:  # a build may repair it, too
-                    _repair(version.folder, metadata, target, progress, decision)
             else:
-                _copy_to_bucket(version.folder, metadata, store, progress)
+                with decision_lease(store, version.id) as decision:
+                    if _require_free_or_committed(store, version.id):
+                        _repair(version.folder, metadata, target, progress, decision)
+                    else:
+                        store.put(_copy_name(version.id), [metadata.root])
+                        _copy_to_bucket(version.folder, metadata, target, progress, decision)
         append_commit(store, version.id, code=code)
         # Not needed once the version is complete and current.
         store.remove(_copy_name(version.id))
@@ -343,36 +345,32 @@ def _read_metadata(version: Version) -> _Metadata:
 
 
 def _copy_to_bucket(
-    source: Folder, metadata: _Metadata, store: Folder, progress: _Progress
+    source: Folder,
+    metadata: _Metadata,
+    target: Folder,
+    progress: _Progress,
+    decision: ExclusiveLease,
 ) -> None:
-    """Put the objects of a version in their final place in a bucket, `zarr.json` last."""
-    version = metadata.version.id
-    target = store.folder(version)
+    """Put the objects of a version in their final place in a bucket, `zarr.json` last.
 
-    def require_uncommitted(decision: ExclusiveLease) -> None:
-        _require_held(decision, target)
-        if target.size(ROOT) is not None or live_leases(target):
-            raise _written_by_another(target)
+    A build of the version waits until `decision` ends, and so changes none of them.
+    """
 
     def put_shard(shard: _ShardObject) -> tuple[_ShardObject, bool]:
         if shard.is_in(target):
             return shard, True
         data = shard.read(source)
+        _require_held(decision, target)
         if not target.create(shard.name, [data]):
-            with decision_lease(store, version) as decision:
-                require_uncommitted(decision)
-                target.put(shard.name, [data])  # an interrupted copy left other bytes
+            target.put(shard.name, [data])  # a copy or build that was cut off left other bytes
         return shard, False
 
-    store.put(_copy_name(version), [metadata.root])
     progress.add_shards(prefetch(put_shard, metadata.shards, THREADS, 2 * THREADS))
-    with decision_lease(store, version) as decision:
-        require_uncommitted(decision)
-        _put_objects(metadata, target, progress, decision)
-        _require_all(metadata, target)
-        _require_held(decision, target)
-        if not target.create(ROOT, [metadata.root]):
-            raise _written_by_another(target)
+    _put_objects(metadata, target, progress, decision)
+    _require_all(metadata, target)
+    _require_held(decision, target)
+    if not target.create(ROOT, [metadata.root]):
+        raise _written_by_another(target)
 
 
 def _require_held(decision: ExclusiveLease, target: Folder) -> None:

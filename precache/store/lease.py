@@ -59,6 +59,9 @@ one counts as ended without a wait for `STALE_SECONDS`."""
 
 OBSERVE_SECONDS = 2.5 * RENEWAL_SECONDS
 
+WAIT_LINE_SECONDS = 10.0
+"""Wait for a lease after which the log names its holder."""
+
 BUILD_LEASES = f"{BUILD}/leases"
 """Folder of a version with the leases of the builds that write to it."""
 
@@ -370,7 +373,11 @@ class NamedLease:
     def acquire(self) -> Iterator[ExclusiveLease]:
         """Wait for the lease, and hold it until the block ends."""
         poll = POLL_REMOTE if self._store.local("") is None else POLL_LOCAL
+        line_at = time.monotonic() + WAIT_LINE_SECONDS
         while (lease := self.try_acquire()) is None:
+            if time.monotonic() > line_at and (holder := self.holder()):
+                log.warning("waiting for %s, which works on %s", holder.holder, self._store)
+                line_at = math.inf
             time.sleep(poll)  # a store has no notifications
         with lease:
             yield lease

@@ -387,12 +387,15 @@ def flip(folder: Folder, name: str) -> None:
     folder.put(name, [data[:-1] + bytes([data[-1] ^ 0xFF])])
 
 
-def test_a_version_in_a_bucket_is_mended_under_the_lease_to_decide(
-    built: BuiltStore, bucket: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_copy_into_a_bucket_holds_the_lease_to_decide(
+    is_there: bool, built: BuiltStore, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    precache.pull(built.path, bucket)
-    folder, version = open_folder(bucket), built.result.version
-    flip(folder.folder(version), shard := "image/c/0/0/0/0")
+    """A build of the version waits, and so neither removes shards nor puts others."""
+    folder, version, shard = open_folder(bucket), built.result.version, "image/c/0/0/0/0"
+    if is_there:  # then it is mended
+        precache.pull(built.path, bucket)
+        flip(folder.folder(version), shard)
     read, held = LocalFolder.read_first, []
 
     def read_and_look(source: LocalFolder, name: str, most: int) -> bytes:

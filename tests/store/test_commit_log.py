@@ -68,14 +68,13 @@ def test_a_version_takes_the_place_of_one_that_is_still_current(
     assert (noted.version, noted.number) == (first.version, 2)
     assert append_entry(empty, _id("b"), replaces=_id("a")).parent == _id("a")
     assert append_entry(empty, _id("b"), replaces=_id("a")).version == _id("b")  # it is current
-    create = empty.create
 
-    def create_late(name: str, *args: Any, **options: Any) -> bool:
+    def create_late(*args: Any, **options: Any) -> bool:
         monkeypatch.undo()
         append_entry(empty, _id("c"))
-        return create(name, *args, **options)
+        return LocalFolder.create(*args, **options)
 
-    monkeypatch.setattr(empty, "create", create_late)
+    monkeypatch.setattr(LocalFolder, "create", create_late)
     with pytest.raises(ReplacedError, match=f"{_id('c')[:12]} became current meanwhile"):
         append_entry(empty, _id("d"), replaces=_id("b"))
     assert [commit.version for commit in read_commits(empty)][-1] == _id("c")
