@@ -21,7 +21,7 @@ from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store import lease as leases
-from precache.store.commit_log import ROOT
+from precache.store.commit_log import ROOT, Commit
 from precache.store.lease import NamedLease, read_leases
 from precache.store.live_version import LiveVersion
 from precache.store.receipts import Receipt
@@ -372,7 +372,7 @@ def test_a_version_that_a_plain_build_took_meanwhile_is_not_that_of_recompute(
     variables = {} if ended else {"HOLD": str(store)}
     plain = []
 
-    def tidy_late(folder: Folder) -> None:
+    def tidy_late(folder: Folder, current: Commit | None) -> None:
         plain.append(start(build_here, source, store, recipe, OPTIONS, variables))
         if ended:
             assert end(plain[0]) == 0
@@ -389,6 +389,26 @@ def test_a_version_that_a_plain_build_took_meanwhile_is_not_that_of_recompute(
     taken = precache.open(store).id
     assert build_here(source, store, recipe, again).version != taken
     assert precache.verify(store).ok
+
+
+def test_a_build_that_another_one_finished_leaves_what_replaced_it_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    newer = []
+
+    def tidy_late(folder: Folder, current: Commit | None) -> None:
+        assert end(start(build_here, source, store, recipe, OPTIONS)) == 0
+        write(source / "cat/0099.jpg", encoded(cut(99)))
+        assert end(start(build_here, source, store, recipe, OPTIONS)) == 0
+        newer.append(precache.open(store).id)
+
+    with monkeypatch.context() as late:
+        late.setattr(driver, "tidy_current", tidy_late)
+        result = build_here(source, store, recipe, OPTIONS)
+    assert result.version != newer[0]
+    assert precache.open(store).id == newer[0]
+    assert build_here(source, store, recipe, OPTIONS).version == newer[0]
 
 
 def test_a_mend_leaves_the_version_that_a_pull_put_meanwhile(

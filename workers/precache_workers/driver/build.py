@@ -26,7 +26,13 @@ from precache.messages import shown
 from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
-from precache.store.commit_log import append_commit, recordable_source, require_create_only
+from precache.store.commit_log import (
+    Commit,
+    append_commit,
+    read_commits,
+    recordable_source,
+    require_create_only,
+)
 from precache.store.labels import has_label
 from precache.store.lease import (
     BuildLease,
@@ -156,6 +162,7 @@ class _Build:
         self.retried: set[int] = set()
         self.mended: list[str] = []
         self.shared = False
+        self.current: Commit | None = None
 
     def run(self) -> BuildResult:
         self.listed = listed = self._list()
@@ -207,7 +214,15 @@ class _Build:
         return committed_result(target, self.listed.ignored)
 
     def _make_current(self, target: TargetVersion) -> None:
-        """Append a committed version to the commit log, with this build's source and code."""
+        """Append a committed version to the commit log, with this build's source and code.
+
+        One that another build has committed meanwhile was current since, and may be replaced.
+        """
+        if self.shared:
+            before = self.current.number if self.current else 0
+            later = [entry for entry in read_commits(self.store) if entry.number > before]
+            if target.version in [entry.version for entry in later]:
+                return
         source = recordable_source(self.request.source)
         append_commit(self.store, target.version, source, self.listed.code, self.listed.refreshes)
 
@@ -269,7 +284,8 @@ class _Build:
             self._check_space(work.needed)
         target = work.target
         require_create_only(target.folder, SCRATCH)
-        tidy_current(self.store)
+        self.current = next(iter(read_commits(self.store, newest=True)), None)
+        tidy_current(self.store, self.current)
         with contextlib.ExitStack() as stack:
             try:
                 with decision_lease(self.store, target.version) as decision:

@@ -20,7 +20,7 @@ from precache.storage.base import Folder
 from precache.store import zarr_metadata
 from precache.store.array_metadata import SUMS, field_document, label_form
 from precache.store.build_status import remove_abandoned_scratch
-from precache.store.commit_log import NO_CODE, ROOT, CodeDigests, append_commit, read_commits
+from precache.store.commit_log import NO_CODE, ROOT, CodeDigests, Commit, append_commit
 from precache.store.json_documents import format_of
 from precache.store.labels import are_classes, label_attributes, narrow
 from precache.store.lease import ExclusiveLease, decision_lease
@@ -82,10 +82,10 @@ def was_committed(target: TargetVersion) -> bool:
     return document is not None
 
 
-def tidy_current(store: Folder) -> None:
+def tidy_current(store: Folder, current: Commit | None) -> None:
     """Remove scratch files of a build that was cut off after its commit of the current version."""
-    for commit in read_commits(store, newest=True):
-        folder = store.folder(commit.version)
+    if current is not None:
+        folder = store.folder(current.version)
         with contextlib.suppress(StorageError):  # of another user: gc reports it
             if folder.size(ROOT) is not None:
                 remove_abandoned_scratch(folder)

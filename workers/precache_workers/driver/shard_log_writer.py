@@ -94,7 +94,7 @@ class ShardLogWriter:
 
 
 def keep_followed(store: Folder, target: TargetVersion, receipts: Mapping[int, Receipt]) -> None:
-    """Keep the whole log in the store, before a commit, if it is followed.
+    """Keep the whole log in the store, before a commit, if it is followed, and no other one.
 
     Parameters
     ----------
@@ -102,6 +102,7 @@ def keep_followed(store: Folder, target: TargetVersion, receipts: Mapping[int, R
         Of every shard, for those that could not be logged.
     """
     if not close_log(target.folder, SCRATCH):
+        store.remove(followed_log_name(target.version))  # of one that was built before
         return
     shards = [shard for entry in read_entries(target.folder, 0) for shard in entry]
     logged = {shard.shard for shard in shards}
