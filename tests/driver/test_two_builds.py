@@ -17,18 +17,20 @@ from PIL import Image
 import precache
 from precache.errors import BuildError, StoreError
 from precache.maintenance import transfer
+from precache.maintenance.gc import remove_version
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store import lease as leases
 from precache.store.commit_log import ROOT, Commit
-from precache.store.lease import NamedLease, read_leases
+from precache.store.lease import NamedLease, decision_lease, read_leases
 from precache.store.live_version import LiveVersion
 from precache.store.receipts import Receipt
 from precache.store.shard_log import FOLLOWED_FOLDER, follow_log
 from precache_workers.driver import build as driver
 from precache_workers.driver import repair, shard_log_writer
 from precache_workers.driver.run_monitor import RunMonitor
+from precache_workers.planning.target_version import TargetVersion
 from precache_workers.shards import field_writer, shard_objects, shard_task
 from precache_workers.shards.shard_task import ShardTask
 from tests.support.building import (
@@ -64,7 +66,7 @@ def mood(array: np.ndarray, folder: str = "") -> np.ndarray:
         if held and (held == "1" or builds_of(Path(held))):
             Path(folder, str(os.getpid())).touch()
             poll(Path(folder, "go").exists, "the test's leave to go on")
-        if "LUCKY" not in os.environ:
+        if not os.environ.get("LUCKY"):
             raise ValueError("no luck")
     return array
 
@@ -409,6 +411,31 @@ def test_a_build_that_another_one_finished_leaves_what_replaced_it_since(
     assert result.version != newer[0]
     assert precache.open(store).id == newer[0]
     assert build_here(source, store, recipe, OPTIONS).version == newer[0]
+
+
+def test_a_build_whose_version_was_removed_commits_no_shards_of_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `gc`, if the build was stopped for long between its last shard and its commit."""
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    monkeypatch.setenv("LUCKY", "1")
+    commit = driver.commit
+
+    def commit_late(folder: Folder, target: TargetVersion, *args: Any) -> None:
+        with decision_lease(folder, target.version) as decision:
+            remove_version(folder, target.version, decision)
+        others = {**OPTIONS, "max_failures": 0}
+        assert end(start(build_here, source, store, recipe, others, {"LUCKY": ""})) == 1
+        assert target.folder.sizes("image")
+        commit(folder, target, *args)
+
+    monkeypatch.setattr(driver, "commit", commit_late)
+    with pytest.raises(BuildError, match=r"meanwhile; run the same command again"):
+        build_here(source, store, recipe, OPTIONS)
+    monkeypatch.setattr(driver, "commit", commit)
+    build_here(source, store, recipe, OPTIONS)
+    assert precache.verify(store).ok
+    assert all(image.any() for image in pixels(store).values())
 
 
 def test_a_mend_leaves_the_version_that_a_pull_put_meanwhile(

@@ -360,7 +360,7 @@ class _Build:
         lease.outlast_commit()
         source = recordable_source(self.request.source)
         listed = self.listed
-        commit(self.store, target, receipts, source, listed.code, listed.refreshes)
+        commit(self.store, target, receipts, source, listed.code, listed.refreshes, lease)
         self._clean_up(lease, target)
         self.progress.finish(f"Version {target.version[:8]} is complete")
         return replace(

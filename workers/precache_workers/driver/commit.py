@@ -23,7 +23,7 @@ from precache.store.build_status import remove_abandoned_scratch
 from precache.store.commit_log import NO_CODE, ROOT, CodeDigests, Commit, append_commit
 from precache.store.json_documents import format_of
 from precache.store.labels import are_classes, label_attributes, narrow
-from precache.store.lease import ExclusiveLease, decision_lease
+from precache.store.lease import BuildLease, ExclusiveLease, decision_lease
 from precache.store.receipts import Receipt
 from precache.store.small_arrays import file_array, small_array, string_array
 from precache.store.version import HOLES, ROW_TABLE, mean_and_std
@@ -44,6 +44,7 @@ def commit(
     source: str | None = None,
     code: CodeDigests = NO_CODE,
     replaces: str | None = None,
+    build: BuildLease | None = None,
 ) -> None:
     """Write the small arrays and the metadata, the group's last, then make the version current.
 
@@ -57,6 +58,8 @@ def commit(
         Source and code that it was built from, for the commit log.
     replaces
         As in `append_commit`.
+    build
+        The lease under which the shards were made: without it, they may be of another build.
 
     Raises
     ------
@@ -65,6 +68,8 @@ def commit(
     """
     with decision_lease(store, target.version) as lease:
         if not was_committed(target):
+            if build is not None:
+                build.require()
             keep_followed(store, target, receipts)
             _write(target, receipts, lease)
     append_commit(store, target.version, source, code, replaces)
