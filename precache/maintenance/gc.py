@@ -30,7 +30,7 @@ import os
 import re
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -52,6 +52,7 @@ from precache.maintenance.scan import (
 from precache.maintenance.versions import current_periods
 from precache.messages import as_text
 from precache.runtime.integers import whole
+from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.rename import is_link, move, refuse_link, remove_if_empty
@@ -70,6 +71,9 @@ from precache.units import ago, size
 
 _MOVED = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
 """Names below ``_gc`` on a local disk; in a bucket they are version ids."""
+
+REMOVALS = 16
+"""Objects of a bucket that are removed at the same time."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _AGE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhdw])\s*")
@@ -396,6 +400,7 @@ def remove_version(store: Folder, version: str, decision: ExclusiveLease) -> boo
     root = store.get(f"{version}/{ROOT}")
     store.put(trash, [root] if root is not None and recorded_version(root) == version else [])
     for name in (f"{version}/{ROOT}", f"{version}/{DESCRIPTION}", f"{COPIES}/{version}"):
+        decision.require()
         store.remove(name)
     return _empty_trash_of(store, trash, decision)
 
@@ -428,13 +433,12 @@ def _empty_trash_of(store: Folder, trash: str, decision: ExclusiveLease) -> bool
         store.remove(followed_log_name(version))
     if path is None:
         started = started or store.size(f"{COPIES}/{version}") is not None
-        if not decision.is_held():
-            return is_current  # another process may build it: a later run decides
         document = store.get(trash)
+        decision.require()
         if is_current and document:
             store.put(f"{version}/{ROOT}", [document])
         elif not started:
-            _remove_all(store, version)
+            _remove_objects(store, version, decision)
         store.remove(trash)
         return is_current
     if is_current:
@@ -445,6 +449,17 @@ def _empty_trash_of(store: Folder, trash: str, decision: ExclusiveLease) -> bool
             return True  # another process rebuilds it: a later run decides
     _remove_all(store, trash)
     return is_current
+
+
+def _remove_objects(store: Folder, version: str, decision: ExclusiveLease) -> None:
+    """Remove the objects of a version from a bucket, one by one: the lease may be lost meanwhile."""
+
+    def remove(name: str) -> None:
+        decision.require()
+        store.remove(f"{version}/{name}")
+
+    while names := store.sizes(version):
+        deque(prefetch(remove, names, REMOVALS, 2 * REMOVALS), maxlen=0)
 
 
 def _remove_all(store: Folder, name: str) -> None:

@@ -249,6 +249,7 @@ class MappedShardFiles(ShardFiles):
             raise self.damage(number, tail, row, "it is missing") from None
         except DamageError as error:
             raise self.damage(number, tail, row, str(error)) from None
+        self.version.require_same()  # by now, the file may be one of another
         if len(self.pieces) == 1:
             self._remember(number, status)
         return StoredObject(len(data), index, data.data, self._begin(number, len(data), index))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import time
 import uuid
 from pathlib import Path
 
@@ -77,3 +78,8 @@ def _signalled(pid: int) -> tuple[str, int] | None:
     except PermissionError:  # it is another user's
         pass
     return "R", 0
+
+
+def boottime() -> float:
+    """Return seconds since some start, with those in which the machine was suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

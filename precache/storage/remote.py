@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import ssl
 import sys
@@ -27,6 +28,7 @@ from fsspec import asyn
 from precache.errors import PrecacheError, StorageError
 from precache.messages import shown
 from precache.runtime.ordered_map import Threads
+from precache.runtime.process_id import boottime
 from precache.storage import retries
 from precache.storage.backends import (
     EXTRAS,
@@ -70,6 +72,10 @@ STREAMS = 100
 
 PIECE = 1 << 16
 """Bytes read at a time of the part before a range, if a server ignores ranges."""
+
+CHANGE_SECONDS = 40.0
+"""Time after which an attempt to replace or remove an object is the last: a process that was
+stopped for so long may have lost the lease under which it did that."""
 
 LISTINGS = 16
 """Prefixes that are listed at a time: a service answers one prefix page after page."""
@@ -471,7 +477,7 @@ class RemoteFolder:
     def remove(self, name: str) -> None:
         self._require_writable(name, "remove")
         with contextlib.suppress(FileNotFoundError):
-            self._request(self._remove_all, name, "remove")
+            self._request(self._remove_all, name, "remove", CHANGE_SECONDS)
 
     def _remove_all(self, path: str) -> None:
         if self._by_obstore or not has_magic(path):
@@ -506,17 +512,17 @@ class RemoteFolder:
             self._fs.pipe_file(target, self._fs.cat_file(source), mode="create")
 
     def _replace(self, name: str, action: Callable[[str], object]) -> None:
-        if not self._write(name, action):
+        if not self._write(name, action, CHANGE_SECONDS):
             raise StorageError(
                 f"cannot write {self._url(name)}: it exists, and the service does not let it be "
                 "replaced"
             )
 
-    def _write(self, name: str, action: Callable[[str], object]) -> bool:
+    def _write(self, name: str, action: Callable[[str], object], within: float = math.inf) -> bool:
         """Write an object; return False if it exists and must stay."""
         self._require_writable(name, "write")
         try:
-            self._request(action, name, "write")
+            self._request(action, name, "write", within)
             return True
         except FileExistsError:
             return False
@@ -551,11 +557,17 @@ class RemoteFolder:
     def _root_url(self) -> str:
         return self.root if self.protocol in WEB else f"{self.protocol}://{self.root}"
 
-    def _request(self, action: Callable[..., Result], name: str, doing: str) -> Result:
-        """Make a request until it succeeds or fails for good; `retries.FINAL` errors pass."""
+    def _request(
+        self, action: Callable[..., Result], name: str, doing: str, within: float = math.inf
+    ) -> Result:
+        """Make a request until it succeeds or fails for good; `retries.FINAL` errors pass.
+
+        An attempt that took more than `within` seconds is the last one.
+        """
         if doing != "list" and (refusal := self._refusal(name, doing)) is not None:
             raise refusal
         for attempt in self._attempts():
+            began = boottime()
             try:
                 return action(self._at(name))
             except PrecacheError:
@@ -564,7 +576,8 @@ class RemoteFolder:
                 error = self._behind(caught)
                 if isinstance(error, retries.FINAL) and not isinstance(error, PermissionError):
                     raise error from None
-                if attempt.last or not retries.is_transient(error):
+                late = boottime() - began > within
+                if late or attempt.last or not retries.is_transient(error):
                     raise self._error(error, name, doing) from None
                 pause = retries.pause(attempt.number, error)
                 self._log_retry(attempt, self._error(error, name, doing), pause)

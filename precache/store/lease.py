@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager
 from typing import Self
 
 from precache.errors import BuildError, StorageError, StoreError
-from precache.runtime.process_id import Process, has_ended, process_of
+from precache.runtime.process_id import Process, boottime, has_ended, process_of
 from precache.storage.base import FileInfo, Folder
 from precache.storage.rename import is_link, remove_if_empty
 from precache.store.commit_log import BUILD, NUMBERED, ROOT
@@ -149,16 +149,16 @@ class ExclusiveLease(Lease):
         self._is_lost = False
 
     def _put_document(self, document: bytes) -> None:
-        began = _clock()
+        began = boottime()
         self._contents.append(document)
         super()._put_document(document)
-        if _clock() - self._renewed > STALE_SECONDS:  # another may have had it meanwhile
+        if boottime() - self._renewed > STALE_SECONDS:  # another may have had it meanwhile
             self._is_lost = True
         self._contents, self._renewed = [document], began
 
     def create(self) -> bool:
         """Create the object; False if another process was first."""
-        began, data = _clock(), _document(process_of(os.getpid()), self._note)
+        began, data = boottime(), _document(process_of(os.getpid()), self._note)
         if not self._folder.create(self.name, [data]):
             return False
         self._contents, self._renewed = [data], began
@@ -183,7 +183,7 @@ class ExclusiveLease(Lease):
         """
         if self._is_lost:
             return False
-        if _clock() - self._renewed < HELD_RENEWALS * RENEWAL_SECONDS:
+        if boottime() - self._renewed < HELD_RENEWALS * RENEWAL_SECONDS:
             return True
         _, name, own = self.name.split("/")
         before = [*self._contents]  # the heartbeat may change it as the object is read
@@ -199,6 +199,9 @@ class ExclusiveLease(Lease):
             )
 
     def _is_revoked(self) -> bool:
+        before = [*self._contents]
+        if self._folder.get(self.name) not in (*before, *self._contents):
+            self._is_lost = True  # a former holder removed it, and numbers began anew
         return not self.is_held()
 
     def hand_over_to(self, process: Process, note: str) -> None:
@@ -335,11 +338,6 @@ def _remove_until(store: Folder, last: str) -> None:
             store.remove(f"{folder}/{name}")
     remove_if_empty(store, folder)
     remove_if_empty(store, LEASES_FOLDER)
-
-
-def _clock() -> float:
-    """Seconds, those included in which the machine was suspended."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _document(process: Process, note: str) -> bytes:

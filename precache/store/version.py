@@ -402,6 +402,19 @@ class Version:
             return not self.folder.exists()
         if self._stamp is not None:
             return stamp_of(self.folder) != self._stamp
+        return self._is_replaced()
+
+    def require_same(self) -> None:
+        """Raise a `GoneError` if another version of its id took its place, on a local disk alone.
+
+        There it costs no request. A repair leaves a version the same.
+        """
+        if self._stamp not in (None, stamp_of(self.folder)) and self._is_replaced():
+            raise gone_error(self.path)
+
+    def _is_replaced(self) -> bool:
+        if self.attributes is None:
+            return False
         try:
             document = self.folder.get(ROOT)
             return (
