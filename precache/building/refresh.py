@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -14,12 +15,15 @@ from precache.errors import PrecacheError
 from precache.maintenance.gc import parse_age
 from precache.runtime.integers import whole
 from precache.runtime.operating_system import require_linux
+from precache.store.commit_log import ReplacedError
 from precache.store.open import open_version
 from precache_workers.planning.options import RunOptions, read_options
 
 if TYPE_CHECKING:
     from precache_workers.driver.build_result import BuildResult
     from precache_workers.jobs.submission import ClusterJob
+
+log = logging.getLogger(__name__)
 
 
 def refresh(
@@ -59,7 +63,9 @@ def refresh(
         The source is not known, the store names code and ``run_functions`` is false, or an
         option's value is not allowed.
     BuildError
-        The child version is incomplete (the same call continues it), or a sample has changed.
+        The child version is incomplete (the same call continues it), or a sample has changed; or
+        another build made its version current meanwhile, of which the same call builds a child.
+        With `every`, the next turn does that.
     """
     return list(refreshes(store, source, times=times, every=every, **options))
 
@@ -81,7 +87,12 @@ def refreshes(
 
     for number in itertools.count(1):
         began = time.monotonic()
-        yield refresh_once(request, request.progress)
+        try:
+            yield refresh_once(request, request.progress)
+        except ReplacedError as error:
+            if seconds is None:
+                raise
+            log.warning("%s", error)  # at its next turn
         if number == (times or (1 if every is None else None)):
             return
         time.sleep(max(0.0, began + (seconds or 0.0) - time.monotonic()))

@@ -23,7 +23,6 @@ import torch
 from precache.errors import UsageError
 from precache.loading.arrival_order import ArrivalOrder
 from precache.loading.gpu import resident
-from precache.loading.job_store import require_same_version
 from precache.loading.options import LoaderOptions
 from precache.loading.position import require_same
 from precache.loading.selection import Selection
@@ -119,7 +118,6 @@ class BatchSource:
         self._options = options
         self._closed = closed
         self._end_iterators = end_iterators
-        self._is_compared = False  # with the version that other ranks opened
         cache = None
         # A resident version needs no copy on a disk.
         if options.cache_dir and not options.resident:
@@ -183,10 +181,6 @@ class BatchSource:
 
     def at_epoch(self, epoch: int, start: int) -> BatchSource:
         """Return the source of an epoch that is read from batch `start` on."""
-        if not self._is_compared:
-            self._is_compared = True
-            store = self.version.path.removesuffix(self.version.id).rstrip("/")
-            require_same_version(store, self.version.id, self._options.world_size)
         return self
 
     def at_state(self, state: Mapping[str, Any]) -> BatchSource:

@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 TIMEOUT = timedelta(seconds=5)
 """Time limit of a request to the store."""
 
+_unreachable: set[tuple[str, str]] = set()
+"""Addresses and ports at which there was no store: each costs a wait once."""
+
 _compared: Counter[str] = Counter()
 """Store -> loaders whose version was compared; the nth ones of all ranks belong together."""
 
@@ -29,11 +32,14 @@ def job_store(world_size: int) -> Any | None:
         return None
     if not address or not port.isdecimal():
         return None
+    if (address, port) in _unreachable:
+        return None
     try:
         # torch exports it only in builds with distributed training.
         connect = dist.TCPStore  # type: ignore[attr-defined]  # c10d's
         return connect(address, int(port), timeout=TIMEOUT, wait_for_workers=False)
     except RuntimeError as error:
+        _unreachable.add((address, port))
         log.info("ranks exchange nothing, since the store of their job is unreachable: %s", error)
         return None
 
@@ -43,11 +49,17 @@ def key_prefix(name: str) -> str:
     return f"precache/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
-def require_same_version(store: str, version: str, world_size: int) -> None:
+def require_same_version(path: str, version: str, world_size: int) -> None:
     """Raise `StoreError` if the first rank that came here opened another version of a store.
 
-    No rank waits for another. Without a store of the job, nothing is compared.
+    No rank waits for another. Without a key-value store of the job, nothing is compared.
+
+    Parameters
+    ----------
+    path
+        Of the version, in the store.
     """
+    store = path.removesuffix(version).rstrip("/")
     shared = job_store(world_size)
     if shared is None:
         return
@@ -61,5 +73,6 @@ def require_same_version(store: str, version: str, world_size: int) -> None:
     if first != version:
         raise StoreError(
             f"this rank opened version {version} of {store}, and another rank {first}: a build "
-            f"committed in between; open '{store}@{first[:12]}' on all ranks, or start them again"
+            f"committed in between; open '{store}@{first[:12]}' on all ranks, or start them again "
+            "(if ranks read loaders of this store in different orders, open versions by their ids)"
         )

@@ -19,6 +19,7 @@ from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
 from precache.loading.batch_source import BatchSource, SourceCounts, open_batch_source
 from precache.loading.cuda_clock import stall_clock
+from precache.loading.job_store import require_same_version
 from precache.loading.options import LoaderOptions, refuse_renamed
 from precache.loading.position import Position, require_same
 from precache.loading.ranks import require_rank
@@ -26,6 +27,7 @@ from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import LoaderStats, WorkTime
 from precache.storage.open import StorageOptions
+from precache.store.open import split_uri
 from precache.store.version import Version
 from precache.transforms import Compose, Transform
 
@@ -189,6 +191,12 @@ class Loader:
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         end_iterators = functools.partial(end_all, self._iterators)
         self._source = open_batch_source(uri, self._options, self._closed, end_iterators)
+        # Ranks open a store one after another, and a build may commit in between.
+        is_named = not isinstance(uri, Version) and (
+            split_uri(uri, storage_options)[1] is not None
+            or os.fspath(uri).rstrip("/").endswith(self.version.id)
+        )
+        self._may_differ = not (is_named or self._has_rank or self.follows)
         # At exit, while modules can still be used, and before the source is finalized.
         weakref.finalize(self, end_iterators)
         warn_if_slow()
@@ -277,6 +285,9 @@ class Loader:
         if self._closed.is_set():
             return
         # With its first batch, not when it is made: some trainers make one that they never use.
+        if self._may_differ:
+            require_same_version(self.version.path, self.version.id, self.world_size)
+            self._may_differ = False
         epoch, start = self._position.begin()
         source = self._use(self._source.at_epoch(epoch, start))
         with contextlib.closing(source.batches(epoch, start)) as batches:

@@ -452,11 +452,11 @@ def _empty_trash_of(store: Folder, trash: str, decision: ExclusiveLease) -> bool
 
 
 def _remove_objects(store: Folder, version: str, decision: ExclusiveLease) -> None:
-    """Remove the objects of a version from a bucket, one by one: the lease may be lost meanwhile."""
+    """Remove a version's objects from a bucket, one by one: the lease may be lost meanwhile."""
 
     def remove(name: str) -> None:
         decision.require()
-        store.remove(f"{version}/{name}")
+        store.remove(name)
 
     while names := store.sizes(version):
         deque(prefetch(remove, names, REMOVALS, 2 * REMOVALS), maxlen=0)

@@ -145,6 +145,7 @@ def append_entry(
     source: str | None = None,
     code: CodeDigests = NO_CODE,
     replaces: str | None = None,
+    since: int | None = None,
 ) -> Commit:
     """Append the next entry; of two concurrent committers, one gets the number after the other's.
 
@@ -155,6 +156,9 @@ def append_entry(
     ----------
     replaces
         The version that must be current at that moment; by default any.
+    since
+        The number of an entry. If `version` was current at it or later, and has been replaced,
+        nothing is appended.
 
     Raises
     ------
@@ -165,6 +169,11 @@ def append_entry(
     while True:
         log = read_commits(store)
         last = log[-1] if log else None
+        was_current = since is not None and any(
+            entry.version == version and entry.number >= since for entry in log
+        )
+        if last is not None and last.version != version and was_current:
+            return last
         recorded = {item for entry in log for item in entry.code.items()}
         new = {name: pair for name, pair in code.items() if (name, pair) not in recorded}
         if last is not None and last.version == version:
@@ -174,8 +183,8 @@ def append_entry(
         elif replaces is not None and (last is None or last.version != replaces):
             now = last.version[:12] if last else "none"
             raise ReplacedError(
-                f"version {version[:12]} of {store} was to replace {replaces[:12]}, and {now} "
-                "became current meanwhile; run the same command again"
+                f"version {now} of {store} became current while a child of {replaces[:12]} was "
+                "built; run the same command again for a child of it"
             )
         else:
             parent, began, new = last.version if last else None, time.time(), dict(code)
@@ -202,6 +211,7 @@ def append_commit(
     source: str | None = None,
     code: CodeDigests = NO_CODE,
     replaces: str | None = None,
+    since: int | None = None,
 ) -> Commit:
     """Make a complete version the current one.
 
@@ -214,7 +224,7 @@ def append_commit(
         The source that it was built from, as `recordable_source` returns it.
     code
         Digests of the code that made it; see `CommitEntry`.
-    replaces
+    replaces, since
         As in `append_entry`.
 
     Raises
@@ -224,11 +234,12 @@ def append_commit(
     StorageError
         The version was removed meanwhile; the version that was current before is current again.
     """
-    commit = append_entry(store, version, source, code, replaces)
-    if store.exists(f"{version}/{ROOT}"):
+    commit = append_entry(store, version, source, code, replaces, since)
+    if commit.version != version or store.exists(f"{version}/{ROOT}"):
         return commit
     if commit.parent is not None and store.exists(f"{commit.parent}/{ROOT}"):
-        append_entry(store, commit.parent)
+        with contextlib.suppress(ReplacedError):
+            append_entry(store, commit.parent, replaces=version)
     raise StorageError(
         f"version {version} of {store} was removed while it was made current; run the same "
         "command again"

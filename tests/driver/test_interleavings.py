@@ -468,7 +468,6 @@ def test_two_minimal_builds_in_every_order(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(precache_workers.driver.build, "require_create_only", lambda *given: None)
     monkeypatch.setattr(precache.store.commit_log, "require_create_only", lambda *given: None)
     monkeypatch.setattr(precache_workers.driver.build, "tidy_current", lambda *given: None)
-    monkeypatch.setattr(precache_workers.driver.build, "read_commits", lambda *given, **named: [])
     monkeypatch.setattr(precache_workers.driver.commit, "keep_followed", lambda *given: None)
     monkeypatch.setattr(
         precache_workers.driver.build, "is_whole", lambda goal: goal.folder.size(ROOT) is not None

@@ -134,21 +134,28 @@ def test_killed_at_any_change_the_same_command_finishes_it(
         assert remains(part) == []
 
 
-def test_what_a_build_commits_meanwhile_is_refreshed_too(
-    source: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("every", [None, 0.01])
+def test_what_a_build_commits_meanwhile_stays_current(
+    every: float | None, source: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A photo that came while a refresh ran is in the version that it makes current."""
+    """A photo that came while a refresh ran is in the child that the next one makes current."""
     committed: list[str] = []
 
-    def commit_later(*args: Any) -> None:
+    def commit_later(*args: Any, **options: Any) -> None:
         if not committed:
             write(source / "fox/0099.jpg", encoded(cut(99)))
             committed.append("")
             committed[0] = build_here(source, store, recipe_of()).version
-        commit(*args)
+        commit(*args, **options)
 
     monkeypatch.setattr("precache_workers.driver.build.commit", commit_later)
-    [result] = precache.refresh(store, **SERIAL)
+    if every is None:
+        with pytest.raises(BuildError, match="run the same command again for a child of it"):
+            precache.refresh(store, **SERIAL)
+        assert precache.open(store).id == committed[0]
+        [result] = precache.refresh(store, **SERIAL)
+    else:  # its second turn
+        [result] = precache.refresh(store, times=2, every=every, **SERIAL)
     version = precache.open(store)
     assert version.id == result.version
     assert "fox/0099.jpg" in list(version.keys)

@@ -22,7 +22,7 @@ from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store import lease as leases
-from precache.store.commit_log import ROOT, Commit
+from precache.store.commit_log import ROOT
 from precache.store.lease import NamedLease, decision_lease, read_leases
 from precache.store.live_version import LiveVersion
 from precache.store.receipts import Receipt
@@ -374,7 +374,7 @@ def test_a_version_that_a_plain_build_took_meanwhile_is_not_that_of_recompute(
     variables = {} if ended else {"HOLD": str(store)}
     plain = []
 
-    def tidy_late(folder: Folder, current: Commit | None) -> None:
+    def tidy_late(folder: Folder) -> None:
         plain.append(start(build_here, source, store, recipe, OPTIONS, variables))
         if ended:
             assert end(plain[0]) == 0
@@ -399,7 +399,7 @@ def test_a_build_that_another_one_finished_leaves_what_replaced_it_since(
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
     newer = []
 
-    def tidy_late(folder: Folder, current: Commit | None) -> None:
+    def tidy_late(folder: Folder) -> None:
         assert end(start(build_here, source, store, recipe, OPTIONS)) == 0
         write(source / "cat/0099.jpg", encoded(cut(99)))
         assert end(start(build_here, source, store, recipe, OPTIONS)) == 0
@@ -421,13 +421,13 @@ def test_a_build_whose_version_was_removed_commits_no_shards_of_another_one(
     monkeypatch.setenv("LUCKY", "1")
     commit = driver.commit
 
-    def commit_late(folder: Folder, target: TargetVersion, *args: Any) -> None:
+    def commit_late(folder: Folder, target: TargetVersion, *args: Any, **options: Any) -> None:
         with decision_lease(folder, target.version) as decision:
             remove_version(folder, target.version, decision)
         others = {**OPTIONS, "max_failures": 0}
         assert end(start(build_here, source, store, recipe, others, {"LUCKY": ""})) == 1
         assert target.folder.sizes("image")
-        commit(folder, target, *args)
+        commit(folder, target, *args, **options)
 
     monkeypatch.setattr(driver, "commit", commit_late)
     with pytest.raises(BuildError, match=r"meanwhile; run the same command again"):

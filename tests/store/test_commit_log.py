@@ -64,7 +64,7 @@ def test_a_version_takes_the_place_of_one_that_is_still_current(
 ) -> None:
     """Also where another process commits between the look at the log and the entry."""
     first = append_entry(empty, _id("a"))
-    noted = append_entry(empty, _id("a"), code={"op": ("1", "2")}, replaces=_id("a"))
+    noted = append_entry(empty, _id("a"), code={"op": ("1", "2")}, since=first.number)
     assert (noted.version, noted.number) == (first.version, 2)
     assert append_entry(empty, _id("b"), replaces=_id("a")).parent == _id("a")
     assert append_entry(empty, _id("b"), replaces=_id("a")).version == _id("b")  # it is current
@@ -75,9 +75,11 @@ def test_a_version_takes_the_place_of_one_that_is_still_current(
         return LocalFolder.create(*args, **options)
 
     monkeypatch.setattr(LocalFolder, "create", create_late)
-    with pytest.raises(ReplacedError, match=f"{_id('c')[:12]} became current meanwhile"):
+    with pytest.raises(ReplacedError, match=f"{_id('c')[:12]} of .* became current while"):
         append_entry(empty, _id("d"), replaces=_id("b"))
+    assert append_entry(empty, _id("b"), since=3).version == _id("c")  # it was current since
     assert [commit.version for commit in read_commits(empty)][-1] == _id("c")
+    assert append_entry(empty, _id("b"), since=4).version == _id("b")
 
 
 COMMITTER = """

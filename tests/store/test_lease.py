@@ -148,11 +148,11 @@ def test_one_whose_heartbeat_took_too_long_to_be_put_is_lost(
     """Another may have taken it over, and ended, before the object was there again."""
     lease = NamedLease(store, "x").try_acquire()
     assert lease is not None
-    clock, put = leases._clock, type(store).put
+    clock, put = leases.boottime, type(store).put
 
     def put_late(*given: Any, **options: Any) -> None:
         put(*given, **options)
-        monkeypatch.setattr(leases, "_clock", lambda: clock() + leases.STALE_SECONDS + 1)
+        monkeypatch.setattr(leases, "boottime", lambda: clock() + leases.STALE_SECONDS + 1)
 
     monkeypatch.setattr(type(store), "put", put_late)
     lease.hand_over_to(process_of(os.getpid()), "")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from precache.codecs.image import import_zstd
 from precache.errors import (
@@ -27,7 +27,6 @@ from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
 from precache.store.commit_log import (
-    Commit,
     append_commit,
     read_commits,
     recordable_source,
@@ -162,9 +161,11 @@ class _Build:
         self.retried: set[int] = set()
         self.mended: list[str] = []
         self.shared = False
-        self.current: Commit | None = None
+        self.since = 0
 
     def run(self) -> BuildResult:
+        newest = read_commits(self.store, newest=True)
+        self.since = newest[-1].number if newest else 0
         self.listed = listed = self._list()
         spec = listed.spec
         target = requested_target(self.request, self.store, spec)
@@ -214,17 +215,16 @@ class _Build:
         return committed_result(target, self.listed.ignored)
 
     def _make_current(self, target: TargetVersion) -> None:
-        """Append a committed version to the commit log, with this build's source and code.
+        """Append a committed version to the commit log, with this build's source and code."""
+        append_commit(self.store, target.version, **self._log_entry())
 
-        One that another build has committed meanwhile was current since, and may be replaced.
-        """
-        if self.shared:
-            before = self.current.number if self.current else 0
-            later = [entry for entry in read_commits(self.store) if entry.number > before]
-            if target.version in [entry.version for entry in later]:
-                return
-        source = recordable_source(self.request.source)
-        append_commit(self.store, target.version, source, self.listed.code, self.listed.refreshes)
+    def _log_entry(self) -> dict[str, Any]:
+        return {
+            "source": recordable_source(self.request.source),
+            "code": self.listed.code,
+            "replaces": self.listed.refreshes,
+            "since": self.since,
+        }
 
     def _list(self) -> ListedSource:
         listed = self._given_listing or list_rows(
@@ -284,8 +284,7 @@ class _Build:
             self._check_space(work.needed)
         target = work.target
         require_create_only(target.folder, SCRATCH)
-        self.current = next(iter(read_commits(self.store, newest=True)), None)
-        tidy_current(self.store, self.current)
+        tidy_current(self.store)
         with contextlib.ExitStack() as stack:
             try:
                 with decision_lease(self.store, target.version) as decision:
@@ -358,9 +357,7 @@ class _Build:
             return self._nothing_mended(lease, target, work.failed)
         self.progress.phase("Committing")
         lease.outlast_commit()
-        source = recordable_source(self.request.source)
-        listed = self.listed
-        commit(self.store, target, receipts, source, listed.code, listed.refreshes, lease)
+        commit(self.store, target, receipts, build=lease, **self._log_entry())
         self._clean_up(lease, target)
         self.progress.finish(f"Version {target.version[:8]} is complete")
         return replace(

@@ -20,7 +20,7 @@ from precache.storage.base import Folder
 from precache.store import zarr_metadata
 from precache.store.array_metadata import SUMS, field_document, label_form
 from precache.store.build_status import remove_abandoned_scratch
-from precache.store.commit_log import NO_CODE, ROOT, CodeDigests, Commit, append_commit
+from precache.store.commit_log import NO_CODE, ROOT, CodeDigests, append_commit, read_commits
 from precache.store.json_documents import format_of
 from precache.store.labels import are_classes, label_attributes, narrow
 from precache.store.lease import BuildLease, ExclusiveLease, decision_lease
@@ -43,12 +43,15 @@ def commit(
     receipts: Mapping[int, Receipt],
     source: str | None = None,
     code: CodeDigests = NO_CODE,
-    replaces: str | None = None,
+    *,
     build: BuildLease | None = None,
+    replaces: str | None = None,
+    since: int | None = None,
 ) -> None:
     """Write the small arrays and the metadata, the group's last, then make the version current.
 
-    Of several builds of a version one commits; the others make current what it committed.
+    Of several builds of a version one commits; the others make current what it committed, unless
+    that was replaced.
 
     Parameters
     ----------
@@ -56,10 +59,11 @@ def commit(
         Of every shard of the version, by number.
     source, code
         Source and code that it was built from, for the commit log.
-    replaces
-        As in `append_commit`.
     build
-        The lease under which the shards were made: without it, they may be of another build.
+        The lease under which the shards were made. Once it was removed, other builds may have
+        removed and made them.
+    replaces, since
+        As in `append_commit`.
 
     Raises
     ------
@@ -72,7 +76,7 @@ def commit(
                 build.require()
             keep_followed(store, target, receipts)
             _write(target, receipts, lease)
-    append_commit(store, target.version, source, code, replaces)
+    append_commit(store, target.version, source, code, replaces, since)
 
 
 def was_committed(target: TargetVersion) -> bool:
@@ -87,10 +91,10 @@ def was_committed(target: TargetVersion) -> bool:
     return document is not None
 
 
-def tidy_current(store: Folder, current: Commit | None) -> None:
+def tidy_current(store: Folder) -> None:
     """Remove scratch files of a build that was cut off after its commit of the current version."""
-    if current is not None:
-        folder = store.folder(current.version)
+    for commit in read_commits(store, newest=True):
+        folder = store.folder(commit.version)
         with contextlib.suppress(StorageError):  # of another user: gc reports it
             if folder.size(ROOT) is not None:
                 remove_abandoned_scratch(folder)

@@ -6,7 +6,6 @@ commit log names is read; functions, and a ``python:`` source, run only if the u
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,12 +14,7 @@ from precache.errors import RecipeError, StoreError, UsageError
 from precache.messages import shown
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
-from precache.store.commit_log import (
-    ReplacedError,
-    read_commits,
-    recordable_source,
-    recorded_source,
-)
+from precache.store.commit_log import read_commits, recordable_source, recorded_source
 from precache.store.json_documents import Identity
 from precache.store.labels import has_label
 from precache.store.lease import live_leases
@@ -47,8 +41,6 @@ from precache_workers.sources.user_code import refuse_stored_code
 def refresh_once(request: Request, shown: bool) -> BuildResult:
     """Build the next child of the current version, or finish a killed one, and make it current.
 
-    If another build commits meanwhile, a child of its version is built as well.
-
     Parameters
     ----------
     request
@@ -62,15 +54,11 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
         There is no store, or its version has no variants.
     UsageError
         The source is unknown, or the store names code that the user did not allow to run.
+    ReplacedError
+        Another build made its version current meanwhile.
     BuildError
         It is incomplete, or a sample is not what it was.
     """
-    while True:
-        with contextlib.suppress(ReplacedError):
-            return _refresh(request, shown)
-
-
-def _refresh(request: Request, shown: bool) -> BuildResult:
     version = open_version(request.store, None, request.storage_options)
     request = request.model_copy(update={"recipe": version.recipe})
     check_request(request)
@@ -160,5 +148,5 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
         seconds=0.0,
         pinned=True,
         barred={key: why for key, why in failed.items() if why.startswith(KILLS) or is_late(why)},
-        refreshes=version.id,
+        refreshes=folder.name,
     )

@@ -9,7 +9,6 @@ libraries later have other versions with the same digests.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -18,13 +17,7 @@ from dataclasses import replace
 from precache.errors import DamageError, RecipeError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
-from precache.store.commit_log import (
-    ROOT,
-    CodeDigests,
-    ReplacedError,
-    append_entry,
-    read_commits,
-)
+from precache.store.commit_log import ROOT, CodeDigests, append_entry, read_commits
 from precache.store.json_documents import Attributes
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import RowTable
@@ -92,9 +85,9 @@ def with_recorded_factory(
 
 def note_code(store: Folder, version: str, code: CodeDigests) -> None:
     """Record in the log the identity of the code that built a version, if it is current."""
-    if code:
-        with contextlib.suppress(ReplacedError):
-            append_entry(store, version, None, code, replaces=version)
+    newest = read_commits(store, newest=True) if code else []
+    if newest and newest[-1].version == version:
+        append_entry(store, version, None, code, since=newest[-1].number)
 
 
 def _recorded(store: Folder) -> dict[tuple[str, str], str]:
