@@ -103,7 +103,8 @@ class Operation(ExtensibleModel):
 class Decode(Operation):
     """Encoded image file -> (H, W, C) uint8, EXIF orientation applied.
 
-    The formats are JPEG, PNG, WebP, BMP, GIF and TIFF. Values of 16 bits keep their high byte; an
+    An image that a torch dataset opened with Pillow is taken as it is, orientation included. The
+    formats are JPEG, PNG, WebP, BMP, GIF and TIFF. Values of 16 bits keep their high byte; an
     image of 32-bit integers or floats becomes a hole.
 
     Parameters

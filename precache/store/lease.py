@@ -308,7 +308,8 @@ def _lease_files(version: Folder) -> list[FileInfo]:
 def decision_lease(store: Folder, version: str) -> AbstractContextManager[ExclusiveLease]:
     """Hold the lease to decide about a version: to commit, replace or remove it, or a shard of it.
 
-    Every build holds it once before its first shard. So a build that finds no other lease meanwhile
+    A copy into a bucket holds it to its end. Every build holds it once before its first shard. So a
+    build that finds no other lease meanwhile
     knows that all unfinished objects were left by builds that have ended.
     """
     return NamedLease(store, f"{version}-decide").acquire()
@@ -369,12 +370,12 @@ class NamedLease:
 
     @contextlib.contextmanager
     def acquire(self) -> Iterator[ExclusiveLease]:
-        """Wait for the lease, and hold it until the block ends."""
+        """Wait for the lease, and hold it until the block ends; the log names who holds it long."""
         poll = POLL_REMOTE if self._store.local("") is None else POLL_LOCAL
         line_at = time.monotonic() + WAIT_LINE_SECONDS
         while (lease := self.try_acquire()) is None:
             if time.monotonic() > line_at and (holder := self.holder()):
-                log.warning("waiting for %s, which works on %s", holder.holder, self._store)
+                log.warning("waiting for %s, which holds %s", holder.holder, self._name)
                 line_at = math.inf
             time.sleep(poll)  # a store has no notifications
         with lease:

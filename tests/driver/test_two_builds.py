@@ -15,7 +15,7 @@ from numcodecs import zstd
 from PIL import Image
 
 import precache
-from precache.errors import BuildError, StoreError
+from precache.errors import BuildError, GoneError, StoreError
 from precache.maintenance import transfer
 from precache.maintenance.gc import remove_version
 from precache.storage.base import Folder
@@ -460,6 +460,23 @@ def test_a_mend_leaves_the_version_that_a_pull_put_meanwhile(
         build_here(source, store, recipe, OPTIONS)
     assert precache.verify(store).ok
     assert not precache.open(store).holes
+
+
+def test_a_loader_reads_no_shard_of_the_version_that_a_pull_put_meanwhile(tmp_path: Path) -> None:
+    """The pulled one has a hole where the damaged one has a row."""
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    assert end(start(build_here, source, store, recipe, OPTIONS, {"LUCKY": "1"})) == 0
+    assert build_here(source, tmp_path / "other", recipe, OPTIONS).failed == 1
+    version = precache.open(store)
+    row = list(version.keys).index("cat/0099.jpg")
+    damaged = next(n for n in range(4) if n != row // 3)
+    with precache.Loader(store, batch_size=1, shuffle=False) as loader:
+        Path(version.path, f"image/c/{damaged}/0/0/0").write_bytes(b"damaged")
+        precache.pull(tmp_path / "other", store)
+        with pytest.raises(GoneError):
+            list(loader)
+    assert precache.open(store).id == version.id
+    assert precache.open(store).hole_rows.tolist() == [row]
 
 
 # --- a version that another process replaces or takes over --------------------------------------

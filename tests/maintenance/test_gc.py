@@ -31,6 +31,7 @@ from precache.maintenance.scan import COPIES, TRASH, ListedObject, StoredVersion
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
+from precache.storage.remote import RemoteFolder
 from precache.store import lease as leases
 from precache.store.build_status import DESCRIPTION, read_status
 from precache.store.commit_log import BUILD, ROOT, Commit, append_commit, append_entry, read_commits
@@ -873,6 +874,33 @@ def test_a_store_in_a_bucket(source: Path, s3: S3Server) -> None:
     assert precache.verify(url, storage_options=options).ok
     with pytest.raises(StoreError, match="is gone"):
         precache.use(f"{url}@{first}", options)
+
+
+@pytest.mark.parametrize("asked", [2, 4, 9])
+def test_one_that_lost_its_lease_removes_nothing_more_from_a_bucket(
+    asked: int, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if it had been stopped for minutes before the next request."""
+    url = f"memory://garbage/lost-{asked}"
+    first, second, third = build_all(source, url)
+    answers, removed_names = itertools.count(1), []
+    remove = RemoteFolder.remove
+
+    def note(folder: RemoteFolder, name: str) -> None:
+        removed_names.append(name)
+        remove(folder, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(leases.ExclusiveLease, "is_held", lambda lease: next(answers) < asked)
+        patched.setattr(RemoteFolder, "remove", note)
+        with pytest.raises(BuildError, match="took over the lease"):
+            precache.gc(url, 1, 0)
+    objects = [name for name in removed_names if name.startswith((first, second))]
+    assert len(objects) < asked
+    assert precache.verify(f"{url}@{third}").ok
+    open_folder(url).remove(leases.LEASES_FOLDER)  # it goes stale in a minute
+    precache.gc(url, 1, 0)
+    assert open_folder(url).names() == sorted([third, "commits"])
 
 
 def test_the_command(store: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import pickle
 import re
@@ -16,6 +18,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 import precache
@@ -98,6 +101,43 @@ def test_what_was_put_is_there(folder: Folder) -> None:
     assert folder.folder("a").read("b.bin") == b"12345"
     folder.put("a/b.bin", [b"again"])
     assert folder.read("a/b.bin") == b"again"
+
+
+@pytest.mark.parametrize("seconds", [30.0, 50.0])
+def test_a_change_that_took_long_is_not_made_again(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process may have been stopped; an object that must be new can be put again."""
+    folder = open_folder("memory://remote/late")
+    folder.put("old", [b"old"])
+    folder.put("gone", [b"old"])
+    clock = itertools.count(0.0, seconds)
+    monkeypatch.setattr(blobs, "boottime", lambda: next(clock))
+    monkeypatch.setattr(retries, "pause", lambda number, error: 0.0)
+
+    def failing_once(name: str) -> None:
+        action, failed = getattr(MemoryFileSystem, name), []
+
+        def act(*args: Any, **options: Any) -> Any:
+            if not failed:
+                failed.append(args)
+                raise ConnectionResetError("by the server")
+            return action(*args, **options)
+
+        monkeypatch.setattr(MemoryFileSystem, name, act)
+
+    failing_once("pipe_file")
+    assert folder.create("new", [b"new"])
+    late = seconds > blobs.CHANGE_SECONDS
+    refused = pytest.raises(StorageError, match="cannot") if late else contextlib.nullcontext()
+    failing_once("pipe_file")
+    with refused:
+        folder.put("old", [b"new"])
+    failing_once("rm")
+    with refused:
+        folder.remove("gone")
+    assert folder.read("old") == (b"old" if late else b"new")
+    assert folder.exists("gone") == late
 
 
 def test_a_small_object_is_read_no_further_than_its_limit(

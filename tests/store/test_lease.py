@@ -142,6 +142,41 @@ def test_one_that_was_lost_is_not_renewed(store: Folder, monkeypatch: pytest.Mon
     assert store.get(lease.name) == other
 
 
+def test_one_whose_object_another_process_removed_is_lost_at_the_next_heartbeat(
+    store: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A former holder that resumes as it removes its own: the numbers have begun anew."""
+    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.01)
+    monkeypatch.setattr(leases, "HELD_RENEWALS", 10_000)  # no holder asks for itself
+    lease = NamedLease(store, "x").try_acquire()
+    assert lease is not None
+    with lease:
+        store.remove(lease.name)
+        other = NamedLease(store, "x").try_acquire()
+        poll(lambda: other is None or not lease.is_held(), "it notices")
+    assert other is None or store.get(lease.name) is not None
+
+
+def test_who_waits_for_long_is_told_for_whom(
+    store: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leases, "WAIT_LINE_SECONDS", 0.0)
+    first, entered = NamedLease(store, "x").try_acquire(), threading.Event()
+    assert first is not None
+
+    def wait() -> None:
+        with NamedLease(store, "x").acquire():
+            entered.set()
+
+    with first:
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        poll(lambda: f"waiting for {process_of(os.getpid())}, which holds x" in caplog.text, "it")
+        assert not entered.is_set()
+    waiting.join(60)
+    assert entered.is_set()
+
+
 def test_one_whose_heartbeat_took_too_long_to_be_put_is_lost(
     store: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

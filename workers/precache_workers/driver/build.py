@@ -27,6 +27,7 @@ from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
 from precache.store.commit_log import (
+    Commit,
     append_commit,
     read_commits,
     recordable_source,
@@ -201,7 +202,7 @@ class _Build:
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
         failed = open_own(target.folder).holes.values()
         self._check_failures([hole for hole in failed if hole[1] != REMOVED], target)
-        self._make_current(target)
+        entry = self._make_current(target)
         remove_abandoned_scratch(target.folder)
         remove_ended_leases(self.store)
         version = f"version {target.version[:8]} is complete"
@@ -211,14 +212,19 @@ class _Build:
             line = f"V{version[1:]}: the other build finished it"
         else:
             line = f"Nothing to do: {version}; its shards were not read (precache verify does that)"
+        if entry.version != target.version:
+            line += f". Version {entry.version[:8]} has replaced it meanwhile, and is current"
+        elif entry.number > self.since and entry.parent is not None:
+            line += f". It is current again, in place of version {entry.parent[:8]}"
         self.progress.finish(line)
         return committed_result(target, self.listed.ignored)
 
-    def _make_current(self, target: TargetVersion) -> None:
-        """Append a committed version to the commit log, with this build's source and code."""
-        append_commit(self.store, target.version, **self._log_entry())
+    def _make_current(self, target: TargetVersion) -> Commit:
+        """Append a committed version to the commit log, and return the entry that is current."""
+        return append_commit(self.store, target.version, **self._log_entry())
 
     def _log_entry(self) -> dict[str, Any]:
+        """Return the keywords of `append_commit` with this build's source and code."""
         return {
             "source": recordable_source(self.request.source),
             "code": self.listed.code,

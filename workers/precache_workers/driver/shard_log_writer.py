@@ -94,7 +94,9 @@ class ShardLogWriter:
 
 
 def keep_followed(store: Folder, target: TargetVersion, receipts: Mapping[int, Receipt]) -> None:
-    """Keep the whole log in the store, before a commit, if it is followed, and no other one.
+    """Keep the whole log in the store, before a commit, if it is followed.
+
+    If not, that of an earlier build of the version is removed.
 
     Parameters
     ----------
