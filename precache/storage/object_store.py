@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import pickle
 import re
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from types import FrameType
 from typing import Any, NamedTuple
 
 from fsspec import asyn
@@ -39,6 +42,9 @@ SMALL = 1 << 20
 
 UPLOAD_PART, UPLOADED_AT_ONCE = 50 << 20, 4
 """Bytes of a part of a larger object, and parts that are sent at a time."""
+
+DELIVERY_SECONDS = 1.0
+"""Longest wait at the end of the process for answers that are being delivered."""
 
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][\w-]*)*)")
 _CODE = re.compile(r"<Code>\s*([^<]+?)\s*</Code>")
@@ -329,12 +335,44 @@ def _wait(request: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     async def made() -> Any:
         return await request(*arguments, **options)
 
+    _end_in_order()
     return asyn.sync(asyn.get_loop(), made)
+
+
+@functools.cache
+def _end_in_order() -> None:
+    """Let the process end only when obstore's threads have delivered their answers.
+
+    A thread of its own wakes the event loop, and waits for the interpreter's lock again. Python
+    ends such a thread once it finalizes, which aborts the process.
+    """
+    # Not `atexit`: finalizers run last in, first out, so after those of what makes requests.
+    weakref.finalize(_end_in_order, _wait_for_answers)
+
+
+def _wait_for_answers() -> None:
+    known = {thread.ident for thread in threading.enumerate()}
+    until = time.monotonic() + DELIVERY_SECONDS
+    while time.monotonic() < until and any(
+        _wakes_event_loop(frame)
+        for thread, frame in sys._current_frames().items()
+        if thread not in known
+    ):
+        time.sleep(0.001)
+
+
+def _wakes_event_loop(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("asyncio."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 async def _read_all(parts: Sequence[tuple[Bucket, str, int | None, int | None]]) -> list[Any]:
     import obstore
 
+    _end_in_order()
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def read(bucket: Bucket, key: str, start: int | None, end: int | None) -> bytes:
@@ -379,7 +417,7 @@ class _Relay:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return partial(self._call, name)
+        return functools.partial(self._call, name)
 
     def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
         with self._lock:

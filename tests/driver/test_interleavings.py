@@ -174,9 +174,8 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precache_workers.driver.build, "recordable_source", lambda source: None)
     monkeypatch.setattr(precache_workers.driver.build, "shown", str)
     monkeypatch.setattr(precache_workers.driver.run_monitor, "ShardLogWriter", Silent)
-    monkeypatch.setattr(
-        precache_workers.driver.commit, "prefetch", one_by_one
-    )  # on the actor's own thread
+    for module in (precache_workers.driver.commit, garbage):  # on the actor's own thread
+        monkeypatch.setattr(module, "prefetch", one_by_one)
     for module in (
         precache_workers.profiling.row_probe,
         precache_workers.shards.shard_task,

@@ -205,7 +205,7 @@ def test_a_build_that_finds_no_source_is_reported_too(tmp_path: Path) -> None:
 def test_an_interrupted_build_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = write_jpegs(tmp_path / "in", 6)
 
-    def interrupt(*arguments: object) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(building, "commit", interrupt)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.client
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +21,7 @@ from precache.errors import StorageError, UsageError
 from precache.storage import service_options
 from precache.storage.base import NO_NAME
 from precache.storage.open import open_folder
+from tests.support.building import environment
 from tests.support.servers import Fault, FaultProxy, S3Server, reset, status
 
 pytest.importorskip("obstore", reason="what these tests are of")
@@ -40,6 +44,36 @@ def put_raw(server: S3Server, key: str, data: bytes, **headers: str) -> None:
     connection.request("PUT", f"/bucket/{key}", data, named)
     assert connection.getresponse().status == 200
     connection.close()
+
+
+_LEAVE_AT_ONCE = """
+import json, sys, threading, time
+from asyncio.selector_events import BaseSelectorEventLoop
+from precache.storage.open import open_folder
+
+wake = BaseSelectorEventLoop._write_to_self
+
+def wake_late(loop):
+    wake(loop)
+    if threading.get_ident() not in {thread.ident for thread in threading.enumerate()}:
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            time.sleep(0.001)  # waits for the interpreter's lock afterwards
+
+BaseSelectorEventLoop._write_to_self = wake_late
+folder = open_folder("s3://bucket/x", json.loads(sys.argv[1]))
+print(getattr(folder, sys.argv[2])("03"))
+"""
+
+
+@pytest.mark.parametrize("method", ["read", "size"])
+def test_a_process_that_ends_right_after_its_last_answer_ends_well(
+    method: str, s3: S3Server
+) -> None:
+    """A thread of obstore has woken the event loop, and has not come back from there."""
+    line = [sys.executable, "-c", _LEAVE_AT_ONCE, json.dumps(s3.options()), method]
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # --- requests -----------------------------------------------------------------------------------
