@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import time
@@ -85,14 +84,18 @@ def refreshes(
     request = new_request(source or "", store, None, **options)
     from precache_workers.driver.refresh import refresh_once
 
-    for number in itertools.count(1):
+    number = 0
+    while True:
         began = time.monotonic()
         try:
-            yield refresh_once(request, request.progress)
+            result = refresh_once(request, request.progress)
         except ReplacedError as error:
             if seconds is None:
                 raise
-            log.warning("%s", error)  # at its next turn
+            log.warning("%s", error)
+        else:
+            number += 1
+            yield result
         if number == (times or (1 if every is None else None)):
             return
         time.sleep(max(0.0, began + (seconds or 0.0) - time.monotonic()))

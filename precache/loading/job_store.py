@@ -40,7 +40,7 @@ def job_store(world_size: int) -> Any | None:
         return connect(address, int(port), timeout=TIMEOUT, wait_for_workers=False)
     except RuntimeError as error:
         _unreachable.add((address, port))
-        log.info("ranks exchange nothing, since the store of their job is unreachable: %s", error)
+        log.warning("ranks exchange nothing: the store of their job is unreachable: %s", error)
         return None
 
 
@@ -63,16 +63,17 @@ def require_same_version(path: str, version: str, world_size: int) -> None:
     shared = job_store(world_size)
     if shared is None:
         return
-    _compared[store] += 1
+    number = _compared[store] + 1
     digest = hashlib.sha256(store.encode()).hexdigest()[:32]
     try:
-        first = shared.compare_set(f"{key_prefix(digest)}/{_compared[store]}", "", version).decode()
+        first = shared.compare_set(f"{key_prefix(digest)}/{number}", "", version).decode()
     except RuntimeError as error:  # the job's store has ended
         log.info("ranks do not compare their versions of %s: %s", store, error)
         return
     if first != version:
         raise StoreError(
             f"this rank opened version {version} of {store}, and another rank {first}: a build "
-            f"committed in between; open '{store}@{first[:12]}' on all ranks, or start them again "
-            "(if ranks read loaders of this store in different orders, open versions by their ids)"
+            f"committed in between, or they use their loaders of this store in different orders; "
+            f"open '{store}@{first[:12]}' on all ranks, or start them again"
         )
+    _compared[store] = number

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from precache.errors import StoreError, UsageError
+from precache.errors import BuildError, StoreError, UsageError
 from precache.maintenance.scan import (
     COPIES,
     TRASH,
@@ -201,7 +201,10 @@ def gc(
         done = []
         for removal in removed:
             with decision_lease(folder, removal.version) as decision:
-                refusal = _remove(folder, removal.place, clock, decision)
+                try:
+                    refusal = _remove(folder, removal.place, clock, decision)
+                except BuildError:  # the lease was lost
+                    refusal = "in use by a process"
             if refusal:
                 kept.append(Kept(removal.version, refusal))
             else:

@@ -87,6 +87,7 @@ class RangedShardFiles(ShardFiles):
                 if len(data) < length:
                     raise self.damage(number, tail, row, "it is shorter than its index says")
                 chunks[key] = data[:length]
+        self.version.require_same()  # by now, they may be of another
         return chunks
 
     def _read(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:

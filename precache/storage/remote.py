@@ -74,7 +74,7 @@ PIECE = 1 << 16
 """Bytes read at a time of the part before a range, if a server ignores ranges."""
 
 CHANGE_SECONDS = 40.0
-"""Time after which an attempt to replace or remove an object is the last: a process that was
+"""Time after which a request to replace or remove an object is not made again: a process that was
 stopped for so long may have lost the lease under which it did that."""
 
 LISTINGS = 16
@@ -562,12 +562,14 @@ class RemoteFolder:
     ) -> Result:
         """Make a request until it succeeds or fails for good; `retries.FINAL` errors pass.
 
-        An attempt that took more than `within` seconds is the last one.
+        No attempt but the first begins after `within` seconds.
         """
         if doing != "list" and (refusal := self._refusal(name, doing)) is not None:
             raise refusal
+        began, failure = boottime(), None
         for attempt in self._attempts():
-            began = boottime()
+            if failure is not None and boottime() - began > within:
+                raise failure
             try:
                 return action(self._at(name))
             except PrecacheError:
@@ -576,11 +578,11 @@ class RemoteFolder:
                 error = self._behind(caught)
                 if isinstance(error, retries.FINAL) and not isinstance(error, PermissionError):
                     raise error from None
-                late = boottime() - began > within
-                if late or attempt.last or not retries.is_transient(error):
-                    raise self._error(error, name, doing) from None
+                failure = self._error(error, name, doing)
+                if attempt.last or not retries.is_transient(error):
+                    raise failure from None
                 pause = retries.pause(attempt.number, error)
-                self._log_retry(attempt, self._error(error, name, doing), pause)
+                self._log_retry(attempt, failure, pause)
                 time.sleep(pause)
         raise AssertionError("unreachable")
 

@@ -181,10 +181,10 @@ def append_entry(
                 return last
             parent, began = last.parent, last.time
         elif replaces is not None and (last is None or last.version != replaces):
-            now = last.version[:12] if last else "none"
+            now = f"version {last.version[:12]}" if last else "no version"
             raise ReplacedError(
-                f"version {now} of {store} became current while a child of {replaces[:12]} was "
-                "built; run the same command again for a child of it"
+                f"{now} of {store} is current, and no longer {replaces[:12]}, of which a child was "
+                "built; refresh it again"
             )
         else:
             parent, began, new = last.version if last else None, time.time(), dict(code)

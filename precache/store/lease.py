@@ -21,6 +21,7 @@ import re
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Self
@@ -145,7 +146,8 @@ class ExclusiveLease(Lease):
     def __init__(self, store: Folder, name: str, note: str = "") -> None:
         super().__init__(store, name, note)
         self._renewed = math.inf  # never yet
-        self._contents: list[bytes] = []  # the last that was put, and attempts since
+        # The last documents: one may arrive late, and a read may give one of before.
+        self._contents: deque[bytes] = deque(maxlen=64)
         self._is_lost = False
 
     def _put_document(self, document: bytes) -> None:
@@ -154,14 +156,15 @@ class ExclusiveLease(Lease):
         super()._put_document(document)
         if boottime() - self._renewed > STALE_SECONDS:  # another may have had it meanwhile
             self._is_lost = True
-        self._contents, self._renewed = [document], began
+        self._renewed = began
 
     def create(self) -> bool:
         """Create the object; False if another process was first."""
         began, data = boottime(), _document(process_of(os.getpid()), self._note)
         if not self._folder.create(self.name, [data]):
             return False
-        self._contents, self._renewed = [data], began
+        self._contents.append(data)
+        self._renewed = began
         return True
 
     def __enter__(self) -> Self:
@@ -375,7 +378,8 @@ class NamedLease:
         line_at = time.monotonic() + WAIT_LINE_SECONDS
         while (lease := self.try_acquire()) is None:
             if time.monotonic() > line_at and (holder := self.holder()):
-                log.warning("waiting for %s, which holds %s", holder.holder, self._name)
+                version = self._store.path(self._name.rpartition("-")[0] or self._name)
+                log.warning("waiting for %s, which works on %s", holder.holder, version)
                 line_at = math.inf
             time.sleep(poll)  # a store has no notifications
         with lease:

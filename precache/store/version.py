@@ -409,7 +409,9 @@ class Version:
 
         There it costs no request. A repair leaves a version the same.
         """
-        if self._stamp not in (None, stamp_of(self.folder)) and self._is_replaced():
+        if self._stamp is None or self._stamp == stamp_of(self.folder):
+            return
+        if self._is_replaced():
             raise gone_error(self.path)
 
     def _is_replaced(self) -> bool:

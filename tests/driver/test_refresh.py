@@ -150,12 +150,12 @@ def test_what_a_build_commits_meanwhile_stays_current(
 
     monkeypatch.setattr("precache_workers.driver.build.commit", commit_later)
     if every is None:
-        with pytest.raises(BuildError, match="run the same command again for a child of it"):
+        with pytest.raises(BuildError, match="of which a child was built; refresh it again"):
             precache.refresh(store, **SERIAL)
         assert precache.open(store).id == committed[0]
         [result] = precache.refresh(store, **SERIAL)
     else:  # its second turn
-        [result] = precache.refresh(store, times=2, every=every, **SERIAL)
+        [result] = precache.refresh(store, every=every, **SERIAL)
     version = precache.open(store)
     assert version.id == result.version
     assert "fox/0099.jpg" in list(version.keys)

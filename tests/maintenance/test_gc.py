@@ -893,8 +893,8 @@ def test_one_that_lost_its_lease_removes_nothing_more_from_a_bucket(
     with monkeypatch.context() as patched:
         patched.setattr(leases.ExclusiveLease, "is_held", lambda lease: next(answers) < asked)
         patched.setattr(RemoteFolder, "remove", note)
-        with pytest.raises(BuildError, match="took over the lease"):
-            precache.gc(url, 1, 0)
+        kept = precache.gc(url, 1, 0).kept
+    assert {each.why for each in kept} >= {"in use by a process"}
     objects = [name for name in removed_names if name.startswith((first, second))]
     assert len(objects) < asked
     assert precache.verify(f"{url}@{third}").ok

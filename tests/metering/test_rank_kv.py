@@ -97,7 +97,7 @@ def test_a_store_that_is_not_there_is_said_once(
             assert RankKeyValue.connect("train", 0, 2) is None
     finally:
         dist.destroy_process_group()
-    assert caplog.messages[0].startswith("ranks exchange nothing, since the store of their job")
+    assert caplog.messages[0].startswith("ranks exchange nothing: the store of their job")
 
 
 _TRAIN = """

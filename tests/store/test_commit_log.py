@@ -75,7 +75,7 @@ def test_a_version_takes_the_place_of_one_that_is_still_current(
         return LocalFolder.create(*args, **options)
 
     monkeypatch.setattr(LocalFolder, "create", create_late)
-    with pytest.raises(ReplacedError, match=f"{_id('c')[:12]} of .* became current while"):
+    with pytest.raises(ReplacedError, match=f"{_id('c')[:12]} of .* is current, and no longer"):
         append_entry(empty, _id("d"), replaces=_id("b"))
     assert append_entry(empty, _id("b"), since=3).version == _id("c")  # it was current since
     assert [commit.version for commit in read_commits(empty)][-1] == _id("c")

@@ -171,7 +171,7 @@ def test_who_waits_for_long_is_told_for_whom(
     with first:
         waiting = threading.Thread(target=wait)
         waiting.start()
-        poll(lambda: f"waiting for {process_of(os.getpid())}, which holds x" in caplog.text, "it")
+        poll(lambda: f"waiting for {process_of(os.getpid())}, which works on" in caplog.text, "it")
         assert not entered.is_set()
     waiting.join(60)
     assert entered.is_set()

@@ -162,11 +162,10 @@ class _Build:
         self.retried: set[int] = set()
         self.mended: list[str] = []
         self.shared = False
-        self.since = 0
+        self.before: Commit | None = None
 
     def run(self) -> BuildResult:
-        newest = read_commits(self.store, newest=True)
-        self.since = newest[-1].number if newest else 0
+        self.before = next(iter(read_commits(self.store, newest=True)), None)
         self.listed = listed = self._list()
         spec = listed.spec
         target = requested_target(self.request, self.store, spec)
@@ -214,8 +213,8 @@ class _Build:
             line = f"Nothing to do: {version}; its shards were not read (precache verify does that)"
         if entry.version != target.version:
             line += f". Version {entry.version[:8]} has replaced it meanwhile, and is current"
-        elif entry.number > self.since and entry.parent is not None:
-            line += f". It is current again, in place of version {entry.parent[:8]}"
+        elif self.before is not None and self.before.version != target.version:
+            line += f". It is current, in place of version {self.before.version[:8]}"
         self.progress.finish(line)
         return committed_result(target, self.listed.ignored)
 
@@ -229,7 +228,7 @@ class _Build:
             "source": recordable_source(self.request.source),
             "code": self.listed.code,
             "replaces": self.listed.refreshes,
-            "since": self.since,
+            "since": self.before.number if self.before else 0,
         }
 
     def _list(self) -> ListedSource:

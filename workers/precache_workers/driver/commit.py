@@ -60,8 +60,8 @@ def commit(
     source, code
         Source and code that it was built from, for the commit log.
     build
-        The lease under which the shards were made. Once it was removed, other builds may have
-        removed and made them.
+        The lease under which the shards were made. Once it was removed, another build may have
+        removed them and made others.
     replaces, since
         As in `append_commit`.
 
