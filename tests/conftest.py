@@ -42,6 +42,15 @@ TILE = 32
 
 
 @pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.fixture
 def many_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of another time are left to the build, as where there are many."""
     monkeypatch.setattr("precache_workers.planning.row_placement.MOST_TOUCHED", 0)

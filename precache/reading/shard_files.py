@@ -263,8 +263,10 @@ class MappedShardFiles(ShardFiles):
         if before.shape == checked.shape:
             checked |= before
         _remembered[identity] = checked
-        while len(_remembered) > MAX_REMEMBERED:
-            _remembered.pop(next(iter(_remembered)), None)
+        if len(_remembered) > MAX_REMEMBERED:
+            # In one step, as other threads add to it; and many at once, as the copy takes time.
+            for old in list(_remembered)[: max(1, MAX_REMEMBERED // 16)]:
+                _remembered.pop(old, None)
 
     def map(self, number: int, tail: tuple[int, ...], descriptor: int) -> np.ndarray:
         """Map the bytes of an object whose file is open."""

@@ -468,17 +468,17 @@ def answer_calls() -> None:
             return
 
 
-_stores: dict[tuple[int, str], Any] = {}
-"""(process, options) -> client, for the life of the process: a child must not close the connections
+_stores: dict[int, dict[str, Any]] = {}
+"""Process -> options -> client, for the life of the process: a child must not close the connections
 of its parent."""
 
 
 def object_store(kind: str, options: Mapping[str, Any]) -> Any:
     """Return this process's `ObjectStore` for these options."""
-    process = os.getpid()
-    name = process, repr((kind, sorted(options.items())))
-    if name not in _stores:
-        forked = any(other != process for other, _ in _stores)
-        # Without a lock: a fork beside it would leave it locked.
-        _stores.setdefault(name, (_Relay if forked else ObjectStore)(kind, options))
-    return _stores[name]
+    # Without a lock, which a fork beside it would leave locked: in steps that threads cannot split.
+    stores = _stores.setdefault(os.getpid(), {})
+    name = repr((kind, sorted(options.items())))
+    if name not in stores:
+        forked = len(_stores) > 1
+        stores.setdefault(name, (_Relay if forked else ObjectStore)(kind, options))
+    return stores[name]

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from precache.errors import StorageError, UsageError
-from precache.storage import service_options
+from precache.storage import object_store, service_options
 from precache.storage.base import NO_NAME
 from precache.storage.open import open_folder
 from tests.support.building import environment
@@ -301,6 +302,16 @@ def test_a_call_that_a_forked_process_gave_up_is_not_answered_to_the_next_one(
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_threads_may_begin_with_different_accounts_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, hasty_threads: None
+) -> None:
+    monkeypatch.setattr(object_store, "_stores", {})
+    monkeypatch.setattr(object_store, "ObjectStore", lambda kind, options: options["key"])
+    with ThreadPoolExecutor(4) as pool:
+        begun = pool.map(lambda n: object_store.object_store("s3", {"key": n}), range(2000))
+        assert list(begun) == list(range(2000))
 
 
 def test_the_environment_moves_no_request_to_another_server(
