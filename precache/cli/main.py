@@ -136,16 +136,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a key must not break an ASCII terminal
-    options = parse(sys.argv[1:] if arguments is None else arguments)
-    from precache.runtime.terminal import guard_output, say_error
-
-    guard_output()
-    # With --json, only results go to standard output: Ray and users' ops print, too.
-    elsewhere = sys.stderr if getattr(options, "json", None) else sys.stdout
+    options = argparse.Namespace(command="")
     try:
+        options = parse(sys.argv[1:] if arguments is None else arguments)
+        from precache.runtime.terminal import guard_output
+
+        guard_output()
+        # With --json, only results go to standard output: Ray and users' ops print, too.
+        elsewhere = sys.stderr if getattr(options, "json", None) else sys.stdout
         with contextlib.redirect_stdout(elsewhere):
             status: int = options.run(options) or 0
     except PrecacheError as error:
+        from precache.runtime.terminal import say_error
+
         say_error(error)
         return error.exit_status
     except KeyboardInterrupt:

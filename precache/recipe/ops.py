@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
@@ -203,7 +204,7 @@ class Function(Operation):
     ADDED = ("random",)
 
     op: Literal["function"] = "function"
-    function: Annotated[str, Attribute(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    function: str
     version: str | None = None
     params: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies a default
     dtype: DType | None = None
@@ -214,6 +215,15 @@ class Function(Operation):
     @property
     def store(self) -> str:
         return self._store
+
+    @field_validator("function")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+            near = ":".join(name.rsplit(".", 1)) if re.fullmatch(r"\w+(\.\w+)+", name) else ""
+            way = f"write {near!r}" if near else "such as 'myops:equalize'"
+            raise ValueError(f"{name!r} is not package.module:function; {way}")
+        return name
 
     @field_validator("params")
     @classmethod

@@ -495,6 +495,17 @@ def test_an_interrupted_build_says_how_to_go_on(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_a_command_that_is_interrupted_as_it_starts_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line.importlib, "import_module", interrupted)
+    assert command_line.main(["ls", "store"]) == 130
+    assert capsys.readouterr().err == "precache: interrupted\n"
+
+
 # --- info, verify, bench ------------------------------------------------------------------------
 
 

@@ -324,6 +324,26 @@ def test_python_gets_the_same_errors(make: Callable[[], Any], words: list[str]) 
     assert not [word for word in words if word not in str(caught.value)], caught.value
 
 
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("ops.equalize", "write 'ops:equalize'"),
+        ("my.ops.equalize", "write 'my.ops:equalize'"),
+        ("equalize", "such as 'myops:equalize'"),
+        ("my ops:equalize", "such as 'myops:equalize'"),
+        ("ops:a:b", "such as 'myops:equalize'"),
+        ("ops:equalize\n", "such as 'myops:equalize'"),
+        ("", "such as 'myops:equalize'"),
+    ],
+)
+def test_names_that_are_no_functions_are_refused_with_the_way_to_write_them(
+    name: str, way: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        Function(function=name)
+    assert f"{name!r} is not package.module:function; {way}" in str(caught.value)
+
+
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, object()])
 def test_function_parameters_that_json_cannot_hold_are_refused(value: Any) -> None:
     with pytest.raises(RecipeError, match="params"):

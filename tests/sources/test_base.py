@@ -724,11 +724,28 @@ def test_labels_that_are_no_numbers_are_named(module: Callable[[str], str], tmp_
 
 
 @pytest.mark.parametrize(
-    "name", ["no_such_module:D", "json:NoSuchThing", "json", ":D", "json:", "..:x"]
+    ("name", "why"),
+    [
+        ("no_such_module:D", "there is no module 'no_such_module' here"),
+        ("json.no_such_module:D", "there is no module 'json.no_such_module' here"),
+        ("json:NoSuchThing", "there is none in .*json"),
+        ("json:dump_", r"did you mean dumps?\?"),
+        ("json:__name__", "it is 'json', which cannot be called"),
+        ("json", "such as data:Photos"),
+        (":D", "such as data:Photos"),
+        ("json:", "such as data:Photos"),
+        ("..:x", "as .. was imported"),
+    ],
 )
-def test_factories_that_cannot_be_loaded(name: str) -> None:
-    with pytest.raises(RecipeError, match=r"cannot load|cannot find the source"):
+def test_factories_that_cannot_be_loaded(name: str, why: str) -> None:
+    with pytest.raises(RecipeError, match=f"cannot load '{name}': .*{why}"):
         listed(f"python:{name}")
+
+
+def test_a_module_whose_import_lacks_another_says_which(module: Callable[[str], str]) -> None:
+    name = module("import no_such_module")
+    with pytest.raises(RecipeError, match=rf"no_such_module.* as {name} was imported"):
+        load_object(f"{name}:f")
 
 
 def test_a_module_that_fails_on_import_is_named(module: Callable[[str], str]) -> None:
@@ -896,9 +913,16 @@ def test_hashing_does_not_run_the_module(module: Callable[[str], str]) -> None:
     assert name not in sys.modules
 
 
-@pytest.mark.parametrize("name", ["itertools:count", "nowhere_at_all:f", "a.b.c:f"])
-def test_modules_without_source_ask_for_a_version(name: str) -> None:
-    with pytest.raises(RecipeError, match="declare a version"):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("itertools:count", "has no source.*; declare a version"),
+        ("nowhere_at_all:f", "there is no module 'nowhere_at_all' here"),
+        ("a.b.c:f", "there is no module 'a.b.c' here"),
+    ],
+)
+def test_what_is_not_found_or_has_no_source_is_not_hashed(name: str, why: str) -> None:
+    with pytest.raises(RecipeError, match=why):
         code_digest(name)
 
 

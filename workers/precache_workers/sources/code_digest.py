@@ -116,12 +116,22 @@ def code_digest(name: str) -> str:
     """
     code = code_of(name)
     if code is None:
+        if find_module(name.partition(":")[0]) is None:
+            raise missing_module(name)
         raise RecipeError(
-            f"cannot find the source of {name!r}, which is hashed to notice when it changes; "
-            "run this in the folder of its module, or name that folder in PYTHONPATH; for a module "
-            "without Python source, declare a version"
+            f"the module of {name!r} has no source, which is hashed to notice when it changes; "
+            "declare a version"
         )
     return code.digest
+
+
+def missing_module(name: str) -> RecipeError:
+    """Return the error for ``package.module:attribute`` whose module is not found."""
+    module = name.partition(":")[0]
+    return RecipeError(
+        f"cannot load {name!r}: there is no module {module!r} here; run this in its folder, or "
+        "name that folder in PYTHONPATH"
+    )
 
 
 def find_module(name: str) -> ModuleSpec | None:

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import xxhash
 
 from precache.errors import PrecacheError, RecipeError, UsageError
+from precache.messages import did_you_mean
 from precache.recipe.recipe import Recipe
 from precache.runtime.process_id import process_of
 from precache.runtime.usage import CLOCK_TICKS
@@ -32,6 +33,7 @@ from precache_workers.sources.code_digest import (
     code_of,
     file_state,
     find_module,
+    missing_module,
 )
 from precache_workers.sources.code_names import canonical
 
@@ -62,7 +64,7 @@ def refuse_stored_code(names: Sequence[str], store: str) -> NoReturn:
 
 
 def load_object(name: str, code: str = "") -> Any:
-    """Load the object ``package.module:attribute`` from the current code of its files.
+    """Load the callable ``package.module:attribute`` from the current code of its files.
 
     A module that it reaches is executed again if its file changed, or that of a module it uses.
 
@@ -74,9 +76,11 @@ def load_object(name: str, code: str = "") -> Any:
     Raises
     ------
     RecipeError
-        The object cannot be loaded, or its code has another digest.
+        The object cannot be loaded or called, or its code has another digest.
     """
     module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise RecipeError(f"cannot load {name!r}: give package.module:name, such as data:Photos")
     try:
         identity = code_of(name)
         with _lock:
@@ -84,14 +88,20 @@ def load_object(name: str, code: str = "") -> Any:
             loaded = importlib.import_module(module)
             if identity is not None:
                 _bring_up_to_date(identity, present)
-        attained = getattr(loaded, attribute)
+        attained = getattr(loaded, attribute, None)
     except PrecacheError:
         raise
     except Exception as error:  # whatever the user's module raises when it is imported
-        raise RecipeError(
-            f"cannot load {name!r}: {error}; give package.module:name, importable from "
-            f"{sys.path[0] or 'the current folder'}"
-        ) from None
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise missing_module(name) from None
+        raise RecipeError(f"cannot load {name!r}: {error!r} as {module} was imported") from error
+    if not callable(attained):
+        place = getattr(loaded, "__file__", None) or module
+        known = [other for other, member in list(vars(loaded).items()) if callable(member)]
+        what = f"there is none in {place}{did_you_mean(attribute, known)}"
+        if hasattr(loaded, attribute):
+            what = f"it is {attained!r:.80}, which cannot be called"
+        raise RecipeError(f"cannot load {name!r}: {what}")
     if identity is not None and code not in ("", code_digest(name)):  # it may have changed since
         raise RecipeError(
             f"the code of {name!r}, or a package that it uses, is not what it was when the build "
