@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import queue
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -387,7 +388,9 @@ def test_a_single_outlier_is_named_and_left_out() -> None:
 def big_files(tmp_path: Path) -> list[Path]:
     paths = [tmp_path / f"{number}.bin" for number in range(40)]
     for path in paths:
-        path.write_bytes(os.urandom(1 << 20))
+        with path.open("wb", buffering=0) as file:
+            file.write(os.urandom(1 << 20))
+            os.fsync(file.fileno())
     return paths
 
 
@@ -458,9 +461,9 @@ def test_files_of_a_dataset_are_read_cold_and_warm(big_files: list[Path]) -> Non
     files = measured.setup.files
     assert files is not None
     assert (files.count, files.median_nbytes) == (40, 1 << 20)
-    if measured.cold is None:
-        assert "not read from a disk" in measured.cold_note, "a tmpfs"
-        return
+    if measured.cold is None:  # in memory, or a disk that is too busy
+        assert re.search("not read from a disk|too many to drop from memory", measured.cold_note)
+        pytest.skip(measured.cold_note)
     assert measured.cold.usage.read_bytes
     assert measured.cold.per_batch(measured.cold.usage.read_bytes) > 1 << 20
     assert "MB/s from the disk" in str(found)
