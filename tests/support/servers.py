@@ -32,15 +32,33 @@ POLL = 0.05
 
 
 class S3Server:
-    """moto's server, which keeps everything in memory."""
+    """moto's server, which keeps everything in memory.
+
+    moto looks whether an object is there and puts it in two steps, in a thread for each request.
+    Those that may only create one take turns here, as the real service has it.
+    """
 
     def __init__(self) -> None:
-        from moto.server import ThreadedMotoServer
+        from moto.server import (
+            DomainDispatcherApplication,
+            MotoRequestHandler,
+            create_backend_app,
+        )
+        from werkzeug.serving import make_server
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-        self._server.start()
-        self.port = int(self._server.get_host_and_port()[1])
+        moto, creating = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+        def answer(environ: dict[str, Any], start: Any) -> Any:
+            with creating if "HTTP_IF_NONE_MATCH" in environ else contextlib.nullcontext():
+                return moto(environ, start)
+
+        self._server = make_server(
+            "127.0.0.1", 0, answer, threaded=True, request_handler=MotoRequestHandler
+        )
+        self.port = self._server.port
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     def options(self, port: int | None = None) -> dict[str, Any]:
         """Storage options, through a proxy's port or straight."""
@@ -56,7 +74,9 @@ class S3Server:
         urllib.request.urlopen(request).close()
 
     def stop(self) -> None:
-        self._server.stop()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
 
 class Azurite:
