@@ -6,6 +6,7 @@ Stores of a session are shared: a test that writes into one asks `copy_store` fo
 
 from __future__ import annotations
 
+import functools
 import gc
 import shutil
 import signal
@@ -27,7 +28,7 @@ from precache.storage.local import LocalFolder
 from tests.support.gcs_server import GCSServer
 from tests.support.servers import Azurite, FaultProxy, S3Server
 
-hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=30)
 hypothesis.settings.load_profile("quick")
 
 # A shell has what it starts in the background ignore it, and all that this starts in turn.
@@ -62,10 +63,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
 
 
+def pytest_collection() -> None:
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Leave all that was collected out of garbage collections, which take a second else."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,8 @@ class BuiltStore:
 
     def pixels(self, key: str) -> np.ndarray:
         """(C, H, W) uint8 that the row of `key` must hold."""
-        with Image.open(self.source / key) as image:
-            return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+        path = self.source / key
+        return _decoded(path, path.stat().st_mtime_ns).copy()
 
     def rows(self) -> np.ndarray:
         """(rows, C, H, W) uint8 that the store must hold; zeros where a row is a hole."""
@@ -102,6 +108,12 @@ class BuiltStore:
 
     def shard_path(self, number: int, field: str = "image") -> Path:
         return self.version_folder / field / "c" / str(number) / "0" / "0" / "0"
+
+
+@functools.cache
+def _decoded(path: Path, modified: int) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
 
 
 def photo(number: int, height: int, width: int) -> np.ndarray:

@@ -915,21 +915,13 @@ def assert_finishes(
         shutil.rmtree(store)
 
 
-def test_a_build_killed_before_any_of_its_last_changes_finishes(
-    tmp_path: Path, source: Path
-) -> None:
-    """Around the commit, where a version comes into being."""
-    options = {"shard_samples": 6}
-    assert_finishes(tmp_path, lambda total: list(range(total - 18, total, 6)), source, options)
-
-
-def test_a_build_killed_at_random_changes_finishes(tmp_path: Path, source: Path) -> None:
-    options = {"shard_samples": 2}
+def test_a_build_killed_at_some_changes_finishes(tmp_path: Path, source: Path) -> None:
+    """At two while it makes shards, and at two around the commit."""
 
     def some(total: int) -> list[int]:
-        return sorted(random.Random(2).sample(range(total - 20), 3))
+        return [*random.Random(2).sample(range(total - 20), 2), total - 12, total - 4]
 
-    assert_finishes(tmp_path, some, source, options)
+    assert_finishes(tmp_path, some, source, {"shard_samples": 4})
 
 
 @pytest.mark.heavy
@@ -937,6 +929,7 @@ def test_a_build_killed_before_each_of_its_changes_finishes(tmp_path: Path, sour
     assert_finishes(tmp_path, lambda total: list(range(total)), source, {"shard_samples": 3})
 
 
+@pytest.mark.heavy
 def test_a_repair_killed_before_each_of_its_changes_finishes(tmp_path: Path, source: Path) -> None:
     options = {"shard_samples": 4}
     build(source, tmp_path / "whole", **options)
@@ -1001,7 +994,7 @@ def test_the_command_line_killed_more_often_finishes(tmp_path: Path, seed: int) 
 # --- two at once --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("after", [0, 5, 11])
+@pytest.mark.parametrize("after", [5, *(pytest.param(n, marks=pytest.mark.heavy) for n in (0, 11))])
 def test_a_build_overtaken_by_another_ends_complete(
     tmp_path: Path, source: Path, after: int
 ) -> None:
@@ -1036,7 +1029,7 @@ def test_a_build_overtaken_by_another_ends_complete(
     assert contents(tmp_path / "store") == contents(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("builds", [2, 3])
+@pytest.mark.parametrize("builds", [2, pytest.param(3, marks=pytest.mark.heavy)])
 def test_builds_at_once_all_end_complete(tmp_path: Path, builds: int) -> None:
     source = write_jpegs(tmp_path / "in", 40)
     options = {"shard_samples": 1}
@@ -1131,6 +1124,7 @@ def test_a_full_disk_is_a_clear_error_and_the_build_goes_on_from_there(
 # --- memory -------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("codec", ["raw", "image"])
 def test_memory_does_not_grow_with_the_source(tmp_path: Path, codec: str) -> None:
     """Four times the images: no more than a few shards' worth of memory."""

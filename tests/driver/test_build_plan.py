@@ -18,6 +18,7 @@ from precache_workers.sources.folder import FolderSource
 from tests.driver.test_incremental import (
     CHANGES,
     CROP,
+    EACH_CHANGE,
     FLIP,
     MEAN,
     PIPELINES,
@@ -84,14 +85,7 @@ def kept(
     return planned, result
 
 
-@pytest.mark.parametrize(
-    ("kind", "what"),
-    [
-        pytest.param(kind, what, marks=[] if kind == "image" or what == "all of it" else HEAVY)
-        for kind in PIPELINES
-        for what in CHANGES
-    ],
-)
+@EACH_CHANGE
 def test_a_changed_source_is_counted(
     kind: str, what: str, source: Path, tmp_path: Path, fetched: list[str]
 ) -> None:

@@ -44,6 +44,7 @@ def photos(tmp_path: Path) -> Path:
 # --- memory that is refused ---------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_sample_for_which_memory_does_not_suffice_is_a_hole(photos: Path) -> None:
     store, far_too_much = photos.with_name("store"), 1 << 60
     result = ask(build_here, photos, store, recipe_of(far_too_much), {"shard_samples": 20})

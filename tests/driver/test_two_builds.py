@@ -119,7 +119,7 @@ def build_otherwise(source: Path, store: Path, recipe: Any, options: Any, variab
     return build_here(source, store, recipe, options, variables)
 
 
-@pytest.mark.parametrize("lucky", [False, True])
+@pytest.mark.parametrize("lucky", [True, pytest.param(False, marks=pytest.mark.heavy)])
 def test_of_two_that_try_again_what_failed_the_slower_leaves_what_the_other_mended(
     tmp_path: Path, lucky: bool
 ) -> None:
@@ -161,7 +161,7 @@ def build_impatiently(*arguments: Any) -> Any:
     return build_here(*arguments)
 
 
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", [True, pytest.param(False, marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("photo", ["grey", pytest.param("black", marks=pytest.mark.heavy)])
 def test_a_slower_build_whose_lease_was_renewed_amid_the_others_commit_changes_nothing(
     tmp_path: Path, photo: str, again: bool
@@ -255,6 +255,7 @@ def wait_after_a_shard(source: Path, store: Path, recipe: Any, folder: str) -> N
     build_here(source, store, recipe, OPTIONS, {"HOLD": str(store), "LUCKY": "1"})
 
 
+@pytest.mark.heavy
 def test_a_late_follower_reads_the_order_of_the_others_whatever_a_slower_build_logs(
     tmp_path: Path,
 ) -> None:

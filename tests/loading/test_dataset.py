@@ -187,7 +187,7 @@ def _stacked(samples: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tens
     return batch
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.heavy)])
 def test_a_plain_dataloader_yields_what_torch_would_stack(
     dataset: precache.CachedDataset, workers: int
 ) -> None:

@@ -299,6 +299,7 @@ def test_nothing_of_a_version_changes_until_the_right_one_is_there(
     assert stamps(own.version_folder) == before
 
 
+@pytest.mark.heavy
 def test_killed_at_any_moment_the_same_pull_ends_it(built: BuiltStore, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     shutil.copytree(built.path, bad)

@@ -152,8 +152,19 @@ OTHER: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("change", OTHER)
-@pytest.mark.parametrize("key", ["cat/001.jpg", "dog/004.jpg", "dog/broken.jpg"])
+FIRST = "cat/001.jpg"
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        pytest.param(
+            key, change, marks=[] if key == FIRST or change == "bytes" else pytest.mark.heavy
+        )
+        for key in (FIRST, "dog/004.jpg", "dog/broken.jpg")
+        for change in OTHER
+    ],
+)
 def test_a_shard_with_another_sample_is_made_anew(
     change: str, key: str, source: Path, copy: Path, tmp_path: Path
 ) -> None:

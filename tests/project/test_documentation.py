@@ -70,7 +70,7 @@ def run_command(arguments: list[str]) -> None:
     if arguments[0] in ("build", "refresh"):
         arguments += ["--address", "serial"]
     elif arguments[0] == "doctor":
-        arguments += ["--samples", "32"]
+        arguments += ["--samples", "32", "--seconds", "2"]
     assert command_line.main(arguments) == 0
 
 

@@ -208,6 +208,7 @@ def test_two_hundred_epochs_hold_no_more_than_twenty(fresh: bool, store: BuiltSt
     _assert_flat(ask(_soak, store.path, "early breaks", fresh))
 
 
+@pytest.mark.heavy
 def test_two_hundred_epochs_that_end_in_damage_hold_no_more_than_twenty(own: BuiltStore) -> None:
     _change_row(own, 26)
     _assert_flat(ask(_soak, own.path, "damage", False))

@@ -668,7 +668,10 @@ def test_big_endian_arrays_are_read(grid: str, compressor: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("compressor", ["raw", "crc32c", "zstd"])
-@pytest.mark.parametrize("rows", [slice(6, 13), slice(0, 4), slice(0, 0)])
+@pytest.mark.parametrize(
+    "rows",
+    [slice(6, 13), slice(0, 0), pytest.param(slice(0, 4), marks=pytest.mark.heavy)],
+)
 def test_missing_chunks_are_fill_values(
     grid: str, compressor: str, rows: slice, tmp_path: Path
 ) -> None:

@@ -266,8 +266,8 @@ def test_a_serial_plan_ends_at_a_sample_that_hangs_and_the_doctor_lists_it(photo
     options = {"address": "serial", "sample_timeout": 0.3}
     with pytest.raises(HangError, match=f"^{MARKED[0]}: {DECODING} 0.3 s"):
         precache.plan(photos, photos.with_name("store"), SLOW, **options)
-    failures = dict(precache.doctor(photos, SLOW, samples=40, seconds=3.0).failures)
-    late = {key for key, why in failures.items() if why.startswith(f"{DECODING} 3 s")}
+    failures = dict(precache.doctor(photos, SLOW, samples=40, seconds=1.5).failures)
+    late = {key for key, why in failures.items() if why.startswith(f"{DECODING} 1.5 s")}
     assert late
     assert late <= set(MARKED)
 

@@ -83,8 +83,13 @@ def write_jpegs(
     """`count` JPEGs below `root`, named as their numbers, one folder a class."""
     for number in range(count):
         folder = root / classes[number % len(classes)] if classes else root
-        write(folder / f"{number:04d}.jpg", encoded(cut(number, size), quality=90))
+        write(folder / f"{number:04d}.jpg", _jpeg(number, size))
     return root
+
+
+@functools.cache
+def _jpeg(number: int, size: tuple[int, int]) -> bytes:
+    return encoded(cut(number, size), quality=90)
 
 
 def put_photos(folder: Folder, count: int = 12) -> None:
