@@ -90,7 +90,10 @@ def test_any_rate_and_any_number_of_cores_can_be_modelled(
     assert after.stall_share == pytest.approx(stall, abs=0.01)
 
 
-@pytest.mark.parametrize("found", [FOUND, NOTHING], ids=["found", "hostile"])
+@pytest.mark.parametrize(
+    "found",
+    [pytest.param(FOUND, id="found"), pytest.param(NOTHING, id="hostile", marks=pytest.mark.heavy)],
+)
 def test_the_picture_shows_stages_and_both_colours_of_before_and_after(
     found: DoctorReport, tmp_path: Path
 ) -> None:

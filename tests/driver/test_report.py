@@ -392,7 +392,10 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium, to lay the page out")
-@pytest.mark.parametrize(("width", "dark"), [(360, False), (360, True), (1200, False)])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [(360, True), *(pytest.param(width, False, marks=pytest.mark.heavy) for width in (360, 1200))],
+)
 def test_a_browser_shows_the_page_on_phones_and_in_the_dark(
     tmp_path: Path, width: int, dark: bool
 ) -> None:

@@ -161,8 +161,9 @@ def build_impatiently(*arguments: Any) -> Any:
     return build_here(*arguments)
 
 
-@pytest.mark.parametrize("again", [True, pytest.param(False, marks=pytest.mark.heavy)])
-@pytest.mark.parametrize("photo", ["grey", pytest.param("black", marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("photo", ["grey", "black"])
 def test_a_slower_build_whose_lease_was_renewed_amid_the_others_commit_changes_nothing(
     tmp_path: Path, photo: str, again: bool
 ) -> None:
@@ -225,6 +226,7 @@ def end_after_the_other(source: Path, store: Path, recipe: Any, folder: str) -> 
     build_here(source, store, recipe, OPTIONS, {"LUCKY": "1"})
 
 
+@pytest.mark.heavy
 def test_the_order_that_followers_read_is_kept_when_two_builds_end_together(
     tmp_path: Path,
 ) -> None:
@@ -318,6 +320,7 @@ def test_the_second_of_two_copies_of_a_task_leaves_a_receipt_of_what_is_stored(
     assert precache.verify(store).ok
 
 
+@pytest.mark.heavy
 def test_a_build_that_another_codec_began_is_finished(tmp_path: Path) -> None:
     """What was done stays, and what was cut off in the middle is made again."""
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
@@ -366,7 +369,7 @@ def test_a_build_ends_well_when_an_equal_one_finishes_first(
     assert_whole(store)
 
 
-@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("ended", [True, pytest.param(False, marks=pytest.mark.heavy)])
 def test_a_version_that_a_plain_build_took_meanwhile_is_not_that_of_recompute(
     tmp_path: Path, ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,6 +397,7 @@ def test_a_version_that_a_plain_build_took_meanwhile_is_not_that_of_recompute(
     assert precache.verify(store).ok
 
 
+@pytest.mark.heavy
 def test_a_build_that_another_one_finished_leaves_what_replaced_it_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -429,6 +429,7 @@ def test_labels_that_come_with_samples_are_looked_at_before_they_are_mixed(
         precache.Loader(store, batch_size=4, transform=MixUp(39))
 
 
+@pytest.mark.heavy
 def test_small_fields_and_labels_that_come_with_samples_grow_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,7 +112,13 @@ def test_the_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[st
 # --- the picture --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["steady", "many loaders", "nothing came"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "steady",
+        *(pytest.param(name, marks=pytest.mark.heavy) for name in ("many loaders", "nothing came")),
+    ],
+)
 def test_the_picture_shows_loading_steps_and_waits(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
     found = SETTINGS[name]
@@ -169,7 +175,9 @@ def _said(tab: Tab) -> str:
 
 @in_a_browser
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize(("width", "dark"), [(360, True), (1200, False)])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(360, True), pytest.param(1200, False, marks=pytest.mark.heavy)]
+)
 def test_every_page_is_drawn_without_an_error_a_request_or_a_sideways_scroll(
     tab: Tab, tmp_path: Path, name: str, width: int, dark: bool
 ) -> None:
