@@ -8,7 +8,7 @@
     │   ├── SourceError         a source that is missing, empty or unusable
     │   └── StoreError          no such store or version, or one that cannot be read
     │       ├── NewerFormatError    a store that a newer release wrote
-    │       └── GoneError           a version that was removed while it was read
+    │       └── GoneError           a version that was removed
     ├── BuildError              a build that failed or ended incomplete: exit status 1
     │   ├── CrashError          a task whose worker process died on each attempt
     │   ├── MismatchError       a worker that computes other pixels than the planning process

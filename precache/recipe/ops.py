@@ -219,9 +219,10 @@ class Function(Operation):
     @field_validator("function")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
-            near = ":".join(name.rsplit(".", 1)) if re.fullmatch(r"\w+(\.\w+)+", name) else ""
-            way = f"write {near!r}" if near else "such as 'myops:equalize'"
+        by_name = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+        if not by_name.fullmatch(name):
+            near = ":".join(name.removesuffix(".py").rsplit(".", 1))
+            way = f"write {near!r}" if by_name.fullmatch(near) else "such as 'myops:equalize'"
             raise ValueError(f"{name!r} is not package.module:function; {way}")
         return name
 

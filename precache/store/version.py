@@ -593,9 +593,8 @@ def stamp_of(folder: Folder) -> int | None:
 def gone_error(where: str) -> GoneError:
     """Make the error for a version that was removed."""
     return GoneError(
-        f"the version at {where} is gone: it was removed while it was read; open the store's "
-        f"current version, or, if this is the one and its {ROOT} was lost, run the same precache "
-        "build command again"
+        f"the version at {where} is gone: it was removed; open the store's current version, or, if "
+        f"this is the one and its {ROOT} was lost, run the same precache build command again"
     )
 
 

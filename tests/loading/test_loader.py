@@ -807,7 +807,7 @@ def test_a_version_that_is_removed_while_it_is_read_ends_the_epoch_in_words(
         batches = iter(loader)
         next(batches)
         shutil.rmtree(store.version_folder)
-        with pytest.raises(PrecacheError, match="removed while it was read"):
+        with pytest.raises(PrecacheError, match="was removed; open"):
             _rows(batches)
 
 

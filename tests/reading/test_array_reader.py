@@ -553,7 +553,7 @@ def test_a_version_that_is_removed_while_it_is_read_says_so(own: BuiltStore) -> 
     _read(reader, [0])
     shutil.rmtree(own.path)
     np.testing.assert_array_equal(_read(reader, [0, 3]), expected[[0, 3]])
-    with pytest.raises(StoreError, match=r"was removed while it was read; open the store's"):
+    with pytest.raises(StoreError, match=r"was removed; open the store's"):
         _read(reader, [8])
 
 

@@ -147,7 +147,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(own: BuiltStore) -> Non
 def test_a_version_that_is_removed_says_so(own: BuiltStore) -> None:
     reader = _reader(own.open())
     shutil.rmtree(own.path)
-    with pytest.raises(StoreError, match="was removed while it was read"):
+    with pytest.raises(StoreError, match="was removed; open"):
         _read(reader, [0])
 
 

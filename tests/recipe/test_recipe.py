@@ -330,6 +330,8 @@ def test_python_gets_the_same_errors(make: Callable[[], Any], words: list[str]) 
         ("ops.equalize", "write 'ops:equalize'"),
         ("my.ops.equalize", "write 'my.ops:equalize'"),
         ("equalize", "such as 'myops:equalize'"),
+        ("ops.py", "such as 'myops:equalize'"),
+        ("ops.2tone", "such as 'myops:equalize'"),
         ("my ops:equalize", "such as 'myops:equalize'"),
         ("ops:a:b", "such as 'myops:equalize'"),
         ("ops:equalize\n", "such as 'myops:equalize'"),

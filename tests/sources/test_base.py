@@ -730,7 +730,7 @@ def test_labels_that_are_no_numbers_are_named(module: Callable[[str], str], tmp_
         ("json.no_such_module:D", "there is no module 'json.no_such_module' here"),
         ("json:NoSuchThing", "there is none in .*json"),
         ("json:dump_", r"did you mean dumps?\?"),
-        ("json:__name__", "it is 'json', which cannot be called"),
+        ("json:__name__", "it is of type str, which cannot be called"),
         ("json", "such as data:Photos"),
         (":D", "such as data:Photos"),
         ("json:", "such as data:Photos"),
@@ -740,6 +740,34 @@ def test_labels_that_are_no_numbers_are_named(module: Callable[[str], str], tmp_
 def test_factories_that_cannot_be_loaded(name: str, why: str) -> None:
     with pytest.raises(RecipeError, match=f"cannot load '{name}': .*{why}"):
         listed(f"python:{name}")
+
+
+@pytest.mark.parametrize(
+    ("code", "attribute", "why"),
+    [
+        (
+            "def __getattr__(name): raise AttributeError(f'{name} is now called Photos')",
+            "Pictures",
+            "Pictures is now called Photos",
+        ),
+        (
+            "class Lazy:\n    __slots__ = ()\nimport sys; sys.modules[__name__] = Lazy()",
+            "Photos",
+            "'Lazy' object has no attribute 'Photos'",
+        ),
+        (
+            "class Photos(list):\n    def __repr__(self): return self.root\nphotos = Photos()",
+            "photos",
+            "it is of type Photos, which cannot be called",
+        ),
+    ],
+)
+def test_a_module_says_itself_what_it_lacks(
+    module: Callable[[str], str], code: str, attribute: str, why: str
+) -> None:
+    name = module(code)
+    with pytest.raises(RecipeError, match=f"cannot load '{name}:{attribute}': {why}"):
+        load_object(f"{name}:{attribute}")
 
 
 def test_a_module_whose_import_lacks_another_says_which(module: Callable[[str], str]) -> None:
@@ -917,6 +945,7 @@ def test_hashing_does_not_run_the_module(module: Callable[[str], str]) -> None:
     ("name", "why"),
     [
         ("itertools:count", "has no source.*; declare a version"),
+        ("os.path:basename", "has no source.*; declare a version"),
         ("nowhere_at_all:f", "there is no module 'nowhere_at_all' here"),
         ("a.b.c:f", "there is no module 'a.b.c' here"),
     ],

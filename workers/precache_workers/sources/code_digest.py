@@ -116,7 +116,8 @@ def code_digest(name: str) -> str:
     """
     code = code_of(name)
     if code is None:
-        if find_module(name.partition(":")[0]) is None:
+        module = name.partition(":")[0]
+        if module not in sys.modules and find_module(module) is None:
             raise missing_module(name)
         raise RecipeError(
             f"the module of {name!r} has no source, which is hashed to notice when it changes; "

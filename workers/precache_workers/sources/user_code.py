@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 import xxhash
@@ -88,7 +88,11 @@ def load_object(name: str, code: str = "") -> Any:
             loaded = importlib.import_module(module)
             if identity is not None:
                 _bring_up_to_date(identity, present)
-        attained = getattr(loaded, attribute, None)
+        try:
+            attained = getattr(loaded, attribute)
+        except AttributeError as error:
+            why = _why_missing(loaded, attribute, error)
+            raise RecipeError(f"cannot load {name!r}: {why}") from None
     except PrecacheError:
         raise
     except Exception as error:  # whatever the user's module raises when it is imported
@@ -96,18 +100,23 @@ def load_object(name: str, code: str = "") -> Any:
             raise missing_module(name) from None
         raise RecipeError(f"cannot load {name!r}: {error!r} as {module} was imported") from error
     if not callable(attained):
-        place = getattr(loaded, "__file__", None) or module
-        known = [other for other, member in list(vars(loaded).items()) if callable(member)]
-        what = f"there is none in {place}{did_you_mean(attribute, known)}"
-        if hasattr(loaded, attribute):
-            what = f"it is {attained!r:.80}, which cannot be called"
-        raise RecipeError(f"cannot load {name!r}: {what}")
+        kind = type(attained).__name__
+        raise RecipeError(f"cannot load {name!r}: it is of type {kind}, which cannot be called")
     if identity is not None and code not in ("", code_digest(name)):  # it may have changed since
         raise RecipeError(
             f"the code of {name!r}, or a package that it uses, is not what it was when the build "
             "began; run the same command again, with the same packages on all nodes"
         )
     return attained
+
+
+def _why_missing(module: Any, attribute: str, error: AttributeError) -> str:
+    """Return why a module lacks a name: in its own words, if it has a ``__getattr__``."""
+    members: dict[str, Any] = getattr(module, "__dict__", {})
+    own = "__getattr__" in members or type(module) is not ModuleType
+    reason = str(error) if own else f"there is none in {members.get('__file__') or module.__name__}"
+    known = [other for other, member in list(members.items()) if callable(member)]
+    return reason + did_you_mean(attribute, known)
 
 
 _lock = threading.RLock()
