@@ -28,7 +28,7 @@ from precache.storage.local import LocalFolder
 from tests.support.gcs_server import GCSServer
 from tests.support.servers import Azurite, FaultProxy, S3Server
 
-hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=30)
+hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("quick")
 
 # A shell has what it starts in the background ignore it, and all that this starts in turn.

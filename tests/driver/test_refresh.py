@@ -120,7 +120,7 @@ def test_killed_at_any_change_the_same_command_finishes_it(
     wanted = contents(from_scratch(source, tmp_path, 1))
     whole = shutil.copytree(store, tmp_path / "whole")
     last = ask(refresh_changes, whole)
-    for change in (60, last - 4):
+    for change in (3, 60, last - 4):
         part = tmp_path / f"killed{change}"
         shutil.copytree(store, part)
         old = contents(Path(precache.open(part).path))

@@ -218,7 +218,7 @@ def assert_same(found: tuple[Rows, dict[str, int]], right: tuple[Rows, dict[str,
 
 def test_any_short_history() -> None:
     run_state_machine_as_test(
-        Histories, settings=settings(max_examples=4, stateful_step_count=10, derandomize=True)
+        Histories, settings=settings(max_examples=6, stateful_step_count=15, derandomize=True)
     )
 
 
