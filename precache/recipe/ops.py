@@ -219,10 +219,11 @@ class Function(Operation):
     @field_validator("function")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        by_name = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+        by_name = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
         if not by_name.fullmatch(name):
-            near = ":".join(name.removesuffix(".py").rsplit(".", 1))
-            way = f"write {near!r}" if by_name.fullmatch(near) else "such as 'myops:equalize'"
+            near = ":".join(name.rsplit(".", 1))
+            right = by_name.fullmatch(near) and not near.endswith(":py")
+            way = f"write {near!r}" if right else "such as 'myops:equalize'"
             raise ValueError(f"{name!r} is not package.module:function; {way}")
         return name
 

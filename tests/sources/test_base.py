@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import json
 import os
@@ -750,6 +751,9 @@ def test_factories_that_cannot_be_loaded(name: str, why: str) -> None:
             "Pictures",
             "Pictures is now called Photos",
         ),
+        ("def __getattr__(name): raise AttributeError(name)", "Photos", "there is none in /.*py"),
+        ("def __getattr__(name): raise AttributeError", "Photos", "there is none in /.*py"),
+        ("def __getattr__(name): raise AttributeError('no ' * 999)", "Photos", "(no ?){99} …$"),
         (
             "class Lazy:\n    __slots__ = ()\nimport sys; sys.modules[__name__] = Lazy()",
             "Photos",
@@ -948,11 +952,23 @@ def test_hashing_does_not_run_the_module(module: Callable[[str], str]) -> None:
         ("os.path:basename", "has no source.*; declare a version"),
         ("nowhere_at_all:f", "there is no module 'nowhere_at_all' here"),
         ("a.b.c:f", "there is no module 'a.b.c' here"),
+        ("__main__:f", "workers run another script; put it into a module of its own"),
     ],
 )
 def test_what_is_not_found_or_has_no_source_is_not_hashed(name: str, why: str) -> None:
     with pytest.raises(RecipeError, match=why):
         code_digest(name)
+
+
+def test_a_module_in_memory_whose_file_is_gone_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = write(tmp_path / "a_package_that_shrinks/ops.py", CODE.encode())
+    importlib.import_module("a_package_that_shrinks.ops")
+    file.unlink()
+    with pytest.raises(RecipeError, match=r"there is no module 'a_package_that_shrinks\.ops' here"):
+        code_digest("a_package_that_shrinks.ops:f")
 
 
 def test_a_module_that_does_not_parse_is_named(module: Callable[[str], str]) -> None:

@@ -12,6 +12,7 @@ import importlib
 import marshal
 import os
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -91,7 +92,7 @@ def load_object(name: str, code: str = "") -> Any:
         try:
             attained = getattr(loaded, attribute)
         except AttributeError as error:
-            why = _why_missing(loaded, attribute, error)
+            why = _why_missing(loaded, module, attribute, str(error))
             raise RecipeError(f"cannot load {name!r}: {why}") from None
     except PrecacheError:
         raise
@@ -110,13 +111,15 @@ def load_object(name: str, code: str = "") -> Any:
     return attained
 
 
-def _why_missing(module: Any, attribute: str, error: AttributeError) -> str:
-    """Return why a module lacks a name: in its own words, if it has a ``__getattr__``."""
-    members: dict[str, Any] = getattr(module, "__dict__", {})
-    own = "__getattr__" in members or type(module) is not ModuleType
-    reason = str(error) if own else f"there is none in {members.get('__file__') or module.__name__}"
+def _why_missing(loaded: Any, module: str, attribute: str, words: str) -> str:
+    """Return why a module lacks a name: in its own words, if they say more than the name."""
+    members: dict[str, Any] = getattr(loaded, "__dict__", {})
+    own = "__getattr__" in members or type(loaded) is not ModuleType
+    words = textwrap.shorten(words, 300, placeholder=" …")
+    if not own or words.strip("'\"") in ("", attribute):
+        words = f"there is none in {members.get('__file__') or module}"
     known = [other for other, member in list(members.items()) if callable(member)]
-    return reason + did_you_mean(attribute, known)
+    return words + did_you_mean(attribute, known)
 
 
 _lock = threading.RLock()
