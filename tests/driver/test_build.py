@@ -904,24 +904,31 @@ def killed_builds(
 
 def assert_finishes(
     folder: Path, moments: Callable[[int], list[int]], source: Path, options: dict[str, Any]
-) -> None:
+) -> list[tuple[int, bool]]:
+    """Returns the state of each killed build: its receipts, and whether it was committed."""
     build(source, folder / "undisturbed", **options)
     expected = contents(folder / "undisturbed")
     total = ask(changes, source, folder / "counted", LARGE, options)
+    states = []
     for moment, store in killed_builds(folder, moments(total), source, options):
+        receipts = len(list(store.rglob("receipts/*.json")))
+        states.append((receipts, any(store.glob("commits/*.json"))))
         build(source, store, **options)
         assert contents(store) == expected, f"killed before change {moment} of {total}"
         assert remains(store) == [], f"killed before change {moment} of {total}"
         shutil.rmtree(store)
+    return states
 
 
 def test_a_build_killed_at_some_changes_finishes(tmp_path: Path, source: Path) -> None:
-    """At two while it makes shards, and at two around the commit."""
+    """Among its shards, before and right before the commit, and after it."""
 
     def some(total: int) -> list[int]:
-        return [*random.Random(2).sample(range(total - 20), 2), total - 12, total - 4]
+        return [total * 2 // 7, total - 40, total - 22, total - 8]
 
-    assert_finishes(tmp_path, some, source, {"shard_samples": 4})
+    first, *later = assert_finishes(tmp_path, some, source, {"shard_samples": 4})
+    assert first in [(1, False), (2, False)], "some of its shards are done"
+    assert later == [(3, False), (3, False), (3, True)]
 
 
 @pytest.mark.heavy

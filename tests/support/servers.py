@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
+import io
 import logging
 import os
 import re
@@ -45,12 +46,16 @@ class S3Server:
             create_backend_app,
         )
         from werkzeug.serving import make_server
+        from werkzeug.wsgi import get_input_stream
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         moto, creating = DomainDispatcherApplication(create_backend_app), threading.Lock()
 
         def answer(environ: dict[str, Any], start: Any) -> Any:
-            with creating if "HTTP_IF_NONE_MATCH" in environ else contextlib.nullcontext():
+            if "HTTP_IF_NONE_MATCH" not in environ:
+                return moto(environ, start)
+            environ["wsgi.input"] = io.BytesIO(get_input_stream(environ).read())  # all of it
+            with creating:
                 return moto(environ, start)
 
         self._server = make_server(
