@@ -219,7 +219,8 @@ class Function(Operation):
     @field_validator("function")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        by_name = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+        # Not stricter: recipes of stores have to be read as ever, and importlib loads `a.2024.b`.
+        by_name = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
         if not by_name.fullmatch(name):
             near = ":".join(name.rsplit(".", 1))
             right = by_name.fullmatch(near) and not near.endswith(":py")

@@ -924,7 +924,7 @@ def test_a_build_killed_at_some_changes_finishes(tmp_path: Path, source: Path) -
     """Among its shards, before and right before the commit, and after it."""
 
     def some(total: int) -> list[int]:
-        return [total * 2 // 7, total - 40, total - 22, total - 8]
+        return [total * 2 // 7, total - 40, total - 15, total - 11]
 
     first, *later = assert_finishes(tmp_path, some, source, {"shard_samples": 4})
     assert first in [(1, False), (2, False)], "some of its shards are done"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ from precache.recipe.ops import (
 )
 from precache.recipe.recipe import Field, ImageCodec, Recipe, ZstdCodec
 from tests.conftest import BuiltStore
+from tests.support.building import write
 
 VERSIONS = {"pillow": "12.0", "torch": "2.9"}
 
@@ -347,6 +349,16 @@ def test_names_that_are_no_functions_are_refused_with_the_way_to_write_them(
     with pytest.raises(RecipeError) as caught:
         Function(function=name)
     assert f"{name!r} is not package.module:function; {way}" in str(caught.value)
+
+
+@pytest.mark.parametrize("module", ["a_year.2024.ops", "a_year.übung.ops", "_a_year._1"])
+def test_names_of_what_can_be_imported_are_accepted(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / f"{module.replace('.', '/')}.py", b"def f(array): return array")
+    monkeypatch.syspath_prepend(tmp_path)
+    imported = importlib.import_module(module)
+    assert Function(function=f"{module}:f") == Field(ops=(Decode(), imported.f)).ops[1]
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, object()])

@@ -79,7 +79,7 @@ def code_of(name: str) -> Code | None:
         if path == sys.path and all(file_state(file) == state for file, state in stats.items()):
             return code
     module, _, attribute = name.partition(":")
-    place = find_module(module) if module != "__main__" else None
+    place = find_module(module)
     if place is None or not place.has_location:
         return None
     tracer = _Tracer()
@@ -117,20 +117,13 @@ def code_digest(name: str) -> str:
     code = code_of(name)
     if code is None:
         module = name.partition(":")[0]
-        if module == "__main__" or (find_module(module) is None and not _is_imported(module)):
+        if module == "__main__" or (module not in sys.modules and find_module(module) is None):
             raise missing_module(name)
         raise RecipeError(
-            f"the module of {name!r} has no source, which is hashed to notice when it changes; "
-            "declare a version"
+            f"the module of {name!r} has no source here, which is hashed to notice when it "
+            "changes; if it was moved or renamed, name its new place, else declare a version"
         )
     return code.digest
-
-
-def _is_imported(module: str) -> bool:
-    """Return whether a module is in memory that any process can import: its file is still there."""
-    loaded = sys.modules.get(module)
-    file = getattr(loaded, "__file__", None)
-    return loaded is not None and (not file or Path(file).exists())
 
 
 def missing_module(name: str) -> RecipeError:

@@ -12,7 +12,6 @@ import importlib
 import marshal
 import os
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -115,7 +114,8 @@ def _why_missing(loaded: Any, module: str, attribute: str, words: str) -> str:
     """Return why a module lacks a name: in its own words, if they say more than the name."""
     members: dict[str, Any] = getattr(loaded, "__dict__", {})
     own = "__getattr__" in members or type(loaded) is not ModuleType
-    words = textwrap.shorten(words, 300, placeholder=" …")
+    words = " ".join(words.split())
+    words = words if len(words) <= 300 else f"{words[:299]}…"
     if not own or words.strip("'\"") in ("", attribute):
         words = f"there is none in {members.get('__file__') or module}"
     known = [other for other, member in list(members.items()) if callable(member)]
