@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sys
@@ -70,6 +71,26 @@ HeightWidth = Annotated[
 ]
 Bounds = Annotated[tuple[float, float], AfterValidator(_ascending)]
 Interpolation = Literal["bilinear", "bicubic"]
+
+
+def _function_name(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Validate the name of a function; a wrong one is answered with the way to write it."""
+    try:
+        return validate(value)
+    except ValidationError:
+        if not isinstance(value, str):
+            raise
+    near, way = ":".join(value.rsplit(".", 1)), "such as 'myops:equalize'"
+    with contextlib.suppress(ValidationError):
+        if not re.search(r"\.[.:]|:py$", near):
+            way = f"write {validate(near)!r}"
+    raise ValueError(f"{value!r} is not package.module:function; {way}")
+
+
+# pydantic's \w has more characters than Python's: recipes of stores have names with them.
+FunctionName = Annotated[
+    str, Attribute(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), WrapValidator(_function_name)
+]
 
 
 class Operation(ExtensibleModel):
@@ -204,7 +225,7 @@ class Function(Operation):
     ADDED = ("random",)
 
     op: Literal["function"] = "function"
-    function: str
+    function: FunctionName
     version: str | None = None
     params: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies a default
     dtype: DType | None = None
@@ -215,18 +236,6 @@ class Function(Operation):
     @property
     def store(self) -> str:
         return self._store
-
-    @field_validator("function")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        # Not stricter: recipes of stores have to be read as ever, and importlib loads `a.2024.b`.
-        by_name = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
-        if not by_name.fullmatch(name):
-            near = ":".join(name.rsplit(".", 1))
-            right = by_name.fullmatch(near) and not near.endswith(":py")
-            way = f"write {near!r}" if right else "such as 'myops:equalize'"
-            raise ValueError(f"{name!r} is not package.module:function; {way}")
-        return name
 
     @field_validator("params")
     @classmethod

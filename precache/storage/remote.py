@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from fsspec import asyn
-from fsspec.core import strip_protocol
 
 from precache.errors import PrecacheError, StorageError
 from precache.messages import shown
@@ -333,7 +332,7 @@ class RemoteFolder:
             fs.invalidate_cache()
             if EXTRAS.get(self.protocol) == "gcs":
                 return page_of_google(fs, self.root, span)
-            own = strip_protocol(self.folder(name)._root_url).rstrip("/")
+            own = fs._strip_protocol(path).rstrip("/")
             listed = [
                 entry for entry in fs.ls(path, detail=True) if entry["name"].rstrip("/") != own
             ]
@@ -363,7 +362,7 @@ class RemoteFolder:
             infos = self._request(find_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        own = strip_protocol(self._root_url).rstrip("/")
+        own = self._fs._strip_protocol(self.root).rstrip("/")
         below = {path[len(own) + 1 :]: _size(info) for path, info in infos.items()}
         return {name: size for name, size in below.items() if is_name(name)}
 

@@ -374,10 +374,12 @@ def _same(one: Json, other: Json) -> bool:
 def has_labels_with_samples(table: RowTable) -> bool:
     """Return whether labels may have come with the samples, as from a Python dataset.
 
-    Samples of a Python dataset have no size and no time, and share one etag. Rows of a Parquet file
-    can look the same, but their etag is an XXH3-64. Only class numbers can come with samples.
+    Samples of a Python dataset have no size and no time, and share one etag; those of a dataset
+    with fingerprints have their own, and then no labels in the table. Rows of a Parquet file can
+    look the same, but their etag is an XXH3-64. Only class numbers can come with samples.
     """
-    etags = [etag for row, etag in enumerate(table.etags) if row not in table.removed]
+    etags = {etag for row, etag in enumerate(table.etags) if row not in table.removed}
     unknown = bool((table.sizes < 0).all() and (table.mtimes < 0).all())
-    alike = len(set(etags)) == 1 and etags[0] != "" and not _DIGEST.fullmatch(etags[0])
-    return are_classes(table.labels) and unknown and alike
+    of_dataset = all(etag and not _DIGEST.fullmatch(etag) for etag in etags)
+    alike = len(etags) == 1 or not has_label(table.labels).any()
+    return are_classes(table.labels) and unknown and of_dataset and alike

@@ -231,28 +231,11 @@ def test_the_row_table_comes_from_a_version_that_has_the_same(tmp_path: Path) ->
     assert [path.read_bytes() for path in paths] == before
 
 
-def test_labels_that_came_with_the_samples_are_fetched_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "labelled.py").write_text(LABELLED)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
-    source: Any = "python:labelled:make"
-    result = build_here(source, tmp_path / "store", recipe, OPTIONS)
-    found = precache.verify(tmp_path / "store")
-    assert found.ok
-    assert any("came with the samples" in each for each in found.unchecked)
-    before = contents(tmp_path / "store")
-    (Path(result.path) / "label/c/0").unlink()
-    build_here(source, tmp_path / "store", recipe, OPTIONS)
-    assert contents(tmp_path / "store") == before
-    assert sorted(precache.open(tmp_path / "store").labels) == sorted(n % 5 for n in range(20))
-
-
 LABELLED = """
 import numpy as np
 
 class Numbers:
+    # members
     def __len__(self):
         return 20
 
@@ -262,6 +245,38 @@ class Numbers:
 def make():
     return Numbers()
 """
+
+FINGERPRINT = "    def fingerprint(self, number): return str(number)\n"
+
+
+@pytest.mark.parametrize(
+    ("members", "labels"),
+    [
+        ("", [n % 5 for n in range(20)]),
+        (FINGERPRINT, [n % 5 for n in range(20)]),
+        ("    targets = None\n" + FINGERPRINT, [-1] * 20),
+    ],
+    ids=["code", "fingerprints", "fingerprints and no targets"],
+)
+def test_labels_that_came_with_the_samples_are_fetched_again(
+    members: str, labels: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"labelled_{len(members)}"
+    (tmp_path / f"{name}.py").write_text(LABELLED.replace("    # members\n", members))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
+    source: Any = f"python:{name}:make"
+    result = build_here(source, tmp_path / "store", recipe, OPTIONS)
+    found = precache.verify(tmp_path / "store")
+    assert found.ok
+    assert any("came with the samples" in each for each in found.unchecked)
+    before = contents(tmp_path / "store")
+    assert build_here(source, tmp_path / "store", recipe, OPTIONS).version == result.version
+    assert contents(tmp_path / "store") == before
+    (Path(result.path) / "label/c/0").unlink()
+    build_here(source, tmp_path / "store", recipe, OPTIONS)
+    assert contents(tmp_path / "store") == before
+    assert sorted(precache.open(tmp_path / "store").labels) == sorted(labels)
 
 
 # --- the version's own document -----------------------------------------------------------------

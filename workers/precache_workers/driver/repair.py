@@ -23,7 +23,7 @@ from precache.errors import BuildError, DamageError, PrecacheError, StorageError
 from precache.storage.base import Folder
 from precache.store.array_metadata import SUMS, is_summed
 from precache.store.commit_log import BUILD, ROOT
-from precache.store.consistency import Flaw, has_labels_with_samples
+from precache.store.consistency import Flaw
 from precache.store.lease import BuildLease, ExclusiveLease, decision_lease
 from precache.store.open import open_own, open_own_unchecked
 from precache.store.receipts import Receipt
@@ -198,7 +198,7 @@ class _FactReader:
         return facts
 
     def _labels(self) -> np.ndarray:
-        if not has_labels_with_samples(self.target.table):
+        if not self.job.fetch_labels:
             return self.target.table.labels
         if not self._is_flawed("label"):
             return self.version.labels

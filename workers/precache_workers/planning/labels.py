@@ -173,7 +173,7 @@ def _require_classes(lines: Sequence[_Line], names: set[str], where: str) -> Non
         raise SourceError(
             f"line {first.number} of {where} has the label {_short(first.label)}; such a file has "
             "class names or numbers: give values, or several classes of a sample, in a table of "
-            "URIs"
+            "URIs; if it is a class name of an earlier version, add --classes STORE"
         )
 
 

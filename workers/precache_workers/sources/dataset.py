@@ -54,10 +54,10 @@ class DatasetSource:
     def labels_with_samples(self) -> bool:
         """False if `targets` are the labels: with fingerprints, or if they are no class numbers."""
         dataset = _dataset(self.factory, self.code)
-        if getattr(dataset, "targets", None) is None:
-            return True
-        labels, _ = _labels(dataset.targets, (), len(dataset))
-        return are_classes(labels) and not hasattr(dataset, "fingerprint")
+        if hasattr(dataset, "targets") and hasattr(dataset, "fingerprint"):
+            return False
+        targets = getattr(dataset, "targets", None)
+        return targets is None or are_classes(_labels(targets, (), len(dataset))[0])
 
     @property
     def fetch_threads(self) -> int:
