@@ -378,8 +378,8 @@ def has_labels_with_samples(table: RowTable) -> bool:
     with fingerprints have their own, and then no labels in the table. Rows of a Parquet file can
     look the same, but their etag is an XXH3-64. Only class numbers can come with samples.
     """
+    if not are_classes(table.labels) or (table.sizes >= 0).any() or (table.mtimes >= 0).any():
+        return False
     etags = {etag for row, etag in enumerate(table.etags) if row not in table.removed}
-    unknown = bool((table.sizes < 0).all() and (table.mtimes < 0).all())
-    of_dataset = all(etag and not _DIGEST.fullmatch(etag) for etag in etags)
     alike = len(etags) == 1 or not has_label(table.labels).any()
-    return are_classes(table.labels) and unknown and of_dataset and alike
+    return alike and all(etag and not _DIGEST.fullmatch(etag) for etag in etags)

@@ -318,16 +318,27 @@ class Drawings:
         return np.full((30, 30, 3), number * 20, np.uint8), number % 4
 
 
+class OtherTargets(Drawings):
+    """Its targets are not the labels that its samples bring."""
+
+    targets = (3, -1, 0, 1, 2, 3, 0, 1, 2)
+
+
 def drawings() -> Drawings:
     return Drawings()
 
 
-def test_labels_that_come_with_samples_stay(tmp_path: Path) -> None:
-    source = "python:tests.driver.test_refresh:drawings"
+def drawings_with_other_targets() -> Drawings:
+    return OtherTargets()
+
+
+@pytest.mark.parametrize("factory", ["drawings", "drawings_with_other_targets"])
+def test_labels_that_come_with_samples_stay(factory: str, tmp_path: Path) -> None:
+    source = f"python:tests.driver.test_refresh:{factory}"
     recipe = precache.Recipe.image(random_resized_crop=24, variants=2)
     built = precache.build(source, tmp_path / "store", recipe, **SERIAL)
     before, labels = inodes(tmp_path / "store"), precache.open(built.path).labels
-    with pytest.raises(UsageError, match=r"names code .*drawings'.* --run-functions"):
+    with pytest.raises(UsageError, match=rf"names code .*{factory}'.* --run-functions"):
         precache.refresh(tmp_path / "store", **SERIAL)
     precache.refresh(tmp_path / "store", run_functions=True, **SERIAL)
     assert inodes(tmp_path / "store")["image.1"] == before["image.1"]

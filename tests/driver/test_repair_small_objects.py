@@ -240,7 +240,8 @@ class Numbers:
         return 20
 
     def __getitem__(self, number):
-        return {"image": np.full((3, 4), number, np.uint8), "label": number % 5}
+        shape = (3, 5) if number == 7 else (3, 4)  # number 7 becomes a hole
+        return {"image": np.full(shape, number, np.uint8), "label": number % 5}
 
 def make():
     return Numbers()
@@ -267,6 +268,7 @@ def test_labels_that_came_with_the_samples_are_fetched_again(
     recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
     source: Any = f"python:{name}:make"
     result = build_here(source, tmp_path / "store", recipe, OPTIONS)
+    assert [key for key, _ in result.holes] == ["7"]
     found = precache.verify(tmp_path / "store")
     assert found.ok
     assert any("came with the samples" in each for each in found.unchecked)
@@ -277,6 +279,22 @@ def test_labels_that_came_with_the_samples_are_fetched_again(
     build_here(source, tmp_path / "store", recipe, OPTIONS)
     assert contents(tmp_path / "store") == before
     assert sorted(precache.open(tmp_path / "store").labels) == sorted(labels)
+
+
+def test_intact_labels_stay_though_the_dataset_has_others_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "labelled_anew.py"
+    module.write_text(LABELLED.replace("    # members\n", FINGERPRINT))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
+    source: Any = "python:labelled_anew:make"
+    result = build_here(source, tmp_path / "store", recipe, OPTIONS)
+    before = contents(tmp_path / "store")
+    module.write_text(LABELLED.replace("    # members\n", FINGERPRINT + "    targets = None\n"))
+    (Path(result.path) / "label/zarr.json").unlink()
+    build_here(source, tmp_path / "store", recipe, OPTIONS)
+    assert contents(tmp_path / "store") == before
 
 
 # --- the version's own document -----------------------------------------------------------------

@@ -132,6 +132,13 @@ def _from_other_version(store: Folder, version: Version, name: str) -> bytes | N
     return None
 
 
+def _unfetched(holes: Mapping[int, str]) -> set[int]:
+    """Rows whose samples could not be fetched."""
+    from precache_workers.shards.shard_task import UNFETCHED
+
+    return {row for row, why in holes.items() if why.startswith(UNFETCHED)}
+
+
 class _FactReader:
     """Reads the facts of a version from its intact small objects, and from shards and samples."""
 
@@ -156,7 +163,7 @@ class _FactReader:
         valid = np.ones(self.version.rows, np.bool_)
         valid[list(holes)] = False
         self.version.valid = valid
-        contents, labels = self._contents(holes), self._labels()
+        contents, labels = self._contents(holes), self._labels(holes)
         shards, sums = {}, {}
         for name, row in self.target.shapes.items():
             summed = is_summed(self.fields[name], row)
@@ -185,10 +192,7 @@ class _FactReader:
     def _contents(self, holes: Mapping[int, str]) -> list[str]:
         if ROW_TABLE not in self.flawed:
             return read_contents(self.version.read_checked(ROW_TABLE), ROW_TABLE)
-        from precache_workers.shards.shard_task import UNFETCHED
-
-        absent = {row for row, why in holes.items() if why.startswith(UNFETCHED)}
-        rows = range(self.version.rows)
+        absent, rows = _unfetched(holes), range(self.version.rows)
         return ["" if row in absent else self._fetched(row).content for row in rows]
 
     def _fetched(self, row: int) -> SampleFacts:
@@ -197,15 +201,17 @@ class _FactReader:
             raise facts.error
         return facts
 
-    def _labels(self) -> np.ndarray:
-        if not self.job.fetch_labels:
-            return self.target.table.labels
+    def _labels(self, holes: Mapping[int, str]) -> np.ndarray:
         if not self._is_flawed("label"):
             return self.version.labels
-        rows = np.flatnonzero(self.version.valid).tolist()
+        labels = self.target.table.labels
+        if not self.job.fetch_labels:
+            return labels
         fetched = np.full(self.version.rows, -1, np.int64)
-        fetched[rows] = [self._fetched(row).label for row in rows]
-        return np.where(fetched < 0, self.target.table.labels, fetched)
+        for row in set(range(self.version.rows)) - _unfetched(holes):
+            # A hole may have a label: that of a sample that was fetched, and then not decoded.
+            fetched[row] = (self._samples[row] if row in holes else self._fetched(row)).label
+        return np.where(fetched < 0, labels, fetched)
 
     @functools.cached_property
     def _samples(self) -> list[SampleFacts]:
