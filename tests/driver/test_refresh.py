@@ -314,8 +314,12 @@ class Drawings:
     def __len__(self) -> int:
         return 9
 
+    @staticmethod
+    def drawing(number: int) -> np.ndarray:
+        return np.full((30, 30, 3), number * 20, np.uint8)
+
     def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
-        return np.full((30, 30, 3), number * 20, np.uint8), number % 4
+        return self.drawing(number), number % 4
 
 
 class OtherTargets(Drawings):
@@ -333,13 +337,19 @@ def drawings_with_other_targets() -> Drawings:
 
 
 @pytest.mark.parametrize("factory", ["drawings", "drawings_with_other_targets"])
-def test_labels_that_come_with_samples_stay(factory: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("later", [None, (0,) * 9, (0.5,) * 9], ids=["same", "others", "numbers"])
+def test_labels_that_came_with_samples_stay(
+    factory: str, later: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = f"python:tests.driver.test_refresh:{factory}"
     recipe = precache.Recipe.image(random_resized_crop=24, variants=2)
     built = precache.build(source, tmp_path / "store", recipe, **SERIAL)
     before, labels = inodes(tmp_path / "store"), precache.open(built.path).labels
     with pytest.raises(UsageError, match=rf"names code .*{factory}'.* --run-functions"):
         precache.refresh(tmp_path / "store", **SERIAL)
+    if later is not None:
+        monkeypatch.setattr(Drawings, "__getitem__", lambda self, n: (Drawings.drawing(n), 7 - n))
+        monkeypatch.setattr(OtherTargets, "targets", later)
     precache.refresh(tmp_path / "store", run_functions=True, **SERIAL)
     assert inodes(tmp_path / "store")["image.1"] == before["image.1"]
     assert np.array_equal(precache.open(tmp_path / "store").labels, labels)

@@ -239,7 +239,7 @@ class _Build:
         if listed.placed.changed:
             self.progress.say(listed.placed.changed)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
-        if not listed.fetches_labels and not has_label(table.labels).any():
+        if not listed.fetches_labels and not has_label(listed.known_labels).any():
             classes = " without labels"
         ignored = f"; {listed.ignored} not images by suffix" if listed.ignored else ""
         ignored += left_out_text(listed.left_out)
@@ -362,7 +362,8 @@ class _Build:
             return self._nothing_mended(lease, target, work.failed)
         self.progress.phase("Committing")
         lease.outlast_commit()
-        commit(self.store, target, receipts, build=lease, **self._log_entry())
+        labels = self.listed.labels
+        commit(self.store, target, receipts, labels=labels, build=lease, **self._log_entry())
         self._clean_up(lease, target)
         self.progress.finish(f"Version {target.version[:8]} is complete")
         return replace(

@@ -44,6 +44,7 @@ def commit(
     source: str | None = None,
     code: CodeDigests = NO_CODE,
     *,
+    labels: np.ndarray | None = None,
     build: BuildLease | None = None,
     replaces: str | None = None,
     since: int | None = None,
@@ -59,6 +60,8 @@ def commit(
         Of every shard of the version, by number.
     source, code
         Source and code that it was built from, for the commit log.
+    labels
+        Labels by row; by default those of the receipts, else of the row table.
     build
         The lease under which the shards were made. Once it was removed, another build may have
         removed them and made others.
@@ -75,7 +78,7 @@ def commit(
             if build is not None:
                 build.require()
             keep_followed(store, target, receipts)
-            _write(target, receipts, lease)
+            _write(target, receipts, labels, lease)
     append_commit(store, target.version, source, code, replaces, since)
 
 
@@ -100,9 +103,14 @@ def tidy_current(store: Folder) -> None:
                 remove_abandoned_scratch(folder)
 
 
-def _write(target: TargetVersion, receipts: Mapping[int, Receipt], lease: ExclusiveLease) -> None:
+def _write(
+    target: TargetVersion,
+    receipts: Mapping[int, Receipt],
+    labels: np.ndarray | None,
+    lease: ExclusiveLease,
+) -> None:
     ordered = [receipts[shard] for shard in range(target.shards)]
-    facts = facts_of(target, ordered)
+    facts = facts_of(target, ordered, labels)
     objects = small_objects(target, facts)
 
     def create(item: tuple[str, bytes]) -> None:
@@ -166,7 +174,9 @@ class Facts:
     sums: Mapping[str, np.ndarray]
 
 
-def facts_of(target: TargetVersion, receipts: Sequence[Receipt]) -> Facts:
+def facts_of(
+    target: TargetVersion, receipts: Sequence[Receipt], labels: np.ndarray | None = None
+) -> Facts:
     """Collect the facts from the receipts of all shards, in order."""
     shards, sums = {}, {}
     for name in target.shapes:
@@ -175,7 +185,8 @@ def facts_of(target: TargetVersion, receipts: Sequence[Receipt]) -> Facts:
         if all(name in receipt.sums for receipt in receipts):
             sums[name] = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
     content = [digest for receipt in receipts for digest in receipt.content]
-    return Facts(holes(receipts), content, _labels(target, receipts), shards, sums)
+    labels = _labels(target, receipts) if labels is None else labels
+    return Facts(holes(receipts), content, labels, shards, sums)
 
 
 def small_objects(target: TargetVersion, facts: Facts) -> dict[str, bytes]:

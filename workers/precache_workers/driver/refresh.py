@@ -16,7 +16,6 @@ from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import read_commits, recordable_source, recorded_source
 from precache.store.json_documents import Identity
-from precache.store.labels import differ
 from precache.store.lease import live_leases
 from precache.store.open import open_version
 from precache.store.row_table import REMOVED, RowTable
@@ -144,16 +143,10 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
         Placed(table, attributes.rows_per_shard),
         ignored=0,
         code=code,
-        fetches_labels=source.labels_with_samples and _have_labels_of_samples(version, table),
+        fetches_labels=False,
         seconds=0.0,
         pinned=True,
         barred={key: why for key, why in failed.items() if why.startswith(KILLS) or is_late(why)},
         refreshes=folder.name,
+        labels=version.labels,
     )
-
-
-def _have_labels_of_samples(version: Version, table: RowTable) -> bool:
-    """Return whether a version's labels came with the samples, as they are not the row table's."""
-    others = differ(version.labels, table.labels)
-    others[list(table.removed)] = False
-    return bool(others.any())

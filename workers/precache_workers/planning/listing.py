@@ -55,8 +55,9 @@ class ListedSource:
         not have changed.
     barred
         Key -> reason, of samples that must not be decoded.
-    refreshes
-        Id of the version that is refreshed.
+    refreshes, labels
+        Id of the version that is refreshed, and its labels by row: they need not be those of the
+        row table, as they may have come with its samples.
     notes
         Lines for the user about the listing.
     index
@@ -72,6 +73,7 @@ class ListedSource:
     pinned: bool = False
     barred: Mapping[str, str] = field(default_factory=dict)
     refreshes: str | None = None
+    labels: np.ndarray | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
     index: tuple[str, bytes] | None = None
@@ -83,26 +85,31 @@ class ListedSource:
             store.put(name, [data])
 
     @property
+    def known_labels(self) -> np.ndarray:
+        """Labels by row, as far as they are known before samples are fetched."""
+        return self.spec.table.labels if self.labels is None else self.labels
+
+    @property
     def digests(self) -> dict[str, str]:
         """Digest that the code of each function must have."""
         return {name: digest for name, (digest, _) in self.code.items()}
 
     def warn_of_missing_labels(self) -> None:
         """Log a warning if some samples have a label, and others have none."""
-        table = self.spec.table
-        bare = np.flatnonzero(~has_label(table.labels)).tolist()
+        table, labels = self.spec.table, self.known_labels
+        bare = np.flatnonzero(~has_label(labels)).tolist()
         missing = [table.keys[row] for row in bare if row not in table.removed]
         samples = len(table) - len(table.removed)
         if self.fetches_labels or not 0 < len(missing) < samples:
             return
-        classes = are_classes(table.labels)
+        classes = are_classes(labels)
         outside = sum("/" not in key for key in missing) if classes else 0
         why = f": {outside:,} are in no class folder" if outside else ""
         log.warning(
             "%s of %s samples have no label (%s), such as %s%s",
             f"{len(missing):,}",
             f"{samples:,}",
-            "-1" if classes else "NaN" if table.labels.ndim == 1 else "zeros",
+            "-1" if classes else "NaN" if labels.ndim == 1 else "zeros",
             printable(missing[0]),
             why,
         )
