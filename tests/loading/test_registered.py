@@ -211,7 +211,8 @@ def test_a_span_is_registered_whole_or_not_at_all(
     before = _maps_of(path)
     assert as_device(driver)(columns) is None
     assert not driver.held
-    assert _maps_of(path) == before
+    # Fewer, where a reader of another test is collected meanwhile.
+    assert set(_maps_of(path)) <= set(before)
 
 
 def _maps_of(path: Path) -> list[str]:
