@@ -496,8 +496,9 @@ def test_a_precache_loader_is_where_it_was(stores: dict[str, BuiltStore]) -> Non
         next(iterator)
         state = cached.state_dict()
         iterator.close()
-        found = diagnose(cached, lambda _: time.sleep(0.03), seconds=0.3)
-        assert found.verdict == "compute-bound", found
+        found = verdict_holds(
+            lambda: diagnose(cached, lambda _: time.sleep(0.03), seconds=0.3), "compute-bound"
+        )
         assert not {each.name for each in found.remedies} & {"precache", "workers"}
         assert cached.state_dict() == state
         assert [batch["row"].tolist() for batch in cached] == expected[1:]
