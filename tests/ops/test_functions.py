@@ -32,7 +32,7 @@ from precache_workers.ops.functions import (
 )
 from precache_workers.planning.shard_actions import Compute
 from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.shard_task import stage_row
+from precache_workers.shards.row_actions import stage_row
 from precache_workers.sources.base import Sample
 from tests.demo.photos import Photo, plan_photos, render
 from tests.support.building import encoded, environment, photograph

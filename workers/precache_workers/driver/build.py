@@ -521,6 +521,7 @@ class _Build:
         rows = target.rows_of(shard)
         part = slice(rows.start, rows.stop)
         decides = self.source.content_decides
+        reused = None if base is None else base.shard(target, shard, decides)
         return ShardTask(
             job=job,
             folder=target.folder,
@@ -533,7 +534,8 @@ class _Build:
             locations=target.table.locations[part],
             accept_missing=accept_missing,
             lost=None if lost is None else lost[shard],
-            base=None if base is None else base.shard(target, shard, decides),
+            base=reused,
+            pinned=reused.content if reused and decides and self.listed.pinned else (),
             removed=frozenset(row - rows.start for row in target.table.removed.intersection(rows)),
             lease=lease,
             store=self.store,

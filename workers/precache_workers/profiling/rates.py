@@ -27,6 +27,7 @@ from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.base_rows import open_base
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.reusing_writer import ReusingWriter
+from precache_workers.shards.row_actions import copy_run, stage_row
 from precache_workers.shards.samples import (
     FetchAllTask,
     FetchedSamples,
@@ -35,7 +36,6 @@ from precache_workers.shards.samples import (
     one_thread,
     recipes_of,
 )
-from precache_workers.shards.shard_task import stage_row
 from precache_workers.sources.base import Fetched, Sample
 
 
@@ -173,11 +173,8 @@ def _reuse_rows(
     Other rows of the same chunks are left as holes.
     """
     actions = dict.fromkeys(writers, action)
-    copies_runs = all(writer.copies_runs for writer in writers.values())
     for run, reused in _runs(np.array(task.places), step):
-        if reused and copies_runs:
-            for writer in writers.values():
-                writer.copy(run)
+        if reused and copy_run(writers, run):
             continue
         for place in run:
             hole = not reused or stage_row(actions, writers, place, str(place), None)

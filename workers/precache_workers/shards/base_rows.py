@@ -7,7 +7,8 @@ import functools
 import math
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import xxhash
@@ -20,6 +21,8 @@ from precache.store.layout import decode_index
 from precache.store.version import read_array_documents
 from precache.store.zarr_metadata import Array
 from precache_workers.planning.base_shard import BaseField, BaseShard
+
+Built = TypeVar("Built")
 
 DECODE_BYTES = 4 << 20
 """Bytes of rows that are decoded at a time."""
@@ -166,7 +169,7 @@ class BaseRows:
             undo_image(self._decoded[: len(held)])
 
 
-def open_base(base: BaseShard | None, check: bool = False) -> dict[str, BaseRows]:
+def open_base(base: BaseShard, check: bool = False) -> dict[str, BaseRows]:
     """Open the fields of a base shard whose objects are there, as large as they were.
 
     Parameters
@@ -176,9 +179,8 @@ def open_base(base: BaseShard | None, check: bool = False) -> dict[str, BaseRows
     """
     opened: dict[str, BaseRows] = {}
     shared: dict[tuple[str, str], BaseRows] = {}
-    for name, field in base.fields.items() if base else ():
+    for name, field in base.fields.items():
         with contextlib.suppress(DamageError, StorageError, StoreError):
-            assert base is not None
             # Variants that resume the same object have each of its rows read and decoded once.
             rows = shared.get(field.object_id) or BaseRows(name, field, len(base.same))
             if check:
@@ -187,6 +189,25 @@ def open_base(base: BaseShard | None, check: bool = False) -> dict[str, BaseRows
                 shared[field.object_id] = rows
             opened[name] = rows
     return opened
+
+
+def with_base(
+    base: BaseShard | None, build: Callable[[BaseShard, Mapping[str, BaseRows]], Built]
+) -> Built:
+    """Build with what a base shard has; again without an object that turns out to be damaged.
+
+    Parameters
+    ----------
+    build
+        Gets the base shard with the fields whose objects are there, and their rows.
+    """
+    base = base or BaseShard.empty()
+    while True:
+        opened = open_base(base)
+        try:
+            return build(base.only(opened), opened)
+        except SpoiledBaseError as spoiled:
+            base = base.without_object_of(spoiled.field)
 
 
 def _mapped(folder: Folder, name: str) -> memoryview:

@@ -166,7 +166,7 @@ class FieldWriter:
 
     def finish(self) -> FinishedObject:
         """Finish the object."""
-        return FinishedObject(self._name, *self._writer.finish())
+        return FinishedObject(*self._writer.finish())
 
     def sums(self) -> ChannelSums | None:
         """Sums by channel of all rows that are no holes; None for other fields than images."""

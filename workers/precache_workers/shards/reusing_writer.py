@@ -12,6 +12,7 @@ from precache.store.receipts import ChannelSums
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.shards.base_rows import BaseRows
 from precache_workers.shards.field_writer import FieldWriter, Sums
+from precache_workers.shards.linked_object import LinkedObject
 from precache_workers.shards.shard_objects import FinishedObject
 
 
@@ -192,13 +193,17 @@ class ReusingWriter(FieldWriter):
 
     def finish(self) -> FinishedObject:
         """Finish the object: a link where all rows are those of the base version."""
+        base = self._base.field
         if self._is_link:
-            return FinishedObject(self._name, (), self._base.field.stored, self._base.field)
+            return LinkedObject((), base.stored, self._name, base)
         self.start_writing()
         if self._pending:  # the last chunk of the base version, with all of its rows
             self._put_chunks(self._pending[0], 1)
             self._pending.clear()
-        return FinishedObject(self._name, *self._writer.finish(), self._base.field)
+        own = super().finish()
+        if (own.stored.size, own.stored.xxh3) == (base.stored.size, base.stored.xxh3):
+            return LinkedObject(own.parts, own.stored, self._name, base)
+        return own
 
     def sums(self) -> ChannelSums | None:
         if self._is_link and self._sums is not None:

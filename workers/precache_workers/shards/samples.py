@@ -52,8 +52,6 @@ class Job:
         Digests of the code of the recipe's functions.
     behaviours
         Outputs that the ops must have for their probes.
-    pinned
-        Whether samples must be those of which the base version was made.
     sample_seconds
         Limit for fetching or decoding one sample.
     """
@@ -64,7 +62,6 @@ class Job:
     code: Mapping[str, str] = field(default_factory=dict)
     behaviours: Mapping[str, Outputs] = field(default_factory=dict)
     fetch_labels: bool = False
-    pinned: bool = False
     sample_seconds: float = SAMPLE_SECONDS
 
     @classmethod
@@ -78,7 +75,6 @@ class Job:
             listed.digests,
             behaviours(recipe),
             listed.fetches_labels,
-            listed.pinned,
             request.sample_timeout,
         )
 

@@ -15,23 +15,20 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import xxhash
 
 from precache.codecs.chunk import codec_metadata, decoder
-from precache.errors import BuildError, DamageError, StorageError
+from precache.errors import BuildError, DamageError
 from precache.recipe.ops import Function
 from precache.storage.base import Buffer, Folder
 from precache.store.commit_log import ROOT
-from precache.store.json_documents import edition_of
 from precache.store.layout import MISSING, decode_index
 from precache.store.lease import ALIVE_SECONDS, decision_lease, live_leases
 from precache.store.receipts import ChannelSums, Receipt, ShardObject
-from precache_workers.planning.base_shard import BaseField
 from precache_workers.planning.target_version import SCRATCH, receipt_name
-from precache_workers.shards.base_rows import SpoiledBaseError
 
 if TYPE_CHECKING:
     from precache_workers.shards.shard_task import ShardTask
@@ -47,56 +44,25 @@ class FinishedObject:
     Attributes
     ----------
     parts
-        Its bytes, one buffer after another; empty where it is the object of the base version.
+        Its bytes, one buffer after another.
     stored
         What the receipt says of it.
-    base
-        What the base version has of the field.
+    reused
+        Whether an earlier version has the same object.
     """
 
-    field: str
     parts: Sequence[Buffer]
     stored: ShardObject
-    base: BaseField | None = None
-
-    @property
-    def is_base(self) -> bool:
-        """Return whether it is the base version's object, byte for byte."""
-        base = self.base
-        return base is not None and (
-            (self.stored.size, self.stored.xxh3) == (base.stored.size, base.stored.xxh3)
-        )
+    reused: ClassVar[bool] = False
 
     def create(self, folder: Folder, name: str, require: Callable[[], None]) -> bool:
-        """Create the object, as a link where it is the base version's; False where one exists.
+        """Create the object; False where one exists.
 
         Parameters
         ----------
         require
             Raises where the build may no longer write.
-
-        Raises
-        ------
-        SpoiledBaseError
-            The base version's object is gone, and was not read before; or another version of the
-            same id has replaced the base version, whose objects may have the same sizes.
         """
-        base = self.base
-        if base is not None and self.is_base:
-            try:
-                created = folder.copy(
-                    name, base.folder, base.object_name, scratch=SCRATCH, create=True
-                )
-            except StorageError as error:
-                if not self.parts:
-                    raise SpoiledBaseError(self.field, error) from None
-            else:
-                if not created or edition_of(base.folder.get(ROOT)) == base.edition:
-                    return created
-                require()
-                folder.remove(name)
-                if not self.parts:
-                    raise SpoiledBaseError(self.field, f"{base.folder} was replaced")
         return folder.create(name, self.parts, scratch=SCRATCH)
 
     def put(self, folder: Folder, name: str) -> None:
@@ -104,23 +70,8 @@ class FinishedObject:
         folder.put(name, self.read(), scratch=SCRATCH)
 
     def read(self) -> Sequence[Buffer]:
-        """Return the bytes of the object, one buffer after another.
-
-        Raises
-        ------
-        SpoiledBaseError
-            It is the base version's, and that is gone or not what it was.
-        """
-        if self.parts:
-            return self.parts
-        assert self.base is not None  # else it would have parts
-        try:
-            data = self.base.folder.read(self.base.object_name)
-        except StorageError as error:
-            raise SpoiledBaseError(self.field, error) from None
-        if xxhash.xxh3_64_intdigest(data) != self.stored.xxh3:
-            raise SpoiledBaseError(self.field, f"{self.base.object_name} is not what it was")
-        return [data]
+        """Return the bytes of the object, one buffer after another."""
+        return self.parts
 
 
 @dataclass(frozen=True)

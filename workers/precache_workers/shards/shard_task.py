@@ -13,20 +13,14 @@ from precache.errors import BuildError, FetchError, SampleError
 from precache.storage.base import Folder
 from precache.store.layout import RowShape
 from precache.store.receipts import Receipt
-from precache.units import size
 from precache_workers.ops.identity import installed_versions
 from precache_workers.planning.base_shard import BaseShard
-from precache_workers.planning.shard_actions import (
-    Action,
-    RowActions,
-    ShardActions,
-    decide_actions,
-)
+from precache_workers.planning.shard_actions import RowActions, ShardActions, decide_actions
 from precache_workers.runtime.node import node_name
 from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
-from precache_workers.shards.base_rows import BaseRows, SpoiledBaseError, open_base
+from precache_workers.shards.base_rows import BaseRows, with_base
 from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.reusing_writer import ReusingWriter
+from precache_workers.shards.row_actions import copy_run, field_writers, stage_row
 from precache_workers.shards.samples import (
     BASE_MEMORY,
     FetchAllTask,
@@ -70,6 +64,9 @@ class ShardTask(FetchAllTask):
         What is recorded of the shard, where its objects replace lost ones.
     base
         The same shard of the base version.
+    pinned
+        XXH3-128 (hex) that the sample of each row must have, empty where it may have any; of the
+        first rows of the shard.
     removed
         Places of rows whose samples the source has no more.
     lease
@@ -90,6 +87,7 @@ class ShardTask(FetchAllTask):
     accept_missing: bool = False
     lost: Recorded | None = None
     base: BaseShard | None = None
+    pinned: Sequence[str] = ()
     removed: frozenset[int] = frozenset()
     lease: str | None = None
     store: Folder | None = None
@@ -130,47 +128,20 @@ def run_shard(task: ShardTask) -> Receipt:
         A sample takes too long; nothing was put.
     """
     receipt = finished(task) if task.again else None
-    return receipt or run_in_time(functools.partial(_run, task), task.job.sample_seconds)
+    build = functools.partial(with_base, task.base, functools.partial(_build, task))
+    return receipt or run_in_time(build, task.job.sample_seconds)
 
 
-def _run(task: ShardTask) -> Receipt:
-    """Decide what to do for each row, and do it; again without an object that is damaged."""
-    base = task.base
+def _build(task: ShardTask, base: BaseShard, opened: Mapping[str, BaseRows]) -> Receipt:
+    """Decide the actions of every row, execute them, put the objects, and write the receipt."""
+    recipe, shapes = task.job.recipe, task.shapes
     barred = {place: task.barred[key] for place, key in enumerate(task.keys) if key in task.barred}
-    while True:
-        opened = open_base(base)
-        actions = decide_actions(
-            task.job.recipe,
-            task.shapes,
-            len(task.keys),
-            base.only(opened) if base else None,
-            task.removed,
-            barred,
-        )
-        try:
-            return _execute(task, actions, opened)
-        except SpoiledBaseError as spoiled:
-            assert base is not None
-            base = base.without_object_of(spoiled.field)
-
-
-def _execute(task: ShardTask, actions: ShardActions, opened: Mapping[str, BaseRows]) -> Receipt:
-    """Execute the actions of every row, put the objects, and write the receipt."""
+    actions = decide_actions(recipe, shapes, len(task.keys), base, task.removed, barred)
     ops = {} if actions.linked else recipes_of(task.job)
     timing = Timing()
-    writers: dict[str, FieldWriter] = {}
-    for name, declared in task.job.recipe.fields.items():
-        field = name, declared, task.shapes[name], task.rows_per_shard
-        if name in opened:
-            writers[name] = ReusingWriter(
-                *field,
-                base=opened[name],
-                ops=ops.get(name),
-                holes=actions.base.holes,
-                reused=actions.reused,
-            )
-        else:
-            writers[name] = FieldWriter(*field, ops=ops[name])
+    writers = field_writers(
+        recipe, shapes, task.rows_per_shard, ops=ops, actions=actions, base=opened
+    )
     rows = _Rows(task, actions, writers, timing)
     with contextlib.nullcontext() if actions.linked else one_thread():
         rows.make()
@@ -197,7 +168,7 @@ def _execute(task: ShardTask, actions: ShardActions, opened: Mapping[str, BaseRo
         cpu_seconds=timing.cpu_seconds,
         import_seconds=0.0 if actions.linked or next(_tasks_before) else timing.cpu_before,
         labels=rows.labels if task.job.fetch_labels else None,
-        reused=all(built_object.is_base for built_object in built.values()),
+        reused=all(built_object.reused for built_object in built.values()),
         rows_reused=rows.reused,
         host=node_name(),
         began=timing.began,
@@ -242,13 +213,9 @@ class _Rows:
     def make(self) -> None:
         """Make all rows, in order."""
         actions = self._actions
-        writers = [w for w in self._writers.values() if isinstance(w, ReusingWriter)]
-        copies_runs = len(writers) == len(self._writers) and all(w.copies_runs for w in writers)
         with contextlib.closing(self._task.fetch(actions.fetched)) as samples:
             for rows, row in actions.runs:
-                if copies_runs and row.fields and not row.fetches:
-                    for writer in writers:
-                        writer.copy(rows)
+                if row.fields and not row.fetches and copy_run(self._writers, rows):
                     self.content += actions.content[rows.start : rows.stop]
                     self.reused += len(rows)
                     self._timing.charge("encode")
@@ -296,35 +263,10 @@ class _Rows:
         return fetched, task.barred.get(key, "")
 
 
-def stage_row(
-    actions: Mapping[str, Action],
-    writers: Mapping[str, FieldWriter],
-    place: int,
-    key: str,
-    sample: Sample | None,
-) -> str:
-    """Stage a row of every field; returns the reason where it is a hole, else an empty text."""
-    try:
-        for name, action in actions.items():
-            action.make_row(writers[name], place, key, sample)
-    except SampleError as error:
-        return str(error)
-    except SpoiledBaseError:
-        raise
-    except MemoryError:
-        nbytes = 0 if sample is None else sample.nbytes
-        return f"decoding it, of {size(nbytes)}, takes more memory than its process gets"
-    except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample) -> None:
-    """Raise if rows are pinned and a sample is not the one that the base version has."""
-    if not task.job.pinned or task.base is None or not task.job.source.content_decides:
-        return
-    known = task.base.content[place] if place < len(task.base.content) else ""
-    if known and sample.content and sample.content != known:
+    """Raise if a sample is not the one that its row is pinned to."""
+    pinned = task.pinned[place] if place < len(task.pinned) else ""
+    if pinned and sample.content and sample.content != pinned:
         raise BuildError(
             f"{key} is not what it was when this version was built; have the change built first, "
             "by the same precache build as then"
