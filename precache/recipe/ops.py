@@ -295,3 +295,8 @@ def is_random(op: Op) -> bool:
     if isinstance(op, Function):
         return op.random
     return isinstance(op, RandomResizedCrop | HorizontalFlip)
+
+
+def crop_corner(shape: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
+    """Return top and left of the middle of an image, rounded as torchvision does."""
+    return round((shape[0] - size[0]) / 2), round((shape[1] - size[1]) / 2)

@@ -60,14 +60,16 @@ class ShardWriter:
         """Append one or more rows."""
         while len(rows):
             part = rows[: len(self._chunk) - self._filled]
+            rows = rows[len(part) :]
+            if len(part) == len(self._chunk) and part.flags.c_contiguous:
+                self._encode_chunk(part)
+                continue
             self._chunk[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
             if self._filled == len(self._chunk):
                 self._flush()
-            rows = rows[len(part) :]
 
-    def encode_chunk(self, chunk: np.ndarray) -> None:
-        """Append a whole chunk of rows; the current chunk must be empty."""
+    def _encode_chunk(self, chunk: np.ndarray) -> None:
         encoded = self._encode(chunk)
         self._parts.append(encoded)
         self._lengths.append(len(encoded))
@@ -79,7 +81,7 @@ class ShardWriter:
 
     def _flush(self) -> None:
         self._chunk[self._filled :] = 0
-        self.encode_chunk(self._chunk)
+        self._encode_chunk(self._chunk)
         self._filled = 0
 
     def finish(self) -> tuple[list[Buffer], ShardObject]:

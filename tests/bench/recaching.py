@@ -272,7 +272,7 @@ def _by_hand(path: str, folder: Path, codec: str, crop: int = 0) -> Cost:
                 undo_image(rows[: len(part)])
                 for chunk in rows[: len(part)]:
                     if not crop:
-                        writer.encode_chunk(chunk)
+                        writer.extend(chunk)
                         continue
                     for row in chunk:
                         np.copyto(writer.row, row[:, inner, inner])

@@ -32,7 +32,7 @@ from precache_workers.ops.functions import (
 )
 from precache_workers.planning.shard_actions import Compute
 from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.row_actions import stage_row
+from precache_workers.shards.row_actions import stage_rows
 from precache_workers.sources.base import Sample
 from tests.demo.photos import Photo, plan_photos, render
 from tests.support.building import encoded, environment, photograph
@@ -488,7 +488,7 @@ def reason(sample: Sample) -> str:
     field = Recipe.image(resize=24, crop=20).fields["image"]
     ops, shape = FieldRecipe("image", field, 0), RowShape((3, 20, 20), "uint8")
     writers = {"image": FieldWriter("image", field, shape, 1, ops=ops)}
-    return stage_row({"image": Compute()}, writers, 0, "key", sample)
+    return stage_rows({"image": Compute()}, writers, 0, "key", sample)
 
 
 SEED_JPEGS = [

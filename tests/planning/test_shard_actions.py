@@ -20,6 +20,7 @@ from precache_workers.planning.shard_actions import (
     Link,
     Resume,
     ShardActions,
+    Zeros,
     decide_actions,
 )
 
@@ -62,10 +63,14 @@ def test_a_shard_is_linked_where_all_samples_are_the_same() -> None:
 
 
 def test_one_other_sample_is_computed_and_the_rest_copied() -> None:
-    actions = decide_actions(RECIPE, SHAPES, 4, base_shard(same=[True, True, False, True]))
+    same = [True, True, False, True]
+    base = base_shard(same=same, content_decides=False)
+    actions = decide_actions(RECIPE, SHAPES, 4, base)
     assert not actions.linked
     assert [row.fields["image"] for _, row in actions.runs] == [Copy(), Compute(), Copy()]
     assert actions.fetched == [2]
+    may_be_same = decide_actions(RECIPE, SHAPES, 4, base_shard(same=same))
+    assert [r.fields["image"] for _, r in may_be_same.runs] == [Link(), Compute(), Link()]
 
 
 def test_a_field_that_the_base_lacks_has_all_samples_fetched() -> None:
@@ -87,7 +92,7 @@ def test_the_content_of_a_sample_settles_what_its_identity_did_not() -> None:
     base = base_shard(same=[False] * 4, holes={3: "not an image"})
     actions = decide_actions(RECIPE, SHAPES, 4, base)
     assert actions.fetched == [0, 1, 2, 3]
-    assert set(actions.with_sample(1, "1").fields.values()) == {Copy()}
+    assert set(actions.with_sample(1, "1").fields.values()) == {Link()}
     assert set(actions.with_sample(1, "other").fields.values()) == {Compute()}
     assert actions.with_sample(3, "3").hole == "not an image"
     listed = decide_actions(RECIPE, SHAPES, 4, base_shard(same=[False] * 4, content_decides=False))
@@ -132,7 +137,8 @@ def test_every_row_has_one_way_and_none_is_reused_of_another_sample(
     for places, row in actions.runs:
         for place in places:
             assert (row.hole == REMOVED) == (place in removed)
-            assert bool(row.hole) != bool(row.fields)
+            assert row.fields.keys() == SHAPES.keys()
+            assert row.hole or Zeros() not in row.fields.values()
             if row.reuses:
                 assert base.same[place]
                 assert base.content[place]

@@ -27,7 +27,6 @@ from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Scratch, decode
 from precache_workers.ops.functions import (
     center_crop,
-    crop_corner,
     random_resized_crop,
     resize,
     resize_and_crop,
@@ -133,24 +132,6 @@ class FieldRecipe:
             row = center_crop(row, op.size)
             applied += 1
         return self.row(self.apply(row, applied, None, key))
-
-    def cut_of(self, shape: tuple[int, ...], applied: int) -> tuple[slice, slice] | None:
-        """Return the lines and columns of a stored row that `resume` keeps; None unless it crops.
-
-        Parameters
-        ----------
-        shape
-            (C, H, W) of the stored row.
-        """
-        if not self._field.decodes or len(shape) != 3:
-            return None
-        top, left, size = 0, 0, shape[1:]
-        for op in self._field.ops[applied:]:
-            if not isinstance(op, CenterCrop) or op.size[0] > size[0] or op.size[1] > size[1]:
-                return None
-            corner = crop_corner(size, op.size)
-            top, left, size = top + corner[0], left + corner[1], op.size
-        return slice(top, top + size[0]), slice(left, left + size[1])
 
     def apply(self, value: Any, first: int, stop: int | None, key: str) -> Any:
         stop = len(self._field.ops) if stop is None else stop

@@ -10,6 +10,7 @@ from precache.errors import SampleError
 from precache.recipe.ops import (
     RandomResizedCrop,
     ToDType,
+    crop_corner,
 )
 
 _SUPPORT = {"bilinear": 1, "bicubic": 2}
@@ -73,10 +74,6 @@ def center_crop(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         )
     top, left = crop_corner((height, width), size)
     return array[top : top + size[0], left : left + size[1]]
-
-
-def crop_corner(shape: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
-    return round((shape[0] - size[0]) / 2), round((shape[1] - size[1]) / 2)
 
 
 def resize_and_crop(

@@ -1,18 +1,19 @@
 """Decide how the rows of a shard come about: linked, copied, resumed or computed. Pure.
 
-The decision is a list of runs of rows with an action for each field. Shard tasks execute it, and
-the dry run prints it. A task decides again where an object of the base version turns out to be
-missing or damaged, and settles by `with_sample` what depends on the content of a fetched sample.
+The decision is a list of runs of rows with an action for each field. Shard tasks execute it on
+writers, and the dry run on counters. A task decides again where an object of the base version turns
+out to be missing or damaged, and settles by `with_sample` what depends on the content of a sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from precache.recipe.recipe import Recipe
+from precache.recipe.ops import CenterCrop, crop_corner
+from precache.recipe.recipe import Field, Recipe
 from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
 from precache.store.row_table import REMOVED
@@ -20,18 +21,52 @@ from precache_workers.planning.base_shard import BaseShard
 from precache_workers.planning.field_match import FieldMatch
 
 if TYPE_CHECKING:  # loads the decoders
-    from precache_workers.shards.field_writer import FieldWriter
-    from precache_workers.shards.reusing_writer import ReusingWriter
     from precache_workers.sources.base import Sample
 
 
+class RowWriter(Protocol):
+    """Appends the rows of a field in order; of a field of which the base version has no row."""
+
+    def zeros(self) -> None:
+        """Stage rows of zeros."""
+
+    def compute(self, sample: Sample | None, key: str) -> None:
+        """Stage a row to which all ops are applied, of a fetched sample; raises SampleError."""
+
+    def keep(self, rows: range) -> None:
+        """Append what was staged last, for these rows."""
+
+
+class BaseRowWriter(RowWriter, Protocol):
+    """Appends rows of the base version, too; they are those at the same places."""
+
+    def link(self) -> None:
+        """Stage rows to be linked; they are copied if a row of the object is not linked."""
+
+    def copy(self) -> None:
+        """Stage rows to be copied as they are stored."""
+
+    def crop(self, part: tuple[slice, ...]) -> None:
+        """Stage a part of rows."""
+
+    def resume(self, place: int, applied: int, key: str) -> None:
+        """Stage a row to which ops after the first `applied` are applied; raises SampleError."""
+
+
 class Action(Protocol):
-    """One way in which the rows of a field come about."""
+    """One way in which rows of a field come about.
 
-    def make_row(self, writer: Any, place: int, key: str, sample: Sample | None) -> None:
-        """Stage a row; the writer's `keep` appends it once all fields of the row are staged.
+    Attributes
+    ----------
+    in_runs
+        Whether several rows can be staged at once, as none of them can fail.
+    """
 
-        Rows of a base version need a `ReusingWriter`, which a field has of which the base has rows.
+    @property
+    def in_runs(self) -> bool: ...
+
+    def stage(self, writer: Any, place: int, key: str, sample: Sample | None) -> None:
+        """Stage the row at a place, or a run of rows, for `keep` to append.
 
         Raises
         ------
@@ -41,52 +76,95 @@ class Action(Protocol):
 
 
 @dataclass(frozen=True)
-class Copy:
-    """Take a row of the base version as it is; whole chunks are copied without decoding."""
+class Link:
+    """Take the row by a link to the base version's object, if all of its rows are taken so."""
 
-    def make_row(self, writer: ReusingWriter, place: int, key: str, sample: Sample | None) -> None:
-        writer.stage_copy()
+    in_runs: ClassVar[bool] = True
+
+    def stage(self, writer: BaseRowWriter, place: int, key: str, sample: Sample | None) -> None:
+        writer.link()
 
 
 @dataclass(frozen=True)
-class Link(Copy):
-    """Take all rows of the base version as they are, by a link to the object."""
+class Copy:
+    """Copy the row of the base version; whole chunks are copied as they are stored."""
+
+    in_runs: ClassVar[bool] = True
+
+    def stage(self, writer: BaseRowWriter, place: int, key: str, sample: Sample | None) -> None:
+        writer.copy()
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Apply the ops after the first `applied` to a row of the base version."""
+    """Apply the ops after the first `applied` to the row of the base version, and encode it.
+
+    Attributes
+    ----------
+    part
+        What these ops leave of a row if they only crop it; all of it if there is none.
+    """
 
     applied: int
+    part: tuple[slice, ...] | None = None
 
-    def make_row(self, writer: ReusingWriter, place: int, key: str, sample: Sample | None) -> None:
-        assert writer.ops is not None  # else all rows are copied
-        writer.stage(writer.ops.resume(writer.base_row(place), self.applied, key))
+    @property
+    def in_runs(self) -> bool:
+        return self.part is not None
+
+    def stage(self, writer: BaseRowWriter, place: int, key: str, sample: Sample | None) -> None:
+        if self.part is None:
+            writer.resume(place, self.applied, key)
+        else:
+            writer.crop(self.part)
 
 
 @dataclass(frozen=True)
 class Compute:
     """Apply all ops to the sample, which has to be fetched."""
 
-    def make_row(self, writer: FieldWriter, place: int, key: str, sample: Sample | None) -> None:
-        assert sample is not None  # as the row is fetched
-        assert writer.ops is not None
-        writer.stage(writer.ops(sample, key))
+    in_runs: ClassVar[bool] = False
+
+    def stage(self, writer: RowWriter, place: int, key: str, sample: Sample | None) -> None:
+        writer.compute(sample, key)
 
 
-def reuse_action(match: FieldMatch) -> Action:
-    """Return the action for a row of which the base version has these ops applied."""
-    return Copy() if match.finished else Resume(match.applied)
+@dataclass(frozen=True)
+class Zeros:
+    """Leave a hole."""
+
+    in_runs: ClassVar[bool] = True
+
+    def stage(self, writer: RowWriter, place: int, key: str, sample: Sample | None) -> None:
+        writer.zeros()
+
+
+def reuse_action(field: Field, match: FieldMatch) -> Action:
+    """Return the action for a row of which the base version has some ops applied."""
+    return Copy() if match.encoded else Resume(match.applied, _part_left(field, match))
+
+
+def _part_left(field: Field, match: FieldMatch) -> tuple[slice, ...] | None:
+    """Return what a field's remaining ops leave of a row if all of them crop it."""
+    if match.finished:
+        return ()
+    if not field.decodes or len(match.shape.shape) != 3:
+        return None
+    top, left, size = 0, 0, match.shape.shape[1:]
+    for op in field.ops[match.applied :]:
+        if not isinstance(op, CenterCrop) or op.size[0] > size[0] or op.size[1] > size[1]:
+            return None
+        corner = crop_corner(size, op.size)
+        top, left, size = top + corner[0], left + corner[1], op.size
+    return slice(None), slice(top, top + size[0]), slice(left, left + size[1])
 
 
 @dataclass(frozen=True)
 class RowActions:
-    """The actions that make a row, or the reason why it is a hole.
+    """The actions that make a row, one for each field.
 
     Attributes
     ----------
-    fields
-        Field -> action; empty for a hole.
     hole
         Reason, where the row is known to be a hole.
     reuses
@@ -99,6 +177,11 @@ class RowActions:
     hole: str = ""
     reuses: bool = False
     fetches: bool = False
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether rows of a run can be made at once."""
+        return not (self.fetches or self.hole) and all(a.in_runs for a in self.fields.values())
 
 
 @dataclass(frozen=True)
@@ -121,6 +204,8 @@ class ShardActions:
         Whether the base has all fields with all ops applied, so that its holes stay holes.
     reuse, compute
         Actions of a row whose sample is that of the base, and of any other row.
+    stay
+        Field -> action of a hole that the base has, too.
     """
 
     runs: tuple[tuple[range, RowActions], ...]
@@ -132,6 +217,12 @@ class ShardActions:
     finished: bool
     reuse: RowActions
     compute: RowActions
+    stay: Mapping[str, Action]
+
+    def hole(self, place: int, reason: str, reuses: bool = False) -> RowActions:
+        """Return the actions of a row that is a hole."""
+        fields = self.stay if place in self.base.holes else dict.fromkeys(self.stay, Zeros())
+        return RowActions(fields, reason, reuses)
 
     def with_sample(self, place: int, content: str, hole: str = "") -> RowActions:
         """Settle how a row is made whose sample was fetched, by the sample's content.
@@ -145,7 +236,7 @@ class ShardActions:
         unchanged = unchanged and (base.same[place] or base.content_decides)
         base_hole = base.holes.get(place, "") if unchanged else ""
         if hole or (base_hole and self.finished):
-            return RowActions({}, hole or base_hole, unchanged)
+            return self.hole(place, hole or base_hole, unchanged)
         return self.reuse if unchanged and not base_hole else self.compute
 
 
@@ -171,50 +262,73 @@ def decide_actions(
         Place -> reason, of rows whose samples must not be decoded.
     """
     computed: dict[str, Action] = dict.fromkeys(recipe.fields, Compute())
-    compute = RowActions(computed, fetches=True)
     if base is None or not base.fields:
         base = BaseShard.empty()
     complete = base.fields.keys() == recipe.fields.keys()
     finished = complete and all(field.match.finished for field in base.fields.values())
-    linkable = {
-        name
-        for name, field in base.fields.items()
-        if field.match.encoded and (field.sums or not is_summed(recipe.fields[name], shapes[name]))
-    }
-    all_same = len(base.same) == rows and all(base.same)
-    unknown = [place for place, content in enumerate(base.content) if not content]
-    linked = (
-        all_same
-        and all(place in removed for place in unknown)
-        and linkable == recipe.fields.keys()
-        and not barred
-    )
-    holes_stay = all(place in base.holes for place in unknown) and not (base.holes and base.retries)
-    all_stay = linked or (all_same and holes_stay)
+    linkable = _linkable(recipe, shapes, rows, base, removed)
+    stay: dict[str, Action] = dict.fromkeys(recipe.fields, Zeros())
     reused = dict(computed)
     for name, field in base.fields.items():
-        reused[name] = Link() if all_stay and name in linkable else reuse_action(field.match)
-    reuse = RowActions(reused, reuses=True, fetches=not complete)
-    ways = [compute] * rows
+        action = Link() if name in linkable else reuse_action(recipe.fields[name], field.match)
+        reused[name] = action
+        if field.match.encoded:
+            stay[name] = action
+    unknown = [place for place, content in enumerate(base.content) if not content]
+    linked = (
+        linkable == recipe.fields.keys()
+        and all(base.same)
+        and all(place in removed for place in unknown)
+        and not barred
+    )
+    actions = ShardActions(
+        runs=(),
+        fetched=(),
+        reused=(),
+        base=base,
+        content=["" if p in removed else c for p, c in enumerate(_padded(base.content, rows))],
+        linked=linked,
+        finished=finished,
+        reuse=RowActions(reused, reuses=True, fetches=not complete),
+        compute=RowActions(computed, fetches=True),
+        stay=stay,
+    )
+    ways = [actions.compute] * rows
     for place, (same, content) in enumerate(zip(base.same, base.content, strict=True)):
         base_hole = base.holes.get(place, "")
         if same and content and (finished or not base_hole):
             reason = (complete and barred.get(place)) or base_hole
-            ways[place] = RowActions({}, reason, reuses=True) if reason else reuse
-    contents = [*base.content, *[""] * (rows - len(base.content))]
+            ways[place] = actions.hole(place, reason, reuses=True) if reason else actions.reuse
     for place in removed:
-        ways[place], contents[place] = RowActions({}, REMOVED), ""
-    return ShardActions(
+        ways[place] = actions.hole(place, REMOVED)
+    return replace(
+        actions,
         runs=tuple(_runs(ways)),
         fetched=[place for place, way in enumerate(ways) if way.fetches],
         reused=[place for place, way in enumerate(ways) if way.reuses and not way.hole],
-        base=base,
-        content=contents,
-        linked=linked,
-        finished=finished,
-        reuse=reuse,
-        compute=compute,
     )
+
+
+def _linkable(
+    recipe: Recipe,
+    shapes: Mapping[str, RowShape],
+    rows: int,
+    base: BaseShard,
+    removed: Collection[int],
+) -> set[str]:
+    """Return the fields whose objects can be links, unless a sample turns out to be another."""
+    may_be_same = base.content_decides or all(base.same)
+    if len(base.same) < rows or not may_be_same or any(p not in base.holes for p in removed):
+        return set()
+    return {
+        name
+        for name, field in base.fields.items()
+        if field.match.encoded and (field.sums or not is_summed(recipe.fields[name], shapes[name]))
+    }
+
+
+def _padded(content: Sequence[str], rows: int) -> list[str]:
+    return [*content, *[""] * (rows - len(content))]
 
 
 def _runs(ways: Sequence[RowActions]) -> Iterator[tuple[range, RowActions]]:

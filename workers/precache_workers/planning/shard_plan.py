@@ -1,19 +1,20 @@
-"""Sum up, shard by shard, what a build computes and what it reuses. Nothing is read for it."""
+"""Sum up, shard by shard, what a build computes and reuses: its actions, executed on counters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from precache_workers.planning.base_shard import BaseShard
 from precache_workers.planning.base_version import BaseVersion
+from precache_workers.planning.copied_rows import CopiedRows
 from precache_workers.planning.shard_actions import (
-    Compute,
-    Copy,
-    Link,
+    Action,
+    RowActions,
     ShardActions,
+    Zeros,
     decide_actions,
 )
 from precache_workers.planning.target_version import TargetVersion
@@ -115,10 +116,11 @@ def _plan_shard(target: TargetVersion, shard: int, part: BaseShard | None) -> Sh
     removed = {row - rows.start for row in target.table.removed if row in rows}
     actions = decide_actions(target.spec.recipe, target.shapes, len(rows), part, removed)
     base, fetched = actions.base, actions.fetched
-    chunk_rows = {n: s.chunk_rows(target.rows_per_shard) for n, s in target.shapes.items()}
-    reuse = actions.reuse.fields.items()
-    linked = [name for name, action in reuse if isinstance(action, Link)]
-    linked_nbytes = base.nbytes_of(linked)
+    fields = {
+        name: _count_rows(name, actions, shape.chunk_rows(target.rows_per_shard))
+        for name, shape in target.shapes.items()
+    }
+    linked_nbytes = base.nbytes_of([n for n in base.fields if fields[n].linked])
     other = [place for place in fetched if actions.content[place] and not base.same[place]]
     return ShardPlan(
         shard=shard,
@@ -133,12 +135,7 @@ def _plan_shard(target: TargetVersion, shard: int, part: BaseShard | None) -> Sh
         stay_failed=len(base.holes.keys() - removed - set(fetched)),
         read_nbytes=base.nbytes_of(base.fields) - linked_nbytes,
         linked_nbytes=linked_nbytes,
-        fields={
-            name: FieldRows(linked=len(rows))
-            if name in linked
-            else _field_rows(name, actions, chunk_rows[name])
-            for name in target.shapes
-        },
+        fields=fields,
     )
 
 
@@ -154,30 +151,80 @@ def _is_reused(actions: ShardActions, rows: int, removed: set[int]) -> bool:
     )
 
 
-def _field_rows(name: str, actions: ShardActions, chunk_rows: int) -> FieldRows:
-    """Count the rows of a field whose object is not linked."""
-    rows = actions.runs[-1][0].stop if actions.runs else 0
-    computed = resumed = 0
-    copied = np.zeros(rows, bool)
-    kept = np.ones(-(-rows // chunk_rows) * chunk_rows, bool)  # as stored, the last chunk's padding
-    for run, row in actions.runs:
-        part = slice(run.start, run.stop)
-        match row.fields.get(name):
-            case Compute():
-                computed += len(run)
-                kept[part] = False
-            case Copy() if actions.base.fields[name].match.encoded:
-                copied[part] = True
-            case None:  # holes
-                base = actions.base.fields.get(name)
-                stay = base is not None and base.match.encoded
-                kept[part] = [stay and place in actions.base.holes for place in run]
-            case _:
-                resumed += len(run)
-                kept[part] = False
-    whole = kept.reshape(-1, chunk_rows).all(axis=1).repeat(chunk_rows)[:rows] & copied
-    return FieldRows(
-        copied=int(whole.sum()),
-        resumed=resumed + int((copied & ~whole).sum()),
-        computed=computed,
-    )
+def _count_rows(name: str, actions: ShardActions, chunk_rows: int) -> FieldRows:
+    """Execute the actions of a field on counters."""
+    counter = _RowCounter(len(actions.content), chunk_rows, actions.base.holes)
+    for rows, row in actions.runs:
+        for run, action in _expected(actions, row, rows, name):
+            if run:
+                action.stage(counter, run.start, "", None)
+                counter.keep(run)
+    return counter.finish()
+
+
+def _expected(
+    actions: ShardActions, row: RowActions, rows: range, name: str
+) -> Iterator[tuple[range, Action]]:
+    """Yield the expected actions: a hole of the base whose sample is the same stays a hole."""
+    base, start = actions.base, rows.start
+    if row.fetches and not base.retries:
+        for place in sorted(place for place in base.holes if place in rows):
+            if base.same[place] and not isinstance(actions.stay[name], Zeros):
+                yield range(start, place), row.fields[name]
+                yield range(place, place + 1), actions.stay[name]
+                start = place + 1
+    yield range(start, rows.stop), row.fields[name]
+
+
+class _RowCounter:
+    """Counts rows by their actions: a `BaseRowWriter`, and a `Copier`, that writes nothing."""
+
+    def __init__(self, rows: int, chunk_rows: int, holes: Collection[int]) -> None:
+        self._rows, self._holes = rows, holes
+        self._copied = CopiedRows(rows, chunk_rows, self)
+        self._counts = dict.fromkeys(FieldRows.__dataclass_fields__, 0)
+        self._append: Callable[[range], None]
+
+    def zeros(self) -> None:
+        self._append = self._interrupt
+
+    def compute(self, sample: object, key: str) -> None:
+        self._append = self._count_computed
+
+    def link(self) -> None:
+        self._append = self._copied.link
+
+    def copy(self) -> None:
+        self._append = self._copied.copy
+
+    def crop(self, part: tuple[slice, ...]) -> None:
+        self._append = self._count_resumed
+
+    def resume(self, place: int, applied: int, key: str) -> None:
+        self._append = self._count_resumed
+
+    def keep(self, rows: range) -> None:
+        self._append(rows)
+
+    def copy_chunks(self, rows: range) -> None:
+        self._counts["copied"] += sum(place not in self._holes for place in rows)
+
+    def copy_rows(self, rows: range) -> None:
+        self._counts["resumed"] += sum(place not in self._holes for place in rows)
+
+    def _interrupt(self, rows: range) -> None:
+        self._copied.interrupt()
+
+    def _count_computed(self, rows: range) -> None:
+        self._interrupt(rows)
+        self._counts["computed"] += len(rows)
+
+    def _count_resumed(self, rows: range) -> None:
+        self._interrupt(rows)
+        self._counts["resumed"] += len(rows)
+
+    def finish(self) -> FieldRows:
+        self._copied.finish()
+        if self._copied.linked:
+            return FieldRows(linked=self._rows)
+        return FieldRows(**self._counts)

@@ -14,7 +14,7 @@ from precache.recipe.variants import variants_of
 from precache.store.layout import INDEX_ENTRY_NBYTES, RowShape
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.base_shard import BaseShard
-from precache_workers.planning.shard_actions import Action, Compute, reuse_action
+from precache_workers.planning.shard_actions import Action, Compute, Zeros, reuse_action
 from precache_workers.profiling.estimate import UnitTimes
 from precache_workers.profiling.harness import (
     SampleRun,
@@ -27,7 +27,7 @@ from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.base_rows import open_base
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.reusing_writer import ReusingWriter
-from precache_workers.shards.row_actions import copy_run, stage_row
+from precache_workers.shards.row_actions import keep_rows, stage_rows
 from precache_workers.shards.samples import (
     FetchAllTask,
     FetchedSamples,
@@ -109,8 +109,8 @@ def _compute(
 
     def compute_rows(run: SampleRun, sample: Sample) -> None:
         def compute(name: str) -> None:
-            Compute().make_row(writers[name], 0, run.key, sample)
-            writers[name].keep(0)
+            Compute().stage(writers[name], 0, run.key, sample)
+            writers[name].keep(range(1))
 
         for name in writers:
             run.time(name, partial(compute, name), time.process_time)
@@ -154,11 +154,13 @@ def _reuse(
             )
             for array in arrays
         }
-        for writer in writers.values():
-            writer.start_writing()
-        match = opened[arrays[0]].field.match
-        step = opened[arrays[0]].chunk_rows if match.finished else 1
-        reuse = partial(_reuse_rows, task, writers, step, reuse_action(match))
+        rows = opened[arrays[0]]
+        step = rows.chunk_rows if rows.field.match.finished else 1
+        actions = {
+            array: reuse_action(task.job.recipe.fields[array], opened[array].field.match)
+            for array in arrays
+        }
+        reuse = partial(_reuse_rows, task, writers, step, actions)
         stored, cost = timed(reuse, time.process_time)
         cost /= max(1, len(task.places)) * len(arrays)
         costs |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}
@@ -166,23 +168,23 @@ def _reuse(
 
 
 def _reuse_rows(
-    task: RatesTask, writers: Mapping[str, ReusingWriter], step: int, action: Action
+    task: RatesTask,
+    writers: Mapping[str, ReusingWriter],
+    step: int,
+    actions: Mapping[str, Action],
 ) -> list[float]:
     """Reuse the rows as a shard task does; returns the stored bytes of a row of each writer.
 
     Other rows of the same chunks are left as holes.
     """
-    actions = dict.fromkeys(writers, action)
+    hole = dict.fromkeys(actions, Zeros())
+    in_runs = all(action.in_runs for action in actions.values())
     for run, reused in _runs(np.array(task.places), step):
-        if reused and copy_run(writers, run):
-            continue
-        for place in run:
-            hole = not reused or stage_row(actions, writers, place, str(place), None)
-            for writer in writers.values():
-                if hole:
-                    writer.leave_hole(place)
-                else:
-                    writer.keep(place)
+        parts = [run] if in_runs or not reused else [range(place, place + 1) for place in run]
+        for part in parts:
+            if not reused or stage_rows(actions, writers, part.start, str(part.start)):
+                stage_rows(hole, writers, part.start)
+            keep_rows(writers, part)
     return _stored(writers.values(), len(task.places))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import cv2
 import numpy as np
@@ -17,6 +18,7 @@ from precache.store.receipts import ChannelSums
 from precache.store.shard_writer import ShardWriter
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.shards.shard_objects import FinishedObject
+from precache_workers.sources.base import Sample
 
 SUMMED = 50_000
 """Pixels of a channel that are summed in one call, as a call costs as much as thousands of them."""
@@ -99,9 +101,7 @@ def copy_row(row: np.ndarray, out: np.ndarray) -> None:
 
 
 class FieldWriter:
-    """Writes the rows of one field of one shard, in order.
-
-    A row is staged by `stage` and appended by `keep`, or it is left as a hole.
+    """Writes the rows of one field of one shard, in order: a `planning.shard_actions.RowWriter`.
 
     Parameters
     ----------
@@ -118,23 +118,36 @@ class FieldWriter:
         *,
         ops: FieldRecipe | None = None,
     ) -> None:
-        self.ops = ops
         self._name = name
         self._field = field
         self._shape = shape
-        self._rows_per_shard = rows_per_shard
+        self._chunk_rows = shape.chunk_rows(rows_per_shard)
+        self._chunks = rows_per_shard // self._chunk_rows
+        self._ops = ops
         self._sums = Sums(shape.shape) if is_summed(field, shape) else None
+        self._append: Callable[[range], None] = self._append_zeros
 
     @functools.cached_property
     def _writer(self) -> ShardWriter:
-        chunk_rows = self._shape.chunk_rows(self._rows_per_shard)
         encode = encoder(self._field.stored_as, self._shape.dtype)
-        chunk_shape = (chunk_rows, *self._shape.shape)
-        chunks = self._rows_per_shard // chunk_rows
-        return ShardWriter(chunk_shape, self._shape.dtype, chunks, encode)
+        chunk_shape = (self._chunk_rows, *self._shape.shape)
+        return ShardWriter(chunk_shape, self._shape.dtype, self._chunks, encode)
 
-    def stage(self, row: np.ndarray) -> None:
-        """Stage a row, for `keep` to append.
+    # --- one row --------------------------------------------------------------------------------
+
+    def zeros(self) -> None:
+        self._append = self._append_zeros
+
+    def compute(self, sample: Sample | None, key: str) -> None:
+        assert self._ops is not None
+        assert sample is not None  # as the row is fetched
+        self._stage(self._ops(sample, key))
+
+    def keep(self, rows: range) -> None:
+        self._append(rows)
+
+    def _stage(self, row: np.ndarray) -> None:
+        """Stage a row.
 
         Raises
         ------
@@ -146,23 +159,25 @@ class FieldWriter:
                 f"its {self._name} is {row.dtype.name} {row.shape}, and the rows of this "
                 f"store are {self._shape.dtype} {self._shape.shape}; add a resize and a crop"
             )
-        self._begin_row()
+        self._interrupt()
         copy_row(row, self._writer.row)
+        self._append = self._append_row
 
-    def _begin_row(self) -> None:
+    def _interrupt(self) -> None:
         """Write what has to come before a row that is encoded."""
 
-    def keep(self, place: int) -> None:
-        """Append the row that was staged."""
+    def _append_row(self, rows: range) -> None:
         if self._sums is not None:
             self._sums.add(self._writer.row)
         self._writer.advance()
 
-    def leave_hole(self, place: int) -> None:
-        """Append a row of zeros."""
-        self._begin_row()
-        self._writer.row[...] = 0
-        self._writer.advance()
+    def _append_zeros(self, rows: range) -> None:
+        self._interrupt()
+        for _ in rows:
+            self._writer.row[...] = 0
+            self._writer.advance()
+
+    # --- the object -----------------------------------------------------------------------------
 
     def finish(self) -> FinishedObject:
         """Finish the object."""

@@ -46,34 +46,24 @@ def field_writers(
                 reused=actions.reused,
             )
         else:
-            writers[name] = FieldWriter(*field, ops=ops[name])
+            writers[name] = FieldWriter(*field, ops=ops.get(name))
     return writers
 
 
-def copy_run(writers: Mapping[str, FieldWriter], rows: range) -> bool:
-    """Append a run of rows of the base version to every field.
-
-    Returns False, and appends nothing, where rows have to be made one by one.
-    """
-    copying = [w for w in writers.values() if isinstance(w, ReusingWriter) and w.copies_runs]
-    if len(copying) < len(writers):
-        return False
-    for writer in copying:
-        writer.copy(rows)
-    return True
-
-
-def stage_row(
+def stage_rows(
     actions: Mapping[str, Action],
     writers: Mapping[str, FieldWriter],
     place: int,
-    key: str,
-    sample: Sample | None,
+    key: str = "",
+    sample: Sample | None = None,
 ) -> str:
-    """Stage a row of every field; returns the reason where it is a hole, else an empty text."""
+    """Stage a row of every field, or a run of rows from a place on, for `keep_rows` to append.
+
+    Returns the reason where the row is a hole, else an empty text.
+    """
     try:
         for name, action in actions.items():
-            action.make_row(writers[name], place, key, sample)
+            action.stage(writers[name], place, key, sample)
     except SampleError as error:
         return str(error)
     except SpoiledBaseError:
@@ -84,3 +74,9 @@ def stage_row(
     except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def keep_rows(writers: Mapping[str, FieldWriter], rows: range) -> None:
+    """Append to every field what was staged last."""
+    for writer in writers.values():
+        writer.keep(rows)

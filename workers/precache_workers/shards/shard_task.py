@@ -20,7 +20,7 @@ from precache_workers.runtime.node import node_name
 from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
 from precache_workers.shards.base_rows import BaseRows, with_base
 from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.row_actions import copy_run, field_writers, stage_row
+from precache_workers.shards.row_actions import field_writers, keep_rows, stage_rows
 from precache_workers.shards.samples import (
     BASE_MEMORY,
     FetchAllTask,
@@ -215,7 +215,9 @@ class _Rows:
         actions = self._actions
         with contextlib.closing(self._task.fetch(actions.fetched)) as samples:
             for rows, row in actions.runs:
-                if row.fields and not row.fetches and copy_run(self._writers, rows):
+                if row.in_runs:
+                    stage_rows(row.fields, self._writers, rows.start)
+                    keep_rows(self._writers, rows)
                     self.content += actions.content[rows.start : rows.stop]
                     self.reused += len(rows)
                     self._timing.charge("encode")
@@ -232,17 +234,16 @@ class _Rows:
             content = sample.content
             row = self._actions.with_sample(place, content, reason)
         self._notes.begin(DECODING, key)
-        reason = row.hole or stage_row(row.fields, self._writers, place, key, sample)
+        reason = stage_rows(row.fields, self._writers, place, key, sample)
+        if reason:
+            stage_rows(self._actions.hole(place, reason).fields, self._writers, place)
+        reason = reason or row.hole
         self.content.append(content)
         self.reused += row.reuses and (row.hole != "" if reason else not row.fetches)
         if reason:
             self.holes[task.first_row + place] = reason
         spent = timing.charge("ops")
-        for writer in self._writers.values():
-            if reason:
-                writer.leave_hole(place)
-            else:
-                writer.keep(place)
+        keep_rows(self._writers, range(place, place + 1))
         self._notes.end()
         spent += timing.charge("encode")
         if sample is not None:
