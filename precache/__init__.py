@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from precache.errors import (
         BuildError,
         DamageError,
+        PipelineError,
         PrecacheError,
         RecipeError,
         SourceError,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
-    from precache.errors import RecipeError as PipelineError
     from precache.loading.dataset import CachedDataset
     from precache.loading.loader import Loader
     from precache.loading.mixing import Mixture, mix
@@ -106,7 +106,7 @@ _HOMES = {
     "precache_workers.driver.build_result": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_ELSEWHERE = {"open": "open_version", "Pipeline": "Recipe", "PipelineError": "RecipeError"}
+_ELSEWHERE = {"open": "open_version", "Pipeline": "Recipe"}
 
 __all__ = [
     "BuildError",

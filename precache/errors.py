@@ -57,6 +57,10 @@ class RecipeError(UsageError):
     """A recipe with an unknown op, an invalid parameter, or ops that do not fit together."""
 
 
+PipelineError = RecipeError
+"""An older name of `RecipeError`."""
+
+
 class SourceError(UsageError):
     """A source that is missing, empty or unusable."""
 

@@ -29,16 +29,28 @@ Result = TypeVar("Result")
 
 
 def takes_recipe(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Require Linux, and reject ``pipeline=`` with a `TypeError` that names ``recipe=``."""
+    """Require Linux, and reject calls that older releases took, with the names or order of now."""
 
     @functools.wraps(function)
     def checked(*values: Parameters.args, **keywords: Parameters.kwargs) -> Result:
         require_linux(function.__name__)
         if "pipeline" in keywords:
             raise TypeError(f"{function.__name__}() takes a recipe as recipe=, not as pipeline=")
+        if values and _is_recipe(values[0]):
+            code = function.__code__
+            *names, last = code.co_varnames[: code.co_argcount]
+            raise UsageError(
+                f"{function.__name__} takes {', '.join(names)} and {last} in this order; "
+                "the first argument is a recipe"
+            )
         return function(*values, **keywords)
 
     return checked
+
+
+def _is_recipe(value: Any) -> bool:
+    named = isinstance(value, str | os.PathLike) and os.fspath(value).endswith(".toml")
+    return named or isinstance(value, Recipe)
 
 
 @takes_recipe

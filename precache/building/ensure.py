@@ -93,8 +93,8 @@ def ensure(
     >>> loader = Loader(version)  # doctest: +SKIP
     >>> loader = Loader(ensure("photos/", "photos.store", recipe, follow=True))  # doctest: +SKIP
     """
-    if isinstance(source, Recipe) or source is None:
-        raise UsageError("ensure takes source, store and recipe in this order, as build does")
+    if source is None:
+        raise UsageError("ensure takes source, store and recipe in this order; source is None")
     seconds = _seconds(wait)
     if follow and wait is not True:
         raise UsageError(f"follow returns at the first shard, and wait is {wait}; leave out one")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from precache.errors import UsageError
 from precache.storage.environment import FromEnvironment
 
 SERVER = (
@@ -69,21 +70,28 @@ def add_storage_options(to: Any) -> None:
 
 
 def _storage_option(text: str) -> tuple[str, Any]:
-    """Split KEY=VALUE; the value is parsed if it is JSON, else it stays text."""
+    """Split KEY=VALUE; the value is parsed if it is JSON, unless the option takes text."""
+    from precache.storage.service_options import TEXT_OPTIONS
+
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise argparse.ArgumentTypeError("expected KEY=VALUE; not shown, as it may be a secret")
     try:
-        return key, json.loads(value)
+        parsed = json.loads(value)
     except (ValueError, RecursionError):
         return key, value
+    is_text = key in TEXT_OPTIONS and not isinstance(parsed, dict)
+    return key, value if is_text else parsed
 
 
 def _storage_option_env(text: str) -> tuple[str, FromEnvironment]:
     key, equals, variable = text.partition("=")
-    if not key or not equals or not variable.isidentifier():
+    if not key or not equals:
         raise argparse.ArgumentTypeError("expected KEY=VARIABLE; not shown, as it may be a secret")
-    return key, FromEnvironment(variable)
+    try:
+        return key, FromEnvironment(variable)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_job_address(to: Any) -> None:

@@ -60,6 +60,11 @@ class VersionSummary:
     recipe: str
     problem: str
 
+    @property
+    def pipeline(self) -> str:
+        """An older name of `recipe`."""
+        return self.recipe
+
     def cells(self) -> tuple[str, ...]:
         """Return what stands below `_HEADINGS` in the table of versions."""
         return (

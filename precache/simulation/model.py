@@ -179,6 +179,11 @@ class Simulation:
         """End of the simulation in nanoseconds."""
         return round(self.scenario.seconds * _NS)
 
+    @property
+    def setting(self) -> Scenario:
+        """An older name of `scenario`."""
+        return self.scenario
+
     @cached_property
     def batches(self) -> int:
         """Number of batches whose step has ended."""

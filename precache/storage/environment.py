@@ -19,9 +19,21 @@ class FromEnvironment:
     ----------
     variable
         Of each process that opens the storage.
+
+    Raises
+    ------
+    UsageError
+        It is no name of a variable, and not shown, as it may be a secret.
     """
 
     variable: str
+
+    def __post_init__(self) -> None:
+        if not self.variable.isidentifier():
+            raise UsageError(
+                "a storage option that is read from the environment names a variable, such as "
+                "PHOTOS_SECRET; another text was given, which is not shown, as it may be a secret"
+            )
 
 
 def with_environment(

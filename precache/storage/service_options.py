@@ -28,6 +28,9 @@ AZURE_OPTIONS = frozenset(
      "account_host", "tenant_id", "client_id", "client_secret")
 )  # fmt: skip
 
+TEXT_OPTIONS = (S3_OPTIONS | AZURE_OPTIONS) - {"anon", "requester_pays", "client_kwargs"}
+"""Options whose values are text, also those that look like numbers."""
+
 CREDENTIALS_LAST = timedelta(minutes=10)
 """Time after which boto3 is asked for credentials again; it renews them earlier than this."""
 
@@ -72,6 +75,10 @@ def open_bucket(kind: str, name: str, options: Mapping[str, Any]) -> Bucket:
     UsageError
         An option is unknown, or there are no credentials.
     """
+    options = {
+        key: str(value) if key in TEXT_OPTIONS and type(value) is int else value
+        for key, value in options.items()
+    }
     try:
         return _open_s3(name, options) if kind == "s3" else _open_azure(name, options)
     except UsageError:

@@ -288,6 +288,19 @@ def test_a_cluster_makes_one_build_of_several_that_ask(
         head.close()
 
 
-def test_a_recipe_given_first_is_refused() -> None:
-    with pytest.raises(UsageError, match="source, store and recipe in this order"):
-        precache.ensure(precache.Recipe.image(), "photos", "photos.store")  # type: ignore[arg-type]
+RECIPE = precache.Recipe.image()
+
+
+@pytest.mark.parametrize(
+    ("values", "keywords"),
+    [
+        ((RECIPE, "photos", "photos.store"), {}),
+        (("recipe.toml", "photos", "photos.store"), {}),
+        ((Path("recipe.toml"), Path("photos"), Path("photos.store")), {}),
+        ((RECIPE,), {"source": "photos", "store": "photos.store"}),
+        ((None, "photos", "photos.store"), {}),
+    ],
+)
+def test_a_recipe_given_first_is_refused(values: Any, keywords: Any) -> None:
+    with pytest.raises(UsageError, match="ensure takes source, store and recipe in this order"):
+        precache.ensure(*values, **keywords)

@@ -131,6 +131,19 @@ def test_a_secret_in_the_clear_is_refused_with_the_way_out(options: dict[str, An
         precache.submit_refresh("/out", storage_options=options)
 
 
+@pytest.mark.parametrize("value", ["pass-word", "", "pass/word", " "])
+def test_a_secret_in_place_of_the_name_of_a_variable_is_refused(value: str) -> None:
+    names = {"secret": value}
+    for ask in (
+        lambda: precache.submit("/in", "/out", RECIPE, storage_options_env=names),
+        lambda: precache.submit_refresh("/out", storage_options_env=names),
+        lambda: precache.build("/in", "/out", RECIPE, storage_options_env=names),
+    ):
+        with pytest.raises(UsageError, match="names a variable, such as") as caught:
+            ask()
+        assert "pass" not in str(caught.value)
+
+
 def test_every_option_of_a_refresh_travels() -> None:
     given = {name: value for name, value in OTHERWISE.items() if name in RunOptions.model_fields}
     options = RunOptions(**given, run_functions=True)

@@ -49,6 +49,13 @@ def test_a_variable_that_is_not_set_is_named(
         precache.build("s3://bucket/in", "/out", address="serial", storage_options_env=BY_NAME)
 
 
+def test_a_key_of_digits_may_be_a_number(s3: S3Server, tmp_path: Path) -> None:
+    source, store = write_jpegs(tmp_path / "in", 3), "s3://bucket/digits"
+    options = {**split(s3)[0], "key": 12345678, "secret": 87654321}
+    precache.build(source, store, address="serial", storage_options=options)
+    assert precache.open(store, storage_options=options).rows == 3
+
+
 def test_commands_take_variables_of_the_environment(
     s3: S3Server,
     tmp_path: Path,

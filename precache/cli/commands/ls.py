@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
 from precache.cli.arguments import add_common
 from precache.cli.output import show
@@ -19,4 +20,7 @@ def run(options: argparse.Namespace) -> None:
     counts bytes that versions share by hard links once.
     """
     listing = versions(options.store, dict(options.storage_options))
-    show(options.json, listing)
+    data = dataclasses.asdict(listing)
+    for version in data["versions"]:
+        version["pipeline"] = version["recipe"]  # the older name, for scripts
+    show(options.json, data, listing)
