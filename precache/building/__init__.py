@@ -1,4 +1,4 @@
 """Builds from Python: build, plan, ensure, refresh, submit, status, cancel, doctor; verify.
 
-Besides this package, only viewers and the command line call `precache_workers`.
+Besides this package, only the viewer and the command line import `precache_workers`.
 """

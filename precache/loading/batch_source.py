@@ -76,7 +76,7 @@ class SourceCounts(NamedTuple):
 
     def plus(self, other: SourceCounts) -> SourceCounts:
         """Return the sums."""
-        counts = [each.fetched for each in (self, other) if each.fetched is not None]
+        counts = [c.fetched for c in (self, other) if c.fetched is not None]
         objects, nbytes = sum(c.objects for c in counts), sum(c.nbytes for c in counts)
         return SourceCounts(
             self.cpu_seconds + other.cpu_seconds,

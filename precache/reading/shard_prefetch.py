@@ -68,7 +68,7 @@ class HasRows(Protocol):
     def rows(self) -> np.ndarray: ...
 
 
-_Part = TypeVar("_Part", bound=HasRows)
+_Rows = TypeVar("_Rows", bound=HasRows)
 
 
 @dataclass
@@ -306,10 +306,10 @@ class ShardPrefetcher:
         self._fetchers = Fetchers(CONCURRENT_FETCHES, shards.where)
 
     def around(
-        self, parts: Iterable[_Part]
-    ) -> Generator[tuple[_Part, AbstractContextManager[None]], None, None]:
+        self, parts: Iterable[_Rows]
+    ) -> Generator[tuple[_Rows, AbstractContextManager[None]], None, None]:
         """Yield the parts, each with a context that waits for its shards and holds them."""
-        waiting: deque[tuple[_Part, _ComingBatch]] = deque()
+        waiting: deque[tuple[_Rows, _ComingBatch]] = deque()
         rows_waiting = 0
         for part in parts:
             while waiting and (self._queued or rows_waiting > LOOKAHEAD_ROWS):
@@ -321,8 +321,8 @@ class ShardPrefetcher:
             yield self._with_shards(*waiting.popleft())
 
     def _with_shards(
-        self, part: _Part, coming: _ComingBatch
-    ) -> tuple[_Part, AbstractContextManager[None]]:
+        self, part: _Rows, coming: _ComingBatch
+    ) -> tuple[_Rows, AbstractContextManager[None]]:
         return part, self._present(coming)
 
     def _numbers(self, rows: np.ndarray) -> list[int]:

@@ -257,7 +257,7 @@ def prefetch(
         Called before threads are joined, to release those whose work waits for something.
     """
     groups = _groups(items, together)
-    pending: deque[_Task[Result]] = deque()
+    pending: deque[_PendingResults[Result]] = deque()
     results: deque[Result] = deque()
     pool = Threads(threads, "precache", stop)
     try:
@@ -279,7 +279,7 @@ def prefetch(
         pool.close()
 
 
-_Task = tuple[deque[Result], Future[None]]
+_PendingResults = tuple[deque[Result], Future[None]]
 """Results of a group of items, up to the first that failed, and the end of its work."""
 
 
@@ -303,7 +303,7 @@ def _groups(items: Iterable[Item], together: int) -> Iterator[tuple[deque[Item],
 
 def _begin(
     pool: Threads, work: Callable[[Item], Result], items: deque[Item], error: Exception | None
-) -> _Task[Result]:
+) -> _PendingResults[Result]:
     results: deque[Result] = deque()
     return results, pool.submit(_work, work, items, error, results)
 

@@ -49,13 +49,13 @@ def _dtype(value: str) -> str:
     return value
 
 
-class _Op(BaseModel):
+class _StoredOp(BaseModel):
     op: str
     function: str = ""
 
 
 class _Field(BaseModel):
-    ops: tuple[_Op, ...] = ()
+    ops: tuple[_StoredOp, ...] = ()
 
 
 _FIELDS = TypeAdapter(dict[str, _Field])

@@ -37,7 +37,7 @@ MAX_ITEMS = 32
 """Limit on the items of a task."""
 
 
-class Item(Protocol):
+class WorkItem(Protocol):
     """The argument of a task's function."""
 
     @property
@@ -128,7 +128,7 @@ class TaskLimits:
 def dispatch(
     engine: Engine,
     function: Callable[[Any], Any],
-    items: Iterable[Item],
+    items: Iterable[WorkItem],
     limits: TaskLimits | None = None,
     count: int = 0,
     clock: Callable[[], float] = time.monotonic,
@@ -153,7 +153,7 @@ def dispatch(
 
 @dataclass(eq=False)
 class _Task:
-    items: Sequence[Item]
+    items: Sequence[WorkItem]
     copies: dict[Hashable, float] = field(default_factory=dict)
     """Copy under way -> time of its submission."""
     retry: bool = False
@@ -171,7 +171,7 @@ class _Task:
 class _Dispatch:
     engine: Engine
     function: Callable[[Any], Any]
-    items: Iterator[Item]
+    items: Iterator[WorkItem]
     limits: TaskLimits
     remaining: int
     """Items that are in no task yet; 0 or less if unknown."""

@@ -476,9 +476,9 @@ def _base_reason(
     if base is not None:
         if base.candidates == 1:
             return f"the only one {_BY_OPS}"
-        return f"of {base.candidates} {_BY_OPS}, it spares most"
+        return f"of {base.candidates} {_BY_OPS}, it saves most work"
     if work.committed:
-        return "what was lost is made again as it was"
+        return "lost objects are built again, with the same rows"
     if request.recompute:
         return "--recompute"
     if listed.fetches_labels:

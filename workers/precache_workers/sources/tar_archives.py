@@ -111,7 +111,7 @@ class TarFormat:
         wanted: Sequence[RequestedSample],
         most_bytes: int,
     ) -> Sequence[Fetched]:
-        places = [[_Place.of(text) for text in sample.place.split(",")] for sample in wanted]
+        places = [[_Location.of(text) for text in sample.place.split(",")] for sample in wanted]
         parts = [
             (name, place.offset - BLOCK, BLOCK + place.size) for some in places for place in some
         ]
@@ -144,7 +144,7 @@ def _decompressed_parts(
     return [contents[part] for part in parts]
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     """Location of an image: offset, size, CRC-32 of its header, and suffix."""
 
     offset: int
@@ -153,7 +153,7 @@ class _Place(NamedTuple):
     suffix: str
 
     @classmethod
-    def of(cls, text: str) -> _Place:
+    def of(cls, text: str) -> _Location:
         offset, size, crc, suffix = text.split(":", 3)
         return cls(int(offset), int(size), int(crc), suffix)
 
@@ -165,7 +165,7 @@ def _sample(
     folder: Folder,
     name: str,
     key: str,
-    places: Sequence[_Place],
+    places: Sequence[_Location],
     contents: Sequence[bytes | StorageError],
 ) -> Fetched:
     inputs: dict[str | int, bytes] = {}
@@ -187,7 +187,7 @@ class _Images(NamedTuple):
 
     key: str
     stem: str
-    places: dict[str, _Place]
+    places: dict[str, _Location]
     mtimes: list[int]
 
 
@@ -203,7 +203,7 @@ class _Samples:
     def add_image(self, key: str, member: Member) -> None:
         stem, suffix = _split(key)
         suffix = re.sub(r"[\s:,]", "_", suffix)
-        place = _Place(member.offset, member.size, member.crc, suffix)
+        place = _Location(member.offset, member.size, member.crc, suffix)
         if not self._images or self._images[-1].stem != stem:
             self._images.append(_Images(key, stem, {suffix: place}, [member.mtime]))
             return
