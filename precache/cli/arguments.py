@@ -80,7 +80,7 @@ def _storage_option(text: str) -> tuple[str, Any]:
         parsed = json.loads(value)
     except (ValueError, RecursionError):
         return key, value
-    is_text = key in TEXT_OPTIONS and not isinstance(parsed, dict)
+    is_text = key in TEXT_OPTIONS and not isinstance(parsed, dict | str)
     return key, value if is_text else parsed
 
 

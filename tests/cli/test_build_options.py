@@ -94,10 +94,10 @@ def test_a_storage_option_is_read_from_a_variable_of_the_environment() -> None:
 
 
 def test_a_storage_option_that_takes_text_is_not_parsed() -> None:
-    options = ("secret=0123", "key=1e5", "account_key=true", "anon=true", "timeout=3")
+    options = ("secret=0123", "key=1e5", "account_key=true", 'token="1"', "anon=true", "timeout=3")
     flags = [flag for option in options for flag in ("--storage-option", option)]
     read = BuildOptions(**read_keywords(parsed(*flags))).storage_options
-    texts = {"secret": "0123", "key": "1e5", "account_key": "true"}
+    texts = {"secret": "0123", "key": "1e5", "account_key": "true", "token": "1"}
     assert read == {**texts, "anon": True, "timeout": 3}
     token = parsed("--storage-option", 'token={"type": "service_account"}')
     assert dict(read_keywords(token)["storage_options"]) == {"token": {"type": "service_account"}}
