@@ -14,6 +14,8 @@ from typing import Any
 from precache import errors
 from precache.errors import BuildError, PrecacheError
 from precache.recipe.base import canonical_json
+from precache.recipe.recipe import Recipe
+from precache_workers.planning.options import RunOptions, SourceOptions
 from precache_workers.planning.request import Request
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,11 @@ BEGIN_TIMEOUT = timedelta(seconds=30)
 
 LISTING_TIMEOUT = timedelta(minutes=10)
 """Longest wait for rank 0's listing."""
+
+_UNDECIDING = (
+    RunOptions.model_fields.keys() - SourceOptions.model_fields.keys() - {"follow_links"}
+) | {"import_path", "accept_unmatched", "recompute", "retry_failed"}
+"""Options that say how a version is built, not which; ranks may differ in them."""
 
 _requests: Counter[str] = Counter()
 """Digest -> number of such requests by this process; the nth ones of all ranks belong together."""
@@ -113,19 +120,6 @@ def rank0_channel(request: Request) -> Rank0Channel | None:
 
 def _digest(request: Request) -> str:
     """Return a digest of everything that decides which version is requested."""
-    parts = [
-        request.source,
-        request.store,
-        request.recipe.to_dict(),
-        request.labels,
-        request.classes,
-        request.follow_links,
-        request.source_kind,
-        request.image_column,
-        request.label_column,
-        request.key_column,
-        request.keep_order,
-        request.shard_samples,
-        request.compact,
-    ]
+    named = [getattr(request, name) for name in sorted(Request.model_fields.keys() - _UNDECIDING)]
+    parts = [part.to_dict() if isinstance(part, Recipe) else part for part in named]
     return hashlib.sha256(canonical_json(parts)).hexdigest()[:32]

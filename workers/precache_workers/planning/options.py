@@ -129,11 +129,11 @@ class PlacementOptions(BaseModel):
     def placement(self) -> Placement:
         """These options as the executor takes them."""
         return Placement(
-            self.cpus_per_task,
-            self.memory_per_task,
-            self.node_resources,
-            self.node_labels,
-            self.nice,
+            cpus=self.cpus_per_task,
+            memory=self.memory_per_task,
+            resources=self.node_resources,
+            labels=self.node_labels,
+            nice=self.nice,
         )
 
 
