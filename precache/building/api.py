@@ -36,7 +36,7 @@ def takes_recipe(function: Callable[Parameters, Result]) -> Callable[Parameters,
         require_linux(function.__name__)
         if "pipeline" in keywords:
             raise TypeError(f"{function.__name__}() takes a recipe as recipe=, not as pipeline=")
-        if values and _is_recipe(values[0]):
+        if values and not keywords.get("source_kind") and _is_recipe(values[0]):
             code = function.__code__
             *names, last = code.co_varnames[: code.co_argcount]
             raise UsageError(
@@ -49,8 +49,9 @@ def takes_recipe(function: Callable[Parameters, Result]) -> Callable[Parameters,
 
 
 def _is_recipe(value: Any) -> bool:
-    named = isinstance(value, str | os.PathLike) and os.fspath(value).endswith(".toml")
-    return named or isinstance(value, Recipe)
+    name = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
+    is_file = isinstance(name, str) and name.endswith(".toml") and Path(name).is_file()
+    return is_file or isinstance(value, Recipe)
 
 
 @takes_recipe

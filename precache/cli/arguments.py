@@ -80,8 +80,8 @@ def _storage_option(text: str) -> tuple[str, Any]:
         parsed = json.loads(value)
     except (ValueError, RecursionError):
         return key, value
-    is_text = key in TEXT_OPTIONS and not isinstance(parsed, dict | str)
-    return key, value if is_text else parsed
+    looks_like_number = isinstance(parsed, int | float)  # or like true
+    return key, value if looks_like_number and key in TEXT_OPTIONS else parsed
 
 
 def _storage_option_env(text: str) -> tuple[str, FromEnvironment]:

@@ -99,5 +99,7 @@ def test_a_storage_option_that_takes_text_is_not_parsed() -> None:
     read = BuildOptions(**read_keywords(parsed(*flags))).storage_options
     texts = {"secret": "0123", "key": "1e5", "account_key": "true", "token": "1"}
     assert read == {**texts, "anon": True, "timeout": 3}
+    unset = parsed("--storage-option", "token=null")
+    assert dict(read_keywords(unset)["storage_options"]) == {"token": None}
     token = parsed("--storage-option", 'token={"type": "service_account"}')
     assert dict(read_keywords(token)["storage_options"]) == {"token": {"type": "service_account"}}

@@ -301,6 +301,16 @@ RECIPE = precache.Recipe.image()
         ((None, "photos", "photos.store"), {}),
     ],
 )
-def test_a_recipe_given_first_is_refused(values: Any, keywords: Any) -> None:
+def test_a_recipe_given_first_is_refused(
+    values: Any, keywords: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.toml").write_text("")
     with pytest.raises(UsageError, match="ensure takes source, store and recipe in this order"):
         precache.ensure(*values, **keywords)
+
+
+def test_a_source_may_be_named_like_a_recipe_file(tmp_path: Path) -> None:
+    source = write_jpegs(tmp_path / "photos.toml", 3)
+    version = precache.ensure(source, tmp_path / "store", RECIPE, address="serial")
+    assert version.rows == 3

@@ -23,6 +23,7 @@ from precache_workers.planning.shard_actions import (
     Zeros,
     decide_actions,
 )
+from precache_workers.planning.shard_plan import FieldRows, count_rows
 
 SHAPE = RowShape((3, 8, 8), "uint8")
 FIELD = {"ops": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}], "codec": "image"}
@@ -145,3 +146,23 @@ def test_every_row_has_one_way_and_none_is_reused_of_another_sample(
                 assert bool(row.hole) == (place in base.holes)
                 if not row.hole:
                     assert row.fetches == (base.fields.keys() != SHAPES.keys())
+
+
+def test_a_hole_is_counted_as_it_is_expected_to_come_about() -> None:
+    """One whose sample must be tried again is computed; one of the same sample stays, unread."""
+    fields = {"image": base_field("image")}
+    for retries, counts in ((True, FieldRows(copied=3, computed=1)), (False, FieldRows(linked=4))):
+        content = ["0", "", "2", "3"]
+        again = base_shard(fields=fields, holes={1: "x"}, content=content, retries=retries)
+        assert count_rows("image", decide_actions(RECIPE, SHAPES, 4, again), 1) == counts
+    changed = base_shard(
+        fields=fields, holes={1: "x"}, content=content, same=[False, True, True, True]
+    )
+    actions = decide_actions(RECIPE, SHAPES, 4, changed)
+    assert count_rows("image", actions, 1) == FieldRows(copied=2, computed=2)
+    known = base_shard(fields=fields, holes={1: "no image"})
+    assert count_rows("image", decide_actions(RECIPE, SHAPES, 4, known), 1) == FieldRows(linked=4)
+    other = base_shard(fields=fields, holes={1: "x"}, same=[False, True, True, True])
+    actions = decide_actions(RECIPE, SHAPES, 4, other)
+    assert count_rows("image", actions, 1) == FieldRows(copied=2, computed=1)
+    assert count_rows("mask", actions, 1) == FieldRows(computed=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,7 +13,6 @@ from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.copied_rows import CopiedRows
 from precache_workers.planning.shard_actions import (
     Action,
-    RowActions,
     ShardActions,
     Zeros,
     decide_actions,
@@ -117,7 +117,7 @@ def _plan_shard(target: TargetVersion, shard: int, part: BaseShard | None) -> Sh
     actions = decide_actions(target.spec.recipe, target.shapes, len(rows), part, removed)
     base, fetched = actions.base, actions.fetched
     fields = {
-        name: _count_rows(name, actions, shape.chunk_rows(target.rows_per_shard))
+        name: count_rows(name, actions, shape.chunk_rows(target.rows_per_shard))
         for name, shape in target.shapes.items()
     }
     linked_nbytes = base.nbytes_of([n for n in base.fields if fields[n].linked])
@@ -151,29 +151,26 @@ def _is_reused(actions: ShardActions, rows: int, removed: set[int]) -> bool:
     )
 
 
-def _count_rows(name: str, actions: ShardActions, chunk_rows: int) -> FieldRows:
-    """Execute the actions of a field on counters."""
-    counter = _RowCounter(len(actions.content), chunk_rows, actions.base.holes)
+def count_rows(name: str, actions: ShardActions, chunk_rows: int) -> FieldRows:
+    """Execute the actions of a field on counters.
+
+    A hole of the base that is tried again with the same sample is expected to stay a hole; if it is
+    not known whether a field that is gone was its reason, only where all samples are the same.
+    """
+    base, stay = actions.base, actions.stay[name]
+    counter = _RowCounter(len(actions.content), chunk_rows, base.holes)
+    unknown_stay = all(base.same) and not base.retries
+    known = [p for p in sorted(base.holes) if base.same[p] and (actions.content[p] or unknown_stay)]
+    staying = [] if isinstance(stay, Zeros) else known
     for rows, row in actions.runs:
-        for run, action in _expected(actions, row, rows, name):
-            if run:
-                action.stage(counter, run.start, "", None)
-                counter.keep(run)
+        start = rows.start
+        first = bisect_left(staying, rows.start)
+        for place in staying[first : bisect_left(staying, rows.stop)] if row.fetches else ():
+            counter.count(row.fields[name], range(start, place))
+            counter.count(stay, range(place, place + 1))
+            start = place + 1
+        counter.count(row.fields[name], range(start, rows.stop))
     return counter.finish()
-
-
-def _expected(
-    actions: ShardActions, row: RowActions, rows: range, name: str
-) -> Iterator[tuple[range, Action]]:
-    """Yield the expected actions: a hole of the base whose sample is the same stays a hole."""
-    base, start = actions.base, rows.start
-    if row.fetches and not base.retries:
-        for place in sorted(place for place in base.holes if place in rows):
-            if base.same[place] and not isinstance(actions.stay[name], Zeros):
-                yield range(start, place), row.fields[name]
-                yield range(place, place + 1), actions.stay[name]
-                start = place + 1
-    yield range(start, rows.stop), row.fields[name]
 
 
 class _RowCounter:
@@ -184,6 +181,12 @@ class _RowCounter:
         self._copied = CopiedRows(rows, chunk_rows, self)
         self._counts = dict.fromkeys(FieldRows.__dataclass_fields__, 0)
         self._append: Callable[[range], None]
+
+    def count(self, action: Action, rows: range) -> None:
+        """Execute an action for a run of rows."""
+        if rows:
+            action.stage(self, rows.start, "", None)
+            self.keep(rows)
 
     def zeros(self) -> None:
         self._append = self._interrupt
