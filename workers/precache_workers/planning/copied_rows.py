@@ -36,7 +36,7 @@ class CopiedRows:
 
     @property
     def linked(self) -> bool:
-        """Whether all rows were linked."""
+        """True if all rows were linked."""
         return self._linked == self._base_rows
 
     def link(self, rows: range) -> None:

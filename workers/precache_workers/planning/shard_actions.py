@@ -180,7 +180,7 @@ class RowActions:
 
     @property
     def in_runs(self) -> bool:
-        """Whether rows of a run can be made at once."""
+        """True if the rows of a run can be made at once."""
         return not (self.fetches or self.hole) and all(a.in_runs for a in self.fields.values())
 
 

@@ -46,7 +46,7 @@ def field_writers(
                 reused=actions.reused,
             )
         else:
-            writers[name] = FieldWriter(*field, ops=ops.get(name))
+            writers[name] = FieldWriter(*field, ops=ops[name])
     return writers
 
 
