@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from precache.errors import StoreError, UsageError
 from precache.messages import as_text
@@ -174,15 +176,6 @@ class Difference:
 # --- what is compared ---------------------------------------------------------------------------
 
 
-class RawSample(NamedTuple):
-    """A raw sample: XXH3-128 (hex), empty where it was not fetched, and what its source lists."""
-
-    content: str
-    size: int
-    mtime_ns: int
-    etag: str
-
-
 @dataclass(frozen=True)
 class Samples:
     """Samples in row order, without removed ones.
@@ -195,15 +188,19 @@ class Samples:
         As `label_texts` returns them.
     valid
         False for holes.
-    raw
-        None where the raw samples are known to be those of the other version.
+    listed
+        Their rows as the source listed them; None where the raw samples are known to be those of
+        the other version.
+    content
+        XXH3-128 (hex) of each raw sample, empty where it was not fetched.
     """
 
     keys: Sequence[str]
     rows: Sequence[int]
     labels: Sequence[str]
     valid: Sequence[bool]
-    raw: Sequence[RawSample] | None = None
+    listed: RowTable | None = None
+    content: Sequence[str] = ()
 
 
 def diff(
@@ -240,30 +237,26 @@ def _samples(version: Version, *, with_raw: bool) -> Samples:
     removed = {row for row, (_, reason) in version.holes.items() if reason == REMOVED}
     rows = [row for row in range(version.rows) if row not in removed]
     keys, valid = list(version.keys), version.valid.tolist()
-    raw = _raw_samples(version) if with_raw else None
+    listed, content = _read_raw(version, rows) if with_raw else (None, ())
     return Samples(
         [keys[row] for row in rows],
         rows,
         label_texts(version.labels[rows], version.classes),
         [valid[row] for row in rows],
-        None if raw is None else [raw[row] for row in rows],
+        listed,
+        content,
     )
 
 
 def listed_samples(table: RowTable) -> Samples:
     """Samples of a row table as their source lists them, none of them fetched."""
     rows = [row for row in range(len(table)) if row not in table.removed]
-    sizes, mtimes = table.sizes.tolist(), table.mtimes.tolist()
-    return Samples(
-        [table.keys[row] for row in rows],
-        rows,
-        label_texts(table.labels[rows], table.classes),
-        [True] * len(rows),
-        [RawSample("", sizes[row], mtimes[row], table.etags[row]) for row in rows],
-    )
+    listed = table.take(rows)
+    labels = label_texts(listed.labels, table.classes)
+    return Samples(listed.keys, rows, labels, [True] * len(rows), listed, [""] * len(rows))
 
 
-def _raw_samples(version: Version) -> list[RawSample]:
+def _read_raw(version: Version, rows: Sequence[int]) -> tuple[RowTable, list[str]]:
     data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
     try:
         table, content = RowTable.from_parquet(data, where), read_contents(data, where)
@@ -271,8 +264,7 @@ def _raw_samples(version: Version) -> list[RawSample]:
         raise UsageError(
             f"comparing samples needs {error.name}: pip install 'precache[workers]'"
         ) from None
-    columns = content, table.sizes.tolist(), table.mtimes.tolist(), table.etags
-    return [RawSample(*row) for row in zip(*columns, strict=True)]
+    return table.take(rows), [content[row] for row in rows]
 
 
 # --- comparing ----------------------------------------------------------------------------------
@@ -437,33 +429,47 @@ def changed_keys(before: Samples, after: Samples) -> dict[str, list[str]]:
     Those of `relabelled` have both labels behind the key.
     """
     places = {key: place for place, key in enumerate(before.keys)}
-    changed: dict[str, list[str]] = {field.name: [] for field in fields(SampleChanges)}
-    for new, key in enumerate(after.keys):
-        old = places.pop(key, None)
-        if old is None:
-            changed["added"].append(key)
-            continue
-        if before.raw is not None and after.raw is not None:
-            kind = _raw_change(before.raw[old], after.raw[new])
-            if kind:
-                changed[kind].append(key)
-        if before.labels[old] != after.labels[new]:
-            changed["relabelled"].append(
-                f"{key}: {before.labels[old] or 'none'} → {after.labels[new] or 'none'}"
-            )
-        if before.valid[old] != after.valid[new]:
-            changed["mended" if after.valid[new] else "failed"].append(key)
-        if before.rows[old] != after.rows[new]:
-            changed["moved"].append(key)
-    changed["removed"] = list(places)
-    return changed
+    found = np.array([places.pop(key, -1) for key in after.keys], np.int64)
+    new = np.flatnonzero(found >= 0)
+    old = found[new]
+
+    def differ(column: str) -> np.ndarray:
+        one, other = (np.array(getattr(side, column), object) for side in (before, after))
+        different: np.ndarray = one[old] != other[new]
+        return different
+
+    def keys(of_common: np.ndarray) -> list[str]:
+        return [after.keys[place] for place in new[of_common].tolist()]
+
+    changed, touched = _raw_changes(before, after, old, new)
+    relabelled = differ("labels")
+    hole_changed, is_valid = differ("valid"), np.array(after.valid, np.bool_)[new]
+    return {
+        "added": [after.keys[place] for place in np.flatnonzero(found < 0).tolist()],
+        "removed": list(places),
+        "changed": keys(changed),
+        "touched": keys(touched),
+        "relabelled": [
+            f"{after.keys[place]}: {before.labels[was] or 'none'} → {after.labels[place] or 'none'}"
+            for was, place in zip(old[relabelled].tolist(), new[relabelled].tolist(), strict=True)
+        ],
+        "failed": keys(hole_changed & ~is_valid),
+        "mended": keys(hole_changed & is_valid),
+        "moved": keys(differ("rows")),
+    }
 
 
-def _raw_change(old: RawSample, new: RawSample) -> str:
-    """Return the kind of change; what has no content, time or etag is not known to be the same."""
-    if old.content and new.content:
-        if old.content != new.content:
-            return "changed"
-        return "" if old == new else "touched"
-    is_identified = old.mtime_ns >= 0 or old.etag != ""
-    return "" if is_identified and old[1:] == new[1:] else "changed"
+def _raw_changes(
+    before: Samples, after: Samples, old: np.ndarray, new: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find common samples of other bytes, and those of the same bytes that are listed otherwise.
+
+    What was not fetched is compared by its identity.
+    """
+    if before.listed is None or after.listed is None:
+        return np.zeros(len(new), np.bool_), np.zeros(len(new), np.bool_)
+    one, other = before.listed.take(old), after.listed.take(new)
+    was, now = np.array(before.content, object)[old], np.array(after.content, object)[new]
+    fetched = (was != "") & (now != "")
+    changed = np.where(fetched, was != now, ~one.unchanged(other))
+    return changed, fetched & ~changed & ~one.listed_alike(other)

@@ -122,7 +122,7 @@ class RowTable:
 
     def take(self, rows: np.ndarray | Sequence[int]) -> RowTable:
         """Return the table of the given rows, in that order."""
-        rows = np.asarray(rows)
+        rows = np.asarray(rows, np.int64)
         removed = frozenset(np.flatnonzero(np.isin(rows, list(self.removed))).tolist())
         return RowTable(
             keys=[self.keys[i] for i in rows.tolist()],
@@ -134,6 +134,36 @@ class RowTable:
             removed=removed,
             locations=self.locations_of(rows.tolist()),
         )
+
+    def listed_alike(self, now: RowTable) -> np.ndarray:
+        """Find the rows of the same size, time and etag as in a later table: (rows,) bool.
+
+        Parameters
+        ----------
+        now
+            With the keys of this table in its first rows.
+        """
+        count = len(self)
+        alike: np.ndarray = (self.sizes == now.sizes[:count]) & (self.mtimes == now.mtimes[:count])
+        alike &= np.fromiter(map(str.__eq__, self.etags, now.etags), np.bool_, count)
+        return alike
+
+    def unchanged(self, now: RowTable) -> np.ndarray:
+        """Find the rows whose samples have the same identity in a later table: (rows,) bool.
+
+        Samples of which the source gives neither an etag nor a time, as for web pages, never count
+        as the same.
+
+        Parameters
+        ----------
+        now
+            As in `listed_alike`.
+        """
+        count = len(self)
+        same = self.listed_alike(now)
+        same &= (self.mtimes >= 0) | np.fromiter(map(bool, self.etags), np.bool_, count)
+        same[[*self.removed, *(row for row in now.removed if row < count)]] = False
+        return same
 
     @property
     def has_units(self) -> bool:

@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 import precache
 from precache.cli.main import main
 from precache.errors import StoreError
-from precache.maintenance.diff import Change, Difference, RawSample, Samples, compare_samples
+from precache.maintenance.diff import Change, Difference, Samples, compare_samples
+from precache.store.row_table import RowTable
 from tests.support.building import build_here, cut, encoded, write, write_jpegs
 
 PLAIN = precache.Recipe.image(resize=32, crop=28)
@@ -159,8 +161,17 @@ def test_what_cannot_be_compared(source: Path, tmp_path: Path) -> None:
         precache.diff(tmp_path / "none", tmp_path / "none")
 
 
+class Raw(NamedTuple):
+    """A raw sample, and what its source lists of it."""
+
+    content: str
+    size: int
+    mtime_ns: int
+    etag: str
+
+
 ORIGINS = st.builds(
-    RawSample, st.sampled_from(["", "a", "b"]), st.integers(0, 1), st.integers(0, 1), st.just("")
+    Raw, st.sampled_from(["", "a", "b"]), st.integers(0, 1), st.integers(0, 1), st.just("")
 )
 SAMPLES = st.lists(
     st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["", "x", "y"]), st.booleans(), ORIGINS),
@@ -170,7 +181,10 @@ SAMPLES = st.lists(
 
 def samples_of(rows: list[Any]) -> Samples:
     keys, labels, valid, origins = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return Samples(keys, range(len(rows)), labels, valid, origins)
+    content, sizes, mtimes, etags = zip(*origins, strict=True) if rows else ((), (), (), ())
+    columns = {"sizes": np.array(sizes, np.int64), "mtimes": np.array(mtimes, np.int64)}
+    listed = RowTable.of_keys(keys, etags=etags, **columns)
+    return Samples(keys, range(len(rows)), labels, valid, listed, content)
 
 
 @given(SAMPLES, SAMPLES)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from precache.store.row_table import RowTable
 from precache_workers.planning.diff import source_changes
-from precache_workers.planning.row_placement import count_changes, keep_rows, same_identity
+from precache_workers.planning.row_placement import keep_rows
 from precache_workers.planning.rows import order_rows
 
 Files = dict[str, tuple[int, int]]
@@ -48,10 +48,9 @@ def test_any_history_of_a_source_keeps_every_sample_in_its_place(history: list[F
             child = order_rows(listing(now), keep_order=False)
         else:
             assert child.keys[: len(table)] == table.keys
-            found = count_changes(table, child)
-            assert found.same + found.changed + found.added == len(now)
-            same = same_identity(table, child)
-            assert found.same == int(same.sum()) == source_changes(table, child).same
+            found = source_changes(table, child)
+            assert found.same + found.changed.count + found.added.count == len(now)
+            assert found.same == int(table.unchanged(child).sum())
         rows = [row for row in range(len(child)) if row not in child.removed]
         assert sorted(child.keys[row] for row in rows) == sorted(now)
         for row in rows:
@@ -79,15 +78,15 @@ def test_what_changed_is_counted() -> None:
     now |= {"k05": (6, 0), "k06": (5, 1), "new": (5, 0)}
     child = keep_rows(table, listing(now), keep_order=False)
     assert child is not None
-    assert str(count_changes(table, child)) == "17 same, 1 changed, 1 added, 2 removed"
+    assert str(source_changes(table, child)) == "17 same, 1 changed, 1 added, 2 removed"
     again = keep_rows(child, listing(before), keep_order=False)
     assert again is not None
-    assert str(count_changes(child, again)) == "17 same, 1 changed, 2 added, 1 removed"
+    assert str(source_changes(child, again)) == "17 same, 1 changed, 2 added, 1 removed"
     assert RowTable.from_parquet(child.to_parquet(), "here").digest == child.digest
 
 
 def test_without_a_time_or_an_etag_no_sample_is_known_to_be_the_same() -> None:
     """As with web pages, which tell neither."""
     table = RowTable.of_keys(["a", "b", "c"], etags=["", "", "x"])
-    assert same_identity(table, table).tolist() == [False, False, True]
-    assert source_changes(table, table).same == count_changes(table, table).same == 1
+    assert table.unchanged(table).tolist() == [False, False, True]
+    assert source_changes(table, table).same == 1

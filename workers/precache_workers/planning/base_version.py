@@ -18,7 +18,6 @@ from precache.store.row_table import RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
 from precache_workers.planning.base_shard import BaseField, BaseShard
 from precache_workers.planning.field_match import FieldMatch, match_fields
-from precache_workers.planning.row_placement import same_identity
 from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import TargetVersion
 
@@ -201,7 +200,7 @@ def _read(
         before = RowTable.from_parquet(data, where)
         if len(before) > len(table) or not all(map(str.__eq__, before.keys, table.keys)):
             return None
-        same = same_identity(before, table)
+        same = before.unchanged(table)
         same[list(before.removed & table.removed)] = True
         holes = {row: reason for row, (_, reason) in version.holes.items()}
         content = read_contents(data, where)

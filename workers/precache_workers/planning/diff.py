@@ -59,6 +59,15 @@ class SourceChanges:
     classes_changed: bool
     labels: Change | None = None
 
+    def __str__(self) -> str:
+        counts = {
+            "changed": self.changed.count,
+            "added": self.added.count,
+            "removed": self.removed.count,
+        }
+        changes = (f"{count:,} {what}" for what, count in counts.items() if count)
+        return ", ".join([f"{self.same:,} same", *changes])
+
     @property
     def any(self) -> bool:
         """Return whether there is a change."""

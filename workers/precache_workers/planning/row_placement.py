@@ -14,6 +14,7 @@ from precache.store.layout import RowShape
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import REMOVED, RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
+from precache_workers.planning.diff import source_changes
 from precache_workers.planning.rows import order_rows
 from precache_workers.planning.stored_versions import committed_versions
 
@@ -91,7 +92,7 @@ def place_rows(
         placed = _restore_identities(parent, placed, touched, folder, contents)
     if placed.digest == attributes.rows_digest:
         parent = placed
-    changed = f"Since version {folder.name[:8]}: {count_changes(parent, placed)}"
+    changed = f"Since version {folder.name[:8]}: {source_changes(parent, placed)}"
     compactable = placed.digest != fresh.digest
     return Placed(placed, attributes.rows_per_shard, changed, compactable)
 
@@ -99,10 +100,9 @@ def place_rows(
 def _touched(before: RowTable, now: RowTable) -> list[int]:
     """Find rows whose samples have another time or etag but the same size; none if they are too
     many to be read here."""
-    count, sizes = len(before), now.sizes[: len(before)]
-    etags = np.fromiter(map(str.__ne__, before.etags, now.etags), np.bool_, count)
-    touched = (before.mtimes != now.mtimes[:count]) | etags
-    rows = np.flatnonzero(touched & (before.sizes == sizes) & (sizes >= 0))
+    sizes = now.sizes[: len(before)]
+    touched = (before.sizes == sizes) & ~before.listed_alike(now)
+    rows = np.flatnonzero(touched & (sizes >= 0))
     few = len(rows) <= MOST_TOUCHED and sizes[rows].sum() <= MOST_TOUCHED_BYTES
     return [row for row in rows.tolist() if row not in before.removed] if few else []
 
@@ -134,53 +134,6 @@ def _read_rows(version: Version) -> RowTable:
     except (DamageError, StorageError, StoreError):
         removed = frozenset(row for row, (_, why) in version.holes.items() if why == REMOVED)
         return RowTable.of_keys(list(version.keys), classes=version.classes, removed=removed)
-
-
-@dataclass(frozen=True)
-class ChangeCounts:
-    """Changes of a source since a version was built from it, in samples.
-
-    Attributes
-    ----------
-    same, changed
-        Samples that it still has, with the same identity or another.
-    added, removed
-        Samples that it did not have before, or has no more.
-    """
-
-    same: int
-    changed: int
-    added: int
-    removed: int
-
-    def __str__(self) -> str:
-        parts = [
-            f"{count:,} {what}"
-            for what in ("same", "changed", "added", "removed")
-            if (count := getattr(self, what)) or what == "same"
-        ]
-        return ", ".join(parts)
-
-
-def same_identity(before: RowTable, now: RowTable) -> np.ndarray:
-    """Compare the identity of samples, row by row: (rows,) bool, of the rows of `before`.
-
-    Samples of which the source gives neither an etag nor a time, as for web pages, never count as
-    the same.
-
-    Parameters
-    ----------
-    before
-        The shorter table, or one as long.
-    now
-        With the keys of `before` in its first rows.
-    """
-    count = len(before)
-    same: np.ndarray = (before.sizes == now.sizes[:count]) & (before.mtimes == now.mtimes[:count])
-    same &= np.fromiter(map(str.__eq__, before.etags, now.etags), np.bool_, count)
-    same &= (before.mtimes >= 0) | np.fromiter(map(bool, before.etags), np.bool_, count)
-    same[[*before.removed, *(row for row in now.removed if row < count)]] = False
-    return same
 
 
 def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable | None:
@@ -222,13 +175,3 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
         removed=removed,
         locations=[*placed.locations, *added.locations],
     )
-
-
-def count_changes(parent: RowTable, table: RowTable) -> ChangeCounts:
-    """Count the changes from `parent` to a table that keeps its rows."""
-    count = len(parent)
-    same = int(same_identity(parent, table).sum())
-    new = sum(row < count for row in parent.removed - table.removed)
-    removed = sum(row < count for row in table.removed - parent.removed)
-    kept = count - len(parent.removed | {row for row in table.removed if row < count})
-    return ChangeCounts(same, kept - same, len(table) - count + new, removed)
