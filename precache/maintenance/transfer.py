@@ -83,7 +83,7 @@ class Transferred:
 
 
 @dataclass(frozen=True)
-class _ShardObject:
+class _NamedObject:
     """Name, size and XXH3-64 checksum of a shard's object."""
 
     name: str
@@ -125,7 +125,7 @@ class _Progress:
         for nbytes in sizes:
             self.objects, self.nbytes = self.objects + 1, self.nbytes + nbytes
 
-    def add_shards(self, shards: Iterable[tuple[_ShardObject, bool]]) -> None:
+    def add_shards(self, shards: Iterable[tuple[_NamedObject, bool]]) -> None:
         """Count shards, each with whether it existed before."""
         for shard, existed in shards:
             self.skipped += existed
@@ -150,7 +150,7 @@ class _Metadata:
     version: Version
     root: bytes
     objects: dict[str, bytes]
-    shards: list[_ShardObject]
+    shards: list[_NamedObject]
 
 
 def pull(
@@ -253,7 +253,7 @@ def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Tra
 # --- checks -------------------------------------------------------------------------------------
 
 
-def _undamaged_shards(folder: Folder) -> list[_ShardObject] | None:
+def _undamaged_shards(folder: Folder) -> list[_NamedObject] | None:
     """Return the shards of a version if it is complete by its own tables; otherwise None."""
     try:
         version = open_own(folder)
@@ -304,12 +304,12 @@ def _read_existing(folder: Folder, names: Sequence[str]) -> dict[str, bytes]:
     return existing
 
 
-def _shards(version: Version) -> list[_ShardObject]:
+def _shards(version: Version) -> list[_NamedObject]:
     assert version.attributes is not None
     tables = {name: version.shard_table(name) for name in version.stored}
     names = ObjectNames.of(version.attributes).shards
     return [
-        _ShardObject(object_name, size, xxh3)
+        _NamedObject(object_name, size, xxh3)
         for name, table in tables.items()
         if table is not None
         for object_name, (size, xxh3) in zip(names[name], table.tolist(), strict=True)
@@ -356,7 +356,7 @@ def _copy_to_bucket(
     A build of the version waits until `decision` ends, and so changes none of them.
     """
 
-    def put_shard(shard: _ShardObject) -> tuple[_ShardObject, bool]:
+    def put_shard(shard: _NamedObject) -> tuple[_NamedObject, bool]:
         if shard.is_in(target):
             return shard, True
         data = shard.read(source)
@@ -440,7 +440,7 @@ def _repair(
             f"{error}; {advice}"
         ) from None
 
-    def repair(shard: _ShardObject) -> tuple[_ShardObject, bool]:
+    def repair(shard: _NamedObject) -> tuple[_NamedObject, bool]:
         if shard.is_in(target):
             return shard, True
         try:
@@ -462,7 +462,7 @@ def _copy_to_disk(source: Folder, metadata: _Metadata, store: Folder, progress: 
     version = metadata.version.id
     target, copy = store.folder(version), store.folder(_copy_name(version))
 
-    def put_shard(shard: _ShardObject) -> tuple[_ShardObject, bool]:
+    def put_shard(shard: _NamedObject) -> tuple[_NamedObject, bool]:
         if shard.is_in(copy):
             return shard, True
         if shard.is_in(target):

@@ -181,7 +181,7 @@ Between = Callable[[Mark, Mark], float | None]
 StepPart = Literal["data", "step", "iteration"]
 
 
-class _Step(NamedTuple, Generic[Mark]):
+class _EndedStep(NamedTuple, Generic[Mark]):
     """A step that has ended: three marks, and what its batch consists of."""
 
     requested: Mark
@@ -209,7 +209,7 @@ class StallClock(Generic[Mark]):
         self._requested: Mark | None = None
         self._arrived: Mark | None = None
         self._batch: tuple[int, int, float] = (0, 0, 0)
-        self._open: deque[_Step[Mark]] = deque()
+        self._open: deque[_EndedStep[Mark]] = deque()
         self._reset()
 
     def _reset(self) -> None:
@@ -235,7 +235,7 @@ class StallClock(Generic[Mark]):
         """Record that the caller requests the next batch, which ends a step."""
         now = self._mark()
         if self._requested is not None and self._arrived is not None:
-            self._open.append(_Step(self._requested, self._arrived, now, *self._batch))
+            self._open.append(_EndedStep(self._requested, self._arrived, now, *self._batch))
             self._settle()
         self._requested, self._arrived = now, None
 

@@ -54,11 +54,11 @@ class _StoredOp(BaseModel):
     function: str = ""
 
 
-class _Field(BaseModel):
+class _StoredRecipeField(BaseModel):
     ops: tuple[_StoredOp, ...] = ()
 
 
-_FIELDS = TypeAdapter(dict[str, _Field])
+_FIELDS = TypeAdapter(dict[str, _StoredRecipeField])
 
 
 def _recipe(value: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class FolderSource:
         until = time.monotonic() + seconds
         if (kind := self.folder.kind()) != "folder":
             raise SourceError(f"the source {self.folder} {_no_folder(kind)}")
-        files = _Files()
+        files = _FileColumns()
         ignored, complete, left_out = 0, True, Counter[str]()
         container = ""
 
@@ -152,7 +152,7 @@ class FolderSource:
         return Sample.of(data)
 
 
-class _Files:
+class _FileColumns:
     """Files in the order of a walk, as columns to save memory."""
 
     def __init__(self) -> None:

@@ -103,7 +103,7 @@ class ParquetFormat:
             if chosen.label is not None:
                 members.kind = label_kind(table.schema_arrow.field(chosen.label).type)
             members.notes[columns_note(chosen)] += 1
-            keys = _Names(self.columns.key, chosen)
+            keys = _NameReader(self.columns.key, chosen)
             etag = container_etag(file)
             units = _units(table, chosen, file.size)
             several = members.kind in ("several names", "several numbers")
@@ -317,7 +317,7 @@ def _sample(data: bytes | None, most_bytes: int) -> Fetched:
     return Sample.of(data)
 
 
-class _Names:
+class _NameReader:
     """Reads names and labels of rows, batch by batch."""
 
     def __init__(self, key: str | None, chosen: ChosenColumns) -> None:

@@ -79,7 +79,7 @@ class TarFormat:
                 stream = DecompressedFile(packed, compression, file.size, where)
                 members.notes[COMPRESSED_NOTE] += 1
             size = math.inf if compression else file.size
-            samples = _Samples(file, compression)
+            samples = _ArchiveSamples(file, compression)
             for number, member in enumerate(read_members(stream, where, size)):
                 if number % FILES_PER_TICK == 0 and time.monotonic() > until:
                     raise TimeUpError
@@ -191,7 +191,7 @@ class _Images(NamedTuple):
     mtimes: list[int]
 
 
-class _Samples:
+class _ArchiveSamples:
     """The samples of an archive, in the order of their first images."""
 
     def __init__(self, file: FileInfo, compression: str) -> None:
