@@ -296,7 +296,9 @@ class _Build:
                     started = self._start(stack, work, decision)
                 if started is not None:
                     lease, left = started
-                    return self._make_under(lease, run, left)
+                    receipts = self._begin(left)
+                    self._run_shards(run, target, lease, left.todo, receipts, base=left.base)
+                    return self._conclude(lease, left, receipts)
             except BuildError:
                 if not is_whole(target):
                     raise
@@ -339,8 +341,9 @@ class _Build:
             _remove_shards(target, left.todo, decision)
         return lease, left
 
-    def _make_under(self, lease: BuildLease, run: RunTasks, work: Work) -> BuildResult:
-        target, base = work.target, work.base
+    def _begin(self, work: Work) -> dict[int, Receipt]:
+        """Say what is there already; returns the receipts of finished shards."""
+        target = work.target
         self.retried = _retried_rows(work, self.barred)
         if self.retried:
             self.progress.say(_retry_line(work, self.retried))
@@ -349,7 +352,13 @@ class _Build:
         self.progress.begin(done, target.table.samples)
         if receipts:
             self.progress.say(f"{len(receipts)} of {target.shards} shards are there already")
-        self._run_shards(run, target, lease, work.todo, receipts, base=base)
+        return receipts
+
+    def _conclude(
+        self, lease: BuildLease, work: Work, receipts: Mapping[int, Receipt]
+    ) -> BuildResult:
+        """Commit a version whose shards are all there, unless it would mend nothing."""
+        target, base = work.target, work.base
         self.monitor.end()
         total = self.monitor.totals.total
         if total.rows_reused and base is not None:

@@ -39,19 +39,17 @@ from precache_workers.sources.user_code import load_object
 
 
 class Common:
-    """Output of the ops before the first random one, shared by all variants of a field."""
+    """Output of the ops before the first random one, shared by all variants of a field.
+
+    Attributes
+    ----------
+    of
+        The object from which `value` was computed.
+    """
 
     def __init__(self) -> None:
-        self._of: Any = None
-        self._value: Any = None
-
-    def get(self, of: object, make: Callable[[], Any]) -> Any:
-        """Return the value of an object: cached if the last call had the same, else from `make`."""
-        if self._of is not of:
-            self._of = None  # if `make` fails, it may have overwritten the old value's memory
-            self._value = make()
-            self._of = of
-        return self._value
+        self.of: Any = None
+        self.value: Any = None
 
 
 class FieldRecipe:
@@ -106,11 +104,14 @@ class FieldRecipe:
         self, of: object, begin: Callable[[], Any], applied: int, key: str
     ) -> np.ndarray:
         """Compute a row from the output of the ops that all variants share."""
-        assert self._common is not None
-        fixed = self._field.fixed_ops
-        value = self._common.get(of, lambda: self.apply(begin(), applied, fixed, key))
+        common, fixed = self._common, self._field.fixed_ops
+        assert common is not None
+        if common.of is not of:
+            common.of = None  # an op that fails may have overwritten the old value's memory
+            common.value = self.apply(begin(), applied, fixed, key)
+            common.of = of
         # A custom function may modify its argument, from which the other variants start, too.
-        value = value.copy() if self._functions else value
+        value = common.value.copy() if self._functions else common.value
         return self.row(self.apply(value, fixed, None, key))
 
     def resume(self, row: np.ndarray, applied: int, key: str) -> np.ndarray:
@@ -134,16 +135,33 @@ class FieldRecipe:
         return self.row(self.apply(row, applied, None, key))
 
     def apply(self, value: Any, first: int, stop: int | None, key: str) -> Any:
-        stop = len(self._field.ops) if stop is None else stop
-        while first < stop:
-            match self._field.ops[first : min(stop, first + 2)]:
-                case (Resize() as before, CenterCrop() as crop):
-                    shape = self._resized_shape(value, before)
-                    value = resize_and_crop(value, shape, crop.size, before.interpolation)
-                    first += 2
-                case (op, *_):
-                    value = self._apply(op, first, value, key)
-                    first += 1
+        """Apply the ops from number `first` on, up to `stop`; a resize and its crop in one."""
+        ops = self._field.ops[:stop]
+        number = first
+        while number < len(ops):
+            match ops[number]:
+                case Decode() as op:
+                    value = decode(value, op, self._shrink_to, self._scratch)
+                case Resize() as op:
+                    shape = self._resized_shape(value, op)
+                    following = ops[number + 1] if number + 1 < len(ops) else None
+                    if isinstance(following, CenterCrop):
+                        value = resize_and_crop(value, shape, following.size, op.interpolation)
+                        number += 1
+                    else:
+                        value = resize(value, shape, op.interpolation)
+                case CenterCrop() as op:
+                    value = center_crop(value, op.size)
+                case RandomResizedCrop() as op:
+                    value = random_resized_crop(value, op, self._random(key, number))
+                case HorizontalFlip() as op:
+                    if self._random(key, number).random() < op.p:
+                        value = value[:, ::-1]
+                case ToDType() as op:
+                    value = to_dtype(np.asarray(value), op)
+                case Function() as op:
+                    value = self._call(op, number, value, key)
+            number += 1
         return value
 
     def steps(self, sample: Sample, key: str) -> Iterator[tuple[Op | None, Any]]:
@@ -157,7 +175,7 @@ class FieldRecipe:
         value = self._input(sample)
         yield None, value
         for number, op in enumerate(self._field.ops):
-            value = self._apply(op, number, value, key)
+            value = self.apply(value, number, number + 1, key)
             yield op, value
 
     def row(self, value: Any) -> np.ndarray:
@@ -179,31 +197,17 @@ class FieldRecipe:
         # A custom function may modify its argument, from which other fields start, too.
         return copy.deepcopy(value) if self._functions and not self._field.decodes else value
 
-    def _apply(self, op: Op, number: int, value: Any, key: str) -> Any:
-        match op:
-            case Decode():
-                return decode(value, op, self._shrink_to, self._scratch)
-            case Resize():
-                return resize(value, self._resized_shape(value, op), op.interpolation)
-            case CenterCrop():
-                return center_crop(value, op.size)
-            case RandomResizedCrop():
-                return random_resized_crop(value, op, self._random(key, number))
-            case HorizontalFlip():
-                return value[:, ::-1] if self._random(key, number).random() < op.p else value
-            case ToDType():
-                return to_dtype(np.asarray(value), op)
-            case Function():
-                drawn = {"random": self._random(key, number)} if op.random else {}
-                try:
-                    result = np.asarray(self._functions[op](value, **drawn))
-                except MemoryError:
-                    raise
-                except (Exception, SystemExit) as error:
-                    raise SampleError(_failure(op.function, error)) from error
-                if result.shape == () and result.item() is None:
-                    raise SampleError(f"{op.function} returned None; let it return an array")
-                return result
+    def _call(self, op: Function, number: int, value: Any, key: str) -> np.ndarray:
+        drawn = {"random": self._random(key, number)} if op.random else {}
+        try:
+            result = np.asarray(self._functions[op](value, **drawn))
+        except MemoryError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise SampleError(_failure(op.function, error)) from error
+        if result.shape == () and result.item() is None:
+            raise SampleError(f"{op.function} returned None; let it return an array")
+        return result
 
     def _resized_shape(self, value: np.ndarray, op: Resize) -> tuple[int, int]:
         shape = resized_shape(value.shape[0], value.shape[1], op.size)
