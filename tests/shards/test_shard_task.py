@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import pickle
 import socket
@@ -25,12 +26,23 @@ from precache.store.layout import RowShape, decode_index
 from precache.store.receipts import Receipt
 from precache_workers.planning.target_version import receipt_name
 from precache_workers.profiling.row_probe import run_probe
-from precache_workers.shards.field_writer import Sums
+from precache_workers.shards.base_rows import BaseRows
+from precache_workers.shards.field_writer import FieldWriter, Sums
 from precache_workers.shards.samples import MAX_HELD_NBYTES, FetchAllTask, Job, _runs_of_units
 from precache_workers.shards.shard_task import ShardTask, run_shard
 from precache_workers.sources.base import Sample
 from precache_workers.sources.kinds import open_source
-from tests.support.building import ask, contents, cut, encoded, poll, remains, write
+from tests.support.building import (
+    ask,
+    build_here,
+    contents,
+    cut,
+    encoded,
+    poll,
+    remains,
+    write,
+    write_jpegs,
+)
 
 RAW = precache.Recipe.image(codec="raw")
 WIDTH, HEIGHT = 160, 144
@@ -482,3 +494,24 @@ def test_other_dtypes_are_stored_as_they_are(tmp_path: Path, dtype: str) -> None
     pixels = np.frombuffer(reading(keys[0], tmp_path), np.uint8)
     scale = 255 if dtype.startswith("float") else 1
     assert np.allclose(row, (pixels / scale).astype(dtype))
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_shard_leaves_memory_as_soon_as_its_task_ends(tmp_path: Path) -> None:
+    """Whatever its rows were made by: a shard may be large, and the collector late."""
+    source, store = write_jpegs(tmp_path / "in", 12), tmp_path / "store"
+    gc.collect()
+    ops = [{"op": "decode"}, {"op": "resize", "size": 32}, {"op": "center_crop", "size": 28}]
+    half = {"op": "to_dtype", "dtype": "float16"}
+    for codec, more in (
+        ("raw", []),
+        ("zstd", []),  # encoded anew
+        ("raw", [{"op": "center_crop", "size": 24}]),  # cropped
+        ("raw", [half]),  # resumed
+    ):
+        recipe = {"fields": {"image": {"ops": [*ops, *more], "codec": codec}}}
+        build_here(source, store, precache.Recipe.from_dict(recipe))
+        assert not [x for x in gc.get_objects() if isinstance(x, FieldWriter | BaseRows)]
+    write(source / "dog/new.jpg", encoded(cut(99)))
+    assert build_here(source, store, precache.Recipe.from_dict(recipe)).rows_reused == 12  # copied
+    assert not [x for x in gc.get_objects() if isinstance(x, FieldWriter | BaseRows)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import cv2
 import numpy as np
@@ -125,7 +126,8 @@ class FieldWriter:
         self._chunks = rows_per_shard // self._chunk_rows
         self._ops = ops
         self._sums = Sums(shape.shape) if is_summed(field, shape) else None
-        self._append: Callable[[range], None] = self._append_zeros
+        # Not bound: in a cycle, the shard would stay in memory until the collector finds it.
+        self._append: Callable[[Any, range], None] = type(self)._append_zeros
 
     @functools.cached_property
     def _writer(self) -> ShardWriter:
@@ -136,7 +138,7 @@ class FieldWriter:
     # --- one row --------------------------------------------------------------------------------
 
     def zeros(self) -> None:
-        self._append = self._append_zeros
+        self._append = type(self)._append_zeros
 
     def compute(self, sample: Sample | None, key: str) -> None:
         assert self._ops is not None
@@ -144,7 +146,7 @@ class FieldWriter:
         self._stage(self._ops(sample, key))
 
     def keep(self, rows: range) -> None:
-        self._append(rows)
+        self._append(self, rows)
 
     def _stage(self, row: np.ndarray) -> None:
         """Stage a row.
@@ -161,7 +163,7 @@ class FieldWriter:
             )
         self._interrupt()
         copy_row(row, self._writer.row)
-        self._append = self._append_row
+        self._append = type(self)._append_row
 
     def _interrupt(self) -> None:
         """Write what has to come before a row that is encoded."""

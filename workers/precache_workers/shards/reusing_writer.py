@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -47,7 +48,7 @@ class ReusingWriter(FieldWriter):
         super().__init__(name, field, shape, rows_per_shard, ops=ops)
         self._base = base
         self._holes = holes
-        self._copied = CopiedRows(base.count, self._chunk_rows, self)
+        self._copied = CopiedRows(base.count, self._chunk_rows, weakref.proxy(self))
         self._part: tuple[slice, ...] = ()
         match, sums = base.field.match, base.field.sums
         # Rows of uint8 are summed exactly, so that the base's sums less other rows do as well.
@@ -60,13 +61,13 @@ class ReusingWriter(FieldWriter):
     # --- rows -----------------------------------------------------------------------------------
 
     def link(self) -> None:
-        self._append = self._copied.link
+        self._append = type(self)._append_link
 
     def copy(self) -> None:
-        self._append = self._copied.copy
+        self._append = type(self)._append_copy
 
     def crop(self, part: tuple[slice, ...]) -> None:
-        self._part, self._append = part, self._append_part
+        self._part, self._append = part, type(self)._append_part
 
     def resume(self, place: int, applied: int, key: str) -> None:
         assert self._ops is not None
@@ -82,6 +83,12 @@ class ReusingWriter(FieldWriter):
     def _append_zeros(self, rows: range) -> None:
         self._subtract(rows)
         super()._append_zeros(rows)
+
+    def _append_link(self, rows: range) -> None:
+        self._copied.link(rows)
+
+    def _append_copy(self, rows: range) -> None:
+        self._copied.copy(rows)
 
     def _append_part(self, rows: range) -> None:
         self._interrupt()
