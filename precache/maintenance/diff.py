@@ -183,23 +183,24 @@ class Samples:
     Attributes
     ----------
     rows
-        Row of each sample.
+        Row of each sample; int64.
     labels
         As `label_texts` returns them.
     valid
         False for holes.
-    listed
-        Their rows as the source listed them; None where the raw samples are known to be those of
+    table
+        What the source lists of them, by row; None where the raw samples are known to be those of
         the other version.
     content
-        XXH3-128 (hex) of each raw sample, empty where it was not fetched.
+        XXH3-128 (hex) of the raw samples, by row, empty where one was not fetched; none at all if
+        no sample was.
     """
 
     keys: Sequence[str]
-    rows: Sequence[int]
+    rows: np.ndarray
     labels: Sequence[str]
     valid: Sequence[bool]
-    listed: RowTable | None = None
+    table: RowTable | None = None
     content: Sequence[str] = ()
 
 
@@ -237,13 +238,13 @@ def _samples(version: Version, *, with_raw: bool) -> Samples:
     removed = {row for row, (_, reason) in version.holes.items() if reason == REMOVED}
     rows = [row for row in range(version.rows) if row not in removed]
     keys, valid = list(version.keys), version.valid.tolist()
-    listed, content = _read_raw(version, rows) if with_raw else (None, ())
+    table, content = _read_raw(version) if with_raw else (None, ())
     return Samples(
         [keys[row] for row in rows],
-        rows,
+        np.array(rows, np.int64),
         label_texts(version.labels[rows], version.classes),
         [valid[row] for row in rows],
-        listed,
+        table,
         content,
     )
 
@@ -251,20 +252,24 @@ def _samples(version: Version, *, with_raw: bool) -> Samples:
 def listed_samples(table: RowTable) -> Samples:
     """Samples of a row table as their source lists them, none of them fetched."""
     rows = [row for row in range(len(table)) if row not in table.removed]
-    listed = table.take(rows)
-    labels = label_texts(listed.labels, table.classes)
-    return Samples(listed.keys, rows, labels, [True] * len(rows), listed, [""] * len(rows))
+    texts = label_texts(table.labels, table.classes)
+    return Samples(
+        [table.keys[row] for row in rows],
+        np.array(rows, np.int64),
+        [texts[row] for row in rows],
+        [True] * len(rows),
+        table,
+    )
 
 
-def _read_raw(version: Version, rows: Sequence[int]) -> tuple[RowTable, list[str]]:
+def _read_raw(version: Version) -> tuple[RowTable, list[str]]:
     data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
     try:
-        table, content = RowTable.from_parquet(data, where), read_contents(data, where)
+        return RowTable.from_parquet(data, where), read_contents(data, where)
     except ModuleNotFoundError as error:
         raise UsageError(
             f"comparing samples needs {error.name}: pip install 'precache[workers]'"
         ) from None
-    return table.take(rows), [content[row] for row in rows]
 
 
 # --- comparing ----------------------------------------------------------------------------------
@@ -464,12 +469,29 @@ def _raw_changes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find common samples of other bytes, and those of the same bytes that are listed otherwise.
 
-    What was not fetched is compared by its identity.
+    Samples that were not fetched are compared by identity.
+
+    Parameters
+    ----------
+    old, new
+        Places of the common samples, pair by pair.
+
+    Returns
+    -------
+    tuple[np.ndarray, np.ndarray]
+        Of each common sample, bool.
     """
-    if before.listed is None or after.listed is None:
-        return np.zeros(len(new), np.bool_), np.zeros(len(new), np.bool_)
-    one, other = before.listed.take(old), after.listed.take(new)
-    was, now = np.array(before.content, object)[old], np.array(after.content, object)[new]
+    none = np.zeros(len(new), np.bool_)
+    if before.table is None or after.table is None:
+        return none, none
+    rows = before.rows[old], after.rows[new]
+    changed = ~before.table.unchanged(after.table, *rows)
+    if not before.content or not after.content:
+        return changed, none
+    was, now = (
+        np.array(side.content, object)[of_side]
+        for side, of_side in zip((before, after), rows, strict=True)
+    )
     fetched = (was != "") & (now != "")
-    changed = np.where(fetched, was != now, ~one.unchanged(other))
-    return changed, fetched & ~changed & ~one.listed_alike(other)
+    changed = np.where(fetched, was != now, changed)
+    return changed, fetched & ~changed & ~before.table.listed_alike(after.table, *rows)

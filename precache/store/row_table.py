@@ -68,6 +68,10 @@ ROWS_PER_GROUP = 1 << 16
 """Rows that are copied in memory at a time while a table is written."""
 
 
+Rows = np.ndarray | slice
+"""Row numbers, or a range of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowTable:
     """Row number -> sample, stored by column.
@@ -122,7 +126,7 @@ class RowTable:
 
     def take(self, rows: np.ndarray | Sequence[int]) -> RowTable:
         """Return the table of the given rows, in that order."""
-        rows = np.asarray(rows, np.int64)
+        rows = np.asarray(rows)
         removed = frozenset(np.flatnonzero(np.isin(rows, list(self.removed))).tolist())
         return RowTable(
             keys=[self.keys[i] for i in rows.tolist()],
@@ -135,34 +139,36 @@ class RowTable:
             locations=self.locations_of(rows.tolist()),
         )
 
-    def listed_alike(self, now: RowTable) -> np.ndarray:
-        """Find the rows of the same size, time and etag as in a later table: (rows,) bool.
+    def listed_alike(self, other: RowTable, rows: Rows, other_rows: Rows) -> np.ndarray:
+        """Compare samples by size, time and etag: bool, True where they are the same.
 
         Parameters
         ----------
-        now
-            With the keys of this table in its first rows.
+        rows, other_rows
+            Rows of the one table and of the other, pair by pair.
         """
-        count = len(self)
-        alike: np.ndarray = (self.sizes == now.sizes[:count]) & (self.mtimes == now.mtimes[:count])
-        alike &= np.fromiter(map(str.__eq__, self.etags, now.etags), np.bool_, count)
+        etags = np.array(self.etags, object)[rows] == np.array(other.etags, object)[other_rows]
+        alike: np.ndarray = self.sizes[rows] == other.sizes[other_rows]
+        alike &= etags & (self.mtimes[rows] == other.mtimes[other_rows])
         return alike
 
-    def unchanged(self, now: RowTable) -> np.ndarray:
-        """Find the rows whose samples have the same identity in a later table: (rows,) bool.
+    def unchanged(self, other: RowTable, rows: Rows, other_rows: Rows) -> np.ndarray:
+        """Compare the identity of samples: bool, True where it is the same.
 
-        Samples of which the source gives neither an etag nor a time, as for web pages, never count
-        as the same.
+        A removed sample is never the same, nor is one for which the source gives neither an etag
+        nor a time, as for web pages.
 
         Parameters
         ----------
-        now
+        rows, other_rows
             As in `listed_alike`.
         """
-        count = len(self)
-        same = self.listed_alike(now)
-        same &= (self.mtimes >= 0) | np.fromiter(map(bool, self.etags), np.bool_, count)
-        same[[*self.removed, *(row for row in now.removed if row < count)]] = False
+        same = self.listed_alike(other, rows, other_rows)
+        same &= (self.mtimes[rows] >= 0) | (np.array(self.etags, object)[rows] != "")
+        for table, of_table in ((self, rows), (other, other_rows)):
+            is_removed = np.zeros(len(table), np.bool_)
+            is_removed[list(table.removed)] = True
+            same &= ~is_removed[of_table]
         return same
 
     @property

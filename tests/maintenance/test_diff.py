@@ -183,8 +183,8 @@ def samples_of(rows: list[Any]) -> Samples:
     keys, labels, valid, origins = zip(*rows, strict=True) if rows else ((), (), (), ())
     content, sizes, mtimes, etags = zip(*origins, strict=True) if rows else ((), (), (), ())
     columns = {"sizes": np.array(sizes, np.int64), "mtimes": np.array(mtimes, np.int64)}
-    listed = RowTable.of_keys(keys, etags=etags, **columns)
-    return Samples(keys, range(len(rows)), labels, valid, listed, content)
+    table = RowTable.of_keys(keys, etags=etags, **columns)
+    return Samples(keys, np.arange(len(rows)), labels, valid, table, content)
 
 
 @given(SAMPLES, SAMPLES)

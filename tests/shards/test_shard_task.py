@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import io
@@ -496,6 +497,10 @@ def test_other_dtypes_are_stored_as_they_are(tmp_path: Path, dtype: str) -> None
     assert np.allclose(row, (pixels / scale).astype(dtype))
 
 
+def shards_in_memory() -> list[object]:
+    return [x for x in gc.get_objects() if issubclass(type(x), FieldWriter | BaseRows)]
+
+
 @pytest.mark.usefixtures("no_collection")
 def test_a_shard_leaves_memory_as_soon_as_its_task_ends(tmp_path: Path) -> None:
     """Whatever its rows were made by: a shard may be large, and the collector late."""
@@ -511,7 +516,10 @@ def test_a_shard_leaves_memory_as_soon_as_its_task_ends(tmp_path: Path) -> None:
     ):
         recipe = {"fields": {"image": {"ops": [*ops, *more], "codec": codec}}}
         build_here(source, store, precache.Recipe.from_dict(recipe))
-        assert not [x for x in gc.get_objects() if isinstance(x, FieldWriter | BaseRows)]
+        assert not shards_in_memory()
     write(source / "dog/new.jpg", encoded(cut(99)))
     assert build_here(source, store, precache.Recipe.from_dict(recipe)).rows_reused == 12  # copied
-    assert not [x for x in gc.get_objects() if isinstance(x, FieldWriter | BaseRows)]
+    assert not shards_in_memory()
+    with contextlib.suppress(FetchError):
+        run_shard(task_of(tmp_path, ["missing.png"]))
+    assert not shards_in_memory()

@@ -296,7 +296,7 @@ class _Build:
                     started = self._start(stack, work, decision)
                 if started is not None:
                     lease, left = started
-                    receipts = self._begin(left)
+                    receipts = self._announce(left)
                     self._run_shards(run, target, lease, left.todo, receipts, base=left.base)
                     return self._conclude(lease, left, receipts)
             except BuildError:
@@ -341,8 +341,8 @@ class _Build:
             _remove_shards(target, left.todo, decision)
         return lease, left
 
-    def _begin(self, work: Work) -> dict[int, Receipt]:
-        """Say what is there already; returns the receipts of finished shards."""
+    def _announce(self, work: Work) -> dict[int, Receipt]:
+        """Find what is tried again, say what is there; returns the receipts of finished shards."""
         target = work.target
         self.retried = _retried_rows(work, self.barred)
         if self.retried:

@@ -43,8 +43,8 @@ class Common:
 
     Attributes
     ----------
-    of
-        The object from which `value` was computed.
+    of, value
+        The object that the ops got last, and their output.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class FieldRecipe:
         return self.row(self.apply(row, applied, None, key))
 
     def apply(self, value: Any, first: int, stop: int | None, key: str) -> Any:
-        """Apply the ops from number `first` on, up to `stop`; a resize and its crop in one."""
+        """Apply the ops from number `first` on, up to `stop`; a resize and its crop at once."""
         ops = self._field.ops[:stop]
         number = first
         while number < len(ops):

@@ -200,7 +200,8 @@ def _read(
         before = RowTable.from_parquet(data, where)
         if len(before) > len(table) or not all(map(str.__eq__, before.keys, table.keys)):
             return None
-        same = before.unchanged(table)
+        first = slice(len(before))
+        same = before.unchanged(table, first, first)
         same[list(before.removed & table.removed)] = True
         holes = {row: reason for row, (_, reason) in version.holes.items()}
         content = read_contents(data, where)

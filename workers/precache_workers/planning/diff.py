@@ -60,6 +60,7 @@ class SourceChanges:
     labels: Change | None = None
 
     def __str__(self) -> str:
+        """Return the numbers of samples, without those of another label alone."""
         counts = {
             "changed": self.changed.count,
             "added": self.added.count,

@@ -100,8 +100,9 @@ def place_rows(
 def _touched(before: RowTable, now: RowTable) -> list[int]:
     """Find rows whose samples have another time or etag but the same size; none if they are too
     many to be read here."""
-    sizes = now.sizes[: len(before)]
-    touched = (before.sizes == sizes) & ~before.listed_alike(now)
+    first = slice(len(before))
+    sizes = now.sizes[first]
+    touched = (before.sizes == sizes) & ~before.listed_alike(now, first, first)
     rows = np.flatnonzero(touched & (sizes >= 0))
     few = len(rows) <= MOST_TOUCHED and sizes[rows].sum() <= MOST_TOUCHED_BYTES
     return [row for row in rows.tolist() if row not in before.removed] if few else []

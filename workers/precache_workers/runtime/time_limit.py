@@ -23,7 +23,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from typing import TypeVar
 
 from precache.errors import HangError
@@ -202,15 +201,16 @@ def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
     """
     watcher: Watchdog | None = getattr(_here, "watchdog", None)
     attempt = Notes(seconds, watcher)
-    future: Future[Result] = Future()
+    results: list[Result] = []
+    errors: list[BaseException] = []
     ended = threading.Event()
 
     def run() -> None:
         with attempt.kept():
             try:
-                future.set_result(work())
+                results.append(work())
             except BaseException as error:
-                future.set_exception(error)
+                errors.append(error)
         ended.set()
 
     def beat(limit: float) -> None:
@@ -238,4 +238,6 @@ def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
     if late:
         attempt.give_up()
         raise HangError(explain(late), late=late)
-    return future.result()
+    if errors:
+        raise errors.pop()  # kept here, it would lead to itself by the frame of `run`
+    return results.pop()

@@ -48,6 +48,7 @@ class ReusingWriter(FieldWriter):
         super().__init__(name, field, shape, rows_per_shard, ops=ops)
         self._base = base
         self._holes = holes
+        # Weak, as a cycle would keep the shard in memory.
         self._copied = CopiedRows(base.count, self._chunk_rows, weakref.proxy(self))
         self._part: tuple[slice, ...] = ()
         match, sums = base.field.match, base.field.sums
