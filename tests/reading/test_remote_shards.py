@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,6 +266,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_hangs(
     def hang(method: str, path: str) -> None:
         if path.endswith("/image/c/0/0/0/0"):
             if not_pressed.acquire(blocking=False):  # a shard may be several requests
+                time.sleep(1)  # a signal as the main thread begins to wait is seen after the wait
                 signal.pthread_kill(main, signal.SIGINT)
             assert answer.wait(90)
 
