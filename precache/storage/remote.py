@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from fsspec import asyn
+from fsspec.core import strip_protocol
 
 from precache.errors import PrecacheError, StorageError
 from precache.messages import shown
@@ -332,7 +333,7 @@ class RemoteFolder:
             fs.invalidate_cache()
             if EXTRAS.get(self.protocol) == "gcs":
                 return page_of_google(fs, self.root, span)
-            own = fs._strip_protocol(path).rstrip("/")
+            own = self._as_listed(path)
             listed = [
                 entry for entry in fs.ls(path, detail=True) if entry["name"].rstrip("/") != own
             ]
@@ -362,7 +363,7 @@ class RemoteFolder:
             infos = self._request(find_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        own = self._fs._strip_protocol(self.root).rstrip("/")
+        own = self._as_listed(self.root)
         below = {path[len(own) + 1 :]: _size(info) for path, info in infos.items()}
         return {name: size for name, size in below.items() if is_name(name)}
 
@@ -547,6 +548,12 @@ class RemoteFolder:
         """Return the last part of a path of the file system."""
         name: str = info["name"].rstrip("/").rsplit("/", 1)[-1]
         return unquote(name, errors="surrogateescape") if self.protocol in WEB else name
+
+    def _as_listed(self, path: str) -> str:
+        """Return a path of the file system as its listings name it, such as ``/x`` in memory."""
+        url = path if self.protocol in WEB else f"{self.protocol}://{path}"
+        stripped: str = strip_protocol(url)
+        return stripped.rstrip("/")
 
     def _url(self, name: str) -> str:
         """Return the URL without query and user: both may hold a secret."""

@@ -138,7 +138,7 @@ def test_a_build_says_what_it_took_over(
     said = capsys.readouterr()
     assert re.search(r"Since version \w{8}: 0 same, 30 changed", said.err)
     assert re.search(r"30 rows and 4 whole shards were taken over from version", said.err)
-    assert "4: 0 made, 4 reused, 0 there before" in said.out
+    assert "4: 0 written, 4 reused, 0 already there" in said.out
 
 
 def _shard_of(result: Any, key: str) -> int:

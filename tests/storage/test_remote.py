@@ -357,6 +357,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[RemoteFold
     """A folder, and the one file system that it uses."""
     fs = Watched(**options)
     monkeypatch.setattr(blobs, "file_system", lambda *_: fs)
+    fsspec.register_implementation("watched", Watched, clobber=True)
     return RemoteFolder("watched", "bucket"), fs
 
 

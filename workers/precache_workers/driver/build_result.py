@@ -82,7 +82,7 @@ class BuildResult:
 
     def __str__(self) -> str:
         skipped = self.shards_skipped
-        computed = self.shards - skipped - self.shards_reused
+        written = self.shards - skipped - self.shards_reused
         mended = f", {self.mended} mended" if self.mended else ""
         reused = f"{self.shards_reused} reused, " if self.shards_reused else ""
         nbytes = f"{size(self.raw_bytes)} raw, {size(self.stored_bytes)} stored"
@@ -91,7 +91,7 @@ class BuildResult:
             ("path", self.path),
             ("samples", f"{self.samples:,}, {self.failed} failed{mended}"),
             ("row", row_types_text(self.row_types)),
-            ("shards", f"{self.shards}: {computed} made, {reused}{skipped} there before"),
+            ("shards", f"{self.shards}: {written} written, {reused}{skipped} already there"),
             ("size", f"{nbytes}: ratio {self.ratio:.2f}"),
             ("time", f"{self.seconds:.1f} s, {self.cpu_seconds:.1f} CPU-s in tasks"),
             ("by stage, s", ", ".join(f"{name} {s:.2f}" for name, s in self.timings.items())),

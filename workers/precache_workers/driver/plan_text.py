@@ -67,7 +67,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     for name, rows in _by_rows(plan.fields):
         yield "", f"{name}: {_field_rows(rows)}"
     counts = plan.shards_to_make, plan.shards_reused, plan.shards_skipped
-    parts = "{:,} to make, {:,} reused, {:,} there before".format(*counts)
+    parts = "{:,} to write, {:,} reused, {:,} already there".format(*counts)
     yield "shards", f"{plan.shards:,}: {parts}"
     fetched = f"{plan.rows_computed:,} samples to fetch"
     if plan.rows_compared:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from precache_workers.shards.shard_task import ShardTask
 
 RECEIPT_SECONDS = ALIVE_SECONDS + 20
-"""How long to wait for the receipt that follows an object of another task."""
+"""Seconds to wait for the receipt that follows an object of another task."""
 
 
 @dataclass(frozen=True)
