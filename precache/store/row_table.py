@@ -126,7 +126,7 @@ class RowTable:
 
     def take(self, rows: np.ndarray | Sequence[int]) -> RowTable:
         """Return the table of the given rows, in that order."""
-        rows = np.asarray(rows)
+        rows = np.asarray(rows, np.int64)
         removed = frozenset(np.flatnonzero(np.isin(rows, list(self.removed))).tolist())
         return RowTable(
             keys=[self.keys[i] for i in rows.tolist()],

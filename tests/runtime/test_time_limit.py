@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import tomllib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
@@ -108,6 +109,23 @@ def test_what_was_given_up_ends_at_its_next_sample(released: threading.Event) ->
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
     assert done == ["a", "b"]
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_what_was_given_up_leaves_memory_as_it_ends(released: threading.Event) -> None:
+    before, held = set(threading.enumerate()), list[weakref.ref[Any]]()
+
+    def work() -> None:
+        shard = np.zeros(10)
+        held.append(weakref.ref(shard))
+        hang_at("b", released, [])
+
+    with pytest.raises(HangError):
+        run_in_time(work, 0.1)
+    released.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+    assert held[0]() is None
 
 
 def test_an_error_is_that_of_the_work() -> None:

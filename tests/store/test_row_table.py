@@ -121,6 +121,7 @@ def test_taking_rows_keeps_every_column_together() -> None:
     assert list(taken.etags) == ["e", "", "e"]
     assert taken.labels.tolist() == [0, -1, 0]
     assert len(taken) == 3
+    assert len(_table().take([])) == 0
 
 
 @given(st.binary(max_size=200))

@@ -72,7 +72,7 @@ def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("fetched", size(nbytes["fetched"])),
         ("stored", size(nbytes["stored"])),
         ("raw / stored", f"{figures['ratio']:.2f}"),
-        ("shards written", f"{shards['made']:,} of {shards['to_make']:,}"),
+        ("shards finished", f"{shards['made']:,} of {shards['to_make']:,}"),
     ]
 
 

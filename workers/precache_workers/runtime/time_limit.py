@@ -122,7 +122,7 @@ class Notes:
         self.clock = 0.0
         self._seconds, self._watcher = seconds, watcher
         self._limit = f" {seconds:g} s (--sample-timeout)"
-        self._over = False
+        self.given_up = False
         self._at: dict[int, tuple[float, str, tuple[str, ...], bool]] = {}
         self._slots: dict[int, int] = {}
         self._numbers = itertools.count()
@@ -135,7 +135,7 @@ class Notes:
         foreign
             Whether code outside precache works on them, which may hold any lock.
         """
-        if self._over:
+        if self.given_up:
             raise _AbandonedError
         thread = threading.get_ident()
         self._at[thread] = self.clock, what, keys, foreign
@@ -167,7 +167,7 @@ class Notes:
 
     def give_up(self) -> None:
         """End every thread of the attempt at its next note."""
-        self._over = True
+        self.given_up = True
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -210,7 +210,8 @@ def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
             try:
                 results.append(work())
             except BaseException as error:
-                errors.append(error)
+                if not attempt.given_up:
+                    errors.append(error)
         ended.set()
 
     def beat(limit: float) -> None:
@@ -239,5 +240,5 @@ def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
         attempt.give_up()
         raise HangError(explain(late), late=late)
     if errors:
-        raise errors.pop()  # kept here, it would lead to itself by the frame of `run`
+        raise errors.pop()  # kept, it would lead to itself by the frame of `run`
     return results.pop()
