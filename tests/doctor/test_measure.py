@@ -1,12 +1,9 @@
-"""Examinations of whole sources, and how near they come to what builds and benches measure."""
+"""Examinations of whole sources."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import os
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +11,13 @@ import numpy as np
 import pytest
 
 import precache
-from precache.diagnosis.bench import bench
 from precache.errors import SourceError, UsageError
 from precache.runtime import usage
 from precache.storage.open import open_folder
 from precache_workers.doctor import measure as doctor
-from tests.bench.common import multiply
 from tests.support.building import build_here, put_photos, write, write_jpegs
 from tests.support.servers import S3Server
 
-PHOTOS = Path(os.environ.get("PHOTOS", Path(__file__).parents[3] / "shared/photos"))
-JPEGS = (".jpeg", ".jpg")
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 
 
@@ -175,67 +168,3 @@ except precache.UsageError as error:
 """
     told = run_python(code).stdout
     assert told == "doctor decodes samples and needs simplejpeg: pip install 'precache[workers]'\n"
-
-
-# --- against what happens then -----------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Truth:
-    """What was foretold over what was measured, codec by codec."""
-
-    build_cpu: float
-    stored: float
-    reading_cpu: float
-    reading_rate: float
-
-
-def _compare(source: Path, folder: Path, codec: str) -> Iterator[Truth]:
-    """Foretell, build and bench in turns, so that all have the same neighbours in time.
-
-    Yields the medians after two to six turns: neighbours may disturb some.
-    """
-    recipe = precache.Recipe.image(resize=256, crop=224, codec=codec)
-    build_here(source, folder / "warm", recipe)
-    ratios: list[tuple[float, ...]] = []
-    for turn in range(6):
-        found = precache.doctor(source, recipe, seconds=15)
-        built = build_here(source, folder / str(turn), recipe)
-        read = bench(folder / str(turn), epochs=5).warm
-        own = found.codecs[0]
-        ratios.append(
-            (
-                found.build.cpu_seconds / built.cpu_seconds,
-                own.bytes_total / built.stored_bytes,
-                own.cpu_ms_per_1000 / read.cpu_ms_per_1000,
-                own.samples_per_s / read.samples_per_s,
-            )
-        )
-        if turn:
-            yield Truth(*(statistics.median(column) for column in zip(*ratios, strict=True)))
-
-
-@pytest.mark.heavy
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("codec", ["image", "raw", "zstd"])
-@pytest.mark.parametrize("origin", ["made", "photos"])
-def test_builds_and_benches_come_out_as_foretold(tmp_path: Path, origin: str, codec: str) -> None:
-    """By CPU time and bytes: on a machine that others use, samples/s say little."""
-    if origin == "made":
-        source = write_jpegs(tmp_path / "in", 300, (420, 290))
-    elif PHOTOS.is_dir():
-        files = sorted(
-            path for path in PHOTOS.rglob("*") if path.suffix.lower() in (".jpeg", ".jpg")
-        )
-        source = multiply(files, PHOTOS, 2 * len(files), tmp_path / "in")
-    else:
-        pytest.skip(f"no photos: name a folder of them in PHOTOS; {PHOTOS} is none")
-    near = pytest.approx(1, rel=0.25)
-    truths = []
-    for truth in _compare(source, tmp_path, codec):
-        truths.append(truth)
-        assert truth.stored == pytest.approx(1, rel=0.05), truth
-        assert truth.reading_rate > 0, truth
-        if truth.build_cpu == near and truth.reading_cpu == near:
-            return
-    raise AssertionError(truths)
