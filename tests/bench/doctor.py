@@ -85,22 +85,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         print(json.dumps({"machine": dataclasses.asdict(machine), "codecs": codecs}))
         return
-    names = ("CPU time of the build", "stored bytes", "CPU time of reading", "samples/s")
     table = Table(
         "codec",
-        *(Column(name, justify="right") for name in names),
-        title=f"Predicted over measured: median, and range of {options.turns} turns",
+        "figure",
+        *(Column(name, justify="right") for name in ("median", "least", "most")),
+        title=f"Predicted over measured, {options.turns} turns",
     )
+    names = ("CPU time of the build", "stored bytes", "CPU time of reading", "samples/s")
     for codec, found in measured.items():
         columns = zip(*(dataclasses.astuple(one) for one in found), strict=True)
-        table.add_row(codec, *(_median_and_range(column) for column in columns))
+        for name, column in zip(names, columns, strict=True):
+            figures = statistics.median(column), min(column), max(column)
+            table.add_row(codec, name, *(f"{figure:.2f}" for figure in figures))
     console = Console(highlight=False)
     console.print(table)
     console.print(str(machine), soft_wrap=True)
-
-
-def _median_and_range(ratios: Sequence[float]) -> str:
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 if __name__ == "__main__":
