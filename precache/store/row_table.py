@@ -40,6 +40,9 @@ labels."""
 _CLASS_COUNT = b"label_classes"
 """Key of the schema's metadata that has the number of classes of multi-hot labels."""
 
+_LABELS_OVERRIDE = b"labels_override"
+"""Key of the schema's metadata of a table whose labels override those of the samples."""
+
 IDENTITY_COLUMNS = ("key", "size", "mtime_ns", "etag", "label")
 """Columns that identify samples; so does `removed`, if a table has it."""
 
@@ -94,6 +97,8 @@ class RowTable:
     locations
         Texts by which a source finds its samples, as `unit_of` describes them; empty if it needs
         none. They come from a listing and are never stored.
+    labels_override
+        Whether labels that come with the samples are ignored, as the request gave others.
     """
 
     keys: Sequence[str]
@@ -104,6 +109,7 @@ class RowTable:
     classes: tuple[str, ...]
     removed: frozenset[int] = frozenset()
     locations: Sequence[str] = ()
+    labels_override: bool = False
 
     @classmethod
     def of_keys(cls, keys: Sequence[str], **known: Any) -> RowTable:
@@ -137,6 +143,7 @@ class RowTable:
             classes=self.classes,
             removed=removed,
             locations=self.locations_of(rows.tolist()),
+            labels_override=self.labels_override,
         )
 
     def listed_alike(self, other: RowTable, rows: Rows, other_rows: Rows) -> np.ndarray:
@@ -187,7 +194,7 @@ class RowTable:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 (hex) over keys, identities, labels and class names."""
+        """SHA-256 (hex) over keys, identities, labels and class names, and `labels_override`."""
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         columns = [self.sizes, self.mtimes]
         if are_classes(self.labels):
@@ -202,6 +209,8 @@ class RowTable:
         if not are_classes(self.labels):
             digest.update(json.dumps([self.labels.dtype.name, self.labels.shape]).encode())
             digest.update(self.labels.astype(self.labels.dtype.newbyteorder("<")).data)
+        if self.labels_override:
+            digest.update(_LABELS_OVERRIDE)
         return digest.hexdigest()
 
     def to_parquet(
@@ -239,6 +248,8 @@ class RowTable:
             metadata[_CLASS_COUNT] = str(self.labels.shape[1]).encode()
         elif not are_classes(self.labels):
             types["label"] = pa.float32()
+        if self.labels_override:
+            metadata[_LABELS_OVERRIDE] = b"true"
         schema = pa.schema(types, metadata)
         sink = io.BytesIO()
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
@@ -262,6 +273,7 @@ class RowTable:
                 labels=_labels(table),
                 classes=_CLASSES.validate_json(table.schema.metadata[b"classes"]),
                 removed=_removed(table),
+                labels_override=_LABELS_OVERRIDE in table.schema.metadata,
             )
 
 

@@ -48,7 +48,7 @@ class SourceChanges:
     classes_changed
         Whether classes have other names or numbers.
     labels
-        The kind of the labels, if it is another.
+        The kind of the labels, and whether they override those of the samples, if that is another.
     """
 
     same: int
@@ -180,9 +180,7 @@ def _recipe_changes(attributes: Attributes, recipe: Recipe) -> tuple[Change, ...
 def source_changes(before: RowTable, after: RowTable) -> SourceChanges:
     """Compare the rows of a version with those of a listing, by key."""
     listed = listed_samples(before), listed_samples(after)
-    one, other = (
-        kind_in_words(table.labels.shape[1:], table.labels.dtype.name) for table in (before, after)
-    )
+    one, other = map(_label_kind, (before, after))
     keys = {kind: sorted(changed) for kind, changed in changed_keys(*listed).items()}
     return SourceChanges(
         same=len(listed[1].keys) - len(keys["added"]) - len(keys["changed"]),
@@ -193,6 +191,11 @@ def source_changes(before: RowTable, after: RowTable) -> SourceChanges:
         classes_changed=before.classes != after.classes,
         labels=None if one == other else Change("labels", one, other),
     )
+
+
+def _label_kind(table: RowTable) -> str:
+    kind = kind_in_words(table.labels.shape[1:], table.labels.dtype.name)
+    return f"{kind} that override those of the samples" if table.labels_override else kind
 
 
 def edited_functions(attributes: Attributes, recipe: Recipe) -> tuple[str, ...]:

@@ -149,8 +149,7 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
     placed = place_rows(store, table, request.keep_order, request.compact, may_have, contents)
     fingerprint = recipe.fingerprint(decides(recipe))
     spec = VersionSpec(recipe, fingerprint, placed.table, placed.table.digest)
-    relabelled = request.labels is not None or request.classes is not None
-    fetches_labels = source.labels_with_samples and not relabelled
+    fetches_labels = source.labels_with_samples and not table.labels_override
     seconds = time.perf_counter() - began
     return ListedSource(
         spec,
@@ -260,14 +259,15 @@ def _labelled(request: Request, source: Source, table: RowTable) -> RowTable:
         table = override_labels(
             table, request.labels, frozen or (), accept_unmatched=request.accept_unmatched
         )
-    if request.classes is None or frozen is None:
-        return table
-    if source.labels_with_samples and not has_label(table.labels).any():
-        raise SourceError(
-            f"--classes {shown(request.classes)} numbers labels before samples are fetched, and "
-            f"{shown(request.source)} has no targets; give it targets, or --labels"
-        )
-    return freeze_classes(table, frozen, shown(request.classes))
+    if request.classes is not None and frozen is not None:
+        if source.labels_with_samples and not has_label(table.labels).any():
+            raise SourceError(
+                f"--classes {shown(request.classes)} numbers labels before samples are fetched, "
+                f"and {shown(request.source)} has no targets; give it targets, or --labels"
+            )
+        table = freeze_classes(table, frozen, shown(request.classes))
+    is_given = request.labels is not None or request.classes is not None
+    return replace(table, labels_override=is_given and source.labels_with_samples)
 
 
 def _may_have(requested: int | None, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:

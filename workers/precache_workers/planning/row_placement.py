@@ -175,4 +175,5 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
         classes=listing.classes,
         removed=removed,
         locations=[*placed.locations, *added.locations],
+        labels_override=listing.labels_override,
     )

@@ -1,0 +1,146 @@
+"""Labels of a request, and of a Python dataset whose samples bring others than its targets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precache
+from tests.support.building import cut, encoded, write
+
+DATASET = """
+import numpy as np
+
+class Photos:
+    classes = ("ant", "bee", "cat")
+    targets = [0, 1, 2, 0, 1, 2]  # of sample n, n modulo 3
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        return np.full((24, 24, 3), number, np.uint8), (number + 1) % 3
+"""
+
+WITH_SAMPLES, TARGETS = [1, 2, 0, 1, 2, 0], [0, 1, 2, 0, 1, 2]
+RECIPE = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    name = f"overridden_{abs(hash(request.node.name))}"
+    (tmp_path / f"{name}.py").write_text(DATASET)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
+    lines = [f"{number},{label}\n" for number, label in enumerate(TARGETS)]
+    (tmp_path / "labels.csv").write_text("".join(lines))
+    return f"python:{name}:Photos"
+
+
+def options(tmp_path: Path, kind: str) -> dict[str, Any]:
+    given = {"classes": "classes.txt", "labels": "labels.csv"}
+    return {kind: str(tmp_path / given[kind])} if kind in given else {}
+
+
+def build(source: str, store: Path, **options: Any) -> precache.BuildResult:
+    return precache.build(source, store, RECIPE, address="serial", shard_samples=2, **options)
+
+
+def labels_of(path: str) -> list[int]:
+    version = precache.open(path)
+    by_key = dict(zip(map(int, version.keys), version.labels.tolist(), strict=True))
+    return [by_key[number] for number in range(len(by_key))]
+
+
+@pytest.mark.parametrize("kinds", list(itertools.permutations(["plain", "classes", "labels"])))
+def test_the_labels_of_a_version_do_not_depend_on_which_build_came_first(
+    kinds: tuple[str, ...], source: str, tmp_path: Path
+) -> None:
+    results = {k: build(source, tmp_path / "a.store", **options(tmp_path, k)) for k in kinds}
+    found = {kind: labels_of(result.path) for kind, result in results.items()}
+    assert found == {"plain": WITH_SAMPLES, "classes": TARGETS, "labels": TARGETS}
+    for kind, result in results.items():
+        again = build(source, tmp_path / "a.store", **options(tmp_path, kind))
+        alone = build(source, tmp_path / f"{kind}.store", **options(tmp_path, kind))
+        assert again.version == alone.version == result.version
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels"])
+def test_a_build_that_was_begun_with_other_labels_is_not_resumed(
+    kind: str, source: str, tmp_path: Path
+) -> None:
+    begun = build(source, tmp_path / "a.store")
+    (Path(begun.path) / "zarr.json").unlink()
+    result = build(source, tmp_path / "a.store", **options(tmp_path, kind))
+    assert labels_of(result.path) == TARGETS
+    assert labels_of(build(source, tmp_path / "a.store").path) == WITH_SAMPLES
+
+
+@pytest.mark.parametrize(("kind", "labels"), [("plain", WITH_SAMPLES), ("classes", TARGETS)])
+def test_lost_labels_are_those_of_the_request_again(
+    kind: str, labels: list[int], source: str, tmp_path: Path
+) -> None:
+    store = tmp_path / "a.store"
+    result = build(source, store, **options(tmp_path, kind))
+    (Path(result.path) / "label/c/0").unlink()
+    assert not precache.verify(store).ok
+    build(source, store, **options(tmp_path, kind))
+    assert labels_of(result.path) == labels
+    assert precache.verify(store).ok
+
+
+def test_labels_of_a_request_are_verified(source: str, tmp_path: Path) -> None:
+    store = tmp_path / "a.store"
+    plain = build(source, store)
+    given = build(source, store, **options(tmp_path, "labels"))
+    found = precache.verify(store)
+    assert found.ok
+    assert found.unchecked == ()
+    chunk = Path(given.path) / "label/c/0"
+    chunk.unlink()
+    chunk.write_bytes((Path(plain.path) / "label/c/0").read_bytes())
+    assert [damage.shard for damage in precache.verify(store).damage] == ["label/c/0"]
+    build(source, store, **options(tmp_path, "labels"))
+    assert labels_of(given.path) == TARGETS
+
+
+def test_other_labels_decode_nothing_and_a_plan_says_why(source: str, tmp_path: Path) -> None:
+    store = tmp_path / "a.store"
+    build(source, store)
+    plan = precache.plan(source, store, RECIPE, shard_samples=2, **options(tmp_path, "classes"))
+    assert "labels: class numbers → class numbers that override those of the samples" in str(plan)
+    assert (plan.shards_reused, plan.rows_computed) == (plan.shards, 0)
+    result = build(source, store, **options(tmp_path, "classes"))
+    assert result.shards_reused == plan.shards
+
+
+def test_a_refresh_keeps_labels_of_a_request(source: str, tmp_path: Path) -> None:
+    store = tmp_path / "a.store"
+    recipe = precache.Recipe.image(random_resized_crop=16, variants=2)
+    given = options(tmp_path, "labels")
+    precache.build(source, store, recipe, address="serial", **given)
+    [result] = precache.refresh(store, run_functions=True, address="serial")
+    assert labels_of(result.path) == TARGETS
+    assert precache.verify(store).ok
+    same = precache.build(source, store, recipe, address="serial", **given)
+    assert same.version == result.version
+
+
+def test_other_sources_have_the_same_ids_with_labels_of_a_request_and_without(
+    tmp_path: Path,
+) -> None:
+    for name, number in (("ant", 0), ("bee", 1)):
+        folder = tmp_path / "in" / name
+        for sample in range(3):
+            write(folder / f"{sample}.jpg", encoded(cut(3 * number + sample)))
+    (tmp_path / "classes.json").write_text(json.dumps(["ant", "bee"]))
+    recipe, source = precache.Recipe.image(resize=40, crop=32), str(tmp_path / "in")
+    plain = precache.build(source, tmp_path / "a.store", recipe, address="serial")
+    given = precache.build(
+        source, tmp_path / "b.store", recipe, address="serial", classes=tmp_path / "classes.json"
+    )
+    assert plain.version == given.version
