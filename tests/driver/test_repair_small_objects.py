@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import precache
-from precache.errors import DamageError, StoreError
+from precache.errors import DamageError, FetchError, StoreError
 from precache.store.small_arrays import small_array
 from tests.support.building import (
     build_here,
@@ -279,6 +279,30 @@ def test_labels_that_came_with_the_samples_are_fetched_again(
     build_here(source, tmp_path / "store", recipe, OPTIONS)
     assert contents(tmp_path / "store") == before
     assert sorted(precache.open(tmp_path / "store").labels) == sorted(labels)
+
+
+def test_labels_are_not_mended_while_the_sample_of_a_hole_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    fetched = f"        assert number != 7 or not __import__('os').path.exists({str(gone)!r})\n"
+    name = "labelled_holes"
+    (tmp_path / f"{name}.py").write_text(
+        LABELLED.replace("        shape =", f"{fetched}        shape =")
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
+    source: Any = f"python:{name}:make"
+    result = build_here(source, tmp_path / "store", recipe, OPTIONS)
+    assert [key for key, _ in result.holes] == ["7"]
+    before = contents(tmp_path / "store")
+    (Path(result.path) / "label/c/0").unlink()
+    gone.touch()
+    with pytest.raises(FetchError, match="sample 7"):
+        build_here(source, tmp_path / "store", recipe, OPTIONS)
+    gone.unlink()
+    build_here(source, tmp_path / "store", recipe, OPTIONS)
+    assert contents(tmp_path / "store") == before
 
 
 def test_intact_labels_stay_though_the_dataset_has_others_now(

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from precache.errors import BuildError, DamageError, PrecacheError, StorageError, StoreError
+from precache.errors import (
+    BuildError,
+    DamageError,
+    FetchError,
+    PrecacheError,
+    StorageError,
+    StoreError,
+)
 from precache.storage.base import Folder
 from precache.store.array_metadata import SUMS, is_summed
 from precache.store.commit_log import BUILD, ROOT
@@ -193,11 +200,13 @@ class _FactReader:
         if ROW_TABLE not in self.flawed:
             return read_contents(self.version.read_checked(ROW_TABLE), ROW_TABLE)
         absent, rows = _unfetched(holes), range(self.version.rows)
-        return ["" if row in absent else self._fetched(row).content for row in rows]
+        return ["" if row in absent else self._fetched(row, holes).content for row in rows]
 
-    def _fetched(self, row: int) -> SampleFacts:
+    def _fetched(self, row: int, holes: Mapping[int, str]) -> SampleFacts:
+        """Return what came with a sample: nothing with some holes, a label with others, of which
+        the sample was fetched and then not decoded."""
         facts = self._samples[row]
-        if facts.error is not None:
+        if isinstance(facts.error, FetchError) or (facts.error and row not in holes):
             raise facts.error
         return facts
 
@@ -209,8 +218,7 @@ class _FactReader:
             return labels
         fetched = np.full(self.version.rows, -1, np.int64)
         for row in set(range(self.version.rows)) - _unfetched(holes):
-            # A hole may have a label: that of a sample that was fetched, and then not decoded.
-            fetched[row] = (self._samples[row] if row in holes else self._fetched(row)).label
+            fetched[row] = self._fetched(row, holes).label
         return np.where(fetched < 0, labels, fetched)
 
     @functools.cached_property
