@@ -10,6 +10,7 @@ import resource
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -95,6 +96,22 @@ def _children_seconds() -> float:
         with contextlib.suppress(psutil.NoSuchProcess):
             seconds += sum(child.cpu_times()[:4])  # its own, and those of its ended children
     return seconds
+
+
+def cpu_ms_by_thread() -> dict[str, float]:
+    """CPU-ms of this process so far, by the name of a thread: Python's, else the system's.
+
+    Threads of one pool count together. The times are those of ``schedstat`` (sched-stats.rst).
+    """
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    found: dict[str, float] = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            name = names.get(int(task.name)) or (task / "comm").read_text("utf-8").strip()
+            spent = int((task / "schedstat").read_text("ascii").split()[0]) / 1e6
+            pool = name.rstrip("0123456789").rstrip("-_ ")
+            found[pool] = found.get(pool, 0.0) + spent
+    return found
 
 
 def finish(device: torch.device) -> None:

@@ -2,10 +2,11 @@
 
 One run of minutes on a machine with a CUDA device: what each way costs the host's CPUs and how many
 samples/s it brings, with nothing else to do, beside what it could not do without (`baselines`);
-then how long a ResNet-50 step takes (bf16, channels-last) that is fed by each, beside the same step
-on one batch that never leaves the device, in turns. ``--compile`` compiles the step and captures it
-as a CUDA graph, so that it leaves the host idle. ``--rehearse`` goes through all of it on the CPU,
-small: its figures mean nothing.
+then how long a ResNet-50 step takes (bf16, channels-last) that is fed by each, and what each thread
+has to do meanwhile, beside the same step on one batch that never leaves the device, in turns. In
+one of the turns that batch is normalised in each step, as the others are. ``--compile`` compiles
+the step and captures it as a CUDA graph, so that it leaves the host idle. ``--rehearse`` goes
+through all of it on the CPU, small: its figures mean nothing.
 """
 
 import argparse
@@ -50,6 +51,7 @@ from tests.bench.common import (
     Cost,
     build_crops,
     cost_of,
+    cpu_ms_by_thread,
     drain,
     find_photos,
     finish,
@@ -70,6 +72,14 @@ BATCHES_AHEAD = 8
 """At most, in preparation when a turn ends."""
 
 STEP_TARGET = 1.02
+
+LEAST_SHOWN = 0.02
+"""CPU-ms of a step, of a thread that is printed."""
+
+STILL = "resident batch"
+"""The turn that the others are compared with."""
+
+NORMALIZED = "resident batch, normalised"
 
 
 @dataclass(frozen=True)
@@ -138,11 +148,13 @@ class Feeding:
 
 @dataclass(frozen=True)
 class Steps:
-    """A turn of training: ms a step, CPU-ms a step of the host, and the share of the device's time
-    between steps: by events around each, and by the loader's own clock."""
+    """A turn of training: ms a step, CPU-ms a step of the host, all together and by thread, and the
+    share of the device's time between steps: by events around each, and by the loader's own clock.
+    """
 
     ms: float
     cpu_ms: float
+    threads: Mapping[str, float]
     between: float | None = None
     stall_ratio: float | None = None
 
@@ -313,7 +325,7 @@ def _turn(
         step(image, label)
     finish(device)
     begun()
-    started, cpu = time.perf_counter(), time.process_time()
+    threads, started, cpu = cpu_ms_by_thread(), time.perf_counter(), time.process_time()
     marks, queued = _Marks(device), deque[Any]()
     for image, label in itertools.islice(batches, sizes.steps):
         marks.mark()
@@ -324,9 +336,19 @@ def _turn(
             queued.popleft().synchronize()
     finish(device)
     wall, cpu = time.perf_counter() - started, time.process_time() - cpu
+    spent = cpu_ms_by_thread()
+    by_thread = {name: (ms - threads.get(name, 0.0)) / sizes.steps for name, ms in spent.items()}
     passed = marks.between()
     between = sum(passed[1::2]) / sum(passed)
-    return Steps(wall / sizes.steps * 1e3, cpu / sizes.steps * 1e3, between)
+    return Steps(wall / sizes.steps * 1e3, cpu / sizes.steps * 1e3, by_thread, between)
+
+
+def _normalized(
+    image: Tensor, label: Tensor, normalize: Normalize
+) -> Iterator[tuple[Tensor, Tensor]]:
+    draw = Draw((), 0, torch.arange(len(image), device=image.device))
+    while True:
+        yield normalize.images(image, draw), label
 
 
 def train(
@@ -334,7 +356,7 @@ def train(
 ) -> dict[str, list[Steps]]:
     """Turns of each way that can be had, one after another, between turns on a resident batch."""
     step = make_step(device, sizes, compiled)
-    found: dict[str, list[Steps]] = {"resident batch": [], **{name: [] for name in WAYS}}
+    found: dict[str, list[Steps]] = {name: [] for name in (STILL, NORMALIZED, *WAYS)}
     normalize = Normalize([127.0] * 3, [64.0] * 3, torch.bfloat16, channels_last=True)
     loaders = {
         name: precache.Loader(
@@ -343,10 +365,17 @@ def train(
         )
         for name, way in WAYS.items()
     }  # fmt: skip
-    image, label = next(iter(loaders["raw, copied"]))
+    with precache.Loader(
+        stores["raw"], sizes.batch, device=device, output="tuple", drop_last=True
+    ) as plain:
+        image, label = next(iter(plain))
+    fixed = next(_normalized(image, label, normalize))
     for number in range(sizes.rounds + 1):  # the first is not kept
-        still = _turn(itertools.repeat((image, label)), step, sizes, device)
-        found["resident batch"] += [still] * bool(number)
+        for name, same in (
+            (STILL, itertools.repeat(fixed)),
+            (NORMALIZED, _normalized(image, label, normalize)),
+        ):
+            found[name] += [_turn(same, step, sizes, device)] * bool(number)
         for name, loader in loaders.items():
             batches = iter(loader)
             turn = _turn(batches, step, sizes, device, loader.stats)
@@ -427,11 +456,17 @@ def _cpu_beyond(steps: Sequence[Steps], still: Sequence[Steps], batch: int) -> f
     )
 
 
+def _by_thread(steps: Sequence[Steps]) -> dict[str, float]:
+    names = {name for each in steps for name in each.threads}
+    found = {n: statistics.median(each.threads.get(n, 0.0) for each in steps) for n in names}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
 def as_json(
     fed: Mapping[str, Feeding], trained: Mapping[str, Sequence[Steps]], sizes: Sizes
 ) -> dict[str, Any]:
     """Plain data: medians, and all that was measured."""
-    still = trained["resident batch"]
+    still = trained[STILL]
     return {
         "feeding": {
             name: {
@@ -447,6 +482,7 @@ def as_json(
                 "ratio": _ratio(steps, still),
                 "cores_busy": statistics.median(each.cpu_ms / each.ms for each in steps),
                 "cpu_ms_per_1000_beyond_the_step": _cpu_beyond(steps, still, sizes.batch),
+                "cpu_ms_of_a_step_by_thread": _by_thread(steps),
                 "turns": [dataclasses.asdict(each) for each in steps],
             }
             for name, steps in trained.items()
@@ -597,6 +633,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, each in fed.items():
         for line in each.said:
             console.print(f"{name}: {line}", soft_wrap=True)
+    console.print("CPU-ms of a step by thread:")
+    for name, each in found["training"].items():
+        threads = each["cpu_ms_of_a_step_by_thread"].items()
+        parts = [f"{thread} {ms:.2f}" for thread, ms in threads if ms >= LEAST_SHOWN]
+        console.print(f"  {name}: {', '.join(parts)}", soft_wrap=True)
     console.print("ms of the device for a batch:")
     for name, spent in found["pieces"].items():
         console.print(f"  {name}: {spent:.3f}")
