@@ -11,7 +11,7 @@ release of its encoder, its rows are the same and its bytes are not.
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from precache.errors import (
     DamageError,
     FetchError,
     PrecacheError,
+    SampleError,
     StorageError,
     StoreError,
 )
@@ -41,6 +42,7 @@ from precache_workers.driver.commit import Facts, as_json, shard_table_objects, 
 from precache_workers.ops.identity import installed_versions
 from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
+from precache_workers.runtime.time_limit import FETCHING
 
 if TYPE_CHECKING:  # loads torch and the decoders
     from precache_workers.shards.samples import Job
@@ -140,10 +142,10 @@ def _from_other_version(store: Folder, version: Version, name: str) -> bytes | N
 
 
 def _unfetched(holes: Mapping[int, str]) -> set[int]:
-    """Rows whose samples could not be fetched."""
+    """Rows whose samples could not be fetched, or not in time."""
     from precache_workers.shards.shard_task import UNFETCHED
 
-    return {row for row, why in holes.items() if why.startswith(UNFETCHED)}
+    return {row for row, why in holes.items() if why.startswith((UNFETCHED, FETCHING))}
 
 
 class _FactReader:
@@ -170,7 +172,7 @@ class _FactReader:
         valid = np.ones(self.version.rows, np.bool_)
         valid[list(holes)] = False
         self.version.valid = valid
-        contents, labels = self._contents(holes), self._labels(holes)
+        contents, labels = self._contents_and_labels(holes)
         shards, sums = {}, {}
         for name, row in self.target.shapes.items():
             summed = is_summed(self.fields[name], row)
@@ -196,49 +198,48 @@ class _FactReader:
             return {row: why for row, (_, why) in sorted(self.version.holes.items())}
         raise _repair_error(self.target, HOLES, f"{ROW_TABLE} is damaged, too")
 
-    def _contents(self, holes: Mapping[int, str]) -> list[str]:
-        if ROW_TABLE not in self.flawed:
-            return read_contents(self.version.read_checked(ROW_TABLE), ROW_TABLE)
-        absent, rows = _unfetched(holes), range(self.version.rows)
-        return ["" if row in absent else self._fetched(row, holes).content for row in rows]
+    def _contents_and_labels(self, holes: Mapping[int, str]) -> tuple[list[str], np.ndarray]:
+        """Return hashes and labels by row; samples of which they are lost are fetched again."""
+        table, lost = self.target.table, ROW_TABLE in self.flawed
+        labels = table.labels if self._is_flawed("label") else self.version.labels
+        fetches_labels = self._is_flawed("label") and self.job.fetch_labels
+        if lost:
+            contents, absent = [""] * len(table), _unfetched(holes) | table.removed
+            rows = [row for row in range(len(table)) if row not in absent]
+        else:
+            contents = read_contents(self.version.read_checked(ROW_TABLE), ROW_TABLE)
+            rows = [row for row, content in enumerate(contents) if content and fetches_labels]
+        fetched = np.full(len(table), -1, np.int64)
+        for row, sample in zip(rows, self._fetch(rows), strict=True):
+            # A sample without a hash may have been what failed.
+            may_fail = row in holes and not contents[row]
+            if isinstance(sample.error, FetchError) or (sample.error and not may_fail):
+                raise self._fetch_error(sample.error)
+            contents[row], fetched[row] = contents[row] or sample.content, sample.label
+        return contents, np.where(fetched < 0, labels, fetched) if fetches_labels else labels
 
-    def _fetched(self, row: int, holes: Mapping[int, str]) -> SampleFacts:
-        """Return what came with a sample: nothing with some holes, a label with others, of which
-        the sample was fetched and then not decoded."""
-        facts = self._samples[row]
-        if isinstance(facts.error, FetchError) or (facts.error and row not in holes):
-            raise facts.error
-        return facts
+    def _fetch(self, rows: Sequence[int]) -> Iterator[SampleFacts]:
+        """Fetch the samples of some rows, in order; a task has those of a shard."""
+        from precache_workers.shards.survey import FetchTask, fetch_samples
 
-    def _labels(self, holes: Mapping[int, str]) -> np.ndarray:
-        if not self._is_flawed("label"):
-            return self.version.labels
-        labels = self.target.table.labels
-        if not self.job.fetch_labels:
-            return labels
-        fetched = np.full(self.version.rows, -1, np.int64)
-        for row in set(range(self.version.rows)) - _unfetched(holes):
-            fetched[row] = self._fetched(row, holes).label
-        return np.where(fetched < 0, labels, fetched)
-
-    @functools.cached_property
-    def _samples(self) -> list[SampleFacts]:
-        """Facts of each row's sample, fetched again."""
-        from precache_workers.shards.survey import FetchTask, SampleFacts, fetch_samples
-
-        target, table = self.target, self.target.table
-        by_shard: dict[int, list[SampleFacts]] = {}
-        tasks = []
-        for shard in range(target.shards):
-            rows = [row for row in target.rows_of(shard) if row not in table.removed]
-            tasks.append(FetchTask.of(self.job, table, rows, shard=shard))
-        for task, outcome in self.run(fetch_samples, tasks, None, len(tasks)):
+        target = self.target
+        by_shard = itertools.groupby(rows, lambda row: row // target.rows_per_shard)
+        tasks = [FetchTask.of(self.job, target.table, some, shard=n) for n, some in by_shard]
+        found: dict[int, list[SampleFacts]] = {}
+        for task, outcome in self.run(fetch_samples, tasks, None, len(tasks)) if tasks else ():
             if isinstance(outcome, PrecacheError):
                 raise outcome
-            by_shard[task.shard] = outcome
-        samples = (facts for shard in sorted(by_shard) for facts in by_shard[shard])
-        nothing = SampleFacts("", -1)
-        return [nothing if row in table.removed else next(samples) for row in range(len(table))]
+            found[task.shard] = outcome
+        for task in tasks:
+            yield from found[task.shard]
+
+    def _fetch_error(self, error: FetchError | SampleError) -> FetchError:
+        folder, lost = self.target.folder, ROW_TABLE if ROW_TABLE in self.flawed else "label"
+        return FetchError(
+            f"{folder.path(lost)} is damaged, and mended from samples: {error}; run the same "
+            f"command again when they can be fetched, or remove {folder} first, and it makes all "
+            "of the version again"
+        )
 
     # --- shards ---------------------------------------------------------------------------------
 
