@@ -177,7 +177,10 @@ class _Inspection:
         self._require(own.version == right_id, ROOT, reason)
         same = own.version == name or not VERSION.fullmatch(name)
         self._require(same, ROOT, f"it is that of version {own.version}")
-        right_format = format_of(own.fields, class_labels=own.label is None)
+        override = own.format == 4 if self.table is None else self.table.labels_override
+        right_format = format_of(
+            own.fields, class_labels=own.label is None, labels_override=override
+        )
         self._require(own.format == right_format, ROOT, f"its format is {own.format}")
         for summed in (ROW_TABLE, HOLES):
             checksum = _DIGEST.fullmatch(own.digests.get(summed, ""))

@@ -29,9 +29,9 @@ from precache.recipe.ops import DTYPES
 from precache.runtime.process_id import Process
 from precache.store.labels import MOST_CLASSES, kind_in_words
 
-FORMAT = 3
-"""Newest store format; a reader refuses higher ones. In format 1, no field has variants, and up to
-format 2 labels are class numbers."""
+FORMAT = 4
+"""Newest store format; a reader refuses higher ones. In format 1, no field has variants, up to
+format 2 labels are class numbers, and up to format 3 no row table has `labels_override`."""
 
 _HEX = re.compile("[0-9a-f]{16,64}")
 Model = TypeVar("Model", bound=BaseModel)
@@ -107,8 +107,10 @@ def version_id(fingerprint: str, rows_digest: str, rows_per_shard: int, retries:
     return hashlib.sha256(canonical_json(parts)).hexdigest()[:32]
 
 
-def format_of(arrays: Iterable[str], *, class_labels: bool) -> int:
+def format_of(arrays: Iterable[str], *, class_labels: bool, labels_override: bool) -> int:
     """Lowest store format in which a version with these arrays and labels can be written."""
+    if labels_override:
+        return 4
     if not class_labels:
         return 3
     return 2 if any("." in name for name in arrays) else 1

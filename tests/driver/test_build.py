@@ -29,6 +29,7 @@ from precache.errors import (
     StoreError,
     UsageError,
 )
+from precache.store.json_documents import FORMAT
 from tests.demo.photos import make_photos
 from tests.support.building import (
     REPOSITORY,
@@ -789,10 +790,10 @@ def test_a_store_of_a_newer_format_is_left_alone(
     result = build(source, tmp_path / "store")
     path = Path(result.path) / "zarr.json"
     document = json.loads(path.read_text())
-    document["attributes"]["precache"]["format"] = 4
+    document["attributes"]["precache"]["format"] = FORMAT + 1
     path.write_text(json.dumps(document))
     before = contents(tmp_path / "store")
-    with pytest.raises(StoreError, match=r"store format 4.*update precache"):
+    with pytest.raises(StoreError, match=rf"store format {FORMAT + 1}.*update precache"):
         build(source, tmp_path / "store", recipe)
     assert contents(tmp_path / "store") == before
 

@@ -108,6 +108,47 @@ def test_labels_of_a_request_are_verified(source: str, tmp_path: Path) -> None:
     assert labels_of(given.path) == TARGETS
 
 
+@pytest.mark.parametrize(
+    "targets",
+    [
+        "[0.5, 1.5, 2.5, 3.5, 4.5, 5.5]",
+        "[[0, 1], [0], [1], [1, 2], [], [2]]",
+        "[0, 1, 2, 0, 1, 2]\n    def fingerprint(self, number): return 'same'",
+        "None\n    def fingerprint(self, number): return str(number)",
+    ],
+    ids=["numbers", "several", "one fingerprint", "fingerprints"],
+)
+def test_labels_of_a_request_are_verified_whatever_the_targets_are(
+    targets: str, source: str, tmp_path: Path
+) -> None:
+    module = next(tmp_path.glob("*.py"))
+    code = module.read_text().replace("[0, 1, 2, 0, 1, 2]  # of sample n, n modulo 3", targets)
+    module.write_text(code.replace(", (number + 1) % 3", ""))
+    store, given = tmp_path / "a.store", options(tmp_path, "labels")
+    built = build(source, store, **given)
+    assert labels_of(built.path) == TARGETS
+    (tmp_path / "labels.csv").write_text("".join(f"{n},{2 - n % 3}\n" for n in range(6)))
+    other = build(source, store, **given)
+    assert precache.verify(other.path).ok
+    chunk = Path(other.path) / "label/c/0"
+    data = (Path(built.path) / "label/c/0").read_bytes()
+    chunk.unlink()
+    chunk.write_bytes(data)
+    assert [damage.shard for damage in precache.verify(other.path).damage] == ["label/c/0"]
+    build(source, store, **given)
+    assert labels_of(other.path) == [2, 1, 0, 2, 1, 0]
+
+
+def test_its_format_is_4(source: str, tmp_path: Path) -> None:
+    for kind, number in (("plain", 1), ("labels", 4)):
+        result = build(source, tmp_path / "a.store", **options(tmp_path, kind))
+        document = json.loads((Path(result.path) / "zarr.json").read_bytes())
+        assert document["attributes"]["precache"]["format"] == number
+        document["attributes"]["precache"]["format"] = 5 - number
+        (Path(result.path) / "zarr.json").write_text(json.dumps(document))
+        assert "its format is" in precache.verify(result.path).damage[0].reason
+
+
 def test_other_labels_decode_nothing_and_a_plan_says_why(source: str, tmp_path: Path) -> None:
     store = tmp_path / "a.store"
     build(source, store)

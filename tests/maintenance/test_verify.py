@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import precache
 from precache.errors import DamageError, StoreError
 from precache.store.commit_log import ROOT
+from precache.store.json_documents import FORMAT
 from tests.conftest import BuiltStore
 from tests.support.building import build_here, contents, environment, remains, write_jpegs
 from tests.support.servers import web_server
@@ -326,9 +327,11 @@ def test_a_store_of_a_newer_format(stores: dict[str, BuiltStore], copy_store: Co
     newer = copy_store(stores["raw"])
     path = newer.version_folder / "zarr.json"
     document = json.loads(path.read_text())
-    document["attributes"]["precache"]["format"] = 4
+    document["attributes"]["precache"]["format"] = FORMAT + 1
     path.write_text(json.dumps(document))
-    with pytest.raises(StoreError, match=r"store format 4.*reads formats up to 3; update precache"):
+    with pytest.raises(
+        StoreError, match=rf"store format {FORMAT + 1}.*up to {FORMAT}; update precache"
+    ):
         precache.verify(newer.path)
 
 

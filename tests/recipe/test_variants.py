@@ -21,6 +21,7 @@ import precache
 from precache.cli.main import main
 from precache.errors import NewerFormatError, RecipeError, StoreError, UsageError
 from precache.recipe.variants import arrays_of, variant_at
+from precache.store.json_documents import FORMAT
 from precache_workers.ops.field_recipe import Common, FieldRecipe
 from precache_workers.sources.base import Sample
 from tests.support.building import build_here, contents, write, write_jpegs
@@ -379,7 +380,7 @@ def _forge(document: dict[str, Any], kind: str) -> None:
     elif kind == "name":
         fields["image.x"] = fields["image.0"]
     elif kind == "format":
-        document["format"] = 4
+        document["format"] = FORMAT + 1
 
 
 @pytest.mark.parametrize("kind", ["gap", "shape", "both", "name", "format"])

@@ -18,6 +18,7 @@ import precache
 from precache.errors import PrecacheError, StoreError, UsageError
 from precache.storage.local import LocalFolder
 from precache.store.commit_log import append_entry
+from precache.store.json_documents import FORMAT
 from precache.store.open import open_version, split_uri
 from tests.conftest import BuiltStore
 
@@ -193,13 +194,14 @@ def _edit(store: BuiltStore, change: Callable[[dict[str, Any]], object]) -> None
     path.write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize("number", [4, 0, None, "1", [1]])
+@pytest.mark.parametrize("number", [FORMAT + 1, 0, None, "1", [1]])
 def test_another_format_asks_for_an_update(
     stores: dict[str, BuiltStore], copy_store: CopyStore, number: Any
 ) -> None:
     store = copy_store(stores["raw"])
     _edit(store, lambda own: own.update(format=number))
-    with pytest.raises(StoreError, match=r"store format .* reads formats up to 3; update precache"):
+    newest = rf"store format .* reads formats up to {FORMAT}; update precache"
+    with pytest.raises(StoreError, match=newest):
         precache.open(store.path)
 
 

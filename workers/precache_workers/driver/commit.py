@@ -245,7 +245,11 @@ def _attributes(target: TargetVersion, receipts: Sequence[Receipt], facts: Facts
         described["raw"] = total.raw_of[name]
         described["stored"] = total.stored_of[name]
     return {
-        "format": format_of(target.shapes, class_labels=are_classes(target.table.labels)),
+        "format": format_of(
+            target.shapes,
+            class_labels=are_classes(target.table.labels),
+            labels_override=target.table.labels_override,
+        ),
         **own,
         "rows": len(target.table),
         "holes": len(facts.holes),

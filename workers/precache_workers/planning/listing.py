@@ -149,7 +149,7 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
     placed = place_rows(store, table, request.keep_order, request.compact, may_have, contents)
     fingerprint = recipe.fingerprint(decides(recipe))
     spec = VersionSpec(recipe, fingerprint, placed.table, placed.table.digest)
-    fetches_labels = source.labels_with_samples and not table.labels_override
+    fetches_labels = not table.labels_override and source.labels_with_samples
     seconds = time.perf_counter() - began
     return ListedSource(
         spec,
@@ -266,8 +266,10 @@ def _labelled(request: Request, source: Source, table: RowTable) -> RowTable:
                 f"and {shown(request.source)} has no targets; give it targets, or --labels"
             )
         table = freeze_classes(table, frozen, shown(request.classes))
+    # Whatever its targets are, a dataset's samples may bring labels.
+    may_bring = isinstance(source, DatasetSource) or source.labels_with_samples
     is_given = request.labels is not None or request.classes is not None
-    return replace(table, labels_override=is_given and source.labels_with_samples)
+    return replace(table, labels_override=is_given and may_bring)
 
 
 def _may_have(requested: int | None, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:
