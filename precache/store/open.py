@@ -231,18 +231,19 @@ def _require_small_objects(folder: Folder, attributes: Attributes) -> None:
     """Refuse a version that claims more rows or shards than its small arrays have objects for.
 
     Later code takes memory for each row and shard. One object of a small array holds a million;
-    below that, nothing needs to be counted.
+    below that, nothing needs to be counted. It suffices that one of several arrays is whole, since
+    a lost object of another can be repaired.
     """
     shards = -(-attributes.rows // attributes.rows_per_shard)
-    for name, count in (
-        ("label", attributes.rows),
-        (f"shards/{next(iter(attributes.fields))}", shards),
+    for what, count, arrays in (
+        ("rows", attributes.rows, ["label", "valid"]),
+        ("shards", shards, [f"shards/{field}" for field in attributes.fields]),
     ):
         needed = -(-count // ROWS_PER_CHUNK)
-        if needed > 1 and needed > len(folder.names(f"{name}/c")):
+        if needed > 1 and all(needed > len(folder.names(f"{array}/c")) for array in arrays):
             raise StoreError(
-                f"{folder}/{ROOT} is damaged or forged: it claims {count} entries of {name}, "
-                f"which take {needed} objects, and has fewer"
+                f"{folder}/{ROOT} is damaged or forged: it claims {count} {what}, for which "
+                f"{arrays[0]} takes {needed} objects, and has fewer"
             )
 
 

@@ -101,7 +101,8 @@ def _children_seconds() -> float:
 def cpu_ms_by_thread() -> dict[str, float]:
     """CPU-ms of this process so far, by the name of a thread: Python's, else the system's.
 
-    Threads of one pool count together. The times are those of ``schedstat`` (sched-stats.rst).
+    Threads of one pool count together, those that have ended do not. The times are those of
+    ``schedstat`` (sched-stats.rst).
     """
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
     found: dict[str, float] = {}

@@ -14,6 +14,8 @@ import pytest
 
 import precache
 from precache.errors import DamageError, FetchError, StoreError
+from precache.store import array_metadata, object_names, small_arrays
+from precache.store import open as opening
 from precache.store.small_arrays import small_array
 from tests.support.building import (
     build_here,
@@ -283,6 +285,7 @@ def test_labels_that_came_with_the_samples_are_fetched_again(
 
 CHANGING = """
 import pathlib
+import time
 import numpy as np
 
 class Numbers:
@@ -295,6 +298,8 @@ class Numbers:
             raise MemoryError
         if state == "gone":
             raise OSError(state)
+        if state == "hanging":
+            time.sleep(600)
         shape = (3, 5) if state == "odd" else (3, 4)
         return {"image": np.full(shape, number, np.uint8), "label": number % 5}
 
@@ -341,6 +346,58 @@ def test_what_came_with_the_sample_of_a_hole_is_mended_or_the_error_said(
         (tmp_path / f"{name}.txt").write_text(built)
     build_here(source, tmp_path / "store", recipe, OPTIONS)
     assert contents(tmp_path / "store") == before
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("built", "later", "lost", "mends"),
+    [
+        ("hanging", "hanging", "label/c/0", True),
+        ("hanging", "hanging", "rows/c/0", True),
+        ("odd", "hanging", "label/c/0", False),
+        ("odd", "hanging", "rows/c/0", False),
+    ],
+)
+def test_a_repair_waits_for_no_sample_that_hangs(
+    built: str,
+    later: str,
+    lost: str,
+    mends: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"hanging_{abs(hash((built, later, lost)))}"
+    (tmp_path / f"{name}.py").write_text(CHANGING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
+    options = {"address": "local", "sample_timeout": 2, "shard_samples": 8}
+    source: Any = f"python:{name}:make"
+    (tmp_path / f"{name}.txt").write_text(built)
+    result = precache.build(source, tmp_path / "store", recipe, **options)
+    assert [key for key, _ in result.holes] == ["7"]
+    before = contents(tmp_path / "store")
+    (Path(result.path) / lost).unlink()
+    (tmp_path / f"{name}.txt").write_text(later)
+    if not mends:
+        with pytest.raises((FetchError, StoreError), match=r"remove .*/store/"):
+            precache.build(source, tmp_path / "store", recipe, **options)
+        (tmp_path / f"{name}.txt").write_text(built)
+    precache.build(source, tmp_path / "store", recipe, **options)
+    assert contents(tmp_path / "store") == before
+
+
+def test_a_lost_chunk_of_several_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (array_metadata, object_names, opening, small_arrays):
+        monkeypatch.setattr(module, "ROWS_PER_CHUNK", 8)
+    write_jpegs(tmp_path / "in", 20, classes=("cat", "dog"))
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    result = build_here(tmp_path / "in", tmp_path / "store", recipe, OPTIONS)
+    before = contents(tmp_path / "store")
+    for lost in ("label/c/2", "valid/c/1"):
+        (Path(result.path) / lost).unlink()
+        assert [each.shard for each in precache.verify(tmp_path / "store").damage] == [lost]
+        build_here(tmp_path / "in", tmp_path / "store", recipe, OPTIONS)
+        assert contents(tmp_path / "store") == before
 
 
 def test_intact_labels_stay_though_the_dataset_has_others_now(

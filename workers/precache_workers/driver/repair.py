@@ -234,7 +234,8 @@ class _FactReader:
             yield from found[task.shard]
 
     def _fetch_error(self, error: FetchError | SampleError) -> FetchError:
-        folder, lost = self.target.folder, ROW_TABLE if ROW_TABLE in self.flawed else "label"
+        folder = self.target.folder
+        lost = min(n for n in self.flawed if n == ROW_TABLE or n.startswith("label/c/"))
         return FetchError(
             f"{folder.path(lost)} is damaged, and mended from samples: {error}; run the same "
             f"command again when they can be fetched, or remove {folder} first, and it makes all "

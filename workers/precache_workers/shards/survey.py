@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from precache.errors import DamageError, FetchError, SampleError
 from precache.storage.base import Folder
 from precache.store.layout import MISSING, decode_index
 from precache.store.zarr_metadata import Array
+from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.field_writer import Sums
 from precache_workers.shards.samples import BASE_MEMORY, FetchAllTask
 from precache_workers.sources.base import Sample
@@ -37,7 +39,17 @@ class FetchTask(FetchAllTask):
 
 
 def fetch_samples(task: FetchTask) -> list[SampleFacts]:
-    """Fetch the samples of a task."""
+    """Fetch the samples of a task.
+
+    Raises
+    ------
+    HangError
+        A sample takes too long.
+    """
+    return run_in_time(functools.partial(_fetch, task), task.job.sample_seconds)
+
+
+def _fetch(task: FetchTask) -> list[SampleFacts]:
     return [
         SampleFacts(sample.content, -1 if sample.label is None else sample.label)
         if isinstance(sample, Sample)
