@@ -315,9 +315,11 @@ def make():
         ("odd", "odd", True),
         ("odd", "gone", False),
         ("odd", "too large", False),
+        pytest.param("odd", "hanging", False, marks=pytest.mark.heavy),
         ("too large", "too large", True),
         ("too large", "gone", True),
         ("too large", "odd", True),
+        pytest.param("hanging", "hanging", True, marks=pytest.mark.heavy),
     ],
 )
 def test_what_came_with_the_sample_of_a_hole_is_mended_or_the_error_said(
@@ -331,58 +333,27 @@ def test_what_came_with_the_sample_of_a_hole_is_mended_or_the_error_said(
     name = f"changing_{abs(hash((built, later, lost)))}"
     (tmp_path / f"{name}.py").write_text(CHANGING)
     monkeypatch.syspath_prepend(str(tmp_path))
-    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
-    source: Any = f"python:{name}:make"
-    (tmp_path / f"{name}.txt").write_text(built)
-    result = build_here(source, tmp_path / "store", recipe, OPTIONS)
+    options: dict[str, Any] = {"address": "serial"}
+    if "hanging" in (built, later):  # it ends its process, which is this one in a serial build
+        options = {"address": "local", "sample_timeout": 2}
+
+    def build_while(state: str) -> precache.BuildResult:
+        (tmp_path / f"{name}.txt").write_text(state)
+        recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
+        return precache.build(
+            f"python:{name}:make", tmp_path / "store", recipe, shard_samples=8, **options
+        )
+
+    result = build_while(built)
     assert [key for key, _ in result.holes] == ["7"]
     before = contents(tmp_path / "store")
     (Path(result.path) / lost).unlink()
-    (tmp_path / f"{name}.txt").write_text(later)
     # Without its row table a version does not tell whether the sample could be fetched.
     if not mends or (lost == "rows/c/0" and built != later):
         with pytest.raises((FetchError, StoreError), match=r"remove .*/store/"):
-            build_here(source, tmp_path / "store", recipe, OPTIONS)
-        (tmp_path / f"{name}.txt").write_text(built)
-    build_here(source, tmp_path / "store", recipe, OPTIONS)
-    assert contents(tmp_path / "store") == before
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("built", "later", "lost", "mends"),
-    [
-        ("hanging", "hanging", "label/c/0", True),
-        ("hanging", "hanging", "rows/c/0", True),
-        ("odd", "hanging", "label/c/0", False),
-        ("odd", "hanging", "rows/c/0", False),
-    ],
-)
-def test_a_repair_waits_for_no_sample_that_hangs(
-    built: str,
-    later: str,
-    lost: str,
-    mends: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    name = f"hanging_{abs(hash((built, later, lost)))}"
-    (tmp_path / f"{name}.py").write_text(CHANGING)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
-    options = {"address": "local", "sample_timeout": 2, "shard_samples": 8}
-    source: Any = f"python:{name}:make"
-    (tmp_path / f"{name}.txt").write_text(built)
-    result = precache.build(source, tmp_path / "store", recipe, **options)
-    assert [key for key, _ in result.holes] == ["7"]
-    before = contents(tmp_path / "store")
-    (Path(result.path) / lost).unlink()
-    (tmp_path / f"{name}.txt").write_text(later)
-    if not mends:
-        with pytest.raises((FetchError, StoreError), match=r"remove .*/store/"):
-            precache.build(source, tmp_path / "store", recipe, **options)
-        (tmp_path / f"{name}.txt").write_text(built)
-    precache.build(source, tmp_path / "store", recipe, **options)
+            build_while(later)
+        later = built
+    build_while(later)
     assert contents(tmp_path / "store") == before
 
 
