@@ -177,11 +177,13 @@ class _Inspection:
         self._require(own.version == right_id, ROOT, reason)
         same = own.version == name or not VERSION.fullmatch(name)
         self._require(same, ROOT, f"it is that of version {own.version}")
-        override = own.format == 4 if self.table is None else self.table.labels_override
-        right_format = format_of(
-            own.fields, class_labels=own.label is None, labels_override=override
-        )
-        self._require(own.format == right_format, ROOT, f"its format is {own.format}")
+        # Only the row table tells whether its labels override those of the samples.
+        overrides = (False, True) if self.table is None else (self.table.labels_override,)
+        formats = {
+            format_of(own.fields, class_labels=own.label is None, labels_override=override)
+            for override in overrides
+        }
+        self._require(own.format in formats, ROOT, f"its format is {own.format}")
         for summed in (ROW_TABLE, HOLES):
             checksum = _DIGEST.fullmatch(own.digests.get(summed, ""))
             self._require(bool(checksum), ROOT, f"it has no checksum of {summed}")
