@@ -406,6 +406,9 @@ class Order:
         """Map positions to indices of valid rows; positions past the end wrap around."""
         if permute is None:
             return positions % len(self.valid)
-        beyond = np.searchsorted(positions, len(self.valid))
-        parts = (positions[:beyond], positions[beyond:] - len(self.valid))
-        return np.concatenate([permute(part) for part in parts if len(part)] or [positions])
+        if not len(positions):
+            return positions
+        count = len(self.valid)
+        ends = np.arange(count, positions[-1] + 1, count)  # several where ranks outnumber rows
+        laps = np.split(positions, np.searchsorted(positions, ends))
+        return np.concatenate([permute(lap % count) for lap in laps if len(lap)])

@@ -361,3 +361,18 @@ def test_an_order_of_a_billion_rows_takes_memory_for_holes_and_blocks_alone(
         tracemalloc.stop()
     blocks = rows // shuffle.block if shuffle.kind == "block" else 0
     assert peak < 32_000_000 + 64 * holes + 128 * blocks
+
+
+@pytest.mark.parametrize(
+    "shuffle", [None, Shuffle(), Shuffle("block", 2, 1), Shuffle("block", 2, 1, 2)]
+)
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_ranks_that_outnumber_the_rows_repeat_the_epoch_as_often_as_needed(
+    shuffle: Shuffle | None, rows: int
+) -> None:
+    valid = ValidRows(rows, np.array([], np.int64))
+    alone = np.concatenate(list(Order(valid, 8, shuffle).epoch(1)))
+    ranks = [Order(valid, 2, shuffle, rank=rank, world_size=8).epoch(1) for rank in range(8)]
+    read = [row for batches in ranks for row in np.concatenate(list(batches)).tolist()]
+    assert set(read) == set(range(rows))
+    assert sorted(read) == sorted(np.resize(alone, len(read)).tolist())
