@@ -6,7 +6,7 @@ FRAMEWORKS := $(VENV)/.frameworks
 # Python compiles what is imported; pip would compile four times as many files, for a minute.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 PROCESSES ?= 5
-EXTRAS := workers,report,cluster,gcs,s3,azure,meter,completion,test
+EXTRAS := workers,report,cluster,gcs,s3,azure,meter,test
 
 # Tests start hundreds of processes; without bytecode each would compile precache anew.
 export PYTHONDONTWRITEBYTECODE :=

@@ -40,7 +40,6 @@ COMMANDS = {
         "bench": "measure the cost of reading a store",
         "simulate": "simulate how long a training loop waits for its loaders",
     },
-    "shell": {"completion": "print a script for completion by Tab in a shell"},
     "copying": {
         "pull": "copy a version into another store, such as a local one",
         "push": "copy a version into another store, such as a remote one",

@@ -95,13 +95,6 @@ class Diagnosis(Judgement):
         need_matplotlib(os.fspath(path))
         save(render_diagnosis(self, after), os.fspath(path))
 
-    def png(self, path: str | os.PathLike[str], after: Diagnosis | None = None) -> None:
-        """Write the charts as a PNG, with the same arguments and errors as `html`."""
-        from precache.diagnosis.page import png_charts
-        from precache.html.charts import draw_png
-
-        draw_png(headline(self), png_charts(self, after), os.fspath(path))
-
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 

@@ -75,13 +75,6 @@ def render_diagnosis(diagnosis: Diagnosis, after: Diagnosis | None = None) -> st
     )
 
 
-def png_charts(diagnosis: Diagnosis, after: Diagnosis | None) -> list[Chart]:
-    """List the charts of a PNG, with the timeline that the page replays."""
-    charts = _charts(diagnosis, after)
-    charts.insert(2, _timeline(diagnosis, replay(diagnosis.measurements)))
-    return charts
-
-
 def loops(diagnosis: Diagnosis, after: Diagnosis | None) -> list[Loop]:
     """List the current loop, a prediction per helpful remedy, and the loop measured after one."""
     free, rate = diagnosis.without_waiting, diagnosis.batches_per_s

@@ -1,4 +1,4 @@
-"""Charts drawn with matplotlib: as SVG in a page, or as a PNG."""
+"""Charts drawn with matplotlib, as SVG in a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup, escape
 
-from precache.errors import StorageError, UsageError
+from precache.errors import UsageError
 from precache.html.pages import part
 from precache.messages import printable
 from precache.units import in_ms
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 WIDTHS = {"wide": 920, "narrow": 344}
 """Width in CSS pixels of a chart on wide and on narrow screens."""
-HEADING = 30
-"""Height in CSS pixels of a heading in a PNG."""
 MAX_DOTS = 200
 """Maximum number of dots in a row; of more values, evenly spaced quantiles are drawn."""
 LOG_SCALE_RATIO = 5
@@ -176,35 +174,6 @@ def check_page(path: str | Path) -> None:
         raise UsageError(f"{path} cannot be written: there is no such folder")
     if Path(path).is_dir():
         raise UsageError(f"{path} is a folder; give the name of a file")
-
-
-def draw_png(title: str, charts: Sequence[Chart], path: str | Path) -> None:
-    """Draw charts below each other into a PNG that is 1,600 pixels wide.
-
-    Raises
-    ------
-    UsageError
-        If matplotlib is not installed.
-    StorageError
-        If the file cannot be written.
-    """
-    need_matplotlib(path)
-    from matplotlib.figure import Figure
-
-    width, heights = WIDTHS["wide"], [HEADING + chart.heights[0] for chart in charts]
-    with _style(LIGHT):
-        size = (width / 72, (2 * HEADING + sum(heights)) / 72)
-        figure = Figure(figsize=size, dpi=72 * 1600 / width, layout="constrained")
-        figure.suptitle(ascii_text(title), fontsize=14, wrap=True)
-        parts = figure.subfigures(len(charts), 1, height_ratios=heights, squeeze=False)
-        for subfigure, chart in zip(parts[:, 0], charts, strict=True):
-            heading = ascii_text(chart.title)
-            subfigure.suptitle(heading, x=0.01, ha="left", fontsize=13, fontweight="bold")
-            chart.draw(subfigure, LIGHT, True)
-        try:
-            figure.savefig(path, format="png")
-        except OSError as error:
-            raise StorageError(f"cannot write the picture {path}: {error}") from None
 
 
 def ascii_text(text: str) -> str:

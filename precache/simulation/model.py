@@ -287,14 +287,6 @@ class Simulation:
 
         save(render_simulation(self), path)
 
-    def png(self, path: str | Path) -> None:
-        """Write the charts as a PNG; needs matplotlib: ``pip install "precache[report]"``."""
-        from precache.html.charts import draw_png
-        from precache.simulation.page import png_charts
-        from precache.simulation.text import scenario_title
-
-        draw_png(scenario_title(self), png_charts(self), path)
-
     def to_dict(self) -> dict[str, Any]:
         """Return all results for JSON: times in ms, None for those after the end."""
         scenario, more = self.scenario, self.with_one_more()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from precache.html.charts import Chart, Palette, Panel, bars, distributions
+from precache.html.charts import Chart, Palette, distributions
 from precache.html.pages import bar, render
 from precache.simulation import text
 from precache.simulation.model import MOST_LOADERS, Nanoseconds, Simulation, simulate_scenario
@@ -58,22 +58,6 @@ def render_simulation(simulation: Simulation) -> str:
         ],
         **player_values(simulation),
     )
-
-
-def png_charts(simulation: Simulation) -> list[Chart]:
-    """List the charts of a PNG: loaders, queue, waits and stall."""
-    names, predicted, simulated = zip(*_stalls_with_more(simulation), strict=True)
-    panels = [
-        Panel("from the means", predicted, [f"{share:.1%}" for share in predicted], top=1),
-        Panel("simulated, after start-up", simulated, [f"{s:.1%}" for s in simulated], top=1),
-    ]
-    spans = spans_ms(simulation)
-    return [
-        timeline(simulation),
-        _waits_chart(simulation),
-        *([_spans_chart(spans)] if spans else []),
-        bars("stall", "Stall with more loaders", names, panels, ["blue"] * len(names)),
-    ]
 
 
 def _stalls_with_more(simulation: Simulation) -> Iterator[tuple[str, float, float]]:
@@ -218,22 +202,3 @@ def _draw_queue(axes: Axes, simulation: Simulation, until: int, palette: Palette
     axes.set_ylabel("queue")
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.grid(axis="x")
-
-
-def _waits_chart(simulation: Simulation) -> Chart:
-    """Chart the wait before each batch but the first."""
-    many = len(simulation.stalls_ms) > MAX_WAITS
-    batches = f"each of the first {MAX_WAITS:,} batches" if many else "each batch"
-    title = f"Wait before {batches}, ms; {simulation.stall_share:.1%} of the time after start-up"
-
-    def draw(figure: FigureBase, palette: Palette, wide: bool) -> None:
-        axes, waits = figure.subplots(), simulation.stalls_ms[1:MAX_WAITS]
-        width = max(0.3, min(3, 600 / (len(waits) + 1)))
-        axes.vlines(np.arange(2, len(waits) + 2), 0, waits, color=palette["bad"], linewidth=width)
-        axes.set_xlim(1, max(3, len(waits) + 2))
-        axes.set_ylim(0, 1.05 * float(waits.max(initial=0)) or 1.0)
-        axes.set_xlabel("batch")
-        if not waits.any():
-            axes.set_yticks([0])
-
-    return Chart("waits", title, title, (150, 150), draw)

@@ -25,10 +25,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.heavy
-def test_as_an_object_a_page_and_a_picture(photos: Path, tmp_path: Path) -> None:
-    page, picture = tmp_path / "a.html", tmp_path / "a.png"
-    files = ["--html", page, "--png", picture]
-    ran = cli("doctor", photos, "--resize", 40, "--crop", 32, "--seconds", 5, "--json", *files)
+def test_as_an_object_and_a_page(photos: Path, tmp_path: Path) -> None:
+    page = tmp_path / "a.html"
+    ran = cli(
+        "doctor", photos, "--resize", 40, "--crop", 32, "--seconds", 5, "--json", "--html", page
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""
     [line] = ran.stdout.splitlines()
@@ -44,7 +45,6 @@ def test_as_an_object_a_page_and_a_picture(photos: Path, tmp_path: Path) -> None
     text = page.read_text("utf-8")
     assert "broken: cat/broken.jpg" in text
     assert found["slowest"][0]["key"] in text
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.heavy

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib", reason="the charts need matplotlib")
 
-from precache.html.charts import Chart, Panel, bars, distributions, draw_png
+from precache.html.charts import Chart, Panel, bars, distributions
 
 EVIL = "</text><script>'&'\udcff$\\frac{$\x1b\n\u202e中"
 BARS = bars(
@@ -59,8 +58,3 @@ def test_values_are_read_to_those_who_do_not_see_them() -> None:
     assert "speed: one 3/s, " in BARS.alt
     chart = distributions("d", "Times", {"load": np.array([1.0, 2.0, 6.0])})
     assert chart.alt == "Times; load: median 2 ms, mean 3 ms, 95th percentile 5.6 ms, longest 6 ms"
-
-
-def test_the_same_charts_make_a_png(tmp_path: Path) -> None:
-    draw_png(EVIL, [BARS], tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from precache.cli import main as cli
-from precache.errors import StorageError, UsageError
+from precache.errors import StorageError
 from precache.simulation import page as simulation_page
 from precache.simulation.model import Simulation, simulate
 from precache.simulation.player import MAX_BATCHES
@@ -93,55 +92,19 @@ def test_times_are_those_of_what_was_done() -> None:
     assert told["wait before a step"].sum() == pytest.approx(STEADY.stalls_ms[1:].sum())
 
 
-def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
-    for write in (STEADY.html, STEADY.png):
-        with pytest.raises(StorageError, match="no/such"):
-            write(tmp_path / "no/such/file")
+def test_a_page_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no/such"):
+        STEADY.html(tmp_path / "no/such/file")
 
 
-def test_the_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
-    page, picture = tmp_path / "a.html", tmp_path / "a.png"
+def test_the_command_writes_a_page_beside_its_object(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "a.html"
     arguments = ["simulate", "--load-ms", "2000", "--loaders", "7", "--step-ms", "100", "--json"]
-    assert cli.main([*arguments, "--html", str(page), "--png", str(picture)]) == 0
+    assert cli.main([*arguments, "--html", str(page)]) == 0
     assert page.read_text("utf-8") == simulation_page.render_simulation(STEADY)
     assert json.loads(capfd.readouterr().out)["batches"] == 98
-
-
-# --- the picture --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "steady",
-        *(pytest.param(name, marks=pytest.mark.heavy) for name in ("many loaders", "nothing came")),
-    ],
-)
-def test_the_picture_shows_loading_steps_and_waits(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
-    found = SETTINGS[name]
-    found.png(tmp_path / "a.png")
-    with Image.open(tmp_path / "a.png") as image:
-        pixels = np.asarray(image.convert("RGB"))
-    assert pixels.shape[1:] == (1600, 3)
-
-    def has(colour: str) -> bool:
-        off = np.abs(pixels.astype(int) - list(bytes.fromhex(colour))).max(axis=2)
-        return bool((off < 20).sum() > 20)
-
-    assert has("1f6fb8")
-    assert has("1a7f4b") == (len(found.order) > 0)
-    assert has("b3261e") == (found.stall_share_with_startup > 0)
-
-
-def test_without_matplotlib_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(
-        UsageError, match=r'a\.png needs matplotlib: pip install "precache\[report\]"'
-    ):
-        STEADY.png("a.png")
 
 
 # --- in a browser -------------------------------------------------------------------------------

@@ -53,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_argument(
         "--html", metavar="FILE", help='write a page; needs pip install "precache[report]"'
     )
-    measuring.add_argument("--png", metavar="FILE", help="write charts as a PNG; needs the same")
     add_json(measuring)
     take_defaults(parser, precache.doctor, "samples", "seconds", "rate")
 
@@ -69,10 +68,10 @@ def run(options: argparse.Namespace) -> None:
     example:
       precache doctor photos/ --resize 256 --crop 224 --rate 4000
     """
-    for path in filter(None, (options.html, options.png)):
+    if options.html is not None:
         from precache.html.charts import check_page
 
-        check_page(path)
+        check_page(options.html)
     recipe = read_recipe(options)
     import_from_here(options.source, bool(recipe.functions))
     with bench_progress(shown=not options.json) as tick:
@@ -94,8 +93,6 @@ def run(options: argparse.Namespace) -> None:
         print_doctor_report(report)
     if options.html is not None:
         report.html(options.html)
-    if options.png is not None:
-        report.png(options.png)
 
 
 def _plain(value: Any) -> Any:

@@ -79,9 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, metavar="N", help="default %(default)s")
     parser.add_argument("--html", metavar="FILE", help="write a page that replays the simulation")
-    parser.add_argument(
-        "--png", metavar="FILE", help='write charts as a PNG; needs pip install "precache[report]"'
-    )
     add_json(parser, "one JSON object on stdout, with all series")
     take_defaults(parser, simulate, "resolution_ms", "seconds", "seed")
 
@@ -114,8 +111,6 @@ def run(options: argparse.Namespace) -> None:
     )
     if options.html is not None:
         result.html(options.html)
-    if options.png is not None:
-        result.png(options.png)
     if options.json:
         show(options.json, result.to_dict(), result)
     else:

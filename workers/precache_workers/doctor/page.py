@@ -54,12 +54,6 @@ def render_doctor_report(report: DoctorReport) -> str:
     )
 
 
-def png_charts(report: DoctorReport) -> list[Chart]:
-    """List the charts of a PNG, with the timeline that the page replays."""
-    before = timeline(simulate_without_cache(report), "Timeline without a cache, simulated")
-    return [*_charts(report), before, *_timeline_after(simulate_with_cache(report))]
-
-
 # --- charts -------------------------------------------------------------------------------------
 
 

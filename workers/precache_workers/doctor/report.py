@@ -235,14 +235,6 @@ class DoctorReport:
         need_matplotlib(path)
         save(render_doctor_report(self), path)
 
-    def png(self, path: str | Path) -> None:
-        """Write the charts as a PNG, with the same errors as `html`."""
-        from precache.html.charts import draw_png
-        from precache_workers.doctor.page import png_charts
-        from precache_workers.doctor.text import title
-
-        draw_png(title(self), png_charts(self), path)
-
 
 def doctor_report(
     measured: SourceMeasurements, rate: float, cores: int, seconds: float
