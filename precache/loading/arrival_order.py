@@ -31,6 +31,7 @@ class ArrivalOrder:
     """
 
     shuffle = None
+    by_epoch = True
 
     def __init__(
         self,

@@ -25,11 +25,12 @@ from precache.loading.arrival_order import ArrivalOrder
 from precache.loading.gpu import resident
 from precache.loading.options import LoaderOptions
 from precache.loading.position import require_same
+from precache.loading.rank_check import BLOCK
 from precache.loading.selection import Selection
 from precache.loading.slots import as_array, as_tensor, map_tensors, row_nbytes
 from precache.loading.stream import BatchStream, Rows
 from precache.loading.version_follower import VersionFollower
-from precache.messages import printable
+from precache.messages import printable, without_secrets
 from precache.reading.disk_cache import DiskCache
 from precache.reading.version_reader import VersionReader
 from precache.runtime.step_clock import FetchedObjects, ThreadTime, WorkTime
@@ -198,7 +199,36 @@ class BatchSource:
             "shuffle": None if order.shuffle is None else dataclasses.asdict(order.shuffle),
             "seed": order.seed,
             "drop_last": order.drop_last,
-            "rows": self._selection.digest,
+            "rows": self._selection.rows_digest,
+            "weights": self._selection.weights_digest,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Return all that decides the rows of a step, by option; ranks must agree in it."""
+        identity, options = self.identity(), self._options
+        shuffle = identity.pop("shuffle") or {"kind": False}
+        del identity["format"], identity["global_batch"]  # that of `batch_size` and equal ranks
+        if options.refresh:
+            del identity["version"]  # rank 0 decides it
+        window = {}
+        if shuffle["kind"] == "block":
+            nodes, size = shuffle["nodes"], shuffle["block"]
+            window = {
+                "shuffle_window": shuffle["window"],
+                "num_canonical_nodes": nodes,
+                BLOCK: size,
+            }
+        chosen = f"{len(self._selection.valid):,} rows, digest {identity['rows']}"
+        store = self.version.path.removesuffix(self.version.id).rstrip("/")
+        return {
+            "store": without_secrets(store),
+            **identity,
+            "batch_size": options.batch_size,
+            "refresh": options.refresh,
+            "shuffle": shuffle["kind"],
+            **window,
+            "rows": "all" if identity["rows"] is None else chosen,
+            "weights": identity["weights"] and f"digest {identity['weights']}",
         }
 
     def take_over(self, before: BatchSource) -> BatchSource:

@@ -19,15 +19,14 @@ from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
 from precache.loading.batch_source import BatchSource, SourceCounts, open_batch_source
 from precache.loading.cuda_clock import stall_clock
-from precache.loading.job_store import require_same_version
 from precache.loading.options import LoaderOptions, refuse_renamed
 from precache.loading.position import Position, require_same
+from precache.loading.rank_check import RankCheck
 from precache.loading.ranks import require_rank
 from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import LoaderStats, WorkTime
 from precache.storage.open import StorageOptions
-from precache.store.open import split_uri
 from precache.store.version import Version
 from precache.transforms import Compose, Transform
 
@@ -191,12 +190,8 @@ class Loader:
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         end_iterators = functools.partial(end_all, self._iterators)
         self._source = open_batch_source(uri, self._options, self._closed, end_iterators)
-        # Ranks open a store one after another, and a build may commit in between.
-        is_named = not isinstance(uri, Version) and (
-            split_uri(uri, storage_options)[1] is not None
-            or os.fspath(uri).rstrip("/").endswith(self.version.id)
-        )
-        self._may_differ = not (is_named or self._has_rank or self.follows)
+        # A mixture of this loader has a check of its own.
+        self.rank_check = RankCheck(self.rank, self.world_size)
         # At exit, while modules can still be used, and before the source is finalized.
         weakref.finalize(self, end_iterators)
         warn_if_slow()
@@ -285,12 +280,13 @@ class Loader:
         if self._closed.is_set():
             return
         # With its first batch, not when it is made: some trainers make one that they never use.
-        if self._may_differ:
-            require_same_version(self.version.path, self.version.id, self.world_size)
-            self._may_differ = False
+        check = self.rank_check
+        check.register(self.settings)
         epoch, start = self._position.begin()
+        turn = epoch if self._source.order.by_epoch else 0
+        check.begin(turn, start, chosen=self._position.chosen)
         source = self._use(self._source.at_epoch(epoch, start))
-        with contextlib.closing(source.batches(epoch, start)) as batches:
+        with contextlib.closing(source.batches(epoch, start)) as batches, check.passing():
             self._clock.begin()
             ready = source.stream.ready
             for rows, nbytes, outputs in batches:
@@ -301,6 +297,7 @@ class Loader:
                 self._position.received(epoch, start)
                 yield outputs.pop()  # without a name, so that a batch that is dropped is freed
                 self._clock.requested()
+                check.advance()
                 ready = source.stream.ready
 
     def _use(self, source: BatchSource) -> BatchSource:
@@ -316,7 +313,8 @@ class Loader:
         counts, self._counts = self._take_counts(), SourceCounts()
         work = self._reported_work.plus(before, -1)
         stats = self._clock.report(counts.cpu_seconds, counts.fetched, work)
-        return dataclasses.replace(stats, repeated=counts.repeated)
+        ranks, compared = self.world_size, self.rank_check.count()
+        return dataclasses.replace(stats, repeated=counts.repeated, ranks=ranks, compared=compared)
 
     def _take_counts(self) -> SourceCounts:
         """Take the counts since the last report, of this source and those before it."""
@@ -339,6 +337,10 @@ class Loader:
     def identity(self) -> dict[str, Any]:
         """All that decides the batches of each step; a state with another identity is refused."""
         return self._source.identity()
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides the rows of a rank's steps, by option; ranks must agree in it."""
+        return self._source.settings()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken: the next iterator yields the rest of that epoch.

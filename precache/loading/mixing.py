@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 import weakref
@@ -18,6 +19,7 @@ from precache.errors import UsageError
 from precache.loading.cuda_clock import stall_clock
 from precache.loading.loader import Loader, end_all
 from precache.loading.position import Position, require_same
+from precache.loading.rank_check import RankCheck
 from precache.loading.slots import SlotPool
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import FetchedObjects, LoaderStats, WorkTime
@@ -155,6 +157,9 @@ class Mixture:
         self._position = Position(len(schedule))
         self._clock = stall_clock(self.loaders[0].device)
         self._reported_work = WorkTime()
+        self._rank_check = RankCheck(self.loaders[0].rank, self.loaders[0].world_size, "mixture")
+        for loader in self.loaders:
+            loader.rank_check = RankCheck(0, 1)
         self._closed = threading.Event()
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
@@ -177,8 +182,11 @@ class Mixture:
         if self._closed.is_set():
             return
         # With its first batch, not when it is made: some trainers make one that they never use.
+        check = self._rank_check
+        check.register(self._compared)
         epoch, start = self._position.begin()
-        with contextlib.ExitStack() as ends:
+        check.begin(epoch, start, chosen=self._position.chosen)
+        with contextlib.ExitStack() as ends, check.passing():
             batches = [
                 ends.enter_context(contextlib.closing(self._endless(loader, *position)))
                 for loader, position in zip(
@@ -200,6 +208,7 @@ class Mixture:
                 self._position.received(epoch, number)
                 yield parts.pop()  # without a name, so that a batch that is dropped is freed
                 self._clock.requested()
+                check.advance()
 
     def _endless(self, loader: Loader, epoch: int, batch: int) -> Generator[Any, None, None]:
         """Yield batches of a loader from a position on, epoch after epoch, until it is closed."""
@@ -216,7 +225,9 @@ class Mixture:
         fetched = FetchedObjects(
             sum(part.fetched.objects for part in parts), sum(part.fetched.nbytes for part in parts)
         )
-        return self._clock.report(sum(part.cpu_seconds for part in parts), fetched, work)
+        stats = self._clock.report(sum(part.cpu_seconds for part in parts), fetched, work)
+        ranks, compared = self.loaders[0].world_size, self._rank_check.count()
+        return dataclasses.replace(stats, ranks=ranks, compared=compared)
 
     @property
     def work_time(self) -> WorkTime:
@@ -230,6 +241,15 @@ class Mixture:
 
     def _identity(self) -> dict[str, Any]:
         return {"format": MIXTURE_STATE_FORMAT, **self._settings}
+
+    def _compared(self) -> dict[str, Any]:
+        """Return all that decides the rows of a step, by option; ranks must agree in it."""
+        sources = {
+            f"{name} of source {number}": value
+            for number, loader in enumerate(self.loaders)
+            for name, value in loader.settings().items()
+        }
+        return {**self._settings, "sources": len(self.loaders), **sources}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken: the next iterator yields the rest of that epoch.

@@ -16,11 +16,17 @@ class Position:
     ----------
     length
         Batches of an epoch.
+
+    Attributes
+    ----------
+    chosen
+        Whether the position of the latest iterator was chosen, and does not follow the one before.
     """
 
     def __init__(self, length: int) -> None:
         self._length = length
         self._reached = self._next = (0, 0)
+        self.chosen = self._is_next_chosen = False
 
     def choose(self, epoch: int) -> None:
         """Begin with `epoch`; an epoch that was resumed in its middle continues there."""
@@ -28,11 +34,13 @@ class Position:
         if epoch != self._next[0]:
             self._next = (epoch, 0)
         self._reached = self._next
+        self._is_next_chosen = True
 
     def begin(self) -> tuple[int, int]:
         """Return epoch and first batch of a new iterator; the one after it runs the next epoch."""
         self._reached = epoch, _ = self._next
         self._next = (epoch + 1, 0)
+        self.chosen, self._is_next_chosen = self._is_next_chosen, False
         return self._reached
 
     def received(self, epoch: int, batches: int) -> None:
@@ -71,6 +79,7 @@ class Position:
     def seek(self, epoch: int, batch: int) -> None:
         """Begin the next iterator at a batch of an epoch."""
         self._reached = self._next = (whole("epoch", epoch, 0), whole("batch", batch, 0))
+        self._is_next_chosen = True
 
 
 def require_same(own: Mapping[str, Any], state: Mapping[str, Any], owner: str) -> None:

@@ -21,13 +21,14 @@ class Selection:
 
     Attributes
     ----------
-    digest
-        XXH3-64 (hex) of rows and weights; None for all rows with equal weights.
+    rows_digest, weights_digest
+        XXH3-64 (hex) of the chosen rows and of the weights; None where none were given.
     """
 
     valid: ValidRows | ChosenRows
     weights: np.ndarray | None
-    digest: str | None
+    rows_digest: str | None = None
+    weights_digest: str | None = None
 
     @property
     def read(self) -> np.ndarray:
@@ -52,19 +53,18 @@ class Selection:
         """
         valid: ValidRows | ChosenRows = reader.valid
         if rows is None and weights is None:
-            return cls(valid, None, None)
-        digest = xxhash.xxh3_64()
+            return cls(valid, None)
+        rows_digest = None
         if rows is not None:
             chosen = _chosen(reader, np.asarray(rows))
-            digest.update(b"rows" + chosen.tobytes())
+            rows_digest = xxhash.xxh3_64_hexdigest(chosen.tobytes())
             valid = ChosenRows(chosen)
         if weights is None:
-            return cls(valid, None, digest.hexdigest())
+            return cls(valid, None, rows_digest)
         by_index = _weights(reader, np.asarray(weights))[valid(np.arange(len(valid)))]
         if not by_index.sum() > 0:
             raise UsageError("all weights are zero; give some row a weight above that")
-        digest.update(b"weights" + by_index.tobytes())
-        return cls(valid, by_index, digest.hexdigest())
+        return cls(valid, by_index, rows_digest, xxhash.xxh3_64_hexdigest(by_index.tobytes()))
 
 
 def _chosen(reader: VersionReader, rows: np.ndarray) -> np.ndarray:

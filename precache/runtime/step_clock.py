@@ -104,6 +104,11 @@ class LoaderStats:
         Objects fetched from a remote store into the disk cache.
     repeated
         Rows read a second time in place of bad samples, in an epoch that follows a build.
+    ranks
+        Ranks that share each step's rows.
+    compared
+        Ranks known to have made the same loader at the same place, this one included; None with one
+        rank, or before an epoch has ended. Whether ranks beyond these agree is unknown.
     """
 
     batches: int
@@ -118,6 +123,8 @@ class LoaderStats:
     fetched: FetchedObjects = FetchedObjects()
     repeated: int = 0
     transform_ratio: float = 0.0
+    ranks: int = 1
+    compared: int | None = None
 
     def __str__(self) -> str:
         if not self.batches:
@@ -140,6 +147,9 @@ class LoaderStats:
             lines.append(f"fetched           {fetched}")
         if self.repeated:
             lines.append(f"repeated          {self.repeated:,} rows, in place of bad samples")
+        if self.compared is not None and self.compared < self.ranks:
+            compared = f"{self.compared:,} of {self.ranks:,}"
+            lines.append(f"ranks compared    {compared}; the others may read overlapping rows")
         return "\n".join(lines)
 
 

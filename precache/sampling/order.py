@@ -305,6 +305,11 @@ class Order:
     world_size: int = 1
 
     @property
+    def by_epoch(self) -> bool:
+        """True if epochs have different orders."""
+        return self.shuffle is not None or self.weights is not None
+
+    @property
     def global_batch(self) -> int:
         """Rows of one step over all ranks."""
         return self.batch_size * self.world_size

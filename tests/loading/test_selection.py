@@ -167,11 +167,12 @@ def test_a_state_goes_on_in_the_middle(options: dict[str, Any], raw: BuiltStore)
     with precache.Loader(raw.path, 2, device="cpu", **options) as loader:
         loader.load_state_dict(state)
         assert [batch["row"].tolist() for batch in loader] == rest
+    (name,) = options
     with (
         precache.Loader(raw.path, 2, device="cpu") as loader,
-        pytest.raises(UsageError, match=f"the saved state has rows='{state['rows']}' and this"),
+        pytest.raises(UsageError, match=f"the saved state has {name}='{state[name]}' and this"),
     ):
-        loader.load_state_dict({**loader.state_dict(), "rows": state["rows"]})
+        loader.load_state_dict({**loader.state_dict(), name: state[name]})
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -1,0 +1,253 @@
+"""Comparison of a loader with those of the other ranks, by the key-value store of their job."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch.utils.data import get_worker_info
+
+from precache.errors import StoreError, UsageError
+from precache.loading.job_store import job_store, key_prefix
+
+log = logging.getLogger(__name__)
+
+BLOCK = "shard size of fields"
+"""Name of the rows of a block of a shuffle: those of the largest shard of the fields read."""
+
+ALONE = "a loader that only this rank uses takes rank=0, world_size=1, and reads all rows"
+
+OF_VERSION = {"version", "rows", "weights", BLOCK}
+"""Settings that may differ because versions do."""
+
+_made: Counter[str] = Counter()
+"""Place -> loaders made there; the nth ones of all ranks belong together."""
+
+
+class _Job(NamedTuple):
+    """The store of a job, the prefix of keys in it, and the rank of this process in the job."""
+
+    store: Any
+    prefix: str
+    rank: int
+
+
+_jobs: dict[tuple[int, str, str], _Job] = {}
+"""Process, address and port -> the connection that all loaders share."""
+
+
+def _join_job(world_size: int) -> _Job | None:
+    """Connect to the job whose ranks are those of a loader; None if there is no such job."""
+    # Workers of a DataLoader share their process's rank, and come and go.
+    if world_size == 1 or get_worker_info() is not None:
+        return None
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() != world_size:
+        return None
+    at = os.getpid(), os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if at not in _jobs:
+        store = job_store(world_size)
+        if store is None:
+            return None
+        rank, prefix = dist.get_rank(), key_prefix(f"loaders/{world_size}")
+        # A store may outlive processes: those that replace them share no keys with them.
+        start = store.add(f"{prefix}/starts/{rank}", 1)
+        _jobs[at] = _Job(store, f"{prefix}/{start}", rank)
+    return _jobs[at]
+
+
+class RankCheck:
+    """Compares one loader with the loaders that the other ranks made at the same place.
+
+    No rank waits for another: the first that comes registers, and later ones compare. The place is
+    the chain of lines that led to the loader; the nth loaders made at a place belong together.
+
+    With one rank it does nothing.
+    """
+
+    def __init__(self, rank: int, world_size: int, what: str = "loader") -> None:
+        self._rank, self._world_size = rank, world_size
+        self._name = self._what = ""
+        if world_size > 1:
+            chain, line = _place(sys._getframe(1))
+            self._what = f"the {what} made at {line}"
+            _made[chain] += 1
+            name = f"{chain}\n{_made[chain]}"
+            self._name = hashlib.sha256(name.encode()).hexdigest()[:32]
+        self._registered = self._ended = False
+        self._job: _Job | None = None
+        self._compared = 1
+        # Passes that got further than their first batch; others may be one rank's look at a batch.
+        self._chosen_passes = self._other_passes = self._looks = 0
+        self._begun: tuple[int, int] | None = None
+        self._is_chosen = False
+
+    def register(self, settings: Callable[[], Mapping[str, Any]]) -> None:
+        """Compare what decides the rows of a loader, with its first batch.
+
+        Parameters
+        ----------
+        settings
+            Returns option -> value, of JSON. The store may differ where the version does not.
+
+        Raises
+        ------
+        UsageError
+            Another rank has other settings, by name, or the same rank.
+        StoreError
+            Another rank opened another version of the same store.
+        """
+        if self._registered:
+            return
+        try:
+            self._job = _join_job(self._world_size)
+            if self._job is None:
+                self._registered = True
+                return
+            process = self._job.rank
+            own = {"rank": self._rank, "settings": settings()}
+            first = self._set_first("settings", own)
+            claimed = self._set_first(f"rank/{self._rank}", process)
+            self._require_equal(json.loads(json.dumps(own)), first)
+            if claimed != process:
+                raise UsageError(
+                    f"ranks would read the same rows: {self._what} is for rank {self._rank} of "
+                    f"{self._world_size} on ranks {claimed} and {process} of the job; leave out "
+                    f"rank and world_size, or give each process its own; {ALONE}"
+                )
+            self._compared = self._job.store.add(self._key("compared"), 1)
+        except RuntimeError as error:
+            self._give_up(error)
+        self._registered = True
+
+    def begin(self, epoch: int, batch: int, *, chosen: bool) -> None:
+        """Compare where a pass begins, with its first batch.
+
+        Parameters
+        ----------
+        chosen
+            By the user, and not by the passes before it.
+
+        Raises
+        ------
+        UsageError
+            Another rank chose another position.
+        """
+        self._begun, self._is_chosen = (epoch, batch), chosen
+        if chosen:
+            self._looks += 1
+            self._compare(f"chosen/{self._chosen_passes}/{self._looks}", epoch, batch)
+
+    def advance(self) -> None:
+        """Compare where a pass began, once it gets further than its first batch.
+
+        Raises
+        ------
+        UsageError
+            Another rank began at another position.
+        """
+        if self._begun is None:
+            return
+        position, self._begun = self._begun, None
+        if not (self._chosen_passes or self._other_passes):
+            self._compare("first", *position)
+        if self._is_chosen:
+            self._chosen_passes, self._other_passes = self._chosen_passes + 1, 0
+        else:
+            self._other_passes += 1
+        self._looks = 0
+        self._compare(f"pass/{self._chosen_passes}/{self._other_passes}", *position)
+
+    @contextlib.contextmanager
+    def passing(self) -> Iterator[None]:
+        """Record the end of a pass: by then, the other ranks have begun theirs."""
+        try:
+            yield
+        finally:
+            self._ended = True
+
+    def count(self) -> int | None:
+        """Count the ranks that were compared, this one included; None before a pass has ended."""
+        if self._world_size == 1 or not self._ended:
+            return None
+        if self._job and self._compared < self._world_size:
+            try:
+                self._compared = self._job.store.add(self._key("compared"), 0)
+            except RuntimeError as error:
+                self._give_up(error)
+        return self._compared
+
+    def _key(self, name: str) -> str:
+        return f"{self._job.prefix if self._job else ''}/{self._name}/{name}"
+
+    def _set_first(self, name: str, value: Any) -> Any:
+        """Return the value of the rank that came first, which may be this one."""
+        if self._job is None:
+            return value
+        return json.loads(self._job.store.compare_set(self._key(name), "", json.dumps(value)))
+
+    def _give_up(self, error: RuntimeError) -> None:
+        """Compare nothing from here on: the store of the job has ended, or is unreachable."""
+        log.info("ranks do not compare %s: %s", self._what, error)
+        for at in [at for at, job in _jobs.items() if job is self._job]:
+            del _jobs[at]
+        self._job = None
+
+    def _compare(self, name: str, epoch: int, batch: int) -> None:
+        """Compare a position; raise `UsageError` if the first rank had another."""
+        own = [self._rank, epoch, batch]
+        try:
+            first = self._set_first(name, own)
+        except RuntimeError as error:
+            self._give_up(error)
+            return
+        if first[1:] != own[1:]:
+            raise UsageError(
+                f"ranks would read overlapping rows: {self._what} begins at epoch {epoch}, batch "
+                f"{batch} on rank {self._rank}, and at epoch {first[1]}, batch {first[2]} on rank "
+                f"{first[0]}; load the same state on all ranks, and call set_epoch(epoch) on all "
+                f"before each epoch; {ALONE}"
+            )
+
+    def _require_equal(self, own: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+        mine, theirs = own["settings"], first["settings"]
+        names = {name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]}
+        # Ranks may read copies.
+        stores = {name for name in names if name.startswith("store")}
+        names -= {name for name in stores if name.replace("store", "version", 1) not in names}
+        if not names:
+            return
+        here, there = f"on rank {own['rank']}", f"on rank {first['rank']}"
+        if "version" in names and names <= OF_VERSION:
+            opened, version, store = mine["version"], theirs["version"], mine["store"]
+            raise StoreError(
+                f"{self._what} opened version {opened} of {store} {here}, and {version} {there}: a "
+                f"build committed in between, or they name it so; open '{store}@{version[:12]}' on "
+                "all ranks, or start them again"
+            )
+        values = [f"{n} ({v} {here}, {theirs[n]} {there})" for n, v in mine.items() if n in names]
+        raise UsageError(
+            f"ranks would read overlapping rows: {self._what} differs in {', '.join(values)}; make "
+            f"it alike, and equally often, on all ranks; {ALONE}"
+        )
+
+
+def _place(frame: FrameType | None) -> tuple[str, str]:
+    """Return the chain of lines outside of precache that led to a frame, and the last of them."""
+    lines = []
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package != "precache":
+            # Folders may differ between nodes.
+            lines.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return "\n".join(lines), lines[0] if lines else "an unknown place"

@@ -1,0 +1,469 @@
+"""Ranks that would read overlapping rows are refused by name, and none waits for another."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+import precache
+from precache.errors import UsageError
+from tests.conftest import BuiltStore
+from tests.support.building import end, start
+
+ALONE: dict[str, Any] = {"rank": 0, "world_size": 1}
+BLOCKS = {"shuffle": "block"}
+FIXED = {"shuffle": False}
+WEIGHTS = np.arange(75.0)
+
+DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "seed": ({}, {"seed": 3}, r"differs in seed \(3 on rank 1, 0 on rank 0\); make it alike"),
+    "batch": ({}, {"batch_size": 4}, r"in batch_size \(4 on rank 1, 8 on rank 0\);"),
+    "no shuffle": ({}, FIXED, r"in shuffle \(False on rank 1, full on rank 0\);"),
+    "kind of shuffle": (BLOCKS, {}, r"in shuffle \(full on rank 1, block on rank 0\);"),
+    "window": (BLOCKS, {**BLOCKS, "shuffle_window": 2}, r"in shuffle_window \(2 .*, 8 .*\);"),
+    "nodes": (BLOCKS, {**BLOCKS, "num_canonical_nodes": 2}, r"in num_canonical_nodes \(2 .*, 1 "),
+    "drop_last": ({"drop_last": True}, {}, r"in drop_last \(False on rank 1, True on rank 0\);"),
+    "order": (FIXED, {**FIXED, "order": "key"}, r"in order \(key on rank 1, row on rank 0\);"),
+    "rows": (
+        {"rows": range(40)},
+        {"rows": range(1, 41)},
+        r"in rows \(\d+ rows, .*, \d+ rows, .*\);",
+    ),
+    "no rows": ({"rows": range(40)}, {}, r"in rows \(all on rank 1, \d+ rows, digest .*\);"),
+    "weights": ({"weights": WEIGHTS}, {"weights": WEIGHTS**2}, r"in weights \(digest .* digest "),
+    "no weights": ({"weights": WEIGHTS}, {}, r"in weights \(None on rank 1, digest .* on rank 0\)"),
+    "refresh": ({}, {"refresh": "epoch"}, r"in refresh \(epoch on rank 1, None on rank 0\);"),
+    "store": ({"store": "other"}, {}, r"in store \(\S+ on rank 1, \S+other on rank 0\), version"),
+    "two": ({"seed": 1, "batch_size": 4}, {}, r"in seed \(0 .*, 1 .*\), batch_size \(8 .*, 4 .*\)"),
+    "one rank twice": (
+        {"rank": 0, "world_size": 2},
+        {"rank": 0, "world_size": 2},
+        r"the same rows: .* is for rank 0 of 2 on ranks 0 and 1 of the job; leave out rank and",
+    ),
+}
+"""Case -> options of rank 0 and of rank 1, and the error of rank 1, which comes later."""
+
+ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "nothing": ({}, {}),
+    "machine": ({"num_threads": 1, "access": "pread"}, {"verify": "off", "prefetch_batches": 1}),
+    "copy": ({"store": "copy"}, {}),
+    "spelling": ({"rows": range(40), "seed": np.int64(1)}, {"rows": np.arange(75) < 40, "seed": 1}),
+    "given ranks": ({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}),
+    "alone": ({**ALONE, "seed": 7, "store": "other"}, {}),
+}
+"""Case -> options of rank 0 and of rank 1, which have their reasons."""
+
+Case = Callable[["Rank"], Any]
+
+
+class Rank:
+    """One of two ranks, and the stores."""
+
+    def __init__(self, rank: int, folder: Path) -> None:
+        self.rank, self.folder = rank, folder
+        self.loader = self.make
+
+    def make(self, store: str = "store", **options: Any) -> precache.Loader:
+        options = {"batch_size": 8, "device": "cpu", **options}
+        return precache.Loader(self.folder / store, **options)
+
+
+def epochs(loader: Any, *numbers: int) -> None:
+    """Read epochs as loops do that set them."""
+    for number in numbers:
+        loader.set_epoch(number)
+        list(loader)
+
+
+def state(epoch: int, batch: int, rank: Rank) -> dict[str, Any]:
+    with rank.make(**ALONE, batch_size=16) as loader:
+        return {**loader.state_dict(), "epoch": epoch, "batch": batch}
+
+
+def mixture(rank: Rank, seed: int = 0, weights: Any = None, **second: Any) -> precache.Mixture:
+    return precache.mix([rank.make(), rank.make(**second)], weights, seed=seed)
+
+
+# --- refused ---
+
+
+def mix_with_another_seed(rank: Rank) -> None:
+    next(iter(mixture(rank, seed=rank.rank)))
+
+
+def mix_with_other_weights(rank: Rank) -> None:
+    next(iter(mixture(rank, weights=[[1, 2], [2, 1]][rank.rank])))
+
+
+def mix_of_another_member(rank: Rank) -> None:
+    next(iter(mixture(rank, seed=4, rows=range(30 + rank.rank))))
+
+
+def resume_elsewhere(rank: Rank) -> None:
+    loader = rank.make()
+    loader.load_state_dict(state(3, 1 + rank.rank, rank))
+    next(iter(loader))
+
+
+def resume_on_one_rank(rank: Rank) -> None:
+    loader = rank.make()
+    if rank.rank == 0:
+        loader.load_state_dict(state(3, 1, rank))
+    list(loader)
+
+
+def another_epoch(rank: Rank) -> None:
+    loader = rank.make()
+    loader.set_epoch(rank.rank)
+    next(iter(loader))
+
+
+def an_epoch_that_stays(rank: Rank) -> None:
+    epochs(rank.make(), 0, 0 if rank.rank == 0 else 1)
+
+
+def a_look_that_takes_an_epoch(rank: Rank) -> None:
+    loader = rank.make()
+    if rank.rank == 0:
+        next(iter(loader))
+    list(loader)
+
+
+def a_mixture_elsewhere(rank: Rank) -> None:
+    mixed = mixture(rank)
+    mixed.set_epoch(rank.rank)
+    next(iter(mixed))
+
+
+def one_more_on_one_rank(rank: Rank) -> None:
+    for store in ["other", "store"] if rank.rank == 0 else ["store"]:
+        list(rank.make(store))
+
+
+POSITION = r"begins at epoch {}, batch {} on rank 1, and at epoch {}, batch {} on rank 0; load the"
+
+REFUSED: list[tuple[Case, str]] = [
+    (
+        mix_with_another_seed,
+        r"the mixture made at test_rank_check.py:\d+ differs in seed \(1 on rank 1, 0 on",
+    ),
+    (mix_with_other_weights, r"differs in weights \(\[0.66\d*, 0.33\d*\] on rank 1, \[0.33"),
+    (mix_of_another_member, r"differs in rows of source 1 \(\d+ rows"),
+    (resume_elsewhere, POSITION.format(3, 2, 3, 1)),
+    (resume_on_one_rank, POSITION.format(0, 0, 3, 1)),
+    (another_epoch, POSITION.format(1, 0, 0, 0)),
+    (an_epoch_that_stays, POSITION.format(1, 0, 0, 0)),
+    (a_look_that_takes_an_epoch, POSITION.format(0, 0, 1, 0)),
+    (a_mixture_elsewhere, POSITION.format(1, 0, 0, 0)),
+    (one_more_on_one_rank, r"differs in store .*; make it alike, and equally often, on all ranks"),
+]
+"""Case, and the error of rank 1, which comes later."""
+
+
+# --- allowed ---
+
+
+def evaluation_on_rank_0(rank: Rank) -> None:
+    if rank.rank == 0:
+        list(rank.make(shuffle=False))
+    train = rank.make()
+    for epoch in range(2):
+        epochs(train, epoch)
+        if rank.rank == 0:
+            list(rank.make(shuffle=False))
+
+
+def a_helper_called_twice(rank: Rank) -> None:
+    def helper(**options: Any) -> None:
+        list(rank.make(**options))
+
+    if rank.rank == 0:
+        helper(seed=5)
+    helper(seed=6)
+
+
+def one_more_that_says_so(rank: Rank) -> None:
+    """As the error of `one_more_on_one_rank` advises."""
+    for store in ["other", "store"] if rank.rank == 0 else ["store"]:
+        list(rank.make(store, **(ALONE if store == "other" else {})))
+
+
+def a_loader_each_epoch(rank: Rank) -> None:
+    for epoch in range(3):
+        epochs(rank.make(seed=epoch), epoch)
+
+
+def made_in_one_order_and_used_in_another(rank: Rank) -> None:
+    loaders = [rank.make(seed=seed) for seed in range(3)]
+    for loader in loaders if rank.rank else reversed(loaders):
+        list(loader)
+
+
+def never_used(rank: Rank) -> None:
+    for seed in range(2):
+        loader = rank.make(seed=seed)
+        if seed or rank.rank == 0:
+            list(loader)
+
+
+def the_same_state(rank: Rank) -> None:
+    loader = rank.make()
+    if rank.rank == 0:
+        next(iter(loader))
+    loader.load_state_dict(state(3, 1, rank))
+    epochs(loader, 3, 4)
+
+
+def a_look_before_the_epoch_is_set(rank: Rank) -> None:
+    """As the error of `a_look_that_takes_an_epoch` advises."""
+    loader = rank.make()
+    if rank.rank == 0:
+        next(iter(loader))
+    epochs(loader, 0, 1)
+
+
+def longer_looks(rank: Rank) -> None:
+    loader = rank.make()
+    for epoch in range(3):
+        if rank.rank == 0:
+            list(islice(loader, 2 + epoch))
+            list(islice(loader, 2))
+        epochs(loader, epoch)
+
+
+def looks_on_all_ranks(rank: Rank) -> None:
+    loader = rank.make()
+    next(iter(loader))
+    list(loader)
+
+
+def fixed_orders_have_no_epoch(rank: Rank) -> None:
+    loader = rank.make(shuffle=False)
+    if rank.rank == 0:
+        next(iter(loader))
+        list(loader)
+    list(loader)
+
+
+def epochs_of_a_mixture(rank: Rank) -> None:
+    mixed = mixture(rank, weights=[1, 2], seed=9)
+    if rank.rank == 0:
+        list(islice(mixed, 3))
+    epochs(mixed, 0, 1)
+
+
+ALLOWED: list[Case] = [
+    evaluation_on_rank_0,
+    a_helper_called_twice,
+    one_more_that_says_so,
+    a_loader_each_epoch,
+    made_in_one_order_and_used_in_another,
+    never_used,
+    the_same_state,
+    a_look_before_the_epoch_is_set,
+    longer_looks,
+    looks_on_all_ranks,
+    fixed_orders_have_no_epoch,
+    epochs_of_a_mixture,
+]
+
+
+# --- what stats() says ---
+
+
+def both(rank: Rank) -> Iterator[Any]:
+    loader = rank.make()
+    list(loader)
+    yield loader.stats()
+    list(loader)
+    yield loader.stats()
+
+
+def both_mixed(rank: Rank) -> Iterator[Any]:
+    loader = mixture(rank, seed=11)
+    list(loader)
+    yield loader.stats()
+    list(loader)
+    yield loader.stats()
+
+
+def lines(rank: Rank) -> Iterator[Any]:
+    if rank.rank:
+        yield from both(rank)
+    else:
+        yield from both(rank)
+
+
+STATS: list[tuple[Callable[[Rank], Iterator[Any]], int]] = [(both, 2), (both_mixed, 2), (lines, 1)]
+"""Case, and the ranks that are compared in the end."""
+
+
+def _cases(rank: Rank) -> dict[str, Any]:
+    """Case -> error of this rank, or None; rank 0 comes first and does not wait."""
+    made: dict[str, Any] = {}
+
+    def run(name: str, case: Callable[[], Any]) -> None:
+        if rank.rank == 1:
+            dist.barrier()
+        try:
+            made[name] = case()
+        except UsageError as error:
+            made[name] = f"{type(error).__name__}: {error}"
+        if rank.rank == 0:
+            dist.barrier()
+
+    for name, (first, second, *_) in {**DIFFERENT, **ALIKE}.items():
+        options = second if rank.rank else first
+        run(name, lambda options=options: next(iter(rank.make(**options))) and None)
+    for case in [*(case for case, _ in REFUSED), *ALLOWED]:
+        run(case.__name__, lambda case=case: case(rank))
+    for said, _ in STATS:
+        reports = said(rank)
+        run(said.__name__, lambda reports=reports: next(reports).compared)
+        dist.barrier()
+        last = next(reports)
+        made[said.__name__] = [made[said.__name__], last.compared, last.ranks, str(last)]
+    return made
+
+
+def run_rank(rank: int, port: int, folder: Path, name: str, elsewhere: bool = False) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    shared = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore(name, shared), rank=rank, world_size=2)
+    told: Any = None
+    if name == "cases":
+        told = _cases(Rank(rank, folder))
+    else:
+        loader = Rank(rank, folder).make(seed=1 if elsewhere else 0)
+        epochs(loader, 5 if elsewhere else 0)
+        dist.barrier()
+        told = loader.stats().compared
+    (folder / f"{name}-{rank}").write_text(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tile_stores: dict[str, BuiltStore], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store, a copy of it, and another one."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for name, codec in (("store", "raw"), ("copy", "raw"), ("other", "zstd")):
+        shutil.copytree(tile_stores[codec].path, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Any:
+    """The store of a job."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _answers(server: Any, folder: Path, name: str, *arguments: Any) -> list[Any]:
+    """What each of two ranks came to."""
+    processes = [start(run_rank, rank, server.port, folder, name, *arguments) for rank in (0, 1)]
+    assert [end(process) for process in processes] == [0, 0]
+    return [json.loads((folder / f"{name}-{rank}").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def cases(server: Any, folder: Path) -> list[dict[str, Any]]:
+    return _answers(server, folder, "cases")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        *((name, error) for name, (_, _, error) in DIFFERENT.items()),
+        *((case.__name__, error) for case, error in REFUSED),
+    ],
+)
+def test_ranks_that_disagree_are_refused_by_name(
+    name: str, error: str, cases: list[dict[str, Any]]
+) -> None:
+    assert cases[0][name] is None
+    assert re.search(error, cases[1][name])
+    assert "rank=0, world_size=1" in cases[1][name]
+
+
+@pytest.mark.parametrize("name", [*ALIKE, *(case.__name__ for case in ALLOWED)])
+def test_ranks_may_do_what_mixes_no_rows(name: str, cases: list[dict[str, Any]]) -> None:
+    assert [rank[name] for rank in cases] == [None, None]
+
+
+@pytest.mark.parametrize(("name", "compared"), [(case.__name__, count) for case, count in STATS])
+def test_stats_say_how_many_ranks_were_compared(
+    name: str, compared: int, cases: list[dict[str, Any]]
+) -> None:
+    for rank in (0, 1):
+        first, last, ranks, text = cases[rank][name]
+        assert first == min(compared, 1 + rank)
+        assert (last, ranks) == (compared, 2)
+        assert ("ranks compared    1 of 2; the others may read" in text) == (compared == 1)
+
+
+def test_processes_that_replace_others_in_one_job_are_not_compared_with_them(
+    server: Any, folder: Path
+) -> None:
+    assert _answers(server, folder, "before") == [2, 2]
+    assert _answers(server, folder, "after", True) == [2, 2]
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The store of a job of two ranks, of which this process claims to be one."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    return [server]
+
+
+def test_a_job_whose_store_has_ended_is_logged_and_trains_on(
+    job: list[Any], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Rank(0, folder).make(rank=0, world_size=2) as loader:
+        list(loader)
+        assert loader.stats().compared == 1
+        job.clear()
+        with caplog.at_level(logging.INFO, "precache"):
+            list(loader)
+            assert loader.stats().compared == 1
+            epochs(loader, 4)
+    assert len([text for text in caplog.messages if text.startswith("ranks do not compare")]) == 1
+
+
+def test_a_refused_loader_stays_refused(job: list[Any], folder: Path) -> None:
+    rank = Rank(0, folder)
+    for seed in (0, 1):
+        precache.loading.rank_check._made.clear()
+        loader = rank.make(seed=seed, rank=0, world_size=2)
+        for _ in range(2):
+            if seed:
+                with pytest.raises(UsageError, match="differs in seed"):
+                    next(iter(loader))
+            else:
+                next(iter(loader))
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_stats_say_that_nothing_was_compared_without_a_job(world: int, folder: Path) -> None:
+    """Or in a job of another number of ranks."""
+    with Rank(0, folder).make(rank=0, world_size=world) as loader:
+        assert loader.stats().compared is None
+        list(loader)
+        stats = loader.stats()
+    assert (stats.ranks, stats.compared) == (world, None if world == 1 else 1)
+    assert (f"ranks compared    1 of {world}" in str(stats)) == (world > 1)
