@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 
 from precache.errors import UsageError
 from precache.loading.arrival_order import ArrivalOrder
@@ -203,12 +204,18 @@ class BatchSource:
             "weights": self._selection.weights_digest,
         }
 
-    def settings(self) -> dict[str, Any]:
-        """Return all that decides the rows of a step, by option; ranks must agree in it."""
+    def settings(self, start: int = 0) -> dict[str, Any]:
+        """Return all that decides the rows of a step, by option; ranks must agree in it.
+
+        Parameters
+        ----------
+        start
+            First batch of the epoch that is read.
+        """
         identity, options = self.identity(), self._options
         shuffle = identity.pop("shuffle") or {"kind": False}
-        del identity["format"], identity["global_batch"]  # that of `batch_size` and equal ranks
-        if options.refresh:
+        del identity["global_batch"]  # that of `batch_size` and equal ranks
+        if options.refresh and not start:
             del identity["version"]  # rank 0 decides it
         window = {}
         if shuffle["kind"] == "block":
@@ -218,7 +225,13 @@ class BatchSource:
                 "num_canonical_nodes": nodes,
                 BLOCK: size,
             }
-        chosen = f"{len(self._selection.valid):,} rows, digest {identity['rows']}"
+        rows, holes = "all", self.version.hole_rows if self.version.committed else ()
+        if identity["rows"] is not None:
+            rows = f"{len(self._selection.valid):,} rows, digest {identity['rows']}"
+        elif len(holes):
+            # Stores that were built apart may have the same version, and other holes.
+            digest = xxhash.xxh3_64_hexdigest(np.asarray(holes).tobytes())
+            rows = f"all but {len(holes):,} holes, digest {digest}"
         store = self.version.path.removesuffix(self.version.id).rstrip("/")
         return {
             "store": without_secrets(store),
@@ -227,7 +240,7 @@ class BatchSource:
             "refresh": options.refresh,
             "shuffle": shuffle["kind"],
             **window,
-            "rows": "all" if identity["rows"] is None else chosen,
+            "rows": rows,
             "weights": identity["weights"] and f"digest {identity['weights']}",
         }
 

@@ -111,7 +111,8 @@ class Loader:
         This process among those that train together, each with its own part of every step's rows;
         by default from `torch.distributed`, torchrun, srun or mpirun, else 0 of 1. All have the
         same number of batches: without `drop_last`, rows from the epoch's beginning fill up its
-        end.
+        end. Where `torch.distributed` is initialised with ``MASTER_ADDR``, a rank is refused that
+        disagrees with another in what decides the rows; `stats` counts the ranks compared.
     rows
         Row numbers, or (rows,) bool, of the rows to read, as `Version.rows_of_classes` and
         `Version.rows_of_keys` return them; holes among them are left out.
@@ -281,8 +282,8 @@ class Loader:
             return
         # With its first batch, not when it is made: some trainers make one that they never use.
         check = self.rank_check
-        check.register(self.settings)
         epoch, start = self._position.begin()
+        check.register(lambda: self.settings(start))
         turn = epoch if self._source.order.by_epoch else 0
         check.begin(turn, start, chosen=self._position.chosen)
         source = self._use(self._source.at_epoch(epoch, start))
@@ -338,9 +339,9 @@ class Loader:
         """All that decides the batches of each step; a state with another identity is refused."""
         return self._source.identity()
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, start: int = 0) -> dict[str, Any]:
         """All that decides the rows of a rank's steps, by option; ranks must agree in it."""
-        return self._source.settings()
+        return self._source.settings(start)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken: the next iterator yields the rest of that epoch.

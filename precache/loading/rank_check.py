@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -45,6 +46,8 @@ class _Job(NamedTuple):
 _jobs: dict[tuple[int, str, str], _Job] = {}
 """Process, address and port -> the connection that all loaders share."""
 
+_joining = threading.Lock()
+
 
 def _join_job(world_size: int) -> _Job | None:
     """Connect to the job whose ranks are those of a loader; None if there is no such job."""
@@ -54,15 +57,16 @@ def _join_job(world_size: int) -> _Job | None:
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() != world_size:
         return None
     at = os.getpid(), os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if at not in _jobs:
-        store = job_store(world_size)
-        if store is None:
-            return None
-        rank, prefix = dist.get_rank(), key_prefix(f"loaders/{world_size}")
-        # A store may outlive processes: those that replace them share no keys with them.
-        start = store.add(f"{prefix}/starts/{rank}", 1)
-        _jobs[at] = _Job(store, f"{prefix}/{start}", rank)
-    return _jobs[at]
+    with _joining:
+        if at not in _jobs:
+            store = job_store(world_size)
+            if store is None:
+                return None
+            rank, prefix = dist.get_rank(), key_prefix(f"loaders/{world_size}")
+            # A store may outlive processes: those that replace them share no keys with them.
+            start = store.add(f"{prefix}/starts/{rank}", 1)
+            _jobs[at] = _Job(store, f"{prefix}/{start}", rank)
+        return _jobs[at]
 
 
 class RankCheck:
@@ -111,8 +115,7 @@ class RankCheck:
         try:
             self._job = _join_job(self._world_size)
             if self._job is None:
-                self._registered = True
-                return
+                return  # perhaps not yet
             process = self._job.rank
             own = {"rank": self._rank, "settings": settings()}
             first = self._set_first("settings", own)
@@ -227,12 +230,12 @@ class RankCheck:
         if not names:
             return
         here, there = f"on rank {own['rank']}", f"on rank {first['rank']}"
-        if "version" in names and names <= OF_VERSION:
+        if "version" in names and names <= OF_VERSION and not mine["refresh"]:
             opened, version, store = mine["version"], theirs["version"], mine["store"]
             raise StoreError(
                 f"{self._what} opened version {opened} of {store} {here}, and {version} {there}: a "
-                f"build committed in between, or they name it so; open '{store}@{version[:12]}' on "
-                "all ranks, or start them again"
+                "build committed in between, or each rank names its own; open "
+                f"'{store}@{version[:12]}' on all ranks, or start them again"
             )
         values = [f"{n} ({v} {here}, {theirs[n]} {there})" for n, v in mine.items() if n in names]
         raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -292,3 +293,6 @@ def test_ranks_that_opened_different_versions(
     assert old in refused[0]
     assert new in refused[0]
     assert "a build committed in between" in refused[0]
+    advice = re.search("open '(.+)' on all ranks", refused[0])
+    assert advice
+    assert precache.open(advice[1]).id in (old, new)
