@@ -216,7 +216,7 @@ class BatchSource:
         shuffle = identity.pop("shuffle") or {"kind": False}
         del identity["global_batch"]  # that of `batch_size` and equal ranks
         if options.refresh and not start:
-            del identity["version"]  # rank 0 decides it
+            identity["version"] = "current"  # as rank 0 decides
         window = {}
         if shuffle["kind"] == "block":
             nodes, size = shuffle["nodes"], shuffle["block"]

@@ -329,7 +329,7 @@ def test_setting_another_epoch_leaves_the_saved_position(image_store: BuiltStore
         ("drop_last", {"drop_last": True}),
         ("order", {"shuffle": False, "order": "key"}),
         ("rows", {"rows": range(20)}),
-        ("rows", {"weights": np.arange(23)}),
+        ("weights", {"weights": np.arange(23)}),
         ("format", {}),
     ],
 )

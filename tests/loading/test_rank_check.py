@@ -19,7 +19,7 @@ import torch.distributed as dist
 import precache
 from precache.errors import UsageError
 from tests.conftest import BuiltStore
-from tests.support.building import end, start
+from tests.support.building import build_here, end, start, write_jpegs
 
 ALONE: dict[str, Any] = {"rank": 0, "world_size": 1}
 BLOCKS = {"shuffle": "block"}
@@ -43,7 +43,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no rows": ({"rows": range(40)}, {}, r"in rows \(all but 2 holes, digest .*, \d+ rows, "),
     "weights": ({"weights": WEIGHTS}, {"weights": WEIGHTS**2}, r"in weights \(digest .* digest "),
     "no weights": ({"weights": WEIGHTS}, {}, r"in weights \(None on rank 1, digest .* on rank 0\)"),
-    "refresh": ({}, {"refresh": "epoch"}, r"in refresh \(epoch on rank 1, None on rank 0\);"),
+    "refresh": ({}, {"refresh": "epoch"}, r", refresh \(epoch on rank 1, None on rank 0\);"),
     "store": ({"store": "other"}, {}, r"in store \(\S+ on rank 1, \S+other on rank 0\), version"),
     "two": ({"seed": 1, "batch_size": 4}, {}, r"in seed \(0 .*, 1 .*\), batch_size \(8 .*, 4 .*\)"),
     "one rank twice": (
@@ -60,6 +60,7 @@ ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "copy": ({"store": "copy"}, {}),
     "spelling": ({"rows": range(40), "seed": np.int64(1)}, {"rows": np.arange(75) < 40, "seed": 1}),
     "given ranks": ({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}),
+    "rows dealt out by hand": ({**ALONE, "rows": range(30)}, {**ALONE, "rows": range(30, 60)}),
     "alone": ({**ALONE, "seed": 7, "store": "other"}, {}),
 }
 """Case -> options of rank 0 and of rank 1, which have their reasons."""
@@ -457,6 +458,30 @@ def test_stores_of_one_version_with_other_holes_are_refused(
             monkeypatch.setattr(precache.Version, "hole_rows", np.array([3, 5, 7]))
     with pytest.raises(UsageError, match=r"in rows \(all but 3 holes, .*, all but 2 holes"):
         next(iter(loader))
+
+
+def test_ranks_that_resume_other_versions_within_an_epoch_are_refused(
+    job: list[Any], tmp_path: Path
+) -> None:
+    """Rank 0 decides on a version at the beginning of an epoch alone."""
+    source = write_jpegs(tmp_path / "in", 10)
+    states = []
+    for size in (40, 48):
+        build_here(source, tmp_path / "store", precache.Recipe.image(resize=size, crop=32))
+        with Rank(0, tmp_path).make(batch_size=4, **ALONE) as loader:
+            states.append({**loader.state_dict(), "batch": 1})
+    for rank, state in [(1, states[0]), (0, states[1]), (0, None)]:
+        precache.loading.rank_check._made.clear()  # as another process
+        loader = Rank(rank, tmp_path).make(batch_size=2, rank=rank, world_size=2, refresh="epoch")
+        if state is not None:
+            loader.load_state_dict(state)
+        if rank == 1:
+            next(iter(loader))
+        else:
+            with pytest.raises(
+                UsageError, match=r"differs in version \(\w+ on rank 0, \w+ on rank 1"
+            ):
+                next(iter(loader))
 
 
 def test_a_refused_loader_stays_refused(job: list[Any], folder: Path) -> None:
