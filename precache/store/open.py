@@ -19,6 +19,7 @@ from precache.store.json_documents import Attributes
 from precache.store.small_arrays import ROWS_PER_CHUNK
 from precache.store.version import (
     REPAIR_HINT,
+    ROOT_HINT,
     Version,
     gone_error,
     read_array_documents,
@@ -176,7 +177,10 @@ def open_own(folder: Folder, document: bytes | None = None, *, checked: bool = T
         stamp=stamp,
     )
     with version.unless_gone():
-        layouts = _layouts(folder, attributes)
+        try:
+            layouts = _layouts(folder, attributes)
+        except StoreError as error:
+            raise StoreError(f"{error}; {ROOT_HINT}") from None
         arrays = _checked_documents(folder, ahead, attributes, layouts) if checked else layouts
     version.arrays = {name: (name, array) for name, array in arrays.items()}
     return version

@@ -43,6 +43,13 @@ from precache.store.small_arrays import KEYS_PER_CHUNK, decode_strings, read_sma
 ROW_TABLE = "rows/c/0"
 HOLES = "holes/c/0"
 REPAIR_HINT = "run the same precache build command again, which repairs it"
+VERIFY_HINT = "run the same precache build command again with --verify, which repairs it"
+"""Advice on damaged shards: only where a build reads their bytes does it find the damage."""
+ROOT_HINT = (
+    "the version cannot be read without it, nor its shards checked: run the same precache build "
+    "command again to rebuild the version"
+)
+"""Advice on a version's own document that cannot be read."""
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory."""
 
@@ -400,9 +407,8 @@ class Version:
         """Return whether the version was removed since it was opened, even if it was made again."""
         if self.attributes is None:
             return not self.folder.exists()
-        if self._stamp is not None:
-            return stamp_of(self.folder) != self._stamp
-        return self._is_replaced()
+        unchanged = self._stamp is not None and stamp_of(self.folder) == self._stamp
+        return not unchanged and self._is_replaced()
 
     def require_same(self) -> None:
         """Raise a `GoneError` if another version of its id took its place, on a local disk alone.
@@ -559,10 +565,7 @@ def read_attributes(data: bytes, where: str) -> Attributes:
     try:
         attributes = zarr_metadata.parse_json(data, where).get("attributes")
     except StoreError as error:
-        raise StoreError(
-            f"{error}; the version cannot be read without it, nor its shards checked: run the same "
-            "precache build command again to rebuild the version"
-        ) from None
+        raise StoreError(f"{error}; {ROOT_HINT}") from None
     own = attributes.get("precache") if isinstance(attributes, dict) else None
     if not isinstance(own, dict):
         raise StoreError(
@@ -572,9 +575,13 @@ def read_attributes(data: bytes, where: str) -> Attributes:
     if own.get("format", 1) not in range(1, FORMAT + 1):
         raise NewerFormatError(
             f"{where} has store format {own.get('format')}, and this release of precache reads "
-            f"formats up to {FORMAT}; update precache"
+            f"formats up to {FORMAT}; update precache, or, if no newer release wrote it, it is "
+            f"damaged: remove {where} and run the same precache build command again"
         )
-    return Attributes.read(json.dumps(own).encode(), where)
+    try:
+        return Attributes.read(json.dumps(own).encode(), where)
+    except StoreError as error:
+        raise StoreError(f"{error}; {ROOT_HINT}") from None
 
 
 def stamp_of(folder: Folder) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from precache.errors import BuildError, StorageError
+from precache.errors import BuildError, NewerFormatError, StorageError, StoreError
 from precache.maintenance.scan import recorded_version
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
@@ -24,6 +24,7 @@ from precache.store.commit_log import NO_CODE, ROOT, CodeDigests, append_commit,
 from precache.store.json_documents import format_of
 from precache.store.labels import are_classes, label_attributes, narrow
 from precache.store.lease import BuildLease, ExclusiveLease, decision_lease
+from precache.store.open import open_own_unchecked
 from precache.store.receipts import Receipt
 from precache.store.small_arrays import file_array, small_array, string_array
 from precache.store.version import HOLES, ROW_TABLE, mean_and_std
@@ -83,15 +84,23 @@ def commit(
 
 
 def was_committed(target: TargetVersion) -> bool:
-    """Return whether a version was committed; removes a document that names no version.
+    """Return whether a version was committed; removes a document that cannot be that of it.
 
     Callers hold the lease to decide about the version.
     """
     document = target.folder.get(ROOT)
-    if document is not None and recorded_version(document) != target.version:
-        target.folder.remove(ROOT)
+    if document is None:
         return False
-    return document is not None
+    try:
+        if open_own_unchecked(target.folder, document).id == target.version:
+            return True
+    except NewerFormatError:
+        if recorded_version(document) == target.version:
+            raise
+    except StoreError:
+        pass  # it is damaged
+    target.folder.remove(ROOT)
+    return False
 
 
 def tidy_current(store: Folder) -> None:

@@ -237,7 +237,7 @@ def _targets(
                 if is_missing(data):
                     continue
                 raise data
-            target = _matching(store, read(data, path), spec)
+            target = _matching(store, read(data, store.path(path)), spec)
             if target is not None and has_shards_of(target, per_shard):
                 targets.append(target)
     return both
