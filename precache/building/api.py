@@ -71,6 +71,7 @@ def build(
     max_failures: int | None = None,
     accept_missing: bool = False,
     check_space: bool = True,
+    verify: bool | None = None,
     cpus: int | None = None,
     compact: bool = False,
     recompute: bool = False,
@@ -133,6 +134,10 @@ def build(
         Turn samples that cannot be fetched into holes, too.
     check_space
         Refuse to begin if the disk is estimated to be too small.
+    verify
+        Compare the bytes of shards with their checksums: of a complete version, to repair what is
+        damaged, and of an earlier version before they are reused. By default this is done on disks
+        of this machine; in a bucket or on a network file system it fetches all of them.
     cpus
         Worker processes with the address ``local``; by default one for each usable core.
     compact

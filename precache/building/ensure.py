@@ -71,7 +71,7 @@ def ensure(
         As in `submit`; only with the address of a job server.
     options
         The other options of `build`, except `recompute`. They determine how a missing version is
-        built. A complete version is opened as it is, even with `retry_failed`.
+        built. A complete version is opened as it is, even with `retry_failed` or `verify`.
 
     Returns
     -------

@@ -77,7 +77,9 @@ def add_option(to: Any, name: str, description: str | None = None) -> None:
         text += f"; default {field.default:g}"
     kind = _value_type(field.annotation)
     settings: dict[str, Any] = {"default": argparse.SUPPRESS, "metavar": flag.metavar}
-    if kind is bool:
+    if kind is bool and field.default is None:
+        settings = {"action": argparse.BooleanOptionalAction, "default": argparse.SUPPRESS}
+    elif kind is bool:
         action = "store_false" if flag.turns_off else "store_true"
         settings = {"action": action, "default": flag.turns_off}
     elif get_origin(kind) is Literal:

@@ -54,7 +54,7 @@ from precache.store.commit_log import (
 from precache.store.lease import ExclusiveLease, NamedLease, decision_lease, live_leases
 from precache.store.object_names import ObjectNames
 from precache.store.open import open_own, open_version, split_uri
-from precache.store.version import Version
+from precache.store.version import VERIFY_HINT, Version
 from precache.units import size
 
 THREADS = 4
@@ -108,8 +108,7 @@ class _NamedObject:
             if self.matches(data):
                 return data
         raise DamageError(
-            f"{source.path(self.name)} is damaged: its checksum does not hold; delete it and run "
-            "the same precache build command again to repair it"
+            f"{source.path(self.name)} is damaged: its checksum does not hold; {VERIFY_HINT}"
         )
 
 

@@ -1,8 +1,9 @@
 """Verify: read every byte of a version, check every checksum, report damage by object and key.
 
 Small objects are compared with each other and with the row table, whose digest is part of the
-version's id (`consistency`); shards with the sizes and checksums in their table. If a shard does
-not match, it is decoded: if its rows match the rest of the version, the table is damaged.
+version's id (`consistency`); shards with the sizes and checksums in their table. If no shard of a
+field matches, though all can be read, their table is at fault if the sums by channel are theirs. In
+any other case both are named: shards may have been exchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from precache.store.array_metadata import SUMS
 from precache.store.commit_log import ROOT
 from precache.store.consistency import Flaw, has_labels_with_samples, inspect
 from precache.store.row_table import RowTable, read_contents, read_reasons
-from precache.store.version import ROW_TABLE, Version, gone_error
+from precache.store.version import ROW_TABLE, VERIFY_HINT, Version, gone_error
 from precache.units import size
 
 PROGRESS_BYTES = 8 << 20
@@ -92,11 +93,17 @@ class Verified:
         checked = f"{self.objects} shards, {self.rows:,} rows, {size(self.nbytes)} read"
         if self.ok:
             return as_text([*lines, f"{version} is whole: {checked}"])
-        way = "delete the damaged files and run the same precache build command again"
         lines.append(f"{version} is damaged in {len(self.damage)} objects ({checked})")
-        lines.append(f"{way} to rebuild them")
         if any(damage.shard == ROOT for damage in self.damage):
-            lines.append(f"without its {ROOT} the whole version is built again")
+            lines.append(
+                f"remove {self.path}/{ROOT} and run the same precache build command again: "
+                "without it the whole version is built again"
+            )
+        else:
+            lines.append(
+                f"{VERIFY_HINT}: what is damaged is made again from the source, and put if it is "
+                "what was recorded"
+            )
         return as_text(lines)
 
 
@@ -228,6 +235,7 @@ def _blame_mean(version: Version, name: str, damage: dict[str, Damage]) -> None:
 # --- shards -------------------------------------------------------------------------------------
 
 CHECKSUM = "its checksum does not hold"
+READABLE = f"{CHECKSUM}, though its rows can be read"
 
 
 def _check_object(
@@ -252,17 +260,24 @@ def _check_object(
         tick(len(piece))
     if digest.intdigest() == checksum:
         return None
-    return Damage(shard, CHECKSUM, tuple(_unreadable(version, reader, number)))
+    keys = tuple(_unreadable(version, reader, number))
+    if keys:
+        return Damage(shard, CHECKSUM, keys)
+    owners = np.flatnonzero((table == np.array([size, digest.intdigest()], np.uint64)).all(1))
+    if owners.size:
+        other = reader.array.object_name(int(owners[0]))
+        return Damage(shard, f"{READABLE}: it has the bytes recorded for {other}")
+    return Damage(shard, f"{READABLE}: it is another shard, or shards/{reader.name} is wrong")
 
 
 def _blame(version: Version, reader: ArrayReader, shards: list[Damage]) -> list[Damage]:
-    """Return the damaged shards; or their table, if it matches none of several intact shards."""
+    """Return the damaged shards; or their table, if the sums by channel are those of the shards."""
     count = reader.array.objects
-    readable = all(not d.keys and d.reason == CHECKSUM for d in shards)
+    readable = all(damage.reason.startswith(READABLE) for damage in shards)
     if not (readable and len(shards) == count > 1):
         return shards
     sums = version.shard_sums(reader.name)
-    if sums is not None and not all(_sums_match(version, reader, n, sums) for n in range(count)):
+    if sums is None or not all(_sums_match(version, reader, n, sums) for n in range(count)):
         return shards
     return [
         Damage(f"shards/{reader.name}/c/0/0", "it matches none of the shards, which are intact")

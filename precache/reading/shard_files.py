@@ -21,7 +21,7 @@ from precache.store.layout import (
     MISSING,
     decode_index,
 )
-from precache.store.version import Version, gone_error
+from precache.store.version import VERIFY_HINT, Version, gone_error
 
 MAX_CHUNKS = 1 << 30
 """Chunks of an array, for each of which a byte records whether it was checked."""
@@ -188,7 +188,7 @@ class ShardFiles(ABC):
         if self.version.is_gone():
             return gone_error(self.version.path)
         path = self.version.folder.path(self.name(number, tail))
-        way_out = "delete the file and run the same precache build command again to repair it"
+        way_out = VERIFY_HINT
         if self.version.foreign:
             way_out = "other software wrote it: restore the file from where it came from"
         place = f"at row {row} ({self.version.describe(row)})"

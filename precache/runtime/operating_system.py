@@ -12,6 +12,11 @@ from pathlib import Path
 
 from precache.errors import UsageError
 
+NETWORK_DISKS = frozenset(
+    ("afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs")
+)
+"""Types of file systems that lie on a network, beside those of FUSE."""
+
 
 def require_linux(function: str) -> None:
     """Raise `UsageError` on any other system."""
@@ -37,6 +42,18 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def is_on_network(path: Path) -> bool:
+    """Return True if a path lies on a network file system, as far as Linux lists its mounts."""
+    try:
+        device = path.stat().st_dev
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    kinds = (line.rpartition(" - ")[2].split()[0] for line in mounts if line.split()[2] == number)
+    return any(kind in NETWORK_DISKS or kind.startswith("fuse.") for kind in kinds)
 
 
 def read_ahead(descriptor: int, extents: Iterable[tuple[int, int]]) -> None:

@@ -85,6 +85,9 @@ class Receipt:
         The slowest samples, slowest first.
     libraries
         Versions of the libraries used; `zstd` is the one that encodes images.
+    spoiled
+        Fields whose object in the base version was missing or damaged, so that nothing of it was
+        reused.
     """
 
     shard: int
@@ -103,6 +106,7 @@ class Receipt:
     fetched: int = 0
     slowest: list[SlowSample] = field(default_factory=list)
     libraries: dict[str, str] = field(default_factory=dict)
+    spoiled: list[str] = field(default_factory=list)
 
     @property
     def wall_seconds(self) -> float:

@@ -117,7 +117,7 @@ def test_help_lists_every_flag(run: Run) -> None:
     flags = (
         "--recipe --resize --crop --codec --interpolation --mode --seed --labels --classes "
         "--keep-order --shard-samples --address --on-error --max-failures --accept-missing "
-        "--quiet --json"
+        "--verify --no-verify --quiet --json"
     )
     for flag in flags.split():
         assert flag in text
@@ -261,6 +261,22 @@ def test_build_again_says_so(run: Run, source: Path, tmp_path: Path) -> None:
     assert again["cpu_seconds"] == 0
     for key in BUILD_KEYS - {"seconds", "cpu_seconds", "shards_skipped"}:
         assert again[key] == first[key]
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--verify", " checked"),
+        ("--no-verify", "not checked (--verify reads them)"),
+        ("", " KB ch"),
+    ],
+)
+def test_build_again_says_what_it_read(
+    run: Run, source: Path, tmp_path: Path, flag: str, said: str
+) -> None:
+    run("build", source, tmp_path / "out", *SMALL)
+    ran = run("build", source, tmp_path / "out", *SMALL, *flag.split())
+    assert said in " ".join(ran.err.split())
 
 
 def test_build_tells_people_what_it_did(run: Run, source: Path, tmp_path: Path) -> None:
@@ -573,7 +589,8 @@ def test_verify_names_shard_and_key(
     assert damage["shard"] == "image/c/1/0/0/0"
     assert len(damage["keys"]) == 1
     assert f"image/c/1/0/0/0: its checksum does not hold; keys {damage['keys'][0]}" in ran.out
-    assert "delete the damaged files and run the same precache build command again" in ran.out
+    assert "run the same precache build command again with --verify, which repairs it" in ran.out
+    assert "delete" not in ran.out
 
 
 def test_bench_as_an_object(run: Run, store: BuiltStore) -> None:

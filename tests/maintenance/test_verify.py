@@ -301,7 +301,7 @@ def test_a_damaged_list_of_holes_is_found(
 def test_what_was_damaged_is_whole_again_after_a_build(
     stores: dict[str, BuiltStore], copy_store: Copy
 ) -> None:
-    """The way that the message of damage tells: delete the file, run the same command again."""
+    """A file that was deleted comes back by the same command."""
     damaged = copy_store(stores["image"])
     before = contents(damaged.path)
     for name in (*SMALL, "image/c/1/0/0/0"):

@@ -469,7 +469,7 @@ def test_a_shard_that_is_too_long_is_named(own: BuiltStore) -> None:
 
 def test_a_missing_shard_is_named(own: BuiltStore) -> None:
     own.shard_path(1).unlink()
-    _assert_damaged(own, 1, "it is missing; delete the file and run the same precache build")
+    _assert_damaged(own, 1, "it is missing; run the same precache build command again with")
 
 
 def test_shards_in_each_others_place_are_noticed(own: BuiltStore) -> None:

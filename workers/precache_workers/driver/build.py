@@ -22,11 +22,15 @@ from precache.errors import (
     UsageError,
 )
 from precache.maintenance.gc import remove_version
-from precache.messages import shown
-from precache.storage.base import left_out_text
+from precache.messages import first_ones, shown
+from precache.runtime.operating_system import is_on_network
+from precache.storage.base import Folder, left_out_text
 from precache.storage.open import open_folder
+from precache.storage.stored_digest import has_bytes
+from precache.store.array_metadata import is_summed
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
 from precache.store.commit_log import (
+    ROOT,
     Commit,
     append_commit,
     read_commits,
@@ -63,10 +67,18 @@ from precache_workers.driver.report import check_reports, report_failure, write_
 from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.totals import failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
+from precache_workers.planning.base_shard import BaseField
 from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
-from precache_workers.planning.stored_versions import flaws_of, is_committed, is_whole
+from precache_workers.planning.stored_versions import (
+    StoredObjects,
+    compare_objects,
+    flaws_of,
+    is_committed,
+    is_whole,
+    recorded_objects,
+)
 from precache_workers.planning.target_version import (
     SCRATCH,
     TargetVersion,
@@ -161,6 +173,8 @@ class _Build:
         self.timings: dict[str, float] = {}
         self.retried: set[int] = set()
         self.mended: list[str] = []
+        self.verifies = _verifies(request, self.store)
+        self.checked: int | None = None
         self.shared = False
         self.before: Commit | None = None
 
@@ -169,8 +183,12 @@ class _Build:
         self.listed = listed = self._list()
         spec = listed.spec
         target = requested_target(self.request, self.store, spec)
+        damaged: StoredObjects | None = None
         if target is not None and is_whole(target) and not is_tried_again(self.request, target):
-            return self._nothing_to_do(target)
+            with contextlib.suppress(GoneError):  # then it is built again
+                damaged = self._find_damage(target)
+            if damaged is not None and not damaged:
+                return self._nothing_to_do(target)
         began = time.perf_counter()
         self.progress.phase("Starting")
         request = self.request
@@ -188,7 +206,32 @@ class _Build:
             work = find_work(request, self.store, listed, target, measure)
             if not work.committed:
                 return self._make(run, work)
+            if target is None:  # its document is of this version's id, and of other contents
+                self._mend(run, work.target)
+            work = work.with_lost(self._find_damage(work.target) if damaged is None else damaged)
             return self._repair(run, work) if work.todo else self._nothing_to_do(work.target)
+
+    def _find_damage(self, target: TargetVersion) -> StoredObjects:
+        """Compare the bytes of a committed version with its records, if this build verifies."""
+        if not self.verifies:
+            return {}
+        recorded = recorded_objects(target)
+        damaged: dict[tuple[str, int], tuple[int, int]] = {}
+        total = sum(nbytes for nbytes, _ in recorded.values())
+        self.checked = 0
+        self.progress.checked(0, total)
+        for item, same in compare_objects(target, recorded):
+            self.checked += recorded[item][0]
+            self.progress.checked(self.checked, total)
+            if not same:
+                damaged[item] = recorded[item]
+        if damaged:
+            names = first_ones([target.object_name(*item) for item in damaged])
+            self.progress.say(
+                f"Version {target.version[:8]} is damaged in {len(damaged)} of {len(recorded)} "
+                f"shards: {names}"
+            )
+        return damaged
 
     def _mend(self, run: RunTasks, target: TargetVersion) -> None:
         """Restore the small objects of a committed version that are damaged or missing."""
@@ -197,6 +240,15 @@ class _Build:
             self.mended = [flaw.name for flaw in flaws]
             self.progress.phase(f"Mending {', '.join(self.mended)}")
             mend_small(self.store, target, flaws, self._job(), run)
+            for field, row in target.shapes.items():
+                if f"shards/{field}/c/0/0" in self.mended and not is_summed(
+                    target.spec.recipe.fields[field], row
+                ):
+                    self.progress.say(
+                        f"shards/{field} was made again of the shards as they lie: nothing tells "
+                        "whether each is in its place (--recompute makes a new version of the "
+                        "source)"
+                    )
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
         failed = open_own(target.folder).holes.values()
@@ -210,7 +262,11 @@ class _Build:
         elif self.shared:
             line = f"V{version[1:]}: the other build finished it"
         else:
-            line = f"Nothing to do: {version}; its shards were not read (precache verify does that)"
+            line = f"Nothing to do: {version}"
+        if self.checked is not None:
+            line += f"; {size(self.checked)} checked"
+        elif not self.shared:
+            line += "; the bytes of its shards were not checked (--verify reads them)"
         if entry.version != target.version:
             line += f". Version {entry.version[:8]} has replaced it meanwhile, and is current"
         elif self.before is not None and self.before.version != target.version:
@@ -362,9 +418,11 @@ class _Build:
         self.monitor.end()
         total = self.monitor.totals.total
         if total.rows_reused and base is not None:
+            unread = ", whose bytes were not checked (--verify reads them)"
             self.progress.say(
                 f"{total.rows_reused:,} rows and {total.reused} whole shards were taken over from "
                 f"version {base.version.id[:8]}"
+                + (unread if total.reused and not self.verifies else "")
             )
         mended = len(self.retried - failures(receipts.values()).keys())
         if work.failed is not None and not mended:
@@ -373,6 +431,8 @@ class _Build:
         lease.outlast_commit()
         labels = self.listed.labels
         commit(self.store, target, receipts, labels=labels, build=lease, **self._log_entry())
+        if base is not None:
+            self._mend_base(target, base, receipts)
         self._clean_up(lease, target)
         self.progress.finish(f"Version {target.version[:8]} is complete")
         return replace(
@@ -384,6 +444,51 @@ class _Build:
             timings={**total.stages, "imports": total.import_seconds},
             mended=mended,
         )
+
+    def _mend_base(
+        self, target: TargetVersion, base: BaseVersion, receipts: Mapping[int, Receipt]
+    ) -> None:
+        """Restore damaged objects of the base version that this version has made again.
+
+        Damage that stays is said.
+        """
+        fields: dict[tuple[str, int], BaseField] = {}
+        for receipt in (receipt for receipt in receipts.values() if receipt.spoiled):
+            part = base.shard(target, receipt.shard, content_decides=False)
+            known = {} if part is None else part.fields
+            fields |= {(n, receipt.shard): known[n] for n in receipt.spoiled if n in known}
+        if not fields:
+            return
+        lost = {item: (field.stored.size, field.stored.xxh3) for item, field in fields.items()}
+        rebuilt = objects_of(receipts.values())
+        same = {item: stored for item, stored in lost.items() if rebuilt[item] == stored}
+        left: dict[str, list[str]] = {}
+        usable = True
+        try:
+            mended = copy_to_other_versions(self.store, target, lost, same)
+            for item, field in fields.items():
+                folder, name = field.folder, field.object_name
+                if folder.size(ROOT) is not None and not has_bytes(folder, name, *lost[item]):
+                    left.setdefault(folder.name, []).append(name)
+                    usable = usable and folder.size(name) == field.stored.size
+        except PrecacheError as error:
+            self.progress.say(f"The version is committed, but an earlier one is damaged: {error}")
+            return
+        if mended:
+            where = ", ".join(version[:8] for version in mended)
+            names = first_ones([fields[item].object_name for item in same])
+            self.progress.say(f"Damage is mended in version {where}, too: {names}")
+        for version, names_left in left.items():
+            keep = (
+                f"; to keep it, make it current (precache use {shown(self.request.store)}"
+                f"@{version[:8]}), and run the command that built it with --verify, on the source "
+                "as it was"
+            )
+            self.progress.say(
+                f"Version {version[:8]} is damaged in {first_ones(names_left)}: nothing of this "
+                "was taken over. Once it is not needed, precache gc removes it"
+                + (keep if usable else "")
+            )
 
     def _clean_up(self, lease: BuildLease, target: TargetVersion) -> None:
         """Remove the build's scratch files; `gc` removes what cannot be removed now."""
@@ -436,6 +541,11 @@ class _Build:
                 others = copy_to_other_versions(self.store, target, lost, rebuilt)
                 restate(self.store, target.folder, rebuilt)
             self._mend(run, target)
+        restated = {field for (field, shard), made in rebuilt.items() if made != lost[field, shard]}
+        for field in sorted(restated):
+            self.progress.say(
+                f"shards/{field} records other bytes now than before: those of the same rows today"
+            )
         if others:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
@@ -544,6 +654,7 @@ class _Build:
             accept_missing=accept_missing,
             lost=None if lost is None else lost[shard],
             base=reused,
+            check_base=self.verifies,
             pinned=reused.content if reused and decides and self.listed.pinned else (),
             removed=frozenset(row - rows.start for row in target.table.removed.intersection(rows)),
             lease=lease,
@@ -566,6 +677,14 @@ class _Build:
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
+
+
+def _verifies(request: Request, store: Folder) -> bool:
+    """Return whether a build compares bytes: by default where that takes no network."""
+    path = store.local("")
+    if request.verify is None:
+        return path is not None and not is_on_network(path)
+    return request.verify
 
 
 def _taken_by_another(target: TargetVersion) -> StoreError:

@@ -105,7 +105,7 @@ class BuildPlan:
     fields
         Rows by action, of the shards that are to be built.
     bytes_fetched, bytes_read, bytes_linked, bytes_written
-        Of samples; of the base's objects that are read, or linked unread; of new objects. None if
+        Of samples; of the base's objects that are read, or linked; of new objects. None if
         that is unknown without timing.
     estimate
         None if nothing is to be computed, or timing was not requested.

@@ -34,7 +34,7 @@ def _headline(plan: BuildPlan) -> str:
         return f"{version} cannot be built: all {plan.estimate.samples} samples measured fail"
     match plan.state:
         case "nothing" if plan.version == plan.current:
-            return f"Nothing to do: {version} is complete"
+            return f"Nothing to do: {version} is complete by its sizes (build --verify reads it)"
         case "nothing":
             return f"Nothing to compute: {version} is complete, and would be made current again"
         case "repair":

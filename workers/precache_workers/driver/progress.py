@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.text import Text
 
 from precache.runtime.terminal import Terminal
+from precache.units import size
 from precache_workers.driver.node_table import Cpus, NodeProgress
 from precache_workers.driver.totals import BuildTotals
 
@@ -88,6 +89,13 @@ class BuildProgress:
     def phase(self, name: str) -> None:
         """Name the current phase, one that cannot be counted."""
         self._progress.update(self._task, description=name)
+
+    def checked(self, done: int, total: int) -> None:
+        """Show how many bytes of a stored version are checked so far."""
+        text = f"{size(done)} of {size(total)} checked"
+        self.phase(text)
+        if done and self._line_due():
+            self.say(text)
 
     def begin(self, done: int, total: int) -> None:
         """Begin to count samples, of which `done` were built before this run."""

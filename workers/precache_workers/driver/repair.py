@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import xxhash
 
 from precache.errors import (
     BuildError,
@@ -29,6 +28,7 @@ from precache.errors import (
     StoreError,
 )
 from precache.storage.base import Folder
+from precache.storage.stored_digest import has_bytes
 from precache.store.array_metadata import SUMS, is_summed
 from precache.store.commit_log import BUILD, ROOT
 from precache.store.consistency import Flaw
@@ -40,7 +40,7 @@ from precache.store.version import HOLES, ROW_TABLE, Version, sums_mismatch
 from precache_workers.cluster.executor import RunTasks
 from precache_workers.driver.commit import Facts, as_json, shard_table_objects, small_objects
 from precache_workers.ops.identity import installed_versions
-from precache_workers.planning.stored_versions import committed_versions
+from precache_workers.planning.stored_versions import StoredObjects, committed_versions
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
 from precache_workers.runtime.time_limit import FETCHING
 
@@ -48,9 +48,6 @@ if TYPE_CHECKING:  # loads torch and the decoders
     from precache_workers.shards.samples import Job
     from precache_workers.shards.shard_objects import Recorded
     from precache_workers.shards.survey import SampleFacts, Surveyed
-
-LostObjects = Mapping[tuple[str, int], tuple[int, int]]
-"""(field, shard) -> size and XXH3-64."""
 
 
 # --- small objects ------------------------------------------------------------------------------
@@ -124,11 +121,13 @@ def _known_losses(version: Version, flawed: Collection[str]) -> Iterable[tuple[s
 
 def _repair_error(target: TargetVersion, name: str, why: str, remove: str = "") -> StoreError:
     """Return the error for an object that cannot be repaired, with the way out."""
-    place = target.folder.path(remove) if remove else str(target.folder)
-    return StoreError(
-        f"{target.folder.path(name)} is damaged and cannot be mended: {why}; remove {place} and "
-        "run the same command again, which makes all of the version again"
-    )
+    way = "give --recompute, which makes a new version of the source and trusts nothing of this one"
+    if remove:
+        way = (
+            f"remove {target.folder.path(remove)} and run the same command again, which makes all "
+            "of the version again"
+        )
+    return StoreError(f"{target.folder.path(name)} is damaged and cannot be mended: {why}; {way}")
 
 
 def _from_other_version(store: Folder, version: Version, name: str) -> bytes | None:
@@ -238,8 +237,7 @@ class _FactReader:
         lost = min(n for n in self.flawed if n == ROW_TABLE or n.startswith("label/c/"))
         return FetchError(
             f"{folder.path(lost)} is damaged, and mended from samples: {error}; run the same "
-            f"command again when they can be fetched, or remove {folder} first, and it makes all "
-            "of the version again"
+            "command again when they can be fetched, or with --recompute, which makes a new version"
         )
 
     # --- shards ---------------------------------------------------------------------------------
@@ -304,7 +302,7 @@ _ENCODERS = {"image": "zstd", "zstd": "numcodecs"}
 """Codec -> library whose release decides the bytes of a chunk."""
 
 
-def recorded_of(target: TargetVersion, lost: LostObjects) -> dict[int, Recorded]:
+def recorded_of(target: TargetVersion, lost: StoredObjects) -> dict[int, Recorded]:
     """Return shard -> its record in a committed version, of all shards with lost objects."""
     from precache_workers.shards.shard_objects import Recorded
 
@@ -351,7 +349,7 @@ def objects_of(receipts: Iterable[Receipt]) -> dict[tuple[str, int], tuple[int, 
     }
 
 
-def restate(store: Folder, folder: Folder, rebuilt: LostObjects) -> None:
+def restate(store: Folder, folder: Folder, rebuilt: StoredObjects) -> None:
     """Record the objects of a version that replaced lost ones, where its tables tell of others.
 
     The version's own document is put first: if this is cut off before the tables are put, these do
@@ -362,7 +360,7 @@ def restate(store: Folder, folder: Folder, rebuilt: LostObjects) -> None:
             _restate(folder, rebuilt, decision)
 
 
-def _restate(folder: Folder, rebuilt: LostObjects, decision: ExclusiveLease) -> None:
+def _restate(folder: Folder, rebuilt: StoredObjects, decision: ExclusiveLease) -> None:
     version = open_own_unchecked(folder)
     document = json.loads(folder.read(ROOT))
     own = document["attributes"]["precache"]
@@ -384,17 +382,18 @@ def _restate(folder: Folder, rebuilt: LostObjects, decision: ExclusiveLease) -> 
         objects |= shard_table_objects(name, table)
         described = own["fields"][name]
         described["stored"] = sum(table[:, 0].tolist())
-        library = _ENCODERS[described["codec"]]
-        known = own["libraries"].get(library)
-        releases = {installed_versions()[library], *(known.split(", ") if known else ())}
-        own["libraries"][library] = ", ".join(sorted(releases))
+        library = _ENCODERS.get(described["codec"])
+        if library is not None:
+            known = own["libraries"].get(library)
+            releases = {installed_versions()[library], *(known.split(", ") if known else ())}
+            own["libraries"][library] = ", ".join(sorted(releases))
     if objects:
         for name, data in {ROOT: as_json(document), **objects}.items():
             decision.require()
             folder.put(name, [data], scratch=SCRATCH)
 
 
-def require_recorded(target: TargetVersion, lost: LostObjects) -> None:
+def require_recorded(target: TargetVersion, lost: StoredObjects) -> None:
     """Raise `BuildError` if the version records other objects now, as one that replaced it may."""
     version = open_own_unchecked(target.folder)
     tables = {field: version.shard_table(field) for field in {field for field, _ in lost}}
@@ -405,7 +404,7 @@ def require_recorded(target: TargetVersion, lost: LostObjects) -> None:
 
 
 def copy_from_other_versions(
-    store: Folder, target: TargetVersion, lost: LostObjects, lease: BuildLease
+    store: Folder, target: TargetVersion, lost: StoredObjects, lease: BuildLease
 ) -> list[tuple[str, int]]:
     """Copy lost objects from other versions that have them whole; returns which."""
     copied = []
@@ -422,7 +421,7 @@ def copy_from_other_versions(
 
 
 def copy_to_other_versions(
-    store: Folder, target: TargetVersion, lost: LostObjects, rebuilt: LostObjects
+    store: Folder, target: TargetVersion, lost: StoredObjects, rebuilt: StoredObjects
 ) -> list[str]:
     """Copy objects that were built again to other versions in which the same ones are damaged.
 
@@ -432,17 +431,19 @@ def copy_to_other_versions(
     mended = set()
     for field, shard in lost.keys() & rebuilt:
         stored, name = lost[field, shard], target.object_name(field, shard)
+        made = rebuilt[field, shard]
         for other in _versions_with(store, target, field, shard, stored):
-            if _is_one_file(other, target.folder, name) or _is_whole(other, name, stored):
+            is_done = made == stored and _is_one_file(other, target.folder, name)
+            if is_done or _is_whole(other, name, stored):
                 continue
-            if not _is_whole(target.folder, name, rebuilt[field, shard]):
+            if not _is_whole(target.folder, name, made):
                 continue  # it was replaced meanwhile
             with decision_lease(store, other.name) as decision:
                 if _recorded(other, field, shard) != stored:
                     continue  # it was replaced meanwhile
                 decision.require()
                 other.copy(name, target.folder, name, scratch=SCRATCH)
-                _restate(other, {(field, shard): rebuilt[field, shard]}, decision)
+                _restate(other, {(field, shard): made}, decision)
             other.remove(SCRATCH)
             if not other.names(BUILD):
                 other.remove(BUILD)
@@ -481,9 +482,7 @@ def _is_one_file(one: Folder, other: Folder, name: str) -> bool:
 
 
 def _is_whole(folder: Folder, name: str, stored: tuple[int, int]) -> bool:
-    if folder.size(name) != stored[0]:
-        return False
     try:
-        return xxhash.xxh3_64_intdigest(folder.read(name)) == stored[1]
+        return has_bytes(folder, name, *stored)
     except StorageError:
         return False

@@ -200,6 +200,12 @@ class RunOptions(SourceOptions, PlacementOptions):
     check_space: Annotated[bool, Flag(name="--no-space-check", turns_off=True)] = Field(
         default=True, description="begin even if the disk seems too small"
     )
+    verify: Annotated[bool | None, Flag()] = Field(
+        default=None,
+        description="compare the bytes of shards with their checksums: of a complete version, to "
+        "repair what is damaged, and of an earlier one before they are reused; default on disks of "
+        "this machine, as on a network all of them are fetched",
+    )
     report: Annotated[tuple[PathText, ...], BeforeValidator(_plain_paths), Flag("PATH")] = Field(
         default=(),
         description="write a report of the build, also if it fails: a page (.html) or figures "

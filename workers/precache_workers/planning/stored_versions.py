@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import numpy as np
 
 from precache.errors import GoneError, StorageError, StoreError
+from precache.runtime.operating_system import usable_cores
+from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
+from precache.storage.stored_digest import has_bytes
 from precache.store.commit_log import BUILD, ROOT, read_commits
 from precache.store.consistency import Flaw, inspect
 from precache.store.json_documents import Attributes
@@ -17,6 +22,12 @@ from precache_workers.planning.target_version import TargetVersion
 
 RECEIPTS = 64
 """Receipts read at a time."""
+
+COMPARED_AT_ONCE = 8
+"""Objects whose bytes are compared at a time, at most."""
+
+StoredObjects = Mapping[tuple[str, int], tuple[int, int]]
+"""(field, shard) -> size and XXH3-64."""
 
 
 def committed_versions(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
@@ -60,6 +71,29 @@ def is_whole(target: TargetVersion, listed: bool = True) -> bool:
 def lost_objects(target: TargetVersion) -> dict[tuple[str, int], tuple[int, int]]:
     """Find missing objects of a committed version: (field, shard) -> size and XXH3-64."""
     return open_own_unchecked(target.folder).lost_objects()
+
+
+def recorded_objects(target: TargetVersion) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return what a committed version records of all its objects."""
+    version = open_own_unchecked(target.folder)
+    return {
+        (name, shard): (size, xxh3)
+        for name in version.stored
+        for shard, (size, xxh3) in enumerate(np.asarray(version.shard_table(name)).tolist())
+    }
+
+
+def compare_objects(
+    target: TargetVersion, recorded: StoredObjects
+) -> Iterator[tuple[tuple[str, int], bool]]:
+    """Read objects; yields field and shard of each, and whether it has the recorded bytes."""
+
+    def compare(item: tuple[str, int]) -> tuple[tuple[str, int], bool]:
+        return item, has_bytes(target.folder, target.object_name(*item), *recorded[item])
+
+    local = target.folder.local("") is not None
+    threads = min(COMPARED_AT_ONCE, usable_cores() if local else COMPARED_AT_ONCE)
+    return prefetch(compare, recorded, threads, threads)
 
 
 def read_receipts(target: TargetVersion) -> dict[int, Receipt]:

@@ -20,7 +20,12 @@ from precache_workers.planning.base_version import BaseVersion, find_base
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 from precache_workers.planning.rows import shards_to_do
-from precache_workers.planning.stored_versions import is_committed, lost_objects, read_receipts
+from precache_workers.planning.stored_versions import (
+    StoredObjects,
+    is_committed,
+    lost_objects,
+    read_receipts,
+)
 from precache_workers.planning.target_version import (
     TargetVersion,
     VersionSpec,
@@ -76,9 +81,14 @@ class Work:
     base: BaseVersion | None = None
     receipts: Mapping[int, Receipt] = field(default_factory=dict)
     todo: Sequence[int] = ()
-    lost: Mapping[tuple[str, int], tuple[int, int]] | None = None
+    lost: StoredObjects | None = None
     needed: int | None = None
     failed: TargetVersion | None = None
+
+    def with_lost(self, objects: StoredObjects) -> Work:
+        """Return the same work with more objects of a committed version to restore."""
+        lost = {**(self.lost or {}), **objects}
+        return replace(self, todo=sorted({shard for _, shard in lost}), lost=lost)
 
     @property
     def committed(self) -> bool:
@@ -155,8 +165,7 @@ def remaining(work: Work) -> Work:
 
 
 def _losses(target: TargetVersion) -> Work:
-    lost = lost_objects(target)
-    return Work(target, todo=sorted({shard for _, shard in lost}), lost=lost)
+    return Work(target, lost={}).with_lost(lost_objects(target))
 
 
 def _known(spec: VersionSpec, base: BaseVersion | None) -> tuple[Shapes, int] | None:

@@ -39,8 +39,7 @@ class SpoiledBaseError(StorageError):
 class BaseRows:
     """Rows of one object of a base version; it is read, and checked as a whole, when first needed.
 
-    Until then only its size is compared, as for objects that are linked: damage that keeps the
-    size stays for `verify`, and for the checksums of loaders, to find.
+    Until then only its size is compared.
 
     Attributes
     ----------
@@ -192,7 +191,9 @@ def open_base(base: BaseShard, check: bool = False) -> dict[str, BaseRows]:
 
 
 def with_base(
-    base: BaseShard | None, build: Callable[[BaseShard, Mapping[str, BaseRows]], Built]
+    base: BaseShard | None,
+    build: Callable[[BaseShard, Mapping[str, BaseRows]], Built],
+    check: bool = False,
 ) -> Built:
     """Build with what a base shard has; again without an object that turns out to be damaged.
 
@@ -200,10 +201,12 @@ def with_base(
     ----------
     build
         Gets the base shard with the fields whose objects are there, and their rows.
+    check
+        Check all objects first, also those that are only linked.
     """
     base = base or BaseShard.empty()
     while True:
-        opened = open_base(base)
+        opened = open_base(base, check)
         try:
             return build(base.only(opened), opened)
         except SpoiledBaseError as spoiled:

@@ -24,6 +24,7 @@ from precache.codecs.chunk import codec_metadata, decoder
 from precache.errors import BuildError, DamageError
 from precache.recipe.ops import Function
 from precache.storage.base import Buffer, Folder
+from precache.storage.stored_digest import has_bytes
 from precache.store.commit_log import ROOT
 from precache.store.layout import MISSING, decode_index
 from precache.store.lease import ALIVE_SECONDS, decision_lease, live_leases
@@ -159,7 +160,8 @@ def replace_lost(
     The rows are the same if the bytes are. If another release of a library encoded them, they count
     as the same if the samples, the holes and the sums by channel are those recorded, and so are all
     rows that can still be read in the object that is replaced: at least one, if a function of the
-    user computes them, as its code may depend on anything.
+    user computes them, as its code may depend on anything. If samples and holes are those recorded,
+    and the very bytes lie there already, the record of the object is what is damaged.
 
     Raises
     ------
@@ -167,21 +169,30 @@ def replace_lost(
         The rows differ; nothing was put.
     """
     for field, recorded in lost.objects.items():
-        if (receipt.objects[field].size, receipt.objects[field].xxh3) != recorded and not (
+        own = receipt.objects[field]
+        if (own.size, own.xxh3) == recorded:
+            continue
+        same_samples = receipt.content == lost.content and receipt.holes.keys() == lost.holes
+        if same_samples and has_bytes(task.folder, task.objects[field], own.size, own.xxh3):
+            continue
+        if not (
             field in lost.encoded
-            and receipt.content == lost.content
-            and receipt.holes.keys() == lost.holes
+            and same_samples
             and _are_recorded(receipt.sums.get(field), lost.encoded[field])
             and _agrees_with_lost(task, field, objects[field])
         ):
             raise BuildError(
-                f"shard {task.shard} of version {task.folder.name[:8]} came out different "
-                "from what it was: the source, a library or precache itself changed; remove "
-                f"{task.folder} and build again"
+                f"shard {task.shard} of version {task.folder.name[:8]} came out different from "
+                f"what it was: the source, a library or precache itself changed, or the checksums "
+                f"in shards/{field} are damaged, too; nothing was replaced. The same command with "
+                "--recompute makes a new version of what the source is now, and trusts nothing of "
+                "this one"
             )
     for field in lost.objects:
-        require_lease(task)
-        objects[field].put(task.folder, task.objects[field])
+        own = receipt.objects[field]
+        if not has_bytes(task.folder, task.objects[field], own.size, own.xxh3):
+            require_lease(task)
+            objects[field].put(task.folder, task.objects[field])
 
 
 def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObject:

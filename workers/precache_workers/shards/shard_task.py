@@ -62,8 +62,8 @@ class ShardTask(FetchAllTask):
         Leave a hole for a sample that cannot be fetched.
     lost
         What is recorded of the shard, where its objects replace lost ones.
-    base
-        The same shard of the base version.
+    base, check_base
+        The same shard of the base version; whether its objects are checked before they are linked.
     pinned
         XXH3-128 (hex) that the sample of each row must have, empty where it may have any; of the
         first rows of the shard.
@@ -87,6 +87,7 @@ class ShardTask(FetchAllTask):
     accept_missing: bool = False
     lost: Recorded | None = None
     base: BaseShard | None = None
+    check_base: bool = False
     pinned: Sequence[str] = ()
     removed: frozenset[int] = frozenset()
     lease: str | None = None
@@ -128,7 +129,8 @@ def run_shard(task: ShardTask) -> Receipt:
         A sample takes too long; nothing was put.
     """
     receipt = finished(task) if task.again else None
-    build = functools.partial(with_base, task.base, functools.partial(_build, task))
+    build_once = functools.partial(_build, task)
+    build = functools.partial(with_base, task.base, build_once, task.check_base)
     return receipt or run_in_time(build, task.job.sample_seconds)
 
 
@@ -175,6 +177,7 @@ def _build(task: ShardTask, base: BaseShard, opened: Mapping[str, BaseRows]) -> 
         fetched=timing.nbytes,
         slowest=timing.slowest(),
         libraries={} if actions.linked else installed_versions(),
+        spoiled=sorted(task.base.fields.keys() - base.fields.keys()) if task.base else [],
     )
     if task.lost is not None:
         replace_lost(task, task.lost, built, receipt)

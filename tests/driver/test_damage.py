@@ -1,0 +1,512 @@
+"""Damage is found by the same build, and what an error advises ends in the right rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import precache
+from precache.errors import DamageError, PrecacheError
+from precache.runtime.operating_system import is_on_network
+from precache.storage.open import open_folder
+from precache.store.small_arrays import small_array
+from tests.support.building import (
+    build_here,
+    contents,
+    cut,
+    encoded,
+    labels,
+    pixels,
+    remains,
+    write,
+    write_jpegs,
+)
+from tests.support.servers import S3Server
+
+OPS = [{"op": "decode"}, {"op": "resize", "size": [56, 56]}]
+CODECS = ("image", "raw", "zstd")
+RECIPE = precache.Recipe.from_dict(
+    {"fields": {codec: {"ops": OPS, "codec": codec} for codec in CODECS}}
+)
+
+
+def build(source: Path | str, store: Path, recipe: precache.Recipe = RECIPE, **options: Any) -> Any:
+    return build_here(source, store, recipe, {"shard_samples": 8, **options})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """A source of 24 photographs, a store of them in three shards, and the version's id."""
+    root = tmp_path_factory.mktemp("intact")
+    source = write_jpegs(root / "in", 24, (32, 24))
+    return source, root / "store", build(source, root / "store").version
+
+
+@pytest.fixture
+def damaged(intact: tuple[Path, Path, str], tmp_path: Path) -> Path:
+    """A copy of the store, to be damaged."""
+    shutil.copytree(intact[1], tmp_path / "store")
+    return tmp_path / "store"
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+def flipped(name: str, share: float) -> Callable[[Path], None]:
+    def act(version: Path) -> None:
+        path = version / name
+        flip(path, int((path.stat().st_size - 1) * share))
+
+    return act
+
+
+def cut_short(name: str) -> Callable[[Path], None]:
+    return lambda version: os.truncate(version / name, (version / name).stat().st_size // 2)
+
+
+def swapped(one: str, other: str) -> Callable[[Path], None]:
+    def act(version: Path) -> None:
+        first, second = version / one, version / other
+        first.rename(version / "between")
+        second.rename(first)
+        (version / "between").rename(second)
+
+    return act
+
+
+def flipped_after(text: str) -> Callable[[Path], None]:
+    """Flip a bit of the first value after a name in a version's own document."""
+
+    def act(version: Path) -> None:
+        path = version / "zarr.json"
+        data = path.read_bytes()
+        found = re.search(rf'"{text}":[\s"\[{{]*'.encode(), data)
+        assert found
+        flip(path, found.end())
+
+    return act
+
+
+def both(*acts: Callable[[Path], None]) -> Callable[[Path], None]:
+    def act(version: Path) -> None:
+        for one in acts:
+            one(version)
+
+    return act
+
+
+def edited(**values: Any) -> Callable[[Path], None]:
+    def act(version: Path) -> None:
+        document = json.loads((version / "zarr.json").read_bytes())
+        document["attributes"]["precache"].update(values)
+        (version / "zarr.json").write_text(json.dumps(document))
+
+    return act
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    **{f"row of {codec}": flipped(f"{codec}/c/1/0/0/0", 0.3) for codec in CODECS},
+    **{f"index of {codec}": flipped(f"{codec}/c/1/0/0/0", 0.998) for codec in CODECS},
+    **{f"{codec} cut": cut_short(f"{codec}/c/2/0/0/0") for codec in CODECS},
+    "exchanged": swapped("raw/c/0/0/0/0", "raw/c/1/0/0/0"),
+    "row table": flipped("rows/c/0", 0.5),
+    "labels": flipped("label/c/0", 0.5),
+    "keys": flipped("key/c/0", 0.5),
+    "checksums": flipped("shards/raw/c/0/0", 0.7),
+    "sums": flipped("_sums/raw/c/0/0", 0.5),
+    "checksums and a shard": both(flipped("shards/raw/c/0/0", 0.7), flipped("raw/c/1/0/0/0", 0.3)),
+    "sums and a shard": both(flipped("_sums/raw/c/0/0", 0.5), flipped("image/c/1/0/0/0", 0.3)),
+    "rows and holes": both(flipped("rows/c/0", 0.5), flipped("holes/c/0", 0.5)),
+    "document of a field": flipped("raw/zarr.json", 0.4),
+    "document cut": cut_short("zarr.json"),
+    **{
+        f"document at {text}": flipped_after(text)
+        for text in (
+            "zarr_format",
+            "format",
+            "fingerprint",
+            "rows_digest",
+            "rows_per_shard",
+            "stored",
+            "dtype",
+            "pipeline",
+            "rows/c/0",
+            "classes",
+            "mean",
+        )
+    },
+    "mean": edited(mean={codec: [1.0, 2.0, 3.0] for codec in CODECS}),
+    "rows": edited(rows=23),
+    "classes": edited(classes=["dog", "cat", "eel"]),
+    "id": edited(version="0" * 32),
+}
+
+
+def reading(store: Path) -> str:
+    """What a training says, empty if nothing."""
+    try:
+        for codec in CODECS:
+            pixels(store, codec)
+        labels(store)
+    except PrecacheError as error:
+        return str(error)
+    return ""
+
+
+def verifying(store: Path) -> str:
+    """What `verify` says, empty if all is whole."""
+    try:
+        found = precache.verify(store)
+    except PrecacheError as error:
+        return str(error)
+    return "" if found.ok else str(found)
+
+
+def follow(advice: str, source: Path | str, store: Path, recipe: precache.Recipe = RECIPE) -> str:
+    """Do what a text says; returns what the build says, empty if it went well."""
+    files = re.findall(r"remove (\S*zarr\.json)", advice)
+    for name in files:
+        path = Path(name)
+        [path] = [path] if path.is_absolute() else store.glob(f"*/{name}")
+        path.unlink()
+    options = {}
+    if "--recompute" in advice:
+        options["recompute"] = True
+    elif "--verify" in advice:
+        options["verify"] = True
+    else:
+        assert "command again" in advice, advice
+    try:
+        build(source, store, recipe, **options)
+    except PrecacheError as error:
+        return str(error)
+    return ""
+
+
+def assert_right(store: Path, intact: tuple[Path, Path, str]) -> None:
+    _, good, version = intact
+    assert precache.verify(store).ok
+    if precache.open(store).id == version:
+        assert contents(store) == contents(good)
+    for codec in CODECS:
+        rows, right = pixels(store, codec), pixels(good, codec)
+        assert rows.keys() == right.keys()
+        assert all(np.array_equal(rows[key], right[key]) for key in right)
+    assert labels(store) == labels(good)
+    assert remains(store) == []
+
+
+@pytest.mark.parametrize("says", [reading, verifying, None], ids=["reader", "verify", "build"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_advised_on_damage_ends_in_the_right_rows(
+    damage: str, says: Callable[[Path], str] | None, intact: tuple[Path, Path, str], damaged: Path
+) -> None:
+    source, _, version = intact
+    DAMAGE[damage](damaged / version)
+    advice = "the same command again" if says is None else says(damaged)
+    advice = advice or verifying(damaged)  # a reader compares no places, and reads no row table
+    assert advice, "not found"
+    steps = 0
+    while advice:
+        assert "delete" not in advice
+        advice, steps = follow(advice, source, damaged), steps + 1
+        assert steps <= 3, advice
+    assert_right(damaged, intact)
+
+
+ARRAYS = """
+import numpy as np
+
+class Arrays:
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, number):
+        return {"image": np.full((64, 32), number, np.uint32), "label": number % 3}
+
+def make():
+    return Arrays()
+"""
+PLAIN = precache.Recipe.from_dict({"fields": {"image": {"ops": [], "codec": "raw"}}})
+
+
+def rotated(version: Path) -> None:
+    """Three shards of as many bytes, each in the place of the next."""
+    swapped("image/c/0/0/0", "image/c/1/0/0")(version)
+    swapped("image/c/1/0/0", "image/c/2/0/0")(version)
+
+
+def other_checksums(version: Path) -> None:
+    """An intact table of checksums, of other shards."""
+    table = np.array(precache.open(version).shard_table("image"))
+    table[:, 1] ^= 1
+    (version / "shards/image/c/0/0").write_bytes(small_array(table, ["a", "b"])["c/0/0"])
+
+
+@pytest.mark.parametrize("says", [verifying, None], ids=["verify", "build"])
+@pytest.mark.parametrize("damage", [rotated, other_checksums])
+def test_neither_shards_nor_their_table_are_blamed_where_nothing_tells(
+    damage: Callable[[Path], None],
+    says: Callable[[Path], str] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The field has no sums by channel; the source decides."""
+    (tmp_path / "arrays_24.py").write_text(ARRAYS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    store, source = tmp_path / "store", "python:arrays_24:make"
+    version = Path(build(source, store, PLAIN).path)
+    before = contents(store)
+    damage(version)
+    advice = "the same command again"
+    if says is not None:
+        advice = says(store)
+        found = [each.shard for each in precache.verify(store).damage]
+        assert found == [f"image/c/{number}/0/0" for number in range(3)]
+        assert "shards/image is wrong" in advice or "has the bytes recorded for c/" in advice
+        assert "delete" not in advice
+        assert "remove" not in advice
+    assert follow(advice, source, store, PLAIN) == ""
+    assert precache.verify(store).ok
+    assert contents(store) == before
+
+
+def test_a_table_that_is_made_of_its_shards_says_what_it_cannot_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "arrays_of_24.py").write_text(ARRAYS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    store, source = tmp_path / "store", "python:arrays_of_24:make"
+    version = Path(build(source, store, PLAIN).path)
+    right = pixels(store)
+    rotated(version)
+    (version / "shards/image/c/0/0").unlink()
+    build(source, store, PLAIN, progress=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "nothing tells whether each is in its place (--recompute makes a new" in said
+    build(source, store, PLAIN, recompute=True)
+    rows = pixels(store)
+    assert all(np.array_equal(rows[key], right[key]) for key in right)
+
+
+def test_a_shard_of_another_version_in_place_of_one_is_made_again(
+    intact: tuple[Path, Path, str], damaged: Path
+) -> None:
+    source, good, version = intact
+    other = precache.Recipe.from_dict(
+        {"fields": {**RECIPE.to_dict()["fields"], "raw": {"ops": [*OPS, {"op": "horizontal_flip"}],
+                                                          "codec": "raw"}}}
+    )  # fmt: skip
+    second = build(source, damaged, other).version
+    before = contents(damaged)
+    swapped(f"{version}/raw/c/0/0/0/0", f"{second}/raw/c/0/0/0/0")(damaged)
+    for name, recipe in ((version, RECIPE), (second, other)):
+        assert not precache.verify(damaged / name).ok
+        assert follow(verifying(damaged / name), source, damaged, recipe) == ""
+        assert precache.verify(damaged / name).ok
+    precache.use(f"{damaged}@{version[:6]}")
+    for codec in CODECS:
+        rows, right = pixels(damaged, codec), pixels(good, codec)
+        assert all(np.array_equal(rows[key], right[key]) for key in right)
+    kept = {name: data for name, data in before.items() if not name.startswith("commits/")}
+    assert kept.items() <= contents(damaged).items()
+
+
+def test_where_the_source_changed_the_way_out_is_a_new_version(
+    intact: tuple[Path, Path, str], damaged: Path, tmp_path: Path
+) -> None:
+    """What the source gives today is as large and as old as what was built."""
+    source = tmp_path / "in"
+    shutil.copytree(intact[0], source)
+    build(source, damaged)
+    photo = source / "cat/0000.jpg"
+    status = photo.stat()
+    data = encoded(cut(77, (32, 24)), quality=40)
+    photo.write_bytes(data + bytes(status.st_size - len(data)))
+    os.utime(photo, ns=(status.st_atime_ns, status.st_mtime_ns))
+    shard = list(precache.open(damaged).keys).index("cat/0000.jpg") // 8
+    before = contents(damaged)
+    flip(damaged / intact[2] / f"raw/c/{shard}/0/0/0", 100)
+    spoiled = contents(damaged)
+    advice = follow("the same command again", source, damaged)
+    assert "came out different from what it was" in advice
+    assert "--recompute" in advice
+    assert contents(damaged) == spoiled
+    assert spoiled != before
+    assert follow(advice, source, damaged) == ""
+    assert precache.verify(damaged).ok
+    build(source, tmp_path / "fresh")
+    rows, right = pixels(damaged, "raw"), pixels(tmp_path / "fresh", "raw")
+    assert all(np.array_equal(rows[key], right[key]) for key in right)
+
+
+def test_damage_of_a_version_whose_document_was_touched_is_damage(
+    intact: tuple[Path, Path, str], damaged: Path
+) -> None:
+    flip(damaged / intact[2] / "raw/c/1/0/0/0", 100)
+    with precache.Loader(damaged, batch_size=24, fields=["raw"], device="cpu") as loader:
+        (damaged / intact[2] / "zarr.json").touch()
+        with pytest.raises(DamageError, match=r"shard .*raw/c/1/0/0/0 is damaged at row .* \(key"):
+            list(loader)
+
+
+# --- what is read when ---------------------------------------------------------------------------
+
+
+def test_a_build_says_what_it_checked(
+    intact: tuple[Path, Path, str], damaged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, _, version = intact
+    unread = "the bytes of its shards were not checked (--verify reads them)"
+
+    def said(**options: Any) -> str:
+        build(source, damaged, progress=True, **options)
+        return " ".join(capsys.readouterr().err.split())
+
+    whole = f"Nothing to do: version {version[:8]} is complete; "
+    assert re.search(rf"{whole}[0-9.]+ [KM]B checked", said())
+    assert whole + unread in said(verify=False)
+    flip(damaged / version / "image/c/1/0/0/0", 50)
+    assert whole + unread in said(verify=False)
+    told = said()
+    assert f"Version {version[:8]} is damaged in 1 of 9 shards: image/c/1/0/0/0" in told
+    assert f"Version {version[:8]} is complete again: 1 shards built" in told
+    assert precache.verify(damaged).ok
+
+
+def test_on_a_network_all_bytes_are_read_on_request_alone(
+    intact: tuple[Path, Path, str], damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _, version = intact
+    path = damaged / version / "raw/c/1/0/0/0"
+    flip(path, 100)
+    monkeypatch.setattr("precache_workers.driver.build.is_on_network", lambda path: True)
+    build(source, damaged)
+    assert not precache.verify(damaged).ok
+    build(source, damaged, verify=True)
+    assert precache.verify(damaged).ok
+
+
+def test_file_systems_are_told_apart_by_their_mounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not is_on_network(tmp_path)
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    kinds = frozenset(line.rpartition(" - ")[2].split()[0] for line in mounts)
+    monkeypatch.setattr("precache.runtime.operating_system.NETWORK_DISKS", kinds)
+    assert is_on_network(tmp_path)
+    assert not is_on_network(tmp_path / "missing")
+
+
+def test_in_a_bucket_bytes_are_read_on_request_alone(
+    s3: S3Server, intact: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = s3.options()
+    store: Any = "s3://bucket/checked"
+    folder = open_folder(build(intact[0], store, storage_options=options).path, options)
+    data = folder.read("raw/c/1/0/0/0")
+    folder.put("raw/c/1/0/0/0", [data[:100] + bytes([data[100] ^ 1]) + data[101:]])
+    build(intact[0], store, storage_options=options, progress=True)
+    assert "were not checked (--verify reads them)" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(DamageError, match="command again with --verify, which repairs it"):
+        pixels(store, "raw", storage_options=options)
+    build(intact[0], store, storage_options=options, verify=True)
+    assert folder.read("raw/c/1/0/0/0") == data
+
+
+def test_ensure_reads_no_shard_of_a_complete_version(
+    intact: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, store, version = intact
+
+    def fail(*arguments: Any) -> None:
+        raise AssertionError("read")
+
+    monkeypatch.setattr("precache_workers.driver.build.compare_objects", fail)
+    options: Any = {"address": "serial", "shard_samples": 8, "progress": False}
+    assert precache.ensure(source, store, RECIPE, **options).id == version  # type: ignore[union-attr]
+
+
+# --- damage that would be linked ------------------------------------------------------------------
+
+
+@pytest.fixture
+def grown(intact: tuple[Path, Path, str], tmp_path: Path) -> Path:
+    """The source with one photograph more."""
+    shutil.copytree(intact[0], tmp_path / "in")
+    write(tmp_path / "in/cat/new.jpg", encoded(cut(99, (32, 24))))
+    return tmp_path / "in"
+
+
+def test_a_damaged_shard_is_not_linked_and_is_mended_where_it_lies(
+    intact: tuple[Path, Path, str],
+    damaged: Path,
+    grown: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, good, version = intact
+    flip(damaged / version / "raw/c/1/0/0/0", 100)
+    result = build(grown, damaged, progress=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"Damage is mended in version {version[:8]}, too: raw/c/1/0/0/0" in said
+    assert (result.shards, result.shards_reused) == (4, 2)
+    build(grown, damaged.parent / "fresh")
+    for codec in CODECS:
+        rows, right = pixels(damaged, codec), pixels(damaged.parent / "fresh", codec)
+        assert all(np.array_equal(rows[key], right[key]) for key in right)
+    old = damaged / version
+    assert precache.verify(damaged).ok
+    assert precache.verify(old).ok
+    assert (old / "raw/c/1/0/0/0").samefile(Path(result.path) / "raw/c/1/0/0/0")
+    assert (old / "raw/c/1/0/0/0").read_bytes() == (good / version / "raw/c/1/0/0/0").read_bytes()
+    assert remains(damaged) == []
+
+
+def test_damage_that_stays_in_an_earlier_version_is_said(
+    intact: tuple[Path, Path, str],
+    damaged: Path,
+    grown: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of the shard with the damaged row, another row has a new sample."""
+    source, _, version = intact
+    keys = list(precache.open(damaged).keys)
+    write(grown / keys[8], encoded(cut(55, (32, 24))))
+    flip(damaged / version / "raw/c/1/0/0/0", 8 * 3 * 56 * 56 - 50)
+    build(grown, damaged, progress=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"Version {version[:8]} is damaged in raw/c/1/0/0/0: nothing of this was taken" in said
+    assert precache.verify(damaged).ok
+    assert not precache.verify(damaged / version).ok
+    [way] = re.findall(r"precache use (\S+)\), and run the command that built it with --v", said)
+    precache.use(way)
+    build(source, damaged, verify=True)
+    assert precache.verify(damaged / version).ok
+    assert precache.open(damaged).id == version
+
+
+def test_without_a_check_shards_are_linked_and_that_is_said(
+    intact: tuple[Path, Path, str],
+    damaged: Path,
+    grown: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flip(damaged / intact[2] / "raw/c/1/0/0/0", 100)
+    result = build(grown, damaged, progress=True, verify=False)
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"from version {intact[2][:8]}, whose bytes were not checked (--verify reads" in said
+    assert result.shards_reused == 3
+    build(grown, damaged)
+    assert precache.verify(damaged).ok
+    assert precache.verify(damaged / intact[2]).ok
