@@ -338,18 +338,21 @@ def test_a_sample_may_fail_for_another_field(
     assert len(linked) == (second.shards - 1 if codec == "image" else 0)
 
 
-def test_a_field_that_stays_is_linked_unread(source: Path, tmp_path: Path) -> None:
-    """Damage that keeps the size goes over with it, and stays for `verify` to find."""
+@pytest.mark.parametrize("verify", [None, False])
+def test_a_field_that_stays_is_checked_before_it_is_linked(
+    verify: bool | None, source: Path, tmp_path: Path
+) -> None:
+    """Without the check, damage that keeps the size goes over with it, for `verify` to find."""
     first = build(source, tmp_path / "store", recipe_of())
     path = Path(first.path) / "image/c/1/0/0/0"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     mean = {"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
-    second = build(source, tmp_path / "store", recipe_of(mean=mean))
-    assert Path(second.path, "image/c/1/0/0/0").samefile(path)
-    [damage] = precache.verify(tmp_path / "store").damage
-    assert "image/c/1/0/0/0" in str(damage)
+    second = build(source, tmp_path / "store", recipe_of(mean=mean), verify=verify)
+    assert Path(second.path, "image/c/1/0/0/0").samefile(path)  # linked, or mended there, too
+    damage = precache.verify(tmp_path / "store").damage
+    assert [each.shard for each in damage] == ["image/c/1/0/0/0"] * (verify is False)
 
 
 def test_compact_lays_all_rows_down_anew(source: Path, tmp_path: Path) -> None:
