@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from precache.errors import UsageError
 from precache.maintenance.location import require_apart
@@ -92,6 +92,7 @@ def build(
     image_column: str | None = None,
     label_column: str | None = None,
     key_column: str | None = None,
+    sample_name: Literal["first-dot", "last-dot", "whole"] | None = None,
 ) -> BuildResult:
     """Decode a source once into a cached version, or resume an unfinished version.
 
@@ -188,6 +189,10 @@ def build(
         Columns of a table with images or their URIs, labels, and names of samples. By default the
         first two are guessed, and a sample's key is its place, or its URI. The type of the labels
         decides their kind: classes, numbers (float32), or several classes (multi-hot).
+    sample_name
+        Part of a name in a tar archive that names a sample: up to the first dot (``first-dot``, as
+        in WebDataset) or the last one (``last-dot``), or each image is a sample (``whole``). By
+        default the first dot; images whose suffixes do not recur in nearly all samples are refused.
 
     Raises
     ------
@@ -353,6 +358,7 @@ def doctor(
     image_column: str | None = None,
     label_column: str | None = None,
     key_column: str | None = None,
+    sample_name: Literal["first-dot", "last-dot", "whole"] | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> DoctorReport:
     """Measure a random part of a source before it is cached, and predict the gain of caching.
@@ -363,7 +369,7 @@ def doctor(
     ----------
     source, recipe, run_functions, follow_links, storage_options
         As in `build`.
-    source_kind, image_column, label_column, key_column
+    source_kind, image_column, label_column, key_column, sample_name
         As in `build`.
     samples
         Number of samples, drawn at random from the source without repetition.
@@ -403,6 +409,7 @@ def doctor(
         follow_links=follow_links,
         source_kind=source_kind,
         columns=Columns(image_column, label_column, key_column),
+        sample_name=sample_name,
     )
     return examine(request, tick)
 

@@ -34,6 +34,14 @@ LINK_OUT, LINK_TWICE, NO_FILE, NO_NAME = "link_out", "link_twice", "no_file", "n
 """Reasons to leave out a name in a walk: a link out of the folder; a second link to one folder; a
 FIFO, socket, device or a link in an archive; a name with an empty part, ``.`` or ``..``."""
 
+NOT_UTF8, REPLACED, REPEATED, SAME_KEY = "not_utf8", "replaced", "repeated", "same_key"
+"""Reasons to leave out a sample of a listing: a name that is not UTF-8; a member of an archive
+that a later one of its name replaces; a row that repeats another; samples of one key, of which
+none is taken."""
+
+BAD_SAMPLES = (NOT_UTF8, REPLACED, REPEATED, SAME_KEY)
+"""Reasons that count as failures of samples."""
+
 _LEFT_OUT_AS = {
     LINK_OUT: "links that lead out of it (--follow-links takes what they lead to)",
     LINK_TWICE: "links, below another link, to folders that a link led to before",
@@ -41,12 +49,28 @@ _LEFT_OUT_AS = {
     "lead to: tar --dereference --hard-dereference)",
     NO_NAME: "with an empty part, '.', '..' or, in S3 or Azure, control characters in their names "
     "(rename them)",
+    NOT_UTF8: "whose names are not UTF-8, as keys are (rename them, or save a table as UTF-8)",
+    REPLACED: "that a later member of the same name replaces, as when the archive is extracted "
+    "(pack it anew)",
+    REPEATED: "that repeat another row, of the same file and label (remove them)",
+    SAME_KEY: "that share their keys with others, so that none of these is taken (rename them, or "
+    "remove all but one)",
 }
 
 
-def left_out_text(left_out: Mapping[str, int]) -> str:
-    """Describe what a walk left out, as the end of a sentence; empty if nothing."""
-    parts = [f"{count:,} {_LEFT_OUT_AS[reason]}" for reason, count in sorted(left_out.items())]
+def left_out_text(left_out: Mapping[str, int], examples: Mapping[str, str] | None = None) -> str:
+    """Describe what a walk or a listing left out, as the end of a sentence; empty if nothing.
+
+    Parameters
+    ----------
+    examples
+        Reason -> name of a sample that was left out.
+    """
+    such_as = {reason: f", such as {name}" for reason, name in (examples or {}).items()}
+    parts = [
+        f"{count:,} {_LEFT_OUT_AS[reason]}{such_as.get(reason, '')}"
+        for reason, count in sorted(left_out.items())
+    ]
     return f"; left out: {', '.join(parts)}" if parts else ""
 
 

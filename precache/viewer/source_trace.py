@@ -22,6 +22,7 @@ from precache.storage.open import StorageOptions
 if TYPE_CHECKING:
     from precache_workers.ops.field_recipe import FieldRecipe
     from precache_workers.sources.base import Fetched, Sample
+    from precache_workers.sources.sample_inputs import SampleName
 
 SIDE = 1024
 """Longer side of a picture in pixels; larger ones are downsampled."""
@@ -125,6 +126,7 @@ class SourceTracer:
         functions: bool = False,
         source_kind: str | None = None,
         columns: Mapping[str, str | None] = MappingProxyType({}),
+        sample_name: SampleName | None = None,
     ) -> None:
         from precache_workers.sources.base import Columns
         from precache_workers.sources.dataset import DatasetSource
@@ -132,7 +134,11 @@ class SourceTracer:
         from precache_workers.sources.kinds import open_source
 
         self._source = open_source(
-            source, storage_options, kind=source_kind, columns=Columns(**columns)
+            source,
+            storage_options,
+            kind=source_kind,
+            columns=Columns(**columns),
+            sample_name=sample_name,
         )
         self._files = not isinstance(self._source, DatasetSource)
         if isinstance(self._source, FolderSource) and self._source.folder.kind() != "folder":

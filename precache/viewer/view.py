@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from precache.errors import UsageError
 from precache.storage.open import StorageOptions
@@ -66,6 +66,7 @@ def view(
     image_column: str | None = None,
     label_column: str | None = None,
     key_column: str | None = None,
+    sample_name: Literal["first-dot", "last-dot", "whole"] | None = None,
 ) -> View:
     """Show the samples, classes, statistics, holes and build of a version.
 
@@ -86,7 +87,7 @@ def view(
         trust.
     storage_options
         Of store and source, as `build` takes them.
-    source_kind, image_column, label_column, key_column
+    source_kind, image_column, label_column, key_column, sample_name
         As `build` took them.
 
     Returns
@@ -114,6 +115,12 @@ def view(
         columns = {"image": image_column, "label": label_column, "key": key_column}
         recipe = catalogue.version.recipe
         tracer = SourceTracer(
-            os.fspath(source), recipe, storage_options, run_functions, source_kind, columns
+            os.fspath(source),
+            recipe,
+            storage_options,
+            run_functions,
+            source_kind,
+            columns,
+            sample_name,
         )
     return View(Pages(os.fspath(store), catalogue, tracer, rows), Query(find, label=label))

@@ -40,6 +40,7 @@ VALUES: dict[str, Any] = {
     "image_column": "photo",
     "label_column": "species",
     "key_column": "id",
+    "sample_name": "last-dot",
     "storage_options": {"anon": True, "key": "x"},
 }
 

@@ -439,7 +439,7 @@ def few_objects(
     return dict.fromkeys(("holes/c/0", "rows/c/0"), json_of_the_actor(list(facts.shards)))
 
 
-def bare_result(goal: TargetVersion, ignored: int) -> BuildResult:
+def bare_result(goal: TargetVersion, ignored: Mapping[str, int]) -> BuildResult:
     """The id of a committed version, without reading it."""
     counts = ("samples", "failed", "shards", "shards_skipped", "raw_bytes", "stored_bytes")
     return BuildResult(version=goal.version, path="", **dict.fromkeys(counts, 0))

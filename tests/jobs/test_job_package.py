@@ -23,6 +23,7 @@ OTHERWISE: dict[str, Any] = {
     "image_column": "picture",
     "label_column": "species",
     "key_column": "id",
+    "sample_name": "last-dot",
     "labels": "/elsewhere/labels.csv",
     "classes": "s3://bucket/train.store",
     "accept_unmatched": True,

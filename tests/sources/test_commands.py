@@ -45,7 +45,7 @@ def test_a_refresh_takes_the_columns_of_the_build(photos: Path, tmp_path: Path) 
     recipe = precache.Recipe.image(random_resized_crop=32, variants=2)
     options = {"address": "serial", "key_column": "id"}
     precache.build(tmp_path / "list.jsonl", tmp_path / "store", recipe, **options)
-    with pytest.raises(UsageError, match=r"none of the samples .* --key-column, give them again"):
+    with pytest.raises(UsageError, match=r"none of the samples .* --sample-name, give them again"):
         precache.refresh(tmp_path / "store", address="serial")
     [fresh] = precache.refresh(tmp_path / "store", **options)
     assert not fresh.failed

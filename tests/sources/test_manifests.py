@@ -256,7 +256,7 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
         ("path,label\nin/0.jpg,0.5\nin/1.jpg,1e99\n", "in/1.jpg is 1e99, which is no finite"),
         ("path\n", "names no file"),
         ("", "names no file"),
-        ("path\nin/0.jpg\nin/0.jpg\n", "has 2 samples in/0.jpg"),
+        ("path,label\nin/0.jpg,a\nin/0.jpg,b\n", "has 2 samples in/0.jpg with the labels a and b"),
         ('path\n"in/0.jpg\n', "cannot be read: .*; correct its quotes"),
         ("path;label\nin/0.jpg;a\n", "';' does not separate columns; commas do, and in .tsv tabs"),
         ("path,label,label\nin/0.jpg,a,b\n", "has several columns 'label'; rename all but one"),
@@ -291,7 +291,7 @@ def test_lines_that_do_not_fit_are_refused(photos: Path, line: str, why: str) ->
 
 def test_other_bytes_are_no_table(photos: Path) -> None:
     write(photos / "list.csv", b"path\n\xff\xfe\n")
-    with pytest.raises(SourceError, match=r"cannot be read: .*utf-8"):
+    with pytest.raises(SourceError, match=r"1 whose names are not UTF-8.*save a table as UTF-8"):
         listed(str(photos / "list.csv"))
     write(photos / "list.parquet", os.urandom(999))
     with pytest.raises(SourceError, match="cannot be read"):

@@ -21,7 +21,7 @@ from PIL import Image
 
 import precache
 from precache.errors import FetchError, SampleError, SourceError
-from precache.storage.base import NO_FILE, NO_NAME, FileInfo, left_out_text
+from precache.storage.base import NO_FILE, NO_NAME, NOT_UTF8, FileInfo, left_out_text
 from precache.storage.local import LocalFolder
 from precache_workers.sources import containers, file_ranges
 from precache_workers.sources.base import Listing, Sample
@@ -87,17 +87,20 @@ def test_folders_are_not_left_out(tmp_path: Path, form: int) -> None:
 
 
 def test_members_of_a_stem_are_one_sample(tmp_path: Path) -> None:
-    members = {"1.jpg": PHOTO, "1.cls": b"3\n", "1.seg.png": b"mask", "1.json": b"{}"}
+    members = {}
+    for n in (1, 2):
+        label = f"{n + 2}\n".encode()
+        members |= {f"{n}.jpg": PHOTO, f"{n}.cls": label, f"{n}.seg.png": b"mask", f"{n}.json": b""}
     source = write_tar(tmp_path / "a.tar", members)
     listing = listed(source)
-    assert list(listing.table.keys) == ["a.tar/1.jpg"]
-    assert listing.table.labels.tolist() == [3]
-    assert listing.table.sizes.tolist() == [len(PHOTO) + 4]
-    note, further = listing.notes
-    assert note.startswith("1 .json members of tar archives are not used")
-    assert further.startswith("1 images of tar archives are further inputs of a sample")
-    [sample] = fetch_all(source)
-    assert sample.inputs == {"jpg": PHOTO, "seg.png": b"mask"}
+    assert list(listing.table.keys) == ["a.tar/1.jpg", "a.tar/2.jpg"]
+    assert listing.table.labels.tolist() == [3, 4]
+    assert listing.table.sizes.tolist() == [len(PHOTO) + 4] * 2
+    assert listing.ignored == {".json": 2}
+    [note] = listing.notes
+    assert note.startswith("2 of 2 samples of tar archives have several images")
+    for sample in fetch_all(source):
+        assert sample.inputs == {"jpg": PHOTO, "seg.png": b"mask"}
 
 
 def test_labels_may_be_names_and_numbers_but_not_both(tmp_path: Path) -> None:
@@ -317,14 +320,6 @@ def test_names_that_lead_out_and_links_are_left_out(tmp_path: Path) -> None:
     assert "or links in an archive (pack what they lead to" in left_out_text(listing.left_out)
 
 
-def test_two_members_of_a_name_are_refused(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for name in ("1.jpg", "2.jpg", "1.jpg"):
-            add(tar, name, PHOTO)
-    with pytest.raises(SourceError, match=r"has 2 samples a\.tar/1\.jpg"):
-        listed(str(tmp_path / "a.tar"))
-
-
 @pytest.mark.parametrize("end", [700, 512, 1536, -1])
 def test_an_archive_that_is_cut_off_is_refused(tmp_path: Path, end: int) -> None:
     path = tmp_path / "a.tar"
@@ -384,20 +379,11 @@ def test_holes_and_retries_work_as_with_a_folder(tmp_path: Path) -> None:
     assert not build(source, tmp_path / "store", RECIPE).failed
 
 
-@pytest.mark.parametrize("second", ["1.jpg", "1.JPG"])
-def test_two_images_of_a_stem_and_suffix_are_refused(tmp_path: Path, second: str) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for name in ("1.jpg", second):
-            add(tar, name, PHOTO)
-    with pytest.raises(SourceError, match=r"a\.tar has two images a\.tar/1\.jpg"):
-        listed(str(tmp_path / "a.tar"))
-
-
 def test_hidden_images_are_samples_of_their_own_and_those_of_macos_none(tmp_path: Path) -> None:
     names = [".a.jpg", ".b.jpg", "._c.jpg", "c.jpg"]
     listing = listed(write_tar(tmp_path / "a.tar", dict.fromkeys(names, PHOTO)))
     assert list(listing.table.keys) == ["a.tar/.a.jpg", "a.tar/.b.jpg", "a.tar/c.jpg"]
-    assert listing.ignored == 1
+    assert listing.ignored == {"._": 1}
 
 
 @pytest.mark.parametrize("mtime", [-5, 1 << 70])
@@ -487,12 +473,13 @@ def test_a_name_that_begins_as_a_compressed_file_does_is_a_name(tmp_path: Path) 
     assert list(listed(source).table.keys) == ["a.tar/BZh1.jpg"]
 
 
-def test_foreign_suffixes_of_further_images_are_refused_by_name(tmp_path: Path) -> None:
+def test_further_images_of_foreign_suffixes_are_left_out(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w", errors="surrogateescape") as tar:
         add(tar, "1.jpg", PHOTO)
         add(tar, "1.\udcf6.jpg", PHOTO)
-    with pytest.raises(SourceError, match="not UTF-8"):
-        listed(str(tmp_path / "a.tar"))
+    listing = listed(str(tmp_path / "a.tar"))
+    assert list(listing.table.keys) == ["a.tar/1.jpg"]
+    assert listing.left_out == {NOT_UTF8: 1}
 
 
 def test_thousands_of_images_of_a_stem_are_refused(tmp_path: Path) -> None:
@@ -557,7 +544,8 @@ def test_shared_times_of_an_archive_without_identity_never_count_as_the_same(
 def test_a_lone_image_has_the_name_of_its_suffix_too(tmp_path: Path) -> None:
     members = {"1.png": PHOTO, "1.seg.png": PHOTO, "2.png": PHOTO, "3.seg.png": PHOTO}
     recipe = precache.Recipe(fields={"image": FIELDS["png"]})
-    result = build(write_tar(tmp_path / "a.tar", members), tmp_path / "store", recipe)
+    source = write_tar(tmp_path / "a.tar", members)
+    result = build(source, tmp_path / "store", recipe, sample_name="first-dot")
     assert result.holes == [
         ("a.tar/3.seg.png", "field 'image' starts from 'png'; samples have 'seg.png'")
     ]

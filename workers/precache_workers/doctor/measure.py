@@ -33,6 +33,7 @@ from precache_workers.profiling.stage_times import StageTimes, codec_for, measur
 from precache_workers.shards.samples import FetchAllTask, Job, loads_torch
 from precache_workers.sources.base import Columns, Listing, Source
 from precache_workers.sources.kinds import open_source
+from precache_workers.sources.sample_inputs import SampleName
 from precache_workers.sources.user_code import require_permission
 
 LISTING, STAGES, PROBE, BUILDING, READING = 0.2, 0.3, 0.15, 0.1, 0.25
@@ -62,6 +63,7 @@ class DoctorRequest:
     follow_links: bool
     source_kind: str | None
     columns: Columns
+    sample_name: SampleName | None
 
 
 def examine(
@@ -88,6 +90,7 @@ def examine(
         follow_links=request.follow_links,
         kind=request.source_kind,
         columns=request.columns,
+        sample_name=request.sample_name,
     )
     listing = source.list(
         lambda count: tick(f"listing, {count:,} samples"), request.seconds * LISTING

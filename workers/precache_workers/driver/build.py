@@ -95,6 +95,7 @@ from precache_workers.planning.work_plan import (
     remaining,
     requested_target,
 )
+from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do does not need
@@ -297,10 +298,11 @@ class _Build:
         classes = f" in {len(table.classes)} classes" if table.classes else ""
         if not listed.fetches_labels and not has_label(listed.known_labels).any():
             classes = " without labels"
-        ignored = f"; {listed.ignored} not images by suffix" if listed.ignored else ""
-        ignored += left_out_text(listed.left_out)
+        left_out = left_out_text(listed.left_out, listed.examples)
         place = shown(self.request.source)
-        self.progress.say(f"{table.samples:,} samples{classes} in {place}{ignored}")
+        self.progress.say(f"{table.samples:,} samples{classes} in {place}{left_out}")
+        if listed.ignored:
+            self.progress.say(f"Not used, as they are no images: {ignored_text(listed.ignored)}")
         if self.request.labels is None:  # else its own warning names them
             listed.warn_of_missing_labels()
         for line in (*listed.notes, *listed.unfollowed()):

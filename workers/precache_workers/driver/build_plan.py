@@ -90,11 +90,12 @@ class BuildPlan:
         Samples keep the rows that they have in the current version.
     base, base_reason
         Id of the base version, and the reason for it; or the reason why there is none.
-    samples, ignored, removed
-        Samples of the source; its files that are not images by suffix; rows whose samples it no
-        longer has.
-    left_out
-        As a build's result has it.
+    samples, removed
+        Samples of the source; rows whose samples it no longer has.
+    ignored, left_out
+        As a build's result has them.
+    examples
+        Name of one that is left out, by reason.
     shards, shards_skipped, shards_reused
         Shards of the version; those that are done; those whose objects will be the base's.
     rows_retried, rows_failed
@@ -131,7 +132,7 @@ class BuildPlan:
     base: str | None
     base_reason: str
     samples: int
-    ignored: int
+    ignored: Mapping[str, int]
     removed: int
     shards: int
     shards_skipped: int
@@ -152,6 +153,7 @@ class BuildPlan:
     fails: bool = False
     shards_compact: int | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict)
     row_types: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -406,6 +408,7 @@ def _plan(
         fails=_fails(request, work, shards, cost),
         shards_compact=compact_shards(request, listed, target),
         left_out=listed.left_out,
+        examples=listed.examples,
         row_types=target.row_types,
     )
 

@@ -20,13 +20,16 @@ class BuildResult:
     ----------
     version, path
         The version's id and folder.
-    samples, failed, ignored
-        Number of samples in the source; failed ones among them; files that are not images by
-        suffix.
+    samples, failed
+        Number of samples in the source; failed ones among them.
+    ignored
+        Files of the source that are no images, counted by suffix.
     left_out
         Other entries of the source that are no samples, counted by reason: ``link_out``, links
         that lead out of it; ``no_file``, FIFOs, sockets, devices, and links in an archive;
-        ``no_name``, objects with an empty part, ``.`` or ``..`` in their names.
+        ``no_name``, objects with an empty part, ``.`` or ``..`` in their names; ``not_utf8``,
+        names that are not UTF-8; ``replaced``, members that a later one of the same name replaces;
+        ``repeated``, rows that repeat another; ``same_key``, samples that share a key.
     mended
         Samples that had failed before and succeeded in this run.
     removed
@@ -63,7 +66,7 @@ class BuildResult:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     holes: Sequence[tuple[str, str]] = ()
-    ignored: int = 0
+    ignored: Mapping[str, int] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
     shards_reused: int = 0
     rows_reused: int = 0
@@ -103,7 +106,7 @@ class BuildResult:
         return as_text([*aligned(rows), *holes])
 
 
-def committed_result(target: TargetVersion, ignored: int) -> BuildResult:
+def committed_result(target: TargetVersion, ignored: Mapping[str, int]) -> BuildResult:
     """Result of a build whose version is committed already."""
     version = open_own(target.folder)
     failed = [version.holes[row] for row in sorted(version.holes)]

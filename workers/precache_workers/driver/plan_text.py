@@ -10,6 +10,7 @@ from precache.messages import aligned, as_text, row_types_text
 from precache.recipe.variants import variants_of
 from precache.storage.base import left_out_text
 from precache.units import duration, plain, size
+from precache_workers.sources.base import ignored_text
 
 if TYPE_CHECKING:
     from precache.maintenance.diff import KeyChange
@@ -52,9 +53,10 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     if plan.differences is not None:
         yield from _differences(plan.differences, plan.keeps_rows)
     removed = f"; {plan.removed:,} removed, whose rows stay as holes" if plan.removed else ""
-    ignored = f"; other files, no images: {plan.ignored:,}" if plan.ignored else ""
-    left_out = left_out_text(plan.left_out)
-    yield "samples", f"{plan.samples:,}{removed}{ignored}{left_out}"
+    left_out = left_out_text(plan.left_out, plan.examples)
+    yield "samples", f"{plan.samples:,}{removed}{left_out}"
+    if plan.ignored:
+        yield "not used", f"as they are no images: {ignored_text(plan.ignored)}"
     yield "row", row_types_text(plan.row_types)
     if plan.rows_failed:
         yield "holes", f"{plan.rows_failed:,} failed before, and stay; --retry-failed tries again"

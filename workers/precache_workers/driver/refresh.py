@@ -135,13 +135,13 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     if source.index_name and not any(table.locations):
         raise UsageError(
             f"{shown(request.source)} has none of the samples of version {version.id[:8]}; if it "
-            "was built with --source-kind, --image-column, --label-column or --key-column, give "
-            "them again"
+            "was built with --source-kind, --image-column, --label-column, --key-column or "
+            "--sample-name, give them again"
         )
     return ListedSource(
         VersionSpec(recipe, fingerprint, table, attributes.rows_digest),
         Placed(table, attributes.rows_per_shard),
-        ignored=0,
+        ignored={},
         code=code,
         fetches_labels=False,
         seconds=0.0,

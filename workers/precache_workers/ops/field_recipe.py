@@ -194,6 +194,8 @@ class FieldRecipe:
             names = ", ".join(map(repr, sample.inputs))
             raise SampleError(f"field {self.name!r} starts from {name!r}; samples have {names}")
         value = sample.inputs[name]
+        if isinstance(value, SampleError):
+            raise SampleError(str(value))
         # A custom function may modify its argument, from which other fields start, too.
         return copy.deepcopy(value) if self._functions and not self._field.decodes else value
 

@@ -13,7 +13,7 @@ import numpy as np
 from precache.errors import HangError, RecipeError, SourceError
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
-from precache.storage.base import Folder
+from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
 from precache.store.commit_log import CodeDigests, recordable_source
 from precache.store.labels import are_classes, has_label
 from precache.store.layout import RowShape, rows_per_shard
@@ -26,7 +26,7 @@ from precache_workers.planning.row_placement import Placed, place_rows
 from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.sources.base import Sample, Source, Tick
+from precache_workers.sources.base import Listing, Sample, Source, Tick
 from precache_workers.sources.code_digest import code_of
 from precache_workers.sources.dataset import DatasetSource
 
@@ -43,7 +43,9 @@ class ListedSource:
     Attributes
     ----------
     ignored, left_out
-        Files that are not images by suffix; other files that are no samples, counted by reason.
+        Files that are not images, counted by suffix; other files that are no samples, by reason.
+    examples
+        Name of one that is left out, by reason.
     code
         Code of custom functions that declare no version, and of a factory; see `CommitEntry`.
     fetches_labels
@@ -66,7 +68,7 @@ class ListedSource:
 
     spec: VersionSpec
     placed: Placed
-    ignored: int
+    ignored: Mapping[str, int]
     code: CodeDigests
     fetches_labels: bool
     seconds: float
@@ -75,6 +77,7 @@ class ListedSource:
     refreshes: str | None = None
     labels: np.ndarray | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     index: tuple[str, bytes] | None = None
 
@@ -136,6 +139,7 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
     began = time.perf_counter()
     name = _index_name(request, source)
     listing = source.list(tick, index=store.get(name) if name else None)
+    _require_few_bad(request, listing)
     recipe, code = with_recorded_code(store, _with_current_variants(request.recipe, store))
     table = listing.table
     if isinstance(source, DatasetSource):
@@ -159,9 +163,23 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
         fetches_labels,
         seconds,
         left_out=listing.left_out,
+        examples=listing.examples,
         notes=(*listing.notes, *_label_notes(table)),
         index=(name, listing.index) if listing.index is not None else None,
     )
+
+
+def _require_few_bad(request: Request, listing: Listing) -> None:
+    """Raise `SourceError` if more samples are left out than may fail."""
+    bad = {reason: n for reason, n in listing.left_out.items() if reason in BAD_SAMPLES}
+    count = sum(bad.values())
+    samples = len(listing.table) + count
+    if count > request.allowed_failures(samples):
+        raise SourceError(
+            f"of {samples:,} samples in {shown(request.source)}, {count:,} cannot be taken"
+            f"{left_out_text(bad, listing.examples)}; correct the source, or allow as many "
+            f"failures by --max-failures {count}"
+        )
 
 
 def _label_notes(table: RowTable) -> list[str]:

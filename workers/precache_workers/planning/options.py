@@ -32,6 +32,7 @@ from precache_workers.cluster.executor import is_joined
 from precache_workers.cluster.placement import Placement
 from precache_workers.runtime.time_limit import SAMPLE_SECONDS
 from precache_workers.sources.base import MOST_SAMPLE_BYTES
+from precache_workers.sources.sample_inputs import SampleName
 
 MOST_SHARD_SAMPLES = 1 << 24
 
@@ -160,6 +161,12 @@ class SourceOptions(BaseModel):
         default=None,
         description="column of a table that has a unique name of each sample, so that it keeps its "
         "row in any order; default the number of its row, or its URI",
+    )
+    sample_name: Annotated[SampleName | None, Flag()] = Field(
+        default=None,
+        description="what names a sample of a tar archive: its members' names up to the first dot, "
+        "as in WebDataset, or up to the last one; or each image is a sample; default by the "
+        "first dot, and refused if suffixes do not recur",
     )
 
 

@@ -59,4 +59,5 @@ def source_of(request: Request) -> Source:
         most_bytes=request.max_sample_bytes,
         kind=request.source_kind,
         columns=Columns(request.image_column, request.label_column, request.key_column),
+        sample_name=request.sample_name,
     )

@@ -35,6 +35,7 @@ from precache_workers.sources.containers import (
 )
 from precache_workers.sources.file_ranges import read_parts, require_size
 from precache_workers.sources.parquet_tables import (
+    BYTES_OF,
     ChosenColumns,
     choose_columns,
     columns_note,
@@ -273,7 +274,7 @@ def _rows(
         if len(data) != length:
             raise StorageError(f"{folder.path(name)} became shorter while it was read")
         whole[start : start + length] = data
-    batch.validate(full=True)
+    _validate(batch, key)
     present = np.asarray(image.is_valid()) & np.asarray(column.is_valid())
     width = np.int64 if pa.types.is_large_binary(column.type) else np.int32
     offsets = np.zeros(1, width)
@@ -288,3 +289,11 @@ def _rows(
     else:
         names = texts_of(image.field("path"), "path") if chosen.paths else empty
     yield from zip(names, labels, starts.tolist(), sizes.tolist(), strict=True)
+
+
+def _validate(batch: Any, key: str | None) -> None:
+    """Raise `ArrowInvalid` for a malformed batch; keys need not be UTF-8."""
+    if key is not None and str(batch.column(key).type) in BYTES_OF:
+        place, column = batch.schema.get_field_index(key), batch.column(key)
+        batch = batch.set_column(place, key, column.view(BYTES_OF[str(column.type)]))
+    batch.validate(full=True)

@@ -7,13 +7,15 @@ Locations are trusted: they come from a listing of this run and are never stored
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import xxhash
 
-from precache.errors import FetchError, SampleError, SourceError
+from precache.errors import FetchError, SampleError
 from precache.storage.base import Folder
 from precache.store.row_table import RowTable
 
@@ -41,6 +43,11 @@ BY_DATASET = (
     "`def photos(): return MyDataset(...)` in mydata.py, and give python:mydata:photos as the "
     "source"
 )
+MOST_SUFFIXES, SUFFIXES_SHOWN = 100, 8
+"""Suffixes of unused files that are counted apart, and that are shown."""
+
+_SUFFIX = re.compile(r"\.(?=.*[a-z])[a-z0-9_-]{1,16}")
+
 FILES_PER_TICK = 1000
 """Files between two calls of a `Tick`."""
 
@@ -52,7 +59,8 @@ Tick = Callable[[int], None]
 class Sample:
     """One raw sample: the inputs of its fields, its label if the listing has none, its hash.
 
-    `inputs` maps names to bytes, arrays or Pillow images; the first is the default input.
+    `inputs` maps names to bytes, arrays or Pillow images; the first is the default input. An
+    input that other samples have and this one lacks is a `SampleError`.
     """
 
     inputs: Mapping[str | int, Any]
@@ -85,11 +93,13 @@ class Listing:
         Files of a folder are sorted by key. Members of containers are in the order of their
         containers, with locations.
     ignored
-        Number of files or members whose suffix is not that of an image.
+        Number of files or members that are no images, by suffix; see `count_ignored`.
     complete
         False if time ran out.
     left_out
-        Number of other files, by the reason why a walk of the folder leaves them out.
+        Number of other files, members and rows, by the reason why they are left out.
+    examples
+        Name of one that is left out, by reason.
     index
         Index for the next listing, which then reads only containers that changed; None if there
         is nothing new to keep.
@@ -98,9 +108,10 @@ class Listing:
     """
 
     table: RowTable
-    ignored: int = 0
+    ignored: Mapping[str, int] = field(default_factory=dict)
     complete: bool = True
     left_out: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict)
     index: bytes | None = None
     notes: tuple[str, ...] = ()
 
@@ -199,12 +210,47 @@ def first_folder(name: str) -> str:
     return folder if slash else ""
 
 
-def require_utf8(names: Sequence[str]) -> None:
-    """Raise `SourceError` for names that are not valid UTF-8, since keys must be."""
-    for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise SourceError(
-                f"the file name {name!r} is not UTF-8, and keys are; rename it"
-            ) from None
+def is_utf8(name: str) -> bool:
+    """Return True if a name can be a key: names that are no valid UTF-8 have surrogates."""
+    if name.isascii():
+        return True
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def count_ignored(ignored: Counter[str], name: str) -> None:
+    """Count a file that is no image, under its suffix.
+
+    Names that macOS writes beside files count as ``._``, those without a suffix under an empty
+    text, and numbers, odd suffixes and those beyond `MOST_SUFFIXES` as ``*``.
+    """
+    known = name[name.rfind(".") :]
+    if known in ignored and "._" not in name:
+        ignored[known] += 1
+        return
+    stem, dot, suffix = name.rpartition("/")[2].rpartition(".")
+    suffix = f"{dot}{suffix.lower()}" if stem else ""
+    if stem.startswith("._"):
+        suffix = "._"
+    elif suffix and not _SUFFIX.fullmatch(suffix):
+        suffix = "*"
+    if suffix not in ignored and len(ignored) >= MOST_SUFFIXES:
+        suffix = "*"
+    ignored[suffix] += 1
+
+
+def ignored_text(ignored: Mapping[str, int]) -> str:
+    """Describe files that are no images: ``1,000 .json, 1,000 .txt``; empty if there are none."""
+    shown = sorted(ignored.items(), key=lambda item: (item[0] == "*", -item[1], item[0]))
+    others = sum(count for suffix, count in shown[SUFFIXES_SHOWN:] if suffix != "*")
+    others += ignored.get("*", 0)
+    names = {"": "without a suffix", "._": "._ files of macOS"}
+    texts = [
+        f"{count:,} {names.get(suffix, suffix)}"
+        for suffix, count in shown[:SUFFIXES_SHOWN]
+        if suffix != "*"
+    ]
+    return ", ".join([*texts, f"{others:,} of other suffixes"] if others else texts)

@@ -30,7 +30,15 @@ from pydantic import NonNegativeInt, TypeAdapter
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
-from precache.storage.base import FileInfo, Folder, is_name, left_out_text
+from precache.storage.base import (
+    NOT_UTF8,
+    REPEATED,
+    SAME_KEY,
+    FileInfo,
+    Folder,
+    is_name,
+    left_out_text,
+)
 from precache.store.row_table import RowTable, read_columns, unit_of
 from precache.units import size as in_units
 from precache_workers.runtime.time_limit import FETCHING, notes
@@ -40,10 +48,11 @@ from precache_workers.sources.base import (
     Fetched,
     Listing,
     Tick,
-    require_utf8,
+    is_utf8,
 )
 from precache_workers.sources.container_names import Containers
 from precache_workers.sources.labels import Kind, encode_labels, joined
+from precache_workers.sources.sample_inputs import SampleInputs, merged
 
 UNIT_BYTES = 1 << 20
 """Bytes of neighbours that are read together; with more, rows of sorted containers mix less."""
@@ -59,8 +68,9 @@ _INDEXED = TypeAdapter(
         tuple[
             str, int, int, str, NonNegativeInt,
             tuple[
-                Kind | None, tuple[str, ...], NonNegativeInt,
-                dict[str, NonNegativeInt], dict[str, NonNegativeInt],
+                Kind | None, tuple[str, ...], dict[str, NonNegativeInt],
+                dict[str, NonNegativeInt], dict[str, str], dict[str, NonNegativeInt],
+                dict[str, tuple[NonNegativeInt, str]],
             ],
         ]
     ]
@@ -68,7 +78,7 @@ _INDEXED = TypeAdapter(
 """Containers of an index: the fields of `FileInfo`, the number of samples, and the attributes of
 `Members` that are not columns."""
 
-INDEX_RULES = b"4"
+INDEX_RULES = b"5"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
@@ -76,6 +86,9 @@ _INDEX_COLUMNS = {
     "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "label": "string",
     "location": "string",
 }  # fmt: skip
+
+
+_COLUMNS = ("keys", "sizes", "mtimes", "etags", "labels", "locations")
 
 
 class TimeUpError(Exception):
@@ -94,10 +107,12 @@ class Members:
         Kind of the labels; None if there are none.
     classes
         Names of all classes, by number, if the container has them.
-    ignored, left_out
+    ignored, left_out, examples
         As in `Listing`.
     notes
         Lines for the user, shown once for all containers; the total replaces ``{count}``.
+    combinations
+        Samples by the suffixes of their images, if samples may have several.
     """
 
     keys: list[str] = field(default_factory=list)
@@ -108,9 +123,11 @@ class Members:
     locations: list[str] = field(default_factory=list)
     kind: Kind | None = None
     classes: tuple[str, ...] = ()
-    ignored: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
+    combinations: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def add(self, key: str, location: str, *, size: int, mtime: int, etag: str, label: str) -> None:
         self.keys.append(key)
@@ -122,8 +139,23 @@ class Members:
 
     def extend(self, other: Members) -> None:
         """Add the members of another container."""
-        for name in ("keys", "sizes", "mtimes", "etags", "labels", "locations"):
+        for name in _COLUMNS:
             getattr(self, name).extend(getattr(other, name))
+
+    def leave_out(self, reason: str, name: str) -> None:
+        """Count a sample that is left out, and keep the first name as an example."""
+        self.left_out[reason] += 1
+        self.examples.setdefault(reason, printable(name))
+
+    def remove(self, rows: Mapping[int, str]) -> None:
+        """Leave out the samples at some rows, each for its reason."""
+        for row, reason in rows.items():
+            self.leave_out(reason, self.keys[row])
+        kept = [row not in rows for row in range(len(self.keys))]
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            values = itertools.compress(column, kept)
+            setattr(self, name, array("q", values) if isinstance(column, array) else list(values))
 
 
 @dataclass(frozen=True)
@@ -212,21 +244,31 @@ class ContainerSource:
             if time.monotonic() > until and len(listed) < len(files):
                 break
         complete = len(listed) == len(files)
-        left_out = sum((members.left_out for _, members in listed), +left_out)
+        whole.left_out = sum((members.left_out for _, members in listed), +left_out)
+        for _, members in reversed(listed):
+            whole.examples |= members.examples
         if not whole.keys:
-            raise self._nothing(listed, complete, left_out)
-        require_unique(whole.keys, self)
-        require_utf8(whole.keys)
+            raise self._nothing(listed, complete, whole)
+        leave_out_repeated(whole, self, [_record(whole, row) for row in range(len(whole.keys))])
+        notes = notes_of(listed)
+        inputs = SampleInputs(merged(members.combinations for _, members in listed))
+        if inputs:
+            rule = getattr(self.format, "sample_name", None)
+            if rule is None:
+                inputs.require_clear(self)
+            notes = (*notes, inputs.note("last" if rule == "last-dot" else "first"))
+            whole.locations = inputs.with_all(whole.locations)
         table = row_table(listed, whole, self)
         _located[self.index_name] = table
         fresh = complete and any(_identity(file) not in known for file in files)
         return Listing(
             table,
-            sum(members.ignored for _, members in listed),
+            sum((members.ignored for _, members in listed), Counter[str]()),
             complete,
-            dict(left_out),
+            dict(whole.left_out),
+            whole.examples,
             _write_index(listed) if fresh or len(known) != len(files) else None,
-            notes_of(listed),
+            notes,
         )
 
     def _scans(
@@ -239,11 +281,15 @@ class ContainerSource:
             if held is not None:
                 return held
             try:
-                return self.format.scan(self.folder, file, until)
+                members = self.format.scan(self.folder, file, until)
             except TimeUpError:
                 return None
             except MemoryError:
                 raise SourceError(f"{self.folder.path(file.name)} takes too much memory") from None
+            wrong = [row for row, key in enumerate(members.keys) if not is_utf8(key)]
+            if wrong:
+                members.remove(dict.fromkeys(wrong, NOT_UTF8))
+            return members
 
         threads = LOCAL_THREADS if self.folder.local("") else REMOTE_THREADS
         for members in prefetch(scan, files, threads, threads + 1):
@@ -255,16 +301,16 @@ class ContainerSource:
         self,
         listed: Sequence[tuple[FileInfo, Members]],
         complete: bool,
-        left_out: Mapping[str, int],
+        whole: Members,
     ) -> SourceError:
-        ignored = sum(members.ignored for _, members in listed)
+        ignored = sum(members.ignored.total() for _, members in listed)
         if not complete:
             return SourceError(f"the source {self} was not listed in time; give more seconds")
-        if not (ignored or left_out):
+        if not (ignored or whole.left_out):
             return SourceError(f"the source {self} is empty: it has no sample")
         return SourceError(
             f"the source {self} has no image ({ignored} other members); images end in "
-            f"{', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(left_out)}"
+            f"{', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(whole.left_out, whole.examples)}"
         )
 
     def __str__(self) -> str:
@@ -358,16 +404,56 @@ def _identity(file: FileInfo) -> tuple[Any, ...]:
     return (*file,) if known else (file.name, object())
 
 
-def require_unique(
-    keys: Sequence[str], source: object, way_out: str = "rename or remove all but one"
+def _record(whole: Members, row: int) -> object:
+    """Return a value that is equal for samples of equal bytes; None if that is unknown."""
+    etag = whole.etags[row]
+    return (etag, whole.sizes[row]) if etag.startswith("crc32") else None
+
+
+def leave_out_repeated(
+    whole: Members,
+    source: object,
+    contents: Sequence[object],
+    way_out: str = "rename or remove all but one",
 ) -> None:
-    """Raise `SourceError` if several samples have the same key."""
-    if len(set(keys)) < len(keys):
-        twice, count = Counter(keys).most_common(1)[0]
-        raise SourceError(
-            f"the source {source} has {count} samples {printable(twice)}; keys name samples, so "
-            f"{way_out}"
-        )
+    """Leave out samples that share a key: all of them, or all but one if their contents are equal.
+
+    Parameters
+    ----------
+    contents
+        Value for each row that is equal for equal samples; None if that is unknown.
+
+    Raises
+    ------
+    SourceError
+        Samples of one key have different labels, or no key names one sample.
+    """
+    if len(set(whole.keys)) == len(whole.keys):
+        return
+    counts = Counter(whole.keys)
+    rows_of: dict[str, list[int]] = defaultdict(list)
+    for row, key in enumerate(whole.keys):
+        if counts[key] > 1:
+            rows_of[key].append(row)
+    left_out: dict[int, str] = {}
+    for key, rows in rows_of.items():
+        labels = sorted({whole.labels[row] for row in rows})
+        if len(labels) > 1:
+            two = " and ".join(printable(label) or "none" for label in labels[:2])
+            raise SourceError(_repeated(source, f"{key} with the labels {two}", rows, way_out))
+        equal = contents[rows[0]] is not None and len({contents[row] for row in rows}) == 1
+        reason = REPEATED if equal else SAME_KEY
+        left_out |= dict.fromkeys(rows[1:] if equal else rows, reason)
+    if len(left_out) == len(whole.keys):
+        raise SourceError(_repeated(source, whole.keys[0], rows_of[whole.keys[0]], way_out))
+    whole.remove(left_out)
+
+
+def _repeated(source: object, key: str, rows: Sequence[int], way_out: str) -> str:
+    return (
+        f"the source {source} has {len(rows)} samples {printable(key)}; keys name samples, so "
+        f"{way_out}"
+    )
 
 
 def notes_of(listed: Sequence[tuple[FileInfo, Members]]) -> tuple[str, ...]:
@@ -420,7 +506,10 @@ def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
     described = [
         [
             *file, len(members.keys),
-            [members.kind, members.classes, members.ignored, members.left_out, members.notes],
+            [
+                members.kind, members.classes, members.ignored, members.left_out, members.examples,
+                members.notes, members.combinations,
+            ],
         ]
         for file, members in listed
     ]  # fmt: skip
@@ -460,7 +549,7 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
             return {}
         known, start = {}, 0
         for name, size, mtime, etag, count, rest in containers:
-            kind, classes, ignored, left_out, noted = rest
+            kind, classes, ignored, left_out, examples, noted, combinations = rest
             part = table.slice(start, count)
             start += count
             members = Members(
@@ -472,9 +561,11 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
                 locations=part["location"].to_pylist(),
                 kind=kind,
                 classes=classes,
-                ignored=ignored,
+                ignored=Counter(ignored),
                 left_out=Counter(left_out),
+                examples=examples,
                 notes=Counter(noted),
+                combinations=combinations,
             )
             if not all(location.startswith(f"{name}#") for location in members.locations):
                 return {}

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
-from precache.storage.base import FileInfo, Folder, left_out_text
+from precache.messages import printable
+from precache.storage.base import NOT_UTF8, FileInfo, Folder, left_out_text
 from precache.store.row_table import RowTable
 from precache.units import size as in_units
 from precache_workers.runtime.time_limit import FETCHING, notes
@@ -28,9 +29,10 @@ from precache_workers.sources.base import (
     Tick,
     container_noun,
     container_suffix,
+    count_ignored,
     first_folder,
     is_image,
-    require_utf8,
+    is_utf8,
 )
 from precache_workers.sources.labels import encode_labels
 
@@ -61,35 +63,38 @@ class FolderSource:
         if (kind := self.folder.kind()) != "folder":
             raise SourceError(f"the source {self.folder} {_no_folder(kind)}")
         files = _FileColumns()
-        ignored, complete, left_out = 0, True, Counter[str]()
-        container = ""
+        ignored, complete, left_out = Counter[str](), True, Counter[str]()
+        container, examples = "", dict[str, str]()
 
         def leave_out(name: str, reason: str) -> None:
-            nonlocal ignored
             if name.endswith("/") or is_image(name):
                 left_out[reason] += 1
             else:
-                ignored += 1
+                count_ignored(ignored, name)
 
         for file in self.folder.walk(leave_out):
             if files.keys and time.monotonic() > until:
                 complete = False
                 break
             if is_image(file.name):
+                if not is_utf8(file.name):
+                    left_out[NOT_UTF8] += 1
+                    examples.setdefault(NOT_UTF8, printable(file.name))
+                    continue
                 files.add(file)
                 if len(files.keys) % FILES_PER_TICK == 0:
                     tick(len(files.keys))
             else:
-                ignored += 1
+                count_ignored(ignored, file.name)
                 container = container or (file.name if container_noun(file.name) else "")
         if not files.keys:
-            images = f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(left_out)}"
+            images = f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
+            images += left_out_text(left_out, examples)
             how = _how_to_read(self.folder, container) if container else images
-            what = f"the source {self.folder} has no image ({ignored} other files)"
+            what = f"the source {self.folder} has no image ({ignored.total()} other files)"
             raise SourceError(f"{what}; {how}")
         tick(len(files.keys))
-        require_utf8(files.keys)
-        return Listing(files.table(), ignored, complete, dict(left_out))
+        return Listing(files.table(), ignored, complete, dict(left_out), examples)
 
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()

@@ -35,6 +35,7 @@ from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.lmdb_databases import LMDBFormat
 from precache_workers.sources.parquet_tables import ParquetFormat
+from precache_workers.sources.sample_inputs import SampleName
 from precache_workers.sources.tar_archives import TarFormat
 from precache_workers.sources.tf_records import TFRecordFormat
 from precache_workers.sources.user_code import load_object
@@ -52,6 +53,7 @@ class SourceSpec:
     follow_links: bool = False
     most_bytes: int = MOST_SAMPLE_BYTES
     columns: Columns = NO_COLUMNS
+    sample_name: SampleName | None = None
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,15 @@ class SourceKind:
         Suffixes and schemes of its URIs, such as ``.tar`` and ``python``.
     columns
         True if `SourceSpec.columns` may name columns.
+    sample_names
+        True if `SourceSpec.sample_name` may be given.
     """
 
     open: Callable[[SourceSpec], Source]
     suffixes: tuple[str, ...] = ()
     schemes: tuple[str, ...] = ()
     columns: bool = True
+    sample_names: bool = False
 
     def fits(self, uri: str) -> bool:
         """Return True if a URI has a scheme or suffix of this kind."""
@@ -132,7 +137,12 @@ def _open_lmdb(spec: SourceSpec) -> Source:
 KINDS: dict[str, SourceKind] = {
     "folder": SourceKind(_open_folder, columns=False),
     "python": SourceKind(_open_dataset, schemes=("python",), columns=False),
-    "tar": SourceKind(lambda spec: open_containers(spec, TarFormat()), TAR_SUFFIXES, columns=False),
+    "tar": SourceKind(
+        lambda spec: open_containers(spec, TarFormat(spec.sample_name)),
+        TAR_SUFFIXES,
+        columns=False,
+        sample_names=True,
+    ),
     "parquet": SourceKind(
         lambda spec: open_containers(spec, ParquetFormat(spec.columns)), (".parquet",)
     ),
@@ -159,6 +169,7 @@ def open_source(
     most_bytes: int = MOST_SAMPLE_BYTES,
     kind: str | None = None,
     columns: Columns = NO_COLUMNS,
+    sample_name: SampleName | None = None,
 ) -> Source:
     """Open the source that a path, a URL, a pattern or ``python:module:factory`` names.
 
@@ -168,6 +179,8 @@ def open_source(
         Size limit of a sample; larger samples are not fetched.
     kind
         Name of the kind; by default it is inferred from the source.
+    sample_name
+        Part of a member's name that names its sample; by default it is inferred.
 
     Raises
     ------
@@ -176,12 +189,17 @@ def open_source(
     SourceError
         The kind cannot be read, or its plug-in cannot be loaded.
     """
-    spec = SourceSpec(source, storage_options, follow_links, most_bytes, columns)
+    spec = SourceSpec(source, storage_options, follow_links, most_bytes, columns, sample_name)
     chosen = _kind_of(spec, kind)
     if columns != NO_COLUMNS and not chosen.columns:
         raise UsageError(
             f"the source {shown(source)} is of a kind without columns; leave out --image-column, "
             "--label-column and --key-column, or give another --source-kind"
+        )
+    if sample_name is not None and not chosen.sample_names:
+        raise UsageError(
+            f"the source {shown(source)} is no tar archive, and --sample-name is for these; leave "
+            "it out, or give --source-kind tar"
         )
     if chosen not in (KINDS["folder"], KINDS["python"]) and find_spec("pyarrow") is None:
         raise UsageError(f"reading {shown(source)} needs pyarrow: pip install 'precache[workers]'")

@@ -27,6 +27,7 @@ from precache_workers.sources.base import (
     FILES_PER_TICK,
     Fetched,
     Sample,
+    count_ignored,
     first_folder,
     is_image,
     starts_as_image,
@@ -69,7 +70,7 @@ class LMDBFormat:
                 if text.startswith("label-") or text.lower().endswith(".cls"):
                     labels[text] = _label(value, f"{where}: {printable(text)}")
                 elif not (is_image(text) or starts_as_image(value)):
-                    members.ignored += 1
+                    count_ignored(members.ignored, text)
                 elif key is None:
                     members.left_out[NO_NAME] += 1
                 else:

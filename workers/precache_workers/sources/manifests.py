@@ -30,7 +30,7 @@ from precache.errors import FetchError, SourceError
 from precache.messages import did_you_mean, printable, shown
 from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
-from precache.storage.base import FileInfo, Folder, is_name
+from precache.storage.base import NOT_UTF8, FileInfo, Folder, is_name, left_out_text
 from precache.storage.open import StorageOptions, open_folder
 from precache_workers.sources.base import (
     FILES_PER_TICK,
@@ -40,10 +40,15 @@ from precache_workers.sources.base import (
     Fetched,
     Listing,
     Tick,
-    require_utf8,
+    is_utf8,
 )
 from precache_workers.sources.container_names import REQUESTS, Containers
-from precache_workers.sources.containers import Members, notes_of, require_unique, row_table
+from precache_workers.sources.containers import (
+    Members,
+    leave_out_repeated,
+    notes_of,
+    row_table,
+)
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.labels import infer_kind, label_of
@@ -105,14 +110,16 @@ class ManifestSource:
         until = time.monotonic() + seconds
         listed: list[tuple[FileInfo, Members]] = []
         whole, complete = Members(), True
-        left_out = Counter[str]()
-        for file in self.containers.files(left_out):
+        for file in self.containers.files(whole.left_out):
             members = Members()
             for row in self._rows(file, members):
                 count = len(members.keys)
                 if count and count % FILES_PER_TICK == 0 and time.monotonic() > until:
                     complete = False
                     break
+                if not is_utf8(row[0]) or not is_utf8(row[1]):
+                    whole.leave_out(NOT_UTF8, row[0])
+                    continue
                 members.keys.append(row[0])
                 members.locations.append(row[1])
                 members.labels.append(row[2])
@@ -127,16 +134,19 @@ class ManifestSource:
         if not whole.keys:
             raise SourceError(
                 f"the source {self} names no file; the first line of CSV and TSV names columns"
+                f"{left_out_text(+whole.left_out, whole.examples)}"
             )
-        require_unique(whole.keys, self, "remove all but one, or name samples by --key-column")
-        require_utf8(whole.keys)
+        leave_out_repeated(
+            whole, self, whole.locations, "remove all but one, or name samples by --key-column"
+        )
         for info in self._infos(whole.locations):
             whole.sizes.append(info.size if info else -1)
             whole.mtimes.append(info.mtime_ns if info else -1)
             whole.etags.append(info.etag if info else "")
         tick(len(whole.keys))
         table = row_table(listed, whole, self)
-        return Listing(table, 0, complete, dict(+left_out), notes=notes_of(listed))
+        left_out = dict(+whole.left_out)
+        return Listing(table, {}, complete, left_out, whole.examples, notes=notes_of(listed))
 
     def _rows(self, file: FileInfo, members: Members) -> Iterator[tuple[str, str, str]]:
         """Yield key, location and label of each row."""
@@ -291,6 +301,10 @@ class _Chosen:
                     f"{where} has no column {name!r}{did_you_mean(name, names)}; it has "
                     f"{', '.join(map(repr, names[:20]))}"
                 )
+        if not all(map(is_utf8, names)):
+            raise SourceError(
+                f"{where} cannot be read: its columns are not UTF-8; save it as UTF-8"
+            )
         lower = {_plain(name): name for name in reversed(names)}
         uri = columns.image or next((lower[name] for name in URI_NAMES if name in lower), None)
         marks = [mark for mark in ";,\t|" if len(names) == 1 and mark in names[0]]
@@ -339,6 +353,11 @@ def _text(value: Any, column: str | None, where: str) -> str:
     match value:
         case None:
             return ""
+        case str() if not is_utf8(value):
+            raise SourceError(
+                f"{where}: {column} is {printable(repr(value)[:60])}, which is not UTF-8; save it "
+                "as UTF-8"
+            )
         case str():
             return value.strip()
         case bool():
@@ -376,15 +395,14 @@ def _parsed(
     if name.lower().endswith(".parquet"):
         yield from _parquet_rows(stream, columns, where)
         return
-    text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+    # Bytes that are not UTF-8 cost their own row.
+    text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
     try:
         if name.lower().endswith(JSON_LINES):
             yield from _json_rows(_lines(text, where), where)
         else:
             delimiter = "\t" if name.lower().endswith(".tsv") else ","
             yield from _csv_rows(_lines(text, where), delimiter, where)
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{where} cannot be read: {error}; save it as UTF-8") from None
     except csv.Error as error:
         raise SourceError(f"{where} cannot be read: {error}; correct its quotes") from None
     finally:

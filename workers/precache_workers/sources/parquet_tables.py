@@ -26,7 +26,7 @@ from precache.errors import SampleError, SourceError, StorageError
 from precache.messages import did_you_mean, printable
 from precache.storage.base import FileInfo, Folder, is_name
 from precache_workers.runtime.time_limit import notes
-from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
+from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample, is_utf8
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Members,
@@ -53,6 +53,8 @@ FOOTER_BYTES = 16 << 20
 """Most bytes of footers that a process keeps."""
 
 _KEYS = "a key is text or a whole number"
+BYTES_OF = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
+"""Types of the bytes of texts."""
 
 
 @dataclass(frozen=True)
@@ -361,7 +363,10 @@ def labels_of(column: Any, name: str) -> list[str]:
     """
     kind = label_kind(column.type)
     if kind in ("names", "numbers"):
-        return texts_of(column, name)
+        texts = texts_of(column, name)
+        if not all(map(is_utf8, texts)):
+            raise ValueError(f"its column {name} has a label that is not UTF-8")
+        return texts
     values = column.to_pylist()
     if kind == "values":
         return ["" if value is None else label_of(float(value))[0] for value in values]
@@ -394,6 +399,8 @@ def label_kind(kind: Any) -> Kind | None:
 def texts_of(column: Any, name: str) -> list[str]:
     """Return keys, or labels of one class, as text; empty for none.
 
+    Bytes that are not UTF-8 become surrogates.
+
     Raises
     ------
     ValueError
@@ -408,7 +415,11 @@ def texts_of(column: Any, name: str) -> list[str]:
         column = column.cast(pa.int8())
     elif not (is_number(column.type) or _is_text(column.type)):
         raise ValueError(f"its column {name} has values of type {column.type}; {_KEYS}")
-    texts = ["" if value is None else str(value) for value in column.to_pylist()]
+    try:
+        texts = ["" if value is None else str(value) for value in column.to_pylist()]
+    except UnicodeDecodeError:
+        raw = column.view(BYTES_OF[str(column.type)]).to_pylist()
+        texts = [(value or b"").decode(errors="surrogateescape") for value in raw]
     if max(map(len, texts), default=0) > MOST_TEXT:
         raise ValueError(
             f"its column {name} has a text of more than {MOST_TEXT:,} characters; keys and labels "

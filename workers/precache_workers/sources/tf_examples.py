@@ -84,7 +84,7 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
     labels = LABEL_FEATURES if columns.label is None else (columns.label,)
     label_name = next((name for name in labels if name in features), "")
     label, kind = _label(label_name, features) if label_name else ("", None)
-    key, key_kind = _label(columns.key, features) if columns.key else ("", None)
+    key, key_kind = _label(columns.key, features, is_key=True) if columns.key else ("", None)
     if key_kind not in (None, "names", "numbers"):
         raise ValueError(f"its feature {columns.key!r} is {printable(key[:60])}; a key is one text")
     return Parts(images[0], label, key, kind, image_name, label_name, tuple(features))
@@ -149,7 +149,7 @@ def _names(features: Iterable[str]) -> str:
     return first_ones([printable(repr(name)) for name in features]) or "none"
 
 
-def _label(name: str, features: Features) -> tuple[str, Kind | None]:
+def _label(name: str, features: Features, *, is_key: bool = False) -> tuple[str, Kind | None]:
     """Return a label or key as text, and its kind."""
     kind, data = features[name]
     values: list[Any]
@@ -159,7 +159,9 @@ def _label(name: str, features: Features) -> tuple[str, Kind | None]:
     elif kind == _NUMBERS:
         values = _numbers(data)
     else:
-        values = [bytes(value).decode() for value in _values(name, features)]
+        # A key may be no UTF-8; a label may not.
+        errors = "surrogateescape" if is_key else "strict"
+        values = [bytes(value).decode(errors=errors) for value in _values(name, features)]
     try:
         return label_of(values[0] if len(values) == 1 else values)
     except ValueError as error:

@@ -19,8 +19,15 @@ from typing import BinaryIO, NamedTuple
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
-from precache.storage.base import NO_FILE, NO_NAME, FileInfo, Folder
-from precache_workers.sources.base import FILES_PER_TICK, Fetched, Sample, first_folder, is_image
+from precache.storage.base import NO_FILE, NO_NAME, REPLACED, FileInfo, Folder
+from precache_workers.sources.base import (
+    FILES_PER_TICK,
+    Fetched,
+    Sample,
+    count_ignored,
+    first_folder,
+    is_image,
+)
 from precache_workers.sources.containers import (
     UNIT_BYTES,
     Members,
@@ -40,6 +47,11 @@ _END_64 = struct.Struct("<4sQ2H2L4Q")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 
+GUESSED_NOTE = (
+    "{count} names in zip archives are not UTF-8, and are read as code page 437: if classes are "
+    "spelled wrong, pack the archives anew"
+)
+
 LEAST_PACKED = 1024
 """Packed data may exceed the unpacked size by so many bytes and 1% of that size."""
 
@@ -50,7 +62,10 @@ EXTRA_BYTES = 64
 
 
 class _Entry(NamedTuple):
-    """An entry of the directory; `offset` is the offset of its local header."""
+    """An entry of the directory; `offset` is that of its local header.
+
+    `guessed` is true for a name that is read as code page 437, as it is no UTF-8.
+    """
 
     name: str
     size: int
@@ -60,6 +75,7 @@ class _Entry(NamedTuple):
     offset: int
     encrypted: bool
     regular: bool
+    guessed: bool
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,7 @@ class ZipFormat:
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         members, where = Members(), folder.path(file.name)
-        images: list[tuple[_Entry, str]] = []
+        images: dict[str, _Entry] = {}
         with open_file(folder, file) as stream:
             for number, entry in enumerate(_entries(stream, where, file.size)):
                 if number % FILES_PER_TICK == 0 and time.monotonic() > until:
@@ -81,12 +97,16 @@ class ZipFormat:
                     if not entry.name.endswith("/"):  # a folder
                         members.left_out[NO_FILE if key is not None else NO_NAME] += 1
                 elif is_image(key):
-                    images.append((entry, key))
+                    if key in images:
+                        members.leave_out(REPLACED, key)
+                    images[key] = entry
+                    if entry.guessed:
+                        members.notes[GUESSED_NOTE] += 1
                 else:
-                    members.ignored += 1
+                    count_ignored(members.ignored, key)
         unit, start = 0, 0
         prefix = len(file.name) + 1
-        for entry, key in sorted(images, key=lambda image: image[0].offset):
+        for key, entry in sorted(images.items(), key=lambda image: image[1].offset):
             if entry.offset + entry.packed - start > UNIT_BYTES and entry.offset > start:
                 unit, start = unit + 1, entry.offset
             place = f"{entry.offset}:{entry.packed}:{entry.size}:{entry.crc}:"
@@ -194,7 +214,9 @@ def _entries(stream: BinaryIO, where: str, size: int) -> Iterator[_Entry]:
         data = stream.read(name_length + extra_length + comment_length)
         if len(data) < name_length + extra_length + comment_length:
             raise SourceError(f"{where} is cut off in entry {number:,} of {count:,}")
-        name = _decoded(data[:name_length], flags)
+        raw = data[:name_length]
+        name = _decoded(raw, flags)
+        guessed = not (flags & 0x800 or raw.isascii() or _is_utf8(raw))
         extra = data[name_length : name_length + extra_length]
         unpacked, packed, at = _wide(extra, unpacked, packed, at)
         if at + packed > size or packed > unpacked + unpacked // 100 + LEAST_PACKED:
@@ -204,7 +226,7 @@ def _entries(stream: BinaryIO, where: str, size: int) -> Iterator[_Entry]:
             )
         mode = attributes >> 16 if made_by >> 8 == 3 else 0  # of Unix
         regular = not name.endswith("/") and mode & 0xF000 in (0, 0x8000)
-        yield _Entry(name, unpacked, packed, crc, method, at, bool(flags & 1), regular)
+        yield _Entry(name, unpacked, packed, crc, method, at, bool(flags & 1), regular, guessed)
 
 
 def _directory(stream: BinaryIO, where: str, size: int) -> tuple[int, int, int, int]:
@@ -244,6 +266,14 @@ def _decoded(name: bytes, flags: int) -> str:
     except UnicodeDecodeError:
         text = name.decode("cp437")
     return text if "/" in text else text.replace("\\", "/")
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _wide(extra: bytes, unpacked: int, packed: int, offset: int) -> tuple[int, int, int]:

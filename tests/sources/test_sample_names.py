@@ -1,0 +1,544 @@
+"""Names of samples: images that may be one sample, names that are not UTF-8, names that recur."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import tarfile
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import precache
+from precache.cli.main import main
+from precache.errors import SourceError, UsageError
+from precache.storage.base import NOT_UTF8, REPEATED, REPLACED, SAME_KEY
+from precache_workers.sources import tar_archives
+from precache_workers.sources.base import Columns, Sample
+from precache_workers.sources.kinds import open_source
+from tests.support.building import cut, encoded, labels, pixels, write
+from tests.support.containers import add
+
+RECIPE = precache.Recipe.image(resize=40, crop=32)
+PHOTO = encoded(cut(0))
+FLAGS = ("--resize", "40", "--crop", "32", "--address", "serial")
+
+Members = list[tuple[str, bytes]]
+
+
+def photo(number: int) -> bytes:
+    return encoded(cut(number))
+
+
+def mask(shade: int) -> bytes:
+    return encoded(Image.new("L", (48, 48), shade), "PNG")
+
+
+def write_tar(path: Path, members: Members) -> str:
+    with tarfile.open(path, "w", errors="surrogateescape") as tar:
+        for number, (name, data) in enumerate(members):
+            add(tar, name, data, mtime=1000 + number)
+    return str(path)
+
+
+def build(source: str, store: Path, **options: Any) -> precache.BuildResult:
+    return precache.build(source, store, RECIPE, address="serial", **options)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What a command that succeeds prints, on one line."""
+    assert main([str(argument) for argument in arguments]) == 0
+    return " ".join("".join(capsys.readouterr()).split())
+
+
+def advised(error: str) -> list[str]:
+    """The flags of --sample-name that a refusal names."""
+    return re.findall(r"--sample-name ([\w-]+)", error)
+
+
+# --- images that share a name up to the first dot -----------------------------------------------
+
+DOTTED = {
+    "versions": [f"{name}.v{n}.jpg" for name in ("cat", "eel", "owl") for n in (1, 2)],
+    "days": ["2021.05.03_cam1.jpg", "2021.05.04_cam2.jpg"],
+    "one": ["photo.left.jpg", "photo.right.jpg"],
+    "copies": ["1.jpg", "2.jpg", "2.copy.jpg", "3.jpg", "4.jpg", "5.jpg"],
+    "copies of all": [f"{n}{suffix}.jpg" for n in range(4) for suffix in ("", ".2")],
+    "apart": ["img.a.jpg", "x.jpg", "img.b.jpg", "y.jpg"],
+    "two formats": ["1.jpg", "1.png", "2.jpg", "3.jpg", "4.jpg"],
+    "frames": [f"clip.{number:03d}.jpg" for number in range(300)],
+}
+
+
+@pytest.mark.parametrize("names", DOTTED.values(), ids=DOTTED.keys())
+def test_images_that_may_be_samples_or_inputs_are_refused_and_the_advice_works(
+    tmp_path: Path, names: list[str]
+) -> None:
+    photos = [(name, photo(number % 7)) for number, name in enumerate(names)]
+    source = write_tar(tmp_path / "a.tar", photos)
+    with pytest.raises(SourceError, match=r"share their names up to the first dot") as refusal:
+        build(source, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+    flags = advised(str(refusal.value))
+    assert "whole" in flags
+    assert "first-dot" in flags or len(names) > tar_archives.MOST_IMAGES
+    for flag in flags:
+        command = ["build", source, tmp_path / flag, *FLAGS, "--quiet", "--sample-name", flag]
+        assert main([str(word) for word in command]) == 0
+        rows = precache.open(tmp_path / flag).rows
+        by_dot = {
+            "first-dot": lambda name: name.partition(".")[0],
+            "last-dot": lambda name: name[:-4],
+        }
+        assert rows == len(set(map(by_dot.get(flag, str), names)))
+
+
+def test_a_name_may_end_at_the_last_dot(tmp_path: Path) -> None:
+    members = []
+    for n, name in enumerate(("2021.05.03", "2021.05.04", "2021.05.05")):
+        members += [(f"{name}.jpg", photo(n)), (f"{name}.png", mask(n)), (f"{name}.cls", b"%d" % n)]
+    source = write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(SourceError, match=r"--sample-name last-dot"):
+        build(source, tmp_path / "store")
+    build(source, tmp_path / "store", sample_name="last-dot")
+    assert labels(tmp_path / "store") == {f"a.tar/2021.05.0{n + 3}.jpg": n for n in range(3)}
+    build(source, tmp_path / "all", sample_name="whole")
+    assert labels(tmp_path / "all") == {
+        f"a.tar/2021.05.0{n + 3}.{suffix}": n for n in range(3) for suffix in ("jpg", "png")
+    }
+
+
+def test_labels_of_names_that_share_their_beginning_lead_to_the_flag(tmp_path: Path) -> None:
+    members = [
+        member
+        for n in range(2)
+        for member in ((f"photo.v{n}.jpg", photo(n)), (f"photo.v{n}.cls", b"%d" % n))
+    ]
+    source = write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(SourceError, match=r"two labels of a\.tar/photo.*--sample-name last-dot"):
+        build(source, tmp_path / "store")
+    build(source, tmp_path / "store", sample_name="last-dot")
+    assert labels(tmp_path / "store") == {"a.tar/photo.v0.jpg": 0, "a.tar/photo.v1.jpg": 1}
+
+
+PLAIN = {
+    "img2dataset": [f"{n:09d}.{suffix}" for n in range(6) for suffix in ("jpg", "json", "txt")],
+    "ImageFolder": [f"{c}/ILSVRC_{n}.JPEG" for c in ("cat", "dog") for n in range(3)],
+    "dots without a collision": [f"day.{c}/{n}.5.jpg" for c in "ab" for n in range(3)],
+}
+
+
+@pytest.mark.parametrize("names", PLAIN.values(), ids=PLAIN.keys())
+def test_plain_archives_need_no_flag_and_say_what_they_do_not_use(
+    tmp_path: Path, names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_tar(tmp_path / "a.tar", [(name, PHOTO) for name in names])
+    for command in ("plan", "build"):
+        said = printed(capsys, command, source, tmp_path / "store", *FLAGS)
+        assert ("6 .json, 6 .txt" in said) is any(name.endswith(".txt") for name in names)
+        assert "--sample-name" not in said
+    images = [f"a.tar/{name}" for name in names if not name.endswith((".txt", ".json"))]
+    assert sorted(precache.open(tmp_path / "store").keys) == sorted(images)
+
+
+def pairs(count: int, lacking: dict[int, str] | None = None) -> Members:
+    """Images and masks; of some samples one of the two is missing."""
+    members = []
+    for n in range(count):
+        both = {"input.jpg": photo(n), "target.png": mask(10 + n)}
+        both.pop((lacking or {}).get(n, ""), None)
+        members += [(f"{n:04d}.{suffix}", data) for suffix, data in both.items()]
+    return members
+
+
+PAIRED = precache.Recipe(
+    fields={
+        "image": precache.Field(ops=(precache.Decode(), precache.Resize(size=(32, 32)))),
+        "mask": precache.Field(
+            ops=(precache.Decode(mode="L"), precache.Resize(size=(32, 32))), input="target.png"
+        ),
+    }
+)
+
+
+def test_suffixes_that_recur_are_inputs_and_one_line_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_tar(tmp_path / "a.tar", pairs(4))
+    said = printed(capsys, "build", source, tmp_path / "store", *FLAGS)
+    assert "4 samples" in said
+    assert "4 of 4 samples" in said
+    assert "'input.jpg', 'target.png'" in said
+    assert "start from 'input.jpg'" in said
+    assert "--sample-name" in said
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_a_sample_without_an_input_that_others_have_is_a_hole_and_no_other_input(
+    tmp_path: Path, parts: int
+) -> None:
+    members = pairs(12, {3: "input.jpg", 7: "target.png"})
+    members[8], members[9] = members[9], members[8]  # this mask comes first
+    for number in range(parts):
+        some = [m for m in members if int(m[0][:4]) % parts == number]
+        write_tar(tmp_path / f"{number}.tar", some)
+    source = str(tmp_path / "*.tar")
+    result = precache.build(source, tmp_path / "store", PAIRED, address="serial")
+    reasons = {key.rpartition("/")[2]: reason for key, reason in result.holes}
+    assert reasons.keys() == {"0003.target.png", "0007.input.jpg"}
+    assert "has no image 'input.jpg'" in reasons["0003.target.png"]
+    assert "has no image 'target.png'" in reasons["0007.input.jpg"]
+    plain = build(source, tmp_path / "plain")
+    assert [key.rpartition("/")[2] for key, _ in plain.holes] == ["0003.target.png"]
+    shown = {key.rpartition("/")[2][:4]: row for key, row in pixels(tmp_path / "plain").items()}
+    build(write_tar(tmp_path / "only.t", [m for m in pairs(12) if m[0].endswith("input.jpg")]),
+          tmp_path / "only", source_kind="tar")  # fmt: skip
+    for key, row in pixels(tmp_path / "only").items():
+        name = key.rpartition("/")[2][:4]
+        if name in shown:
+            np.testing.assert_array_equal(shown[name], row)
+
+
+def test_a_field_named_as_an_input_does_not_take_another_one(tmp_path: Path) -> None:
+    members = [m for n in range(8) for m in ((f"{n}.jpg", photo(n)), (f"{n}.png", mask(n)))]
+    source = write_tar(tmp_path / "a.tar", [m for m in members if m[0] != "5.png"])
+    ops = (precache.Decode(mode="L"), precache.Resize(size=(32, 32)))
+    recipe = precache.Recipe(fields={"png": precache.Field(ops=ops)})
+    result = precache.build(source, tmp_path / "store", recipe, address="serial")
+    [(key, reason)] = result.holes
+    assert key == "a.tar/5.jpg"
+    assert "has no image 'png'" in reason
+
+
+def test_the_flag_is_refused_where_it_has_no_meaning(tmp_path: Path) -> None:
+    write(tmp_path / "in/cat/1.jpg", PHOTO)
+    with pytest.raises(UsageError, match="--sample-name"):
+        build(str(tmp_path / "in"), tmp_path / "store", sample_name="last-dot")
+    source = write_tar(tmp_path / "a.tar", [("1.jpg", PHOTO)])
+    with pytest.raises(UsageError, match="first-dot"):
+        build(source, tmp_path / "store", sample_name="middle")
+
+
+# --- what nobody asked for ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "zip"])
+def test_members_that_are_not_used_are_named_and_counted(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = [(f"cat/{n}.{s}", PHOTO) for n in range(3) for s in ("jpg", "json", "TXT")]
+    members += [("LICENSE", b""), ("cat/._0.jpg", b""), *((f"x/a.{n:04d}", b"") for n in range(30))]
+    source = SOURCES[kind](tmp_path, members)
+    for command in ("plan", "build"):
+        said = printed(capsys, command, source, tmp_path / "store", *FLAGS)
+        assert "3 .json, 3 .txt" in said
+        assert "1 without a suffix" in said
+        assert "1 ._ files of macOS" in said
+        assert "of other suffixes" in said
+        assert said.count(".json") == 1
+    result = build(source, tmp_path / "store")
+    assert result.ignored[".json"] == 3
+    assert sum(result.ignored.values()) == 38
+
+
+# --- names that are not UTF-8 -------------------------------------------------------------------
+
+
+def folder_of(tmp_path: Path, members: Members) -> str:
+    for name, data in members:
+        write(tmp_path / "in" / name, data)
+    return str(tmp_path / "in")
+
+
+def tar_of(tmp_path: Path, members: Members) -> str:
+    return write_tar(tmp_path / "a.tar", members)
+
+
+def zip_of(tmp_path: Path, members: Members) -> str:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name twice
+        for name, data in members:
+            archive.writestr(name.replace("\udcff", "ÿ"), data)
+    raw = path.read_bytes().replace("ÿ".encode(), b"\xff\xfe")  # flagged as UTF-8
+    path.write_bytes(raw)
+    return str(path)
+
+
+def csv_of(tmp_path: Path, members: Members) -> str:
+    folder_of(tmp_path, members)
+    with (tmp_path / "list.csv").open("w", errors="surrogateescape", newline="") as file:
+        rows = [(f"in/{name}", name.partition("/")[0]) for name, _ in members]
+        csv.writer(file).writerows([("path", "label"), *rows])
+    return str(tmp_path / "list.csv")
+
+
+def jsonl_of(tmp_path: Path, members: Members) -> str:
+    folder_of(tmp_path, members)
+    rows = [{"path": f"in/{name}", "label": name.partition("/")[0]} for name, _ in members]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(tmp_path / "list.jsonl")
+
+
+def table_of(members: Members) -> pa.Table:
+    ids = pa.array([os.fsencode(name) for name, _ in members], pa.binary())
+    buffers = ids.buffers()
+    return pa.table(
+        {
+            "image": pa.array([data for _, data in members], pa.binary()),
+            "label": [name.partition("/")[0] for name, _ in members],
+            "id": pa.Array.from_buffers(pa.string(), len(ids), buffers),
+        }
+    )
+
+
+def parquet_of(tmp_path: Path, members: Members) -> str:
+    pq.write_table(table_of(members), tmp_path / "a.parquet")
+    return str(tmp_path / "a.parquet")
+
+
+def arrow_of(tmp_path: Path, members: Members) -> str:
+    table = table_of(members)
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    return str(tmp_path / "a.arrow")
+
+
+def examples_of(members: Members) -> list[dict[str, tuple[bytes, str]]]:
+    return [
+        {
+            "image": (data, "byte"),
+            "label": (name.partition("/")[0].encode(), "byte"),
+            "id": (os.fsencode(name), "byte"),
+        }
+        for name, data in members
+    ]
+
+
+def tfrecord_of(tmp_path: Path, members: Members) -> str:
+    tfrecord = pytest.importorskip("tfrecord")
+    writer = tfrecord.TFRecordWriter(str(tmp_path / "a.tfrecord"))
+    for example in examples_of(members):
+        writer.write(example)
+    writer.close()
+    return str(tmp_path / "a.tfrecord")
+
+
+def arrayrecord_of(tmp_path: Path, members: Members) -> str:
+    tfrecord = pytest.importorskip("tfrecord")
+    module = pytest.importorskip("array_record.python.array_record_module")
+    path = str(tmp_path / "a.array_record")
+    writer = module.ArrayRecordWriter(path, "group_size:1")
+    for example in examples_of(members):
+        writer.write(tfrecord.TFRecordWriter.serialize_tf_example(example))
+    writer.close()
+    return path
+
+
+def lmdb_of(tmp_path: Path, members: Members) -> str:
+    lmdb = pytest.importorskip("lmdb")
+    path = str(tmp_path / "a.lmdb")
+    with lmdb.open(path, subdir=False) as database, database.begin(write=True) as transaction:
+        for name, data in members:
+            transaction.put(os.fsencode(name), data)
+    return path
+
+
+Writer = Callable[[Path, Members], str]
+SOURCES: dict[str, Writer] = {
+    "folder": folder_of,
+    "tar": tar_of,
+    "zip": zip_of,
+    "csv": csv_of,
+    "jsonl": jsonl_of,
+    "parquet": parquet_of,
+    "arrow": arrow_of,
+    "tfrecord": tfrecord_of,
+    "arrayrecord": arrayrecord_of,
+    "lmdb": lmdb_of,
+}
+KEYED = ("parquet", "arrow", "tfrecord", "arrayrecord")
+"""Kinds whose samples a column names."""
+
+
+def keys_of(kind: str) -> dict[str, Any]:
+    return {"key_column": "id"} if kind in KEYED else {}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_name_that_is_not_utf8_costs_its_own_sample_only(
+    tmp_path: Path, kind: str, first: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = [(f"{'cat' if n % 2 else 'dog'}/{n}.jpg", photo(n)) for n in range(6)]
+    members.insert(0 if first else 3, ("cat/odd-\udcff.jpg", photo(99)))
+    source = SOURCES[kind](tmp_path, members)
+    keyed = [f"--key-column={name}" for name in keys_of(kind).values()]
+    for command in ("plan", "build"):
+        said = printed(capsys, command, source, tmp_path / "store", *FLAGS, *keyed)
+        assert "1 whose names are not UTF-8" in said
+        assert "odd-" in said
+        assert "rename" in said
+    result = build(source, tmp_path / "store", **keys_of(kind))
+    assert result.left_out == {NOT_UTF8: 1}
+    assert result.samples == 6
+    assert not result.failed
+    version = precache.open(tmp_path / "store")
+    found = {key[-5:]: version.classes[label] for key, label in labels(tmp_path / "store").items()}
+    assert found == {f"{n}.jpg".rjust(5, "/"): "cat" if n % 2 else "dog" for n in range(6)}
+    opened = open_source(source, columns=Columns(key=keys_of(kind).get("key_column")))
+    for key in version.keys:
+        [sample] = opened.fetch([key], [-1])
+        assert isinstance(sample, Sample)
+        assert photo(int(key[-5])) in sample.inputs.values()
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "csv", "parquet"])
+def test_more_bad_names_than_may_fail_are_refused_with_the_way_out(
+    tmp_path: Path, kind: str
+) -> None:
+    members = [(f"cat/{n}.jpg", PHOTO) for n in range(9)]
+    members += [(f"cat/{n}\udcff.jpg", PHOTO) for n in range(6)]
+    source = SOURCES[kind](tmp_path, members)
+    with pytest.raises(SourceError, match=r"6 whose names are not UTF-8.*rename.*--max-failures 6"):
+        build(source, tmp_path / "store", **keys_of(kind))
+    assert build(source, tmp_path / "store", max_failures=6, **keys_of(kind)).samples == 9
+
+
+def test_a_label_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "1.jpg", PHOTO)
+    write(tmp_path / "list.csv", b"path,label\n1.jpg,caf\xe9\n")
+    with pytest.raises(SourceError, match=r"line 2 of .*list\.csv.*save it as UTF-8"):
+        build(str(tmp_path / "list.csv"), tmp_path / "store")
+
+
+def test_names_of_a_zip_in_another_encoding_are_said_to_be_guessed(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("cafe/1.jpg", PHOTO)
+        archive.writestr("bar/1.jpg", PHOTO)
+    path.write_bytes(path.read_bytes().replace(b"cafe/", b"caf\x82/"))
+    listing = open_source(str(path)).list(lambda count: None)
+    assert listing.table.classes == ("bar", "café")
+    assert any("1 names" in note and "code page 437" in note for note in listing.notes)
+
+
+# --- names that recur ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_of_two_members_of_a_name_the_last_counts_as_when_they_are_extracted(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = [(f"{'cat' if n % 2 else 'dog'}/{n}.jpg", photo(n)) for n in range(6)]
+    source = SOURCES[kind](tmp_path, [*members, ("cat/1.jpg", photo(50))])
+    said = printed(capsys, "build", source, tmp_path / "store", *FLAGS)
+    assert "1 that a later member of the same name replaces" in said
+    assert "cat/1.jpg" in said
+    result = build(source, tmp_path / "store")
+    assert (result.samples, result.left_out) == (6, {REPLACED: 1})
+    [sample] = open_source(source).fetch([f"{Path(source).name}/cat/1.jpg"], [-1])
+    assert isinstance(sample, Sample)
+    assert photo(50) in sample.inputs.values()
+    version = precache.open(tmp_path / "store")
+    for key, label in labels(tmp_path / "store").items():
+        assert version.classes[label] == key.split("/")[1]
+
+
+def test_the_last_label_of_a_name_counts_and_two_names_are_refused(tmp_path: Path) -> None:
+    members = [
+        (f"{n}.{s}", PHOTO if s == "jpg" else b"1") for n in range(3) for s in ("jpg", "cls")
+    ]
+    source = write_tar(tmp_path / "a.tar", [*members, ("1.cls", b"2")])
+    listing = open_source(source).list(lambda count: None)
+    assert listing.table.labels.tolist() == [1, 2, 1]
+    assert listing.left_out == {REPLACED: 1}
+
+
+def test_two_names_that_differ_in_case_only_cost_their_sample(tmp_path: Path) -> None:
+    members = [(f"{n}.jpg", photo(n)) for n in range(6)]
+    source = write_tar(tmp_path / "a.tar", [*members, ("1.JPG", photo(50))])
+    listing = open_source(source).list(lambda count: None)
+    assert [key[-5] for key in listing.table.keys] == ["0", "2", "3", "4", "5"]
+    assert listing.left_out == {SAME_KEY: 1}
+    assert len(open_source(source, sample_name="whole").list(lambda count: None).table) == 7
+
+
+@pytest.mark.parametrize("kind", KEYED)
+def test_rows_of_one_key_are_left_out_and_counted_unless_their_labels_differ(
+    tmp_path: Path, kind: str
+) -> None:
+    members = [(f"{'cat' if n % 2 else 'dog'}/{n}.jpg", photo(n)) for n in range(6)]
+    source = SOURCES[kind](tmp_path, [*members, ("cat/1.jpg", photo(50))])
+    result = build(source, tmp_path / "store", key_column="id")
+    assert (result.samples, result.left_out) == (5, {SAME_KEY: 2})
+    assert "cat/1.jpg" not in precache.open(tmp_path / "store").keys
+
+
+def test_rows_of_one_key_with_two_labels_are_refused(tmp_path: Path) -> None:
+    image, ids = [photo(n) for n in range(6)], list("abcdea")
+    table = pa.table({"image": image, "label": list("xxyyxy"), "id": ids})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match=r"2 samples a with the labels x and y; .*remove"):
+        build(str(tmp_path / "a.parquet"), tmp_path / "store", key_column="id")
+
+
+@pytest.mark.parametrize(
+    ("last", "key", "left_out"),
+    [
+        ("in/0.jpg,x,0", None, {REPEATED: 1}),
+        ("in/0.jpg,x,9", None, {REPEATED: 1}),
+        ("in/7.jpg,x,0", "id", {SAME_KEY: 2}),
+        ("in/0.jpg,x,0", "id", {REPEATED: 1}),
+        ("in/0.jpg,y,0", None, None),
+        ("in/7.jpg,y,0", "id", None),
+    ],
+)
+def test_lines_of_a_table_that_recur(
+    tmp_path: Path, last: str, key: str | None, left_out: dict[str, int] | None
+) -> None:
+    for n in range(8):
+        write(tmp_path / f"in/{n}.jpg", photo(n))
+    lines = [f"in/{n}.jpg,{'xy'[n % 2]},{n}" for n in range(6)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,id", *lines, last]))
+    source = str(tmp_path / "list.csv")
+    if left_out is None:
+        with pytest.raises(SourceError, match=r"with the labels x and y; .*remove"):
+            build(source, tmp_path / "store", key_column=key)
+        return
+    result = build(source, tmp_path / "store", key_column=key)
+    assert result.left_out == left_out
+    assert result.samples == (6 if REPEATED in left_out else 5)
+
+
+def test_many_members_that_recur_are_refused(tmp_path: Path) -> None:
+    members = [(f"{n}.jpg", photo(n)) for n in range(8)]
+    source = write_tar(tmp_path / "a.tar", members * 2)
+    with pytest.raises(SourceError, match=r"8 that a later member .*pack.*--max-failures 8"):
+        build(source, tmp_path / "store")
+    assert build(source, tmp_path / "store", max_failures=8).samples == 8
+
+
+def test_an_unchanged_archive_from_the_index_says_the_same(tmp_path: Path) -> None:
+    members = [*pairs(6, {2: "input.jpg"}), ("\udcff.jpg", PHOTO), ("a.txt", b"")]
+    write_tar(tmp_path / "a.tar", members)
+    source = open_source(str(tmp_path / "a.tar"))
+    first = source.list(lambda count: None)
+    again = source.list(lambda count: None, index=first.index)
+    assert again.index is None
+    for name in ("notes", "ignored", "left_out", "examples"):
+        assert getattr(first, name) == getattr(again, name)
+    assert first.table.locations == again.table.locations

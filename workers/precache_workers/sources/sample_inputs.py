@@ -1,0 +1,161 @@
+"""Images of tar archives that are inputs of one sample, and the evidence that they are.
+
+WebDataset names samples up to the first dot: ``17.input.jpg`` and ``17.target.png`` are one sample.
+Photographs such as ``2024.05.01.jpg`` and ``2024.05.02.jpg`` share that part of their names, too.
+Suffixes that recur in nearly all samples, and differ by more than numbers, are inputs. Any others
+may be either, and the user decides.
+
+A combination is the text of the suffixes of a sample's images, separated by commas.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from precache.errors import SourceError
+from precache.messages import printable
+
+SampleName = Literal["first-dot", "last-dot", "whole"]
+"""The part of a member's name that names its sample: up to the first or the last dot of the file
+name; or each image is a sample."""
+
+Combinations = Mapping[str, tuple[int, str]]
+"""Combination -> number of samples that have it, and the key of the first one."""
+
+MOST_COMBINATIONS = 1000
+"""Combinations of an archive that are counted apart."""
+
+LACKS = "!"
+"""Mark of an image that a sample lacks, before its suffix, in the places of its images."""
+
+NEARLY_ALL = 3 / 4
+"""Part of the samples that have an image of a suffix, if it is an input."""
+
+_NUMBERED = re.compile(r"v?\d+|[\W_]+")
+
+
+def count_combination(
+    counted: dict[str, tuple[int, str]], suffixes: Iterable[str], key: str
+) -> None:
+    """Count a sample by the suffixes of its images; of too many combinations the rest is one."""
+    combination = ",".join(suffixes)
+    if combination not in counted and len(counted) >= MOST_COMBINATIONS:
+        combination = "," if "," in combination else ""
+    count, first = counted.get(combination, (0, key))
+    counted[combination] = count + 1, first
+
+
+def merged(parts: Iterable[Combinations]) -> Combinations:
+    """Add the combinations of several archives."""
+    whole: dict[str, tuple[int, str]] = {}
+    for part in parts:
+        for combination, (count, key) in part.items():
+            before, first = whole.get(combination, (0, key))
+            whole[combination] = before + count, first
+    return whole
+
+
+class SampleInputs:
+    """The inputs of the samples of a source that has some samples of several images.
+
+    A role is what tells inputs apart: the suffix, without that of the image format if possible.
+    """
+
+    def __init__(self, combinations: Combinations) -> None:
+        self._counts = {tuple(text.split(",")): count for text, (count, _) in combinations.items()}
+        self._first = {tuple(text.split(",")): key for text, (_, key) in combinations.items()}
+        self._several = {c: count for c, count in self._counts.items() if len(c) > 1}
+        self._by_suffix = any(len(set(map(_stem, c))) < len(c) for c in self._several)
+        self._samples = sum(self._counts.values())
+        having, suffixes = Counter[str](), Counter[tuple[str, str]]()
+        for combination, count in self._counts.items():
+            for suffix in combination:
+                having[self._role(suffix)] += count
+                suffixes[self._role(suffix), suffix] += count
+        usual = {self._role(s) for combination in self._several for s in combination}
+        least = max(2, NEARLY_ALL * self._samples)
+        self._usual = {
+            role: suffix for (role, suffix), _ in reversed(suffixes.most_common())
+            if role in usual and having[role] >= least
+        }  # fmt: skip
+        self._having = having
+        firsts = Counter[str]()
+        for combination, count in self._several.items():
+            firsts[self._role(combination[0])] += count
+        self._default = firsts.most_common(1)[0][0] if firsts else ""
+
+    def __bool__(self) -> bool:
+        return bool(self._several)
+
+    def _role(self, suffix: str) -> str:
+        return suffix if self._by_suffix else _stem(suffix)
+
+    def require_clear(self, source: object) -> None:
+        """Raise `SourceError` if the images of a sample may be samples of their own."""
+        unclear = [c for c in self._several if not self._is_clear(c)]
+        if not unclear:
+            return
+        combination = min(unclear, key=lambda c: (not any(c), self._counts[c]))
+        samples = sum(self._several.values())
+        suffixes = ", ".join(map(repr, combination[:3])) + ", …" * (len(combination) > 3)
+        raise SourceError(
+            f"{samples:,} of {self._samples:,} samples of the source {source} would have several "
+            "images that share their names up to the first dot, such as "
+            f"{printable(self._first[combination])} ({printable(suffixes)}). In WebDataset's "
+            "archives these are inputs of one sample, and their suffixes recur in all samples; "
+            "here that is unclear. Give --sample-name first-dot if they are inputs of one sample, "
+            "--sample-name whole if each image is a sample, or --sample-name last-dot if the name "
+            "of a sample ends at its last dot"
+        )
+
+    def _is_clear(self, combination: tuple[str, ...]) -> bool:
+        roles = list(map(self._role, combination))
+        differ = len({_NUMBERED.sub("", role) for role in roles}) == len(roles)
+        return differ and set(roles) <= self._usual.keys()
+
+    def note(self, dot: str) -> str:
+        """Describe the inputs in a line."""
+        roles = sorted(self._usual, key=lambda role: (role != self._default, role))
+        names = ", ".join(repr(self._usual[role]) for role in roles) or "of various suffixes"
+        default = self._usual.get(self._default)
+        begin = f"; fields that name no input start from {default!r}" if default else ""
+        return printable(
+            f"{sum(self._several.values()):,} of {self._samples:,} samples of tar archives have "
+            f"several images, which share their names up to the {dot} dot: {names}{begin} "
+            "(--sample-name whole makes each image a sample)"
+        )
+
+    def with_all(self, locations: list[str]) -> list[str]:
+        """Return the locations of all samples with the default input first, and with marks for the
+        usual inputs that a sample lacks."""
+        orders = {combination: self._order(combination) for combination in self._counts}
+        if all(order is None for order in orders.values()):
+            return locations
+        return [self._ordered(location, orders) for location in locations]
+
+    def _order(self, combination: tuple[str, ...]) -> list[str] | None:
+        """Return the suffixes of a combination as they should be; None if it is so already."""
+        roles = set(map(self._role, combination))
+        lacking = [LACKS + suffix for role, suffix in self._usual.items() if role not in roles]
+        order = sorted(
+            [*combination, *lacking],
+            key=lambda suffix: self._role(suffix.removeprefix(LACKS)) != self._default,
+        )
+        return None if order == [*combination] else order
+
+    def _ordered(self, location: str, orders: dict[tuple[str, ...], list[str] | None]) -> str:
+        unit, tab, text = location.rpartition("\t")
+        places = {place.rpartition(":")[2]: place for place in text.split(",")}
+        combination = tuple(places)
+        order = orders[combination] if combination in orders else self._order(combination)
+        if order is None:
+            return location
+        return f"{unit}{tab}{','.join(places.get(suffix, suffix) for suffix in order)}"
+
+
+def _stem(suffix: str) -> str:
+    """Return a suffix without that of the image format."""
+    return suffix.rpartition(".")[0]
