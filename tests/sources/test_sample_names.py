@@ -542,3 +542,56 @@ def test_an_unchanged_archive_from_the_index_says_the_same(tmp_path: Path) -> No
     for name in ("notes", "ignored", "left_out", "examples"):
         assert getattr(first, name) == getattr(again, name)
     assert first.table.locations == again.table.locations
+
+
+# --- labels beside images, and of folders -------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tar", "lmdb"])
+def test_where_some_containers_have_labels_beside_images_folders_are_no_labels(
+    tmp_path: Path, kind: str
+) -> None:
+    for part, beside in (("a", True), ("b", False)):
+        members = [(f"train/{part}{n}.jpg", photo(n)) for n in range(3)]
+        if beside:
+            members += [(f"train/{part}{n}.cls", b"cat") for n in range(3)]
+        (tmp_path / part).mkdir()
+        SOURCES[kind](tmp_path / part, members)
+    listing = open_source(str(tmp_path / f"*/*.{kind}")).list(lambda count: None)
+    assert listing.table.classes == ("cat",)
+    assert listing.table.labels.tolist() == [0, 0, 0, -1, -1, -1]
+    assert any("folders of names are no labels" in note for note in listing.notes)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_class_names_that_are_not_utf8_are_refused(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "1.jpg", PHOTO)
+    name = b"\xff"
+    if kind == "jsonl":
+        (tmp_path / "list.jsonl").write_text('{"path": "1.jpg", "label": ["a", "\\ud800"]}')
+        source = str(tmp_path / "list.jsonl")
+    else:
+        raw = pa.array([name], pa.binary())
+        label = pa.Array.from_buffers(pa.string(), 1, raw.buffers())
+        pq.write_table(pa.table({"image": [PHOTO], "label": label}), tmp_path / "a.parquet")
+        source = str(tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match="not UTF-8"):
+        build(source, tmp_path / "store")
+
+
+def test_a_parquet_table_of_uris_loses_the_row_of_a_bad_name_only(tmp_path: Path) -> None:
+    for n in range(3):
+        write(tmp_path / f"{n}.jpg", photo(n))
+    names = pa.array([b"0.jpg", b"\xff.jpg", b"2.jpg"], pa.binary())
+    path = pa.Array.from_buffers(pa.string(), 3, names.buffers())
+    pq.write_table(pa.table({"path": path, "label": ["a", "b", "c"]}), tmp_path / "a.parquet")
+    result = build(str(tmp_path / "a.parquet"), tmp_path / "store", source_kind="manifest")
+    assert result.left_out == {NOT_UTF8: 1}
+    assert labels(tmp_path / "store") == {"0.jpg": 0, "2.jpg": 1}
+
+
+def test_where_errors_are_raised_a_bad_name_is_one(tmp_path: Path) -> None:
+    source = folder_of(tmp_path, [("1.jpg", PHOTO), ("\udcff.jpg", PHOTO)])
+    with pytest.raises(SourceError, match=r"1 whose names are not UTF-8.*--on-error skip$"):
+        build(source, tmp_path / "store", on_error="raise")
+    assert build(source, tmp_path / "store", on_error="skip").samples == 1

@@ -175,10 +175,12 @@ def _require_few_bad(request: Request, listing: Listing) -> None:
     count = sum(bad.values())
     samples = len(listing.table) + count
     if count > request.allowed_failures(samples):
+        allow = f"allow as many failures by --max-failures {count}"
+        if request.on_error == "raise":
+            allow = "leave them out by --on-error skip"
         raise SourceError(
             f"of {samples:,} samples in {shown(request.source)}, {count:,} cannot be taken"
-            f"{left_out_text(bad, listing.examples)}; correct the source, or allow as many "
-            f"failures by --max-failures {count}"
+            f"{left_out_text(bad, listing.examples)}; correct the source, or {allow}"
         )
 
 

@@ -20,8 +20,8 @@ import time
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import xxhash
@@ -63,12 +63,14 @@ CHANGED = "has changed since it was listed"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
+LabelRule = Literal["", "beside", "folder"]
+
 _INDEXED = TypeAdapter(
     list[
         tuple[
             str, int, int, str, NonNegativeInt,
             tuple[
-                Kind | None, tuple[str, ...], dict[str, NonNegativeInt],
+                Kind | None, LabelRule, tuple[str, ...], dict[str, NonNegativeInt],
                 dict[str, NonNegativeInt], dict[str, str], dict[str, NonNegativeInt],
                 dict[str, tuple[NonNegativeInt, str]],
             ],
@@ -105,6 +107,9 @@ class Members:
         Labels as text; empty for none.
     kind
         Kind of the labels; None if there are none.
+    label_rule
+        ``beside`` if labels lie beside images, ``folder`` if they are the first folders of names;
+        for formats that have both.
     classes
         Names of all classes, by number, if the container has them.
     ignored, left_out, examples
@@ -122,6 +127,7 @@ class Members:
     labels: list[str] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)
     kind: Kind | None = None
+    label_rule: LabelRule = ""
     classes: tuple[str, ...] = ()
     ignored: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -235,22 +241,25 @@ class ContainerSource:
         files = self.containers.files(left_out)
         known = _read_index(index) if index is not None else {}
         listed: list[tuple[FileInfo, Members]] = []
-        whole = Members()
+        whole, count = Members(), 0
         scans = self._scans(files, known, until)
         for file, members in zip(files, scans, strict=False):
             listed.append((file, members))
-            whole.extend(members)
-            tick(len(whole.keys))
+            count += len(members.keys)
+            tick(count)
             if time.monotonic() > until and len(listed) < len(files):
                 break
         complete = len(listed) == len(files)
         whole.left_out = sum((members.left_out for _, members in listed), +left_out)
         for _, members in reversed(listed):
             whole.examples |= members.examples
+        ruled = _by_one_rule(listed)
+        for _, members in ruled:
+            whole.extend(members)
         if not whole.keys:
             raise self._nothing(listed, complete, whole)
         leave_out_repeated(whole, self, [_record(whole, row) for row in range(len(whole.keys))])
-        notes = notes_of(listed)
+        notes = notes_of(ruled)
         inputs = SampleInputs(merged(members.combinations for _, members in listed))
         if inputs:
             rule = getattr(self.format, "sample_name", None)
@@ -258,7 +267,7 @@ class ContainerSource:
                 inputs.require_clear(self)
             notes = (*notes, inputs.note("last" if rule == "last-dot" else "first"))
             whole.locations = inputs.with_all(whole.locations)
-        table = row_table(listed, whole, self)
+        table = row_table(ruled, whole, self)
         _located[self.index_name] = table
         fresh = complete and any(_identity(file) not in known for file in files)
         return Listing(
@@ -404,6 +413,27 @@ def _identity(file: FileInfo) -> tuple[Any, ...]:
     return (*file,) if known else (file.name, object())
 
 
+def _by_one_rule(listed: Sequence[tuple[FileInfo, Members]]) -> list[tuple[FileInfo, Members]]:
+    """Drop labels that are folders if other containers have labels beside their images."""
+    rules = {members.label_rule for _, members in listed}
+    return [
+        (file, _without_labels(members))
+        if members.label_rule == "folder" and "beside" in rules
+        else (file, members)
+        for file, members in listed
+    ]
+
+
+def _without_labels(members: Members) -> Members:
+    note = (
+        "{count} samples lie in containers without labels beside images, as others have: folders "
+        "of names are no labels there"
+    )
+    count = len(members.keys)
+    notes = members.notes + Counter({note: count})
+    return replace(members, labels=[""] * count, kind=None, notes=notes)
+
+
 def _record(whole: Members, row: int) -> object:
     """Return a value that is equal for samples of equal bytes; None if that is unknown."""
     etag = whole.etags[row]
@@ -483,6 +513,8 @@ def row_table(
         )
     names = next((classes for _, classes in kinds), ())
     labels, classes = encode_labels(whole.labels, kind, names, whole.keys, str(source))
+    if wrong := [name for name in classes if not is_utf8(name)]:
+        raise SourceError(f"{source} has the class {printable(wrong[0])}, which is not UTF-8")
     sizes, mtimes = np.array(whole.sizes, np.int64), np.array(whole.mtimes, np.int64)
     return RowTable(
         keys=whole.keys,
@@ -507,8 +539,8 @@ def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
         [
             *file, len(members.keys),
             [
-                members.kind, members.classes, members.ignored, members.left_out, members.examples,
-                members.notes, members.combinations,
+                members.kind, members.label_rule, members.classes, members.ignored,
+                members.left_out, members.examples, members.notes, members.combinations,
             ],
         ]
         for file, members in listed
@@ -549,7 +581,7 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
             return {}
         known, start = {}, 0
         for name, size, mtime, etag, count, rest in containers:
-            kind, classes, ignored, left_out, examples, noted, combinations = rest
+            kind, rule, classes, ignored, left_out, examples, noted, combinations = rest
             part = table.slice(start, count)
             start += count
             members = Members(
@@ -560,6 +592,7 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
                 labels=part["label"].to_pylist(),
                 locations=part["location"].to_pylist(),
                 kind=kind,
+                label_rule=rule,
                 classes=classes,
                 ignored=Counter(ignored),
                 left_out=Counter(left_out),

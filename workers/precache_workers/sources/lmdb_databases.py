@@ -81,8 +81,9 @@ class LMDBFormat:
             members.labels[row] = _label_of(key[len(file.name) + 1 :], labels)
         if labels:
             members.kind = infer_kind(members.labels, members.keys, where)
+            members.label_rule = "beside"
         elif any(members.labels):
-            members.kind = "names"
+            members.kind, members.label_rule = "names", "folder"
         return members
 
     def read(

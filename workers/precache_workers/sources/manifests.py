@@ -52,7 +52,13 @@ from precache_workers.sources.containers import (
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.labels import infer_kind, label_of
-from precache_workers.sources.parquet_tables import LABEL_COLUMNS, LISTED_ROWS, damaged, open_table
+from precache_workers.sources.parquet_tables import (
+    LABEL_COLUMNS,
+    LISTED_ROWS,
+    damaged,
+    open_table,
+    values_of,
+)
 
 JSON_LINES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".csv", ".tsv", *JSON_LINES)
@@ -452,5 +458,7 @@ def _parquet_rows(stream: BinaryIO, columns: Columns, where: str) -> Iterator[tu
         names = [name for name in (chosen.uri, chosen.label, chosen.key) if name is not None]
         number = 0
         for batch in table.iter_batches(LISTED_ROWS, columns=names, use_threads=False):
-            yield from enumerate(batch.to_pylist(), number + 1)
+            rows = zip(*map(values_of, batch.columns), strict=True)
+            named = (dict(zip(batch.schema.names, row, strict=True)) for row in rows)
+            yield from enumerate(named, number + 1)
             number += len(batch)

@@ -415,17 +415,27 @@ def texts_of(column: Any, name: str) -> list[str]:
         column = column.cast(pa.int8())
     elif not (is_number(column.type) or _is_text(column.type)):
         raise ValueError(f"its column {name} has values of type {column.type}; {_KEYS}")
-    try:
-        texts = ["" if value is None else str(value) for value in column.to_pylist()]
-    except UnicodeDecodeError:
-        raw = column.view(BYTES_OF[str(column.type)]).to_pylist()
-        texts = [(value or b"").decode(errors="surrogateescape") for value in raw]
+    texts = ["" if value is None else str(value) for value in values_of(column)]
     if max(map(len, texts), default=0) > MOST_TEXT:
         raise ValueError(
             f"its column {name} has a text of more than {MOST_TEXT:,} characters; keys and labels "
             "are shorter"
         )
     return texts
+
+
+def values_of(column: Any) -> list[Any]:
+    """Return the values of a column; bytes of texts that are not UTF-8 become surrogates."""
+    values: list[Any]
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        kind = BYTES_OF.get(str(column.type))
+        if kind is None:  # a text in a list or a struct
+            raise
+        values = column.view(kind).to_pylist()
+        values = [v if v is None else v.decode(errors="surrogateescape") for v in values]
+    return values
 
 
 def is_number(kind: Any) -> bool:

@@ -301,8 +301,9 @@ class _ArchiveSamples:
             members.add(key, location, size=size, mtime=time_ns, etag=etag, label=label)
         if self._labels:
             members.kind = infer_kind(members.labels, members.keys, self._file.name)
+            members.label_rule = "beside"
         elif any(members.labels):
-            members.kind = "names"
+            members.kind, members.label_rule = "names", "folder"
         lone = len(self._labels.keys() - used)
         if lone:
             members.notes["{count} .cls members of tar archives have no image beside them"] += lone
