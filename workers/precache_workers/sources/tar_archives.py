@@ -263,23 +263,23 @@ class _ArchiveSamples:
     def finish(self) -> None:
         """Add all samples to the members of the archive."""
         members = self._members
-        samples = sorted(self._images.values(), key=lambda images: _first(images).place.offset)
+        samples = sorted(self._images.items(), key=lambda item: _first(item[1]).place.offset)
         times = Counter(
-            mtime for images in samples for mtime in {image.mtime for image in images.values()}
+            mtime for _, images in samples for mtime in {image.mtime for image in images.values()}
         )
         archive = container_etag(self._file)
         unit, start = 0, 0
         whole = f">{self._compression}:{self._file.size}" if self._compression else ""
         prefix = f"{self._file.name}/"
         used: set[str] = set()
-        for images in samples:
+        for name, images in samples:
             key = next(iter(images))
-            stem, _ = self._split(key)
+            stem = self._split(key)[0] if self._whole else name
             used.add(stem)
             places = [image.place for image in images.values()]
             mtimes = [image.mtime for image in images.values()]
             suffixes = [place.suffix for place in places]
-            if len(set(suffixes)) < len(suffixes):
+            if len(suffixes) > 1 and len(set(suffixes)) < len(suffixes):
                 members.leave_out(SAME_KEY, key)
                 continue
             count_combination(members.combinations, suffixes, key)
