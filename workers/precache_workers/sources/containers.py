@@ -272,7 +272,7 @@ class ContainerSource:
         fresh = complete and any(_identity(file) not in known for file in files)
         return Listing(
             table,
-            sum((members.ignored for _, members in listed), Counter[str]()),
+            dict(sum((members.ignored for _, members in listed), Counter[str]())),
             complete,
             dict(whole.left_out),
             whole.examples,

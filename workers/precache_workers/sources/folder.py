@@ -94,7 +94,7 @@ class FolderSource:
             what = f"the source {self.folder} has no image ({ignored.total()} other files)"
             raise SourceError(f"{what}; {how}")
         tick(len(files.keys))
-        return Listing(files.table(), ignored, complete, dict(left_out), examples)
+        return Listing(files.table(), dict(ignored), complete, dict(left_out), examples)
 
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
