@@ -152,7 +152,7 @@ def run(step: Transform | Compose | Callable[[Any], Any], batch: Any, draw: Draw
 def is_drawn(step: Any) -> bool:
     """Return whether any thread may run a transform: it uses the batch and the draw alone."""
     if isinstance(step, Compose):
-        return all(map(is_drawn, step.steps))
+        return type(step).apply is Compose.apply and all(map(is_drawn, step.steps))
     return isinstance(step, Transform)
 
 
@@ -454,7 +454,7 @@ def label_mixing(transform: object) -> Mixing | None:
     steps = [transform]
     while steps:
         step = steps.pop(0)
-        if isinstance(step, Compose):
+        if isinstance(step, Compose) and type(step).apply is Compose.apply:
             steps = [*step.steps, *steps]
         elif isinstance(step, Mixing):
             return step

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import operator
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -14,8 +15,9 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
+from precache.errors import StoreError
 from precache.loading.slots import as_tensor, require_memory, row_nbytes
-from precache.reading.version_reader import FieldNames, VersionReader
+from precache.reading.version_reader import FieldNames, VersionReader, read_small_field
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
 from precache.store.version import RowKeys, Version
@@ -99,6 +101,51 @@ def dataset_of(loader: Any) -> Any:
     return None
 
 
+class _OpenedVersion:
+    """The version that a `CachedDataset` reads; a pickle holds its path, and opens it again."""
+
+    def __init__(self, uri: str, fields: FieldNames, options: Mapping[str, Any]) -> None:
+        default_collate_fn_map[RowOfBatch] = _collate
+        self._arguments = fields, options
+        self.reader = VersionReader(uri, fields, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _OpenedVersion, (self.reader.version.path, *self._arguments)
+
+    @functools.cached_property
+    def keys(self) -> Sequence[str]:
+        return RowKeys(self.reader.version, self._rows())
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray:
+        version = self.reader.version
+        if "label" not in version.arrays:
+            raise StoreError(f"{version.path} has no array 'label'; name it in fields")
+        labels: np.ndarray = read_small_field(version, "label")[self._rows()]
+        return labels
+
+    @functools.cached_property
+    def classes(self) -> tuple[str, ...]:
+        return self.reader.version.classes
+
+    @functools.cached_property
+    def row_nbytes(self) -> int:
+        return sum(row_nbytes(*column) for column in self.reader.shapes.values())
+
+    def _rows(self) -> np.ndarray:
+        """Row numbers by index."""
+        return self.reader.valid(np.arange(len(self.reader.valid)))
+
+
+class _AtHand(threading.local):
+    """(dataset, epoch, index) -> rows that were read together and that no sample has taken yet."""
+
+    rows: Mapping[tuple[int, int, int], list[RowOfBatch]] = {}
+
+
+_at_hand = _AtHand()
+
+
 class CachedDataset(Dataset[Batch]):
     """The valid rows of a version, for any `DataLoader`, with fork and spawn workers.
 
@@ -122,11 +169,18 @@ class CachedDataset(Dataset[Batch]):
 
     Notes
     -----
-    Index i is the i-th row that is not a hole, in row order. A pickle holds the version's path
-    and the storage options, not its data. `Loader` is the faster way to read batches. The samples
-    that a `DataLoader` reads together are contiguous in memory, and torch's default collation does
-    not copy them.
+    Index i is the i-th row that is not a hole, in row order: `keys` and `labels` are by index,
+    those of a `Version` are by row. `Loader` is the faster way to read batches. The samples that a
+    `DataLoader` reads together are contiguous in memory, and torch's default collation does not
+    copy them.
+
+    A subclass with its own ``__getitem__`` gives a `DataLoader` its own samples. Rows of a batch
+    are still read together: those whose indices it passes on to ``super().__getitem__``. A pickle
+    holds all attributes, also those of a subclass, but of the version only its path and the storage
+    options.
     """
+
+    # Names with two underscores are mangled: no attribute of a subclass replaces them.
 
     def __init__(
         self,
@@ -138,52 +192,114 @@ class CachedDataset(Dataset[Batch]):
         storage_options: StorageOptions = None,
         variant: int = 0,
     ) -> None:
-        default_collate_fn_map[RowOfBatch] = _collate
-        self._fields = dict(fields) if isinstance(fields, Mapping) else fields
-        self._options = {"verify": verify, "access": access, "storage_options": storage_options}
-        self._reader = VersionReader(os.fspath(uri), fields, verify, storage_options, access)
-        self.set_epoch(variant)
+        self.__opened = _OpenedVersion(
+            os.fspath(uri),
+            dict(fields) if isinstance(fields, Mapping) else fields,
+            {"verify": verify, "access": access, "storage_options": storage_options},
+        )
+        self.__reads_together = True
+        CachedDataset.set_epoch(self, variant)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Have `__getitem__` and `__getitems__`, which a `DataLoader` prefers, give the same.
+
+        A class that overrides one of them gets the other one as well, made from its own; so
+        ``super()`` in either is its base.
+        """
+        super().__init_subclass__(**options)
+        one, several = (
+            next(number for number, base in enumerate(cls.__mro__) if name in vars(base))
+            for name in ("__getitem__", "__getitems__")
+        )
+        if one < several:
+
+            def read_several(self: CachedDataset, indices: Sequence[int]) -> Sequence[Any]:
+                """Return the samples at `indices`, with their rows read together."""
+                return self.__own_samples(cls, indices)
+
+            cls.__getitems__ = read_several  # type: ignore[method-assign]
+        elif cls.__getitem__ is CachedDataset.__getitem__ and several < one:
+
+            def read_one(self: CachedDataset, index: int) -> Any:
+                """Return a sample."""
+                return cls.__getitems__(self, [index])[0]
+
+            cls.__getitem__ = read_one  # type: ignore[method-assign]
 
     def set_epoch(self, epoch: int) -> None:
         """Read the variants of an epoch, as `Loader` does; has no effect on running workers."""
-        self._epoch = whole("epoch", epoch, 0)
-        self._reader = self._reader.at_epoch(self._epoch)
+        self.__epoch = whole("epoch", epoch, 0)
 
     @property
     def version(self) -> Version:
-        return self._reader.version
+        return self.__opened.reader.version
 
     @functools.cached_property
     def keys(self) -> Sequence[str]:
         """Keys of the samples, by index."""
-        return RowKeys(self.version, self._reader.valid(np.arange(len(self))))
+        return self.__opened.keys
 
     @functools.cached_property
-    def _row_nbytes(self) -> int:
-        return sum(row_nbytes(*column) for column in self._reader.shapes.values())
+    def labels(self) -> np.ndarray:
+        """Labels of the samples, by index; read when they are first used.
+
+        (len,) int64 are class numbers, -1 for none; (len,) float32 are numbers, NaN for none;
+        (len, classes) uint8 has a 1 for each class of a sample.
+        """
+        return self.__opened.labels
+
+    @functools.cached_property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, by number; empty if there are none."""
+        return self.__opened.classes
 
     def __len__(self) -> int:
-        return len(self._reader.valid)
+        return len(self.__opened.reader.valid)
 
     def __getitem__(self, index: int) -> Batch:
         """Return field -> tensor of one row without a batch axis, and `row` (int64)."""
-        return dict(self.__getitems__([index])[0])
+        rows = _at_hand.rows and _at_hand.rows.get((id(self), self.__epoch, operator.index(index)))
+        return dict(rows.pop() if rows else self.__read([index])[0])
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[RowOfBatch]:
         """Return the samples at `indices`, read together."""
-        count = len(self)
+        return self.__read(indices)
+
+    def __read(self, indices: Sequence[int]) -> Sequence[RowOfBatch]:
+        reader = self.__opened.reader.at_epoch(self.__epoch)
+        count = len(self)  # a subclass may have fewer samples, or more than there are rows
         numbers = np.array([operator.index(index) for index in indices], np.int64)
-        if len(numbers) and not (-count <= numbers.min() and numbers.max() < count):
-            raise IndexError(f"an index of {list(indices)} is outside of the {count} samples")
-        rows = self._reader.valid(numbers % count if count else numbers)
-        if (nbytes := len(rows) * self._row_nbytes) >= LARGE_NBYTES:
+        numbers[numbers < 0] += count
+        known = min(count, len(reader.valid))
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < known):
+            raise IndexError(f"an index of {list(indices)} is outside of the {known} samples")
+        rows = reader.valid(numbers)
+        if (nbytes := len(rows) * self.__opened.row_nbytes) >= LARGE_NBYTES:
             require_memory(len(rows), nbytes)
         batch = {
             name: np.empty((len(rows), *shape), dtype)
-            for name, (shape, dtype) in self._reader.shapes.items()
+            for name, (shape, dtype) in reader.shapes.items()
         }
-        self._reader.read(rows, batch)
+        reader.read(rows, batch)
         return _RowsOfBatch(batch={name: as_tensor(values) for name, values in batch.items()})
+
+    def __own_samples(self, kind: type[CachedDataset], indices: Sequence[int]) -> Sequence[Any]:
+        """Return the samples that the `__getitem__` of a subclass makes."""
+        rows: dict[tuple[int, int, int], list[RowOfBatch]] = {}
+        # What cannot be read is read again below, where the subclass may handle the error.
+        with contextlib.suppress(Exception):
+            if self.__reads_together:
+                for index, row in zip(indices, self.__read(indices), strict=True):
+                    key = id(self), self.__epoch, operator.index(index)
+                    rows.setdefault(key, []).append(row)
+        outer, _at_hand.rows = _at_hand.rows, rows
+        try:
+            samples = [kind.__getitem__(self, index) for index in indices]
+        finally:
+            _at_hand.rows = outer
+        if rows and sum(map(len, rows.values())) == len(indices):  # it has others in mind
+            self.__reads_together = False
+        return samples
 
     @staticmethod
     def collate(samples: Sequence[Batch]) -> Batch:
@@ -191,13 +307,10 @@ class CachedDataset(Dataset[Batch]):
         batch: Batch = _collate(samples, collate_fn_map=default_collate_fn_map)
         return batch
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "uri": self.version.path,
-            "fields": self._fields,
-            "variant": self._epoch,
-            **self._options,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        CachedDataset.__init__(self, **state)
+    def __getstate__(self) -> Any:
+        """Return all attributes but what was read from the version."""
+        state: Any = super().__getstate__()
+        attributes, slots = state if isinstance(state, tuple) else (state, None)
+        read = vars(self.__opened)
+        kept = {n: value for n, value in attributes.items() if read.get(n, self) is not value}
+        return (kept, slots) if slots else kept

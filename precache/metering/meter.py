@@ -75,8 +75,12 @@ class Meter(Generic[Batch]):
         batch_keys = keys_in_batch(batch)
         dataset = dataset_of(loader)
         if isinstance(dataset, CachedDataset):
-            keys = dataset.version.keys
-            return lambda: tuple(keys[int(row)] for row in batch_keys())
+            keys, rows = dataset.version.keys, dataset.version.rows
+            # A subclass may give keys of its own.
+            return lambda: tuple(
+                keys[key] if isinstance(key, int) and 0 <= key < rows else key
+                for key in batch_keys()
+            )
         return batch_keys
 
 

@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     DistributedSampler,
     Subset,
+    WeightedRandomSampler,
     default_collate,
     random_split,
 )
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 import precache
-from precache.errors import PrecacheError, StoreError, UsageError
+from precache.errors import DamageError, PrecacheError, StoreError, UsageError
+from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
 
 
@@ -295,3 +298,248 @@ def test_samples_that_were_changed_in_place_are_collated_as_they_are(
             sample["image"].unsqueeze_(0)
     expected = torch.stack([sample["image"] for sample in samples])
     assert torch.equal(default_collate(samples)["image"], expected)
+
+
+# --- subclasses ---------------------------------------------------------------------------------
+
+
+class Scaled(precache.CachedDataset):
+    """Tuples, with a signature and attributes of its own."""
+
+    def __init__(self, scale: float, *, store: str | Path, note: str = "") -> None:
+        super().__init__(store)
+        self.scale, self._options, self.labels = scale, {"note": note}, np.arange(3)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        return sample["image"].float() * self.scale, int(sample["row"]), self._options["note"]
+
+
+class Halved(Scaled):
+    """A subclass of a subclass, which asks its base for several samples."""
+
+    def __getitem__(self, index: int) -> Any:
+        samples: Any = super().__getitems__([index])
+        [(image, row, note)] = samples
+        return image / 2, row, note + "!"
+
+
+class _Negated:
+    def __getitem__(self, index: int) -> Any:
+        return -super().__getitem__(index)["image"].float(), index  # type: ignore[misc]
+
+
+class Mixed(_Negated, precache.CachedDataset):
+    pass
+
+
+class Reversed(precache.CachedDataset):
+    """With indices of its own, of which it has more than there are rows."""
+
+    def __len__(self) -> int:
+        return 2 * super().__len__()
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(20 - index % 21) | {"index": torch.tensor(index)}
+
+
+class Slotted(precache.CachedDataset):
+    __slots__ = ("scale",)
+    scale: int
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)["image"] * self.scale
+
+
+class InBatches(precache.CachedDataset):
+    """Its samples are made together."""
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        samples = super().__getitems__(indices)
+        return [{"image": s["image"].float().neg(), "row": s["row"]} for s in samples]
+
+
+class Both(InBatches):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        return [self[index] | {"both": torch.tensor(1)} for index in indices]
+
+
+def _make(kind: type[precache.CachedDataset], store: BuiltStore) -> Any:
+    if issubclass(kind, Scaled):
+        return kind(3.0, store=store.path, note="own")
+    made = kind(store.path)
+    if isinstance(made, Slotted):
+        made.scale = 2
+    return made
+
+
+def _list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return torch.equal(one, other) if torch.is_tensor(one) else bool(one == other)
+
+
+KINDS = [Scaled, Halved, Mixed, Reversed, Slotted, InBatches]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loader_gets_the_samples_of_a_subclass(
+    kind: type[precache.CachedDataset], stores: dict[str, BuiltStore]
+) -> None:
+    dataset = _make(kind, stores["raw"])
+    expected = [dataset[index] for index in range(len(dataset))]
+    assert not _same(expected[0], precache.CachedDataset(stores["raw"].path)[0])
+    half, _ = random_split(dataset, [11, len(dataset) - 11], torch.Generator().manual_seed(0))
+    chosen = [4, 0, 0, 20]
+    for source, indices in (
+        (dataset, range(len(dataset))), (Subset(dataset, chosen), chosen), (half, half.indices),
+        (ConcatDataset([Subset(dataset, chosen), dataset]), [*chosen, *range(len(dataset))]),
+    ):  # fmt: skip
+        for options in ({"collate_fn": _list}, {"collate_fn": _list, "num_workers": 1}, {}):
+            loader: DataLoader[Any] = DataLoader(source, batch_size=4, **options)
+            wanted = [expected[index] for index in indices]
+            batches = [wanted[start : start + 4] for start in range(0, len(wanted), 4)]
+            if not options:
+                batches = [default_collate(batch) for batch in batches]
+            assert _same(batches, list(loader)), (source, options)
+    single: DataLoader[Any] = DataLoader(dataset, batch_size=None, sampler=chosen)
+    assert [_same(expected[i], found) for i, found in zip(chosen, single, strict=True)]
+
+
+def test_a_subclass_that_overrides_both_is_asked_for_both(stores: dict[str, BuiltStore]) -> None:
+    dataset = _make(Both, stores["raw"])
+    assert dataset[3].keys() == {"image", "row"}
+    assert dataset.__getitems__([3])[0].keys() == {"image", "row", "both"}
+
+
+@pytest.mark.parametrize("kind", [precache.CachedDataset, *KINDS])
+@pytest.mark.parametrize(
+    "clone", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))]
+)
+def test_copies_and_pickles_keep_all_attributes_and_no_data(
+    kind: type[precache.CachedDataset], clone: Callable[[Any], Any], stores: dict[str, BuiltStore]
+) -> None:
+    dataset = _make(kind, stores["raw"])
+    dataset.scale, dataset.names = 5, {"a": [1]}
+    before = dataset[4]
+    _ = dataset.keys, dataset.labels, dataset.classes
+    assert len(pickle.dumps(dataset)) < 1_500
+    other = clone(dataset)
+    assert type(other) is kind
+    assert (other.scale, other.names) == (5, {"a": [1]})
+    assert _same(before, other[4])
+    assert np.array_equal(other.labels, dataset.labels)
+    assert list(other.keys) == list(dataset.keys)
+    other.set_epoch(1)
+    assert _same(before, dataset[4])
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.heavy)])
+def test_workers_have_the_attributes_of_a_subclass(
+    context: str, stores: dict[str, BuiltStore]
+) -> None:
+    dataset = _make(Scaled, stores["raw"])
+    dataset.scale = 0.5
+    loader: DataLoader[Any] = DataLoader(
+        dataset, 6, num_workers=1, multiprocessing_context=context, collate_fn=_list
+    )
+    assert _same([sample for batch in loader for sample in batch], [dataset[i] for i in range(21)])
+
+
+def test_rows_of_a_batch_are_read_together_for_a_subclass(
+    stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    read = VersionReader.read
+
+    def counted(self: VersionReader, rows: np.ndarray, *args: Any, **options: Any) -> None:
+        reads.append(len(rows))
+        read(self, rows, *args, **options)
+
+    monkeypatch.setattr(VersionReader, "read", counted)
+    for kind, expected in (
+        (Scaled, [8, 8, 5]), (Mixed, [8, 8, 5]), (Reversed, [8, *[1] * 42]), (Slotted, [8, 8, 5])
+    ):  # fmt: skip
+        reads.clear()
+        list(DataLoader(_make(kind, stores["raw"]), 8, collate_fn=_list))
+        assert reads == expected, kind
+
+
+def test_each_sample_of_a_subclass_is_its_own(stores: dict[str, BuiltStore]) -> None:
+    class Zeroed(precache.CachedDataset):
+        def __getitem__(self, index: int) -> Any:
+            sample = super().__getitem__(index)
+            before = sample["image"].clone()
+            sample["image"].zero_()
+            return before
+
+    dataset: Any = Zeroed(stores["raw"].path)
+    plain = precache.CachedDataset(stores["raw"].path)
+    for image in dataset.__getitems__([2, 2]):
+        assert torch.equal(image, plain[2]["image"])
+
+
+def test_a_subclass_may_handle_what_cannot_be_read(
+    copy_store: Callable[..., BuiltStore], stores: dict[str, BuiltStore]
+) -> None:
+    class Patient(precache.CachedDataset):
+        def __getitem__(self, index: int) -> Any:
+            try:
+                return super().__getitem__(index)["row"]
+            except DamageError:
+                return torch.tensor(-1)
+
+    store = copy_store(stores["raw"])
+    path = store.shard_path(0)
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    [rows] = DataLoader(Patient(store.path), 21)
+    assert (rows < 0).any()
+    assert (rows >= 0).any()
+
+
+def test_fewer_samples_than_rows(stores: dict[str, BuiltStore]) -> None:
+    class Few(precache.CachedDataset):
+        def __len__(self) -> int:
+            return 5
+
+    dataset: Any = Few(stores["raw"].path)
+    assert len(list(dataset)) == 5
+    assert [len(batch["row"]) for batch in DataLoader(dataset, 2)] == [2, 2, 1]
+    assert int(dataset[-1]["row"]) == int(dataset[4]["row"])
+
+
+# --- labels -------------------------------------------------------------------------------------
+
+
+def test_labels_are_those_of_the_samples(dataset: precache.CachedDataset) -> None:
+    assert dataset.labels.shape == (21,)
+    assert dataset.labels.dtype == np.int64
+    # Iterated by __getitem__ and IndexError, which torch's types do not tell.
+    assert dataset.labels.tolist() == [int(s["label"]) for s in dataset]  # type: ignore[attr-defined]
+    assert dataset.classes == dataset.version.classes == ("cat", "dog", "eel")
+    assert len(dataset.version.labels) > 21, "there must be holes"
+    labels = torch.from_numpy(dataset.labels)
+    sampler = WeightedRandomSampler((labels == 1).double().tolist(), 50)
+    for batch in DataLoader(dataset, 10, sampler=sampler):
+        assert (batch["label"] == 1).all()
+
+
+def test_labels_are_read_when_they_are_used(
+    dataset: precache.CachedDataset, stores: dict[str, BuiltStore]
+) -> None:
+    only_images = precache.CachedDataset(stores["raw"].path, fields=["image"])
+    assert np.array_equal(only_images.labels, dataset.labels)
+    assert precache.CachedDataset(stores["raw"].path).__dict__.keys() & {"labels", "keys"} == set()

@@ -592,3 +592,24 @@ def test_rows_that_fill_up_the_last_step_are_augmented_anew(
     assert all(len(each) == 2 for each in _repeated(drawn))
     alone = dict(_crops(tile_store, batch_size=4, shuffle=shuffle))
     assert set(alone.items()) <= set(drawn)  # by its row, as in any other order
+
+
+class _Ordered(Compose):
+    """Takes batches one after another, as a callable does, and numbers them."""
+
+    def apply(self, batch: Any, draw: Any) -> Any:
+        self.count = getattr(self, "count", -1) + 1
+        return {**super().apply(batch, draw), "count": self.count}
+
+
+def test_a_compose_with_its_own_apply_runs_in_order_on_the_thread_of_the_loop(
+    tile_store: BuiltStore,
+) -> None:
+    transform = _Ordered([HorizontalFlip()])
+    with precache.Loader(
+        tile_store.path, 4, device="cpu", num_threads=4, transform=transform
+    ) as loader:
+        batches = iter(loader)
+        assert next(batches)["count"] == 0
+        assert transform.count == 0
+        assert [batch["count"] for batch in batches] == list(range(1, len(loader)))

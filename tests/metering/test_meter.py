@@ -198,6 +198,22 @@ def test_keys_of_a_cached_dataset_are_known(
     assert reports[0].slow[0].keys == tuple(dataset.keys[8:10])
 
 
+class _Keyed(precache.CachedDataset):
+    def __getitem__(self, index: int) -> Any:
+        return {"key": f"own {index}", "row": 1 << 40}
+
+
+def test_keys_of_a_subclass_are_its_own(
+    stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    loader = torch.utils.data.DataLoader(_Keyed(stores["raw"].path), 2)
+    Delayed(loader, monkeypatch, 4, clock)
+    reports = Reports()
+    for _ in precache.meter(loader, to=[reports]):
+        pass
+    assert reports[0].slow[0].keys == ("own 8", "own 9")
+
+
 def test_it_iterates_like_the_loader_for_any_number_of_epochs() -> None:
     loader, reports = Slept([0.0] * 7), Reports()
     metered = precache.meter(loader, every=3, to=[reports])
