@@ -119,7 +119,10 @@ def bench(
     row_nbytes = sum(field.row_nbytes for field in fields.values())
     batch_size = min(batch_size, rows)
     copy = _make_copy(rows, row_nbytes, batch_size)
-    with Loader(uri, batch_size, device="cpu", num_threads=num_threads, **loader_options) as loader:
+    loader_options = {
+        "device": "cpu", "num_threads": num_threads, "rank": 0, "world_size": 1, **loader_options
+    }  # fmt: skip
+    with Loader(uri, batch_size, **loader_options) as loader:
         tick("first epoch")
         first = _measure(lambda: _read(loader))
         _measure(copy)

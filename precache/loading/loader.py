@@ -109,7 +109,8 @@ class Loader:
         Options of a remote file system, as its fsspec class takes them.
     rank, world_size
         This process among those that train together, each with its own part of every step's rows;
-        by default from `torch.distributed`, torchrun, srun or mpirun, else 0 of 1. All have the
+        by default from `torch.distributed`, or the variables of torchrun, srun, mpirun and other
+        launchers, else 0 of 1. Variables that leave it unclear are refused. All have the
         same number of batches: without `drop_last`, rows from the epoch's beginning fill up its
         end. Where `torch.distributed` is initialised with ``MASTER_ADDR``, a rank is refused that
         disagrees with another in what decides the rows; `stats` counts the ranks compared.

@@ -1,26 +1,63 @@
-"""Rank and world size of this process, from `torch.distributed` or the launcher."""
+"""Rank and world size of this process, from `torch.distributed` or the launcher.
+
+Sources of the variables' names: torchrun's documentation, srun(1) and sbatch(1), Open MPI's
+"Environment variables set for MPI applications", the user guide of MVAPICH2, Hydra of MPICH and
+Intel MPI, HPE PALS, flux-environment(7), jsrun, and horovodrun.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 
 import torch.distributed
 
 from precache.errors import UsageError
 
-VARIABLES = (
-    ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+
+@dataclass(frozen=True)
+class Launcher:
+    """Names of the variables that a launcher sets for each process; empty where it sets none."""
+
+    rank: str
+    size: str = ""
+    local_rank: str = ""
+    local_size: str = ""
+
+
+TORCH = Launcher("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+SLURM = Launcher(
+    "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"
 )
-"""Rank and world size as torchrun, Slurm's srun and Open MPI's mpirun set them."""
+_NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+_MPI = ("OMPI_COMM_WORLD", "MV2_COMM_WORLD", "MVP_COMM_WORLD", "PMI", "JSM_NAMESPACE", "HOROVOD")
+LAUNCHERS = (
+    TORCH,
+    *(Launcher(*(f"{prefix}_{name}" for name in _NAMES)) for prefix in _MPI),
+    Launcher("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    Launcher("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
+    Launcher("PALS_RANKID", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    Launcher("PMIX_RANK", "", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
+    SLURM,
+)
+"""The innermost first: Slurm starts mpirun, which starts torchrun."""
 
-LOCAL_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
-"""Rank among the processes of the node, from the same launchers."""
+STEP_TASKS, JOB_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS"), "SLURM_NTASKS_PER_NODE"
+STEP, STEP_NODES, JOB = "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID"
+ELASTIC = "TORCHELASTIC_RUN_ID"
+VARIABLES = frozenset(
+    [name for launcher in LAUNCHERS for name in astuple(launcher) if name]
+    + [*STEP_TASKS, JOB_TASKS, STEP, STEP_NODES, JOB, ELASTIC]
+)
+"""All variables that are read."""
 
-LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-"""Number of processes of the node, from the same; Slurm's is a list such as ``4(x2),3``."""
+SPECIAL_STEPS = 0xFFFFFFF0
+"""Slurm numbers batch scripts and interactive shells of a job from here on."""
+
+Reading = tuple[int | None, int | None]
+"""Rank and world size; None where a launcher does not say."""
 
 
 def find_rank(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
@@ -31,12 +68,13 @@ def find_rank(rank: int | None = None, world_size: int | None = None) -> tuple[i
     Raises
     ------
     UsageError
-        One was given without the other, or there is no such rank.
+        One was given without the other, there is no such rank, or the launcher's variables do not
+        tell the rank of this process.
     """
     if (rank is None) != (world_size is None):
         raise UsageError(f"rank is {rank} and world_size is {world_size}; give both, or neither")
     if rank is None or world_size is None:
-        rank, world_size = _detect_rank()
+        return _detect_rank()
     if not 0 <= rank < world_size:
         raise UsageError(f"rank is {rank} of {world_size}; ranks count from 0")
     return rank, world_size
@@ -44,17 +82,17 @@ def find_rank(rank: int | None = None, world_size: int | None = None) -> tuple[i
 
 def find_local_rank() -> int | None:
     """Return the rank of this process on its node; None without a launcher."""
-    for name in LOCAL_VARIABLES:
+    for launcher in LAUNCHERS:
         with contextlib.suppress(KeyError, ValueError):
-            return int(os.environ[name])
+            return int(os.environ[launcher.local_rank])
     return None
 
 
 def find_local_size() -> int:
     """Return the most ranks that a node has; 1 without a launcher."""
-    for name in LOCAL_SIZES:
+    for launcher in LAUNCHERS:
         with contextlib.suppress(KeyError, ValueError):
-            parts = os.environ[name].split(",")
+            parts = os.environ[launcher.local_size].split(",")  # Slurm's is such as ``4(x2),3``
             return max(1, *(int(part.partition("(")[0]) for part in parts))
     return 1
 
@@ -73,10 +111,105 @@ def require_rank(rank: int, world_size: int) -> None:
 def _detect_rank() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    for names in VARIABLES:
-        try:
-            rank, world_size = (int(os.environ[name]) for name in names)
-        except (KeyError, ValueError):
-            continue
-        return rank, world_size
-    return 0, 1
+    rank, size = _reading(TORCH)
+    if rank is not None and size is not None and (size > 1 or ELASTIC in os.environ):
+        return rank, size  # inside whatever started torchrun
+    readings = {launcher: _reading(launcher) for launcher in LAUNCHERS}
+    whole = {
+        launcher: (rank, size)
+        for launcher, (rank, size) in readings.items()
+        if rank is not None and size is not None
+    }
+    if not whole:
+        _require_alone(readings)
+        return 0, 1
+    # The innermost one that started several processes.
+    chosen = max(whole, key=lambda launcher: whole[launcher][1] > 1)
+    for launcher, reading in readings.items():
+        if _contradicts(launcher, reading, whole[chosen]):
+            names = astuple(chosen)[:2]
+            raise _unclear(
+                "launchers disagree on the rank of this process",
+                [*names, *astuple(launcher)[:2], *STEP_TASKS],
+                "give rank= and world_size= of the right one, such as "
+                "rank=int(os.environ['{}']), world_size=int(os.environ['{}'])".format(*names),
+            )
+    return whole[chosen]
+
+
+def _reading(launcher: Launcher) -> Reading:
+    """Return what a launcher says.
+
+    Raises
+    ------
+    UsageError
+        A variable is no number, or the rank is not below the number of processes.
+    """
+    rank, size = _number(launcher.rank), _number(launcher.size)
+    if launcher is SLURM and size is None:
+        if not _in_step(rank):
+            return None, None
+        size = next(filter(None, map(_number, STEP_TASKS)), None)
+    if rank is not None and size is not None and rank >= size:
+        names = [launcher.rank, launcher.size, *STEP_TASKS]
+        raise _unclear("the rank must be below the number of processes", names)
+    return rank, size
+
+
+def _number(name: str) -> int | None:
+    """Return the number in a variable; None if it is not set, or empty."""
+    value = os.environ.get(name, "").strip()
+    if value and not (value.isascii() and value.isdecimal()):
+        raise _unclear("the rank of this process is unclear, as this is no number", [name])
+    return int(value) if value else None
+
+
+def _in_step(rank: int | None) -> bool:
+    """Return whether srun started this process; in a batch script, the rank is 0 as well."""
+    step = os.environ.get(STEP, "")
+    return bool(rank) or (step.isdecimal() and int(step) < SPECIAL_STEPS)
+
+
+def _contradicts(launcher: Launcher, reading: Reading, chosen: tuple[int, int]) -> bool:
+    """Return whether a launcher says something else than the chosen one."""
+    rank, size = reading
+    if rank is None or size is None:
+        return rank not in (None, chosen[0]) or size not in (None, 1, chosen[1])
+    if size == 1:
+        return launcher is TORCH and chosen[1] > 1
+    # With one task for each node, srun started the daemons of mpirun, or mpirun on each node.
+    if launcher is SLURM and _number(STEP_NODES) == size and size < chosen[1]:
+        return False
+    return reading != chosen
+
+
+def _require_alone(readings: dict[Launcher, Reading]) -> None:
+    """Raise `UsageError` if a variable suggests that there are several processes."""
+    for launcher, (rank, size) in readings.items():
+        if rank is not None or size not in (None, 1):
+            half = "the number of processes, and no rank"
+            if size is None:
+                half = "a rank, and not the number of processes"
+            raise _unclear(f"the launcher gave this process {half}", astuple(launcher)[:2])
+    tasks = [name for name in (*STEP_TASKS, JOB_TASKS) if (_number(name) or 1) > 1]
+    if tasks or (_number(SLURM.rank) is not None and JOB not in os.environ):
+        raise _unclear(
+            "this process may be one of several tasks of a Slurm job, or the only one",
+            [SLURM.rank, *(tasks or STEP_TASKS)],
+            "start it by srun; or " + WAY_OUT,
+        )
+    if find_local_rank() or find_local_size() > 1:
+        local = [name for launcher in LAUNCHERS for name in astuple(launcher)[2:]]
+        raise _unclear("the launcher gave this process a rank on its node alone", local)
+
+
+WAY_OUT = (
+    "give rank= and world_size=, or set RANK and WORLD_SIZE: 0 and 1 for a process that trains "
+    "alone"
+)
+
+
+def _unclear(what: str, names: Iterable[str], way_out: str = WAY_OUT) -> UsageError:
+    """Make the error that names variables with their values."""
+    values = [f"{name}={os.environ[name]!r}" for name in dict.fromkeys(names) if name in os.environ]
+    return UsageError(f"{what}: {', '.join(values)}; {way_out}")

@@ -133,13 +133,28 @@ def summarize(
     )
 
 
+_unclear: set[str] = set()
+"""Errors about the rank of this process of which the log has a warning."""
+
+
+def reporting_rank() -> tuple[int, int]:
+    """Return rank and world size; 0 and 1 if they are unclear, since no meter ends a training."""
+    try:
+        return find_rank()
+    except UsageError as error:
+        if str(error) not in _unclear:
+            _unclear.add(str(error))
+            log.warning("the meter reports this process alone, as rank 0 of 1: %s", error)
+        return 0, 1
+
+
 class Publisher:
     """The thread that makes the reports of one iteration, shares them and calls the outputs."""
 
     def __init__(self, settings: MeterSettings) -> None:
         self.machine = MachineReader()
         self._settings = settings
-        self._rank, self._world_size = find_rank()
+        self._rank, self._world_size = reporting_rank()
         self._store: RankKeyValue | None = None
         self._hurry = threading.Event()
         self._threads = Threads(1, "precache-meter")

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from precache.loading.cuda_clock import stall_clock
-from precache.loading.ranks import find_rank
 from precache.metering.publisher import (
     MeterSettings,
     Publisher,
     SampleKeys,
     Wait,
     Window,
+    reporting_rank,
     summarize,
 )
 from precache.metering.report import StallReport
@@ -154,8 +154,7 @@ class StallRecorder:
     def take(self) -> StallReport:
         """Return a report of the steps since the last one, without publishing it."""
         machine = self._publisher.machine.read() if self._publisher else Machine()
-        rank = find_rank()
-        return summarize(self._settings, self._window(0), machine, *rank)
+        return summarize(self._settings, self._window(0), machine, *reporting_rank())
 
     def _window(self, number: int) -> Window:
         before, self._reported_work = self._reported_work, self._work_time()

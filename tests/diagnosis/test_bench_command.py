@@ -40,6 +40,14 @@ def test_a_batch_is_no_larger_than_the_store(store: BuiltStore) -> None:
     assert precache.bench(store.path, epochs=1).batch_size == 21
 
 
+def test_the_whole_store_is_read_whatever_rank_this_process_has(
+    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMIX_RANK", "1")
+    result = precache.bench(store.path, batch_size=8, epochs=1)
+    assert (result.batch_size, result.samples) == (8, 21)
+
+
 def test_rows_count_all_their_fields(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 6)
     fields = {

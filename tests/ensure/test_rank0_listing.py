@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
+import precache
 from precache.errors import BuildError
 from precache_workers.ensure.rank0_listing import Rank0Channel
+from tests.conftest import BuiltStore
 from tests.support.building import environment, write, write_jpegs
 
 _RANK = """
@@ -132,3 +134,13 @@ def test_a_failure_that_is_none_of_ours_is_named() -> None:
     leader.fail(MemoryError())
     with pytest.raises(BuildError, match=r"^rank 0: MemoryError\(\)$"):
         Rank0Channel(store, "asked", is_rank0=False).receive()
+
+
+def test_a_process_whose_rank_is_unclear_lists_the_source_itself(
+    stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMIX_RANK", "1")
+    store = stores["raw"]
+    version = precache.ensure(store.source, store.path, store.recipe, shard_samples=8)
+    assert version is not None
+    assert version.id == store.result.version

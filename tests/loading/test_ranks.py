@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,77 +16,165 @@ import torch
 import precache
 from precache.errors import UsageError
 from precache.loading.options import find_device
-from precache.loading.ranks import (
-    LOCAL_SIZES,
-    LOCAL_VARIABLES,
-    VARIABLES,
-    find_local_rank,
-    find_local_size,
-    find_rank,
-)
+from precache.loading.ranks import VARIABLES, find_local_rank, find_local_size, find_rank
 from tests.conftest import BuiltStore
 from tests.support.building import environment
 
 
 def launch(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     """Set what a launcher sets, and nothing that another launcher sets."""
-    for name in (*itertools.chain(*VARIABLES), *LOCAL_VARIABLES, *LOCAL_SIZES):
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
 
+def _variables(text: str) -> dict[str, str]:
+    return dict(part.split("=") for part in text.split())
+
+
+JOB = "SLURM_JOB_ID=7 SLURM_PROCID=0"
+TORCHRUN = "TORCHELASTIC_RUN_ID=x RANK={} WORLD_SIZE={}"
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, (0, 1)),
-        ({"RANK": "3", "WORLD_SIZE": "4"}, (3, 4)),
-        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, (1, 2)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),  # a batch script, not a step of it
-        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}, (5, 6)),
-        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0"}, (1, 2)),
-        ({"RANK": "x", "WORLD_SIZE": "2"}, (0, 1)),
+        ("", (0, 1)),
+        ("RANK=3 WORLD_SIZE=4", (3, 4)),
+        ("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", (1, 2)),
+        ("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=6", (5, 6)),
+        ("MV2_COMM_WORLD_RANK=5 MV2_COMM_WORLD_SIZE=6 PMI_SIZE=6", (5, 6)),
+        ("MVP_COMM_WORLD_RANK=5 MVP_COMM_WORLD_SIZE=6", (5, 6)),
+        ("PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", (2, 4)),
+        ("JSM_NAMESPACE_RANK=1 JSM_NAMESPACE_SIZE=2", (1, 2)),
+        ("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2", (1, 2)),
+        ("HOROVOD_RANK=1 HOROVOD_SIZE=2", (1, 2)),
+        # Slurm's other names, within a step.
+        ("SLURM_PROCID=3 SLURM_NTASKS=4", (3, 4)),
+        ("SLURM_PROCID=3 SLURM_NPROCS=4", (3, 4)),
+        (f"{JOB} SLURM_STEP_ID=0 SLURM_NTASKS=4", (0, 4)),
+        # A batch script or an interactive shell of a job for one process.
+        (JOB, (0, 1)),
+        (f"{JOB} SLURM_TASKS_PER_NODE=64", (0, 1)),
+        (f"{JOB} SLURM_NTASKS=1 SLURM_NTASKS_PER_NODE=1", (0, 1)),
+        (f"{JOB} SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=8", (0, 1)),
+        # torchrun and mpirun within a job, a batch script or a step.
+        ("RANK=1 WORLD_SIZE=2 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=8", (1, 2)),
+        (f"{TORCHRUN.format(0, 1)} SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8", (0, 1)),
+        (f"{TORCHRUN.format(1, 2)} PMIX_RANK=0 {JOB} SLURM_NTASKS=8", (1, 2)),
+        (f"RANK=0 WORLD_SIZE=1 {JOB} SLURM_NTASKS=8", (0, 1)),
+        (f"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=3 {JOB} SLURM_NTASKS=8", (3, 4)),
+        ("PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", (1, 4)),
+        # Hydra and orted are started by srun, one for each node.
+        (
+            "PMI_RANK=5 PMI_SIZE=8 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2",
+            (5, 8),
+        ),
+        # Several that agree.
+        ("PMI_RANK=1 PMI_SIZE=4 PMIX_RANK=1 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4", (1, 4)),
+        ("PALS_RANKID=1 PMI_RANK=1 PMI_SIZE=4", (1, 4)),
+        ("PMIX_RANK=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", (0, 1)),
+        ("WORLD_SIZE=4 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4", (3, 4)),
+        ("RANK= WORLD_SIZE= PMI_RANK=1 PMI_SIZE=2", (1, 2)),
+        # A size of one says it all.
+        ("WORLD_SIZE=1", (0, 1)),
+        ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", (0, 1)),
     ],
 )
 def test_launchers_say_it_in_the_environment(
-    variables: dict[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    variables: str, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch(monkeypatch, variables)
+    launch(monkeypatch, _variables(variables))
     assert find_rank() == expected
 
 
 @pytest.mark.parametrize(
-    ("variables", "expected"),
+    ("variables", "named"),
     [
-        ({}, None),
-        ({"LOCAL_RANK": "2", "SLURM_LOCALID": "1"}, 2),
-        ({"SLURM_LOCALID": "1"}, 1),
-        ({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}, 3),
-        ({"LOCAL_RANK": ""}, None),
+        ("PMIX_RANK=0", "PMIX_RANK='0'"),
+        ("PMIX_RANK=3 PMIX_LOCAL_RANK=1", "PMIX_RANK='3'"),
+        ("PALS_RANKID=0 PALS_LOCAL_SIZE=4", "PALS_RANKID='0'"),
+        ("RANK=0", "RANK='0'"),
+        ("WORLD_SIZE=2 LOCAL_RANK=0", "WORLD_SIZE='2'"),
+        ("PMI_RANK=1", "PMI_RANK='1'"),
+        ("OMPI_COMM_WORLD_SIZE=8", "OMPI_COMM_WORLD_SIZE='8'"),
+        ("SLURM_PROCID=0", "SLURM_PROCID='0'"),
+        ("SLURM_PROCID=1", "SLURM_PROCID='1'"),
+        ("SLURM_NTASKS=8", "SLURM_NTASKS='8'"),
+        (f"{JOB} SLURM_NTASKS=8", "SLURM_PROCID='0', SLURM_NTASKS='8'"),
+        (f"{JOB} SLURM_NTASKS_PER_NODE=4", "SLURM_PROCID='0', SLURM_NTASKS_PER_NODE='4'"),
+        ("SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS='2'"),
+        ("LOCAL_RANK=1", "LOCAL_RANK='1'"),
+        ("MPI_LOCALNRANKS=4", "MPI_LOCALNRANKS='4'"),
+        ("RANK=x WORLD_SIZE=2", "no number: RANK='x'"),
+        ("PMI_RANK=-1 PMI_SIZE=2", "no number: PMI_RANK='-1'"),
+        ("RANK=2 WORLD_SIZE=2", "below .*: RANK='2', WORLD_SIZE='2'"),
     ],
 )
-def test_launchers_number_the_ranks_of_a_node(
-    variables: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch
+def test_variables_that_do_not_tell_the_rank_are_refused(
+    variables: str, named: str, stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch(monkeypatch, variables)
-    assert find_local_rank() == expected
+    launch(monkeypatch, _variables(variables))
+    store = stores["raw"].path
+    with pytest.raises(UsageError, match=f"{named}.*; .*give rank= and world_size=, or set RANK"):
+        precache.Loader(store, 4, device="cpu")
+    with precache.Loader(store, 4, device="cpu", rank=0, world_size=1) as loader:
+        assert len(list(loader)) == 6
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert find_rank() == (3, 4)
 
 
 @pytest.mark.parametrize(
-    ("variables", "expected"),
+    "variables",
     [
-        ({}, 1),
-        ({"LOCAL_WORLD_SIZE": "8", "SLURM_STEP_TASKS_PER_NODE": "4"}, 8),
-        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),6,1"}, 6),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 3),
-        ({"LOCAL_WORLD_SIZE": "many", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        "PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2",
+        "PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4",
+        "PMI_RANK=1 PMI_SIZE=4 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
+        "PMI_RANK=1 PMI_SIZE=4 PMIX_RANK=0",
+        "PMIX_RANK=3 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1",
+        "WORLD_SIZE=8 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4",
+        "RANK=0 WORLD_SIZE=1 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4",
+        "RANK=0 WORLD_SIZE=1 PMI_RANK=3 PMI_SIZE=4",
     ],
 )
-def test_the_ranks_of_a_node_are_counted_as_its_launcher_says(
-    variables: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+def test_launchers_that_disagree_are_refused(
+    variables: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch(monkeypatch, variables)
-    assert find_local_size() == expected
+    launch(monkeypatch, _variables(variables))
+    with pytest.raises(UsageError, match="launchers disagree on the rank") as refused:
+        find_rank()
+    text = str(refused.value)
+    assert all(f"{name}={value!r}" in text for name, value in _variables(variables).items())
+    options = eval(f"dict({text.partition('such as ')[2]})", {"os": os})
+    assert find_rank(**options) == (options["rank"], options["world_size"])
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank", "size"),
+    [
+        ("", None, 1),
+        ("LOCAL_RANK=2 SLURM_LOCALID=1", 2, 1),
+        ("SLURM_LOCALID=1", 1, 1),
+        ("OMPI_COMM_WORLD_LOCAL_RANK=3 OMPI_COMM_WORLD_LOCAL_SIZE=4 SLURM_LOCALID=0", 3, 4),
+        ("MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2", 1, 2),
+        ("PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2", 1, 2),
+        ("MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=2", 1, 2),
+        ("FLUX_TASK_LOCAL_ID=1", 1, 1),
+        ("PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=2", 1, 2),
+        ("PMIX_LOCAL_RANK=1", 1, 1),
+        ("LOCAL_RANK=", None, 1),
+        ("LOCAL_WORLD_SIZE=8 SLURM_STEP_TASKS_PER_NODE=4", None, 8),
+        ("SLURM_STEP_TASKS_PER_NODE=4(x2),6,1", None, 6),
+        ("LOCAL_WORLD_SIZE=many OMPI_COMM_WORLD_LOCAL_SIZE=2", None, 2),
+    ],
+)
+def test_launchers_number_and_count_the_ranks_of_a_node(
+    variables: str, rank: int | None, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(monkeypatch, _variables(variables))
+    assert (find_local_rank(), find_local_size()) == (rank, size)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +193,7 @@ def test_a_device_is_named_with_its_number(
 ) -> None:
     """On a machine with four devices, the second of which is the current one."""
     _pretend_four_devices(monkeypatch)
-    for name in LOCAL_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    if local_rank is not None:
-        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    launch(monkeypatch, {} if local_rank is None else {"LOCAL_RANK": local_rank})
     assert str(find_device(asked)) == expected
 
 

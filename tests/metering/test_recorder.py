@@ -54,6 +54,19 @@ def test_ranks_without_a_store_report_each_for_itself(monkeypatch: pytest.Monkey
     assert "worst" not in str(report)
 
 
+def test_a_meter_ends_no_training_whose_rank_is_unclear(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PMIX_RANK", "17")
+    reports: list[precache.StallReport] = []
+    metered = precache.meter(range(3), every=1, to=[reports.append])
+    assert list(metered) == list(metered) == [0, 1, 2]
+    assert (metered.report().rank, reports[0].rank, reports[0].world_size) == (0, 0, 1)
+    [record] = caplog.records
+    assert "this process alone, as rank 0 of 1: the launcher gave" in record.getMessage()
+    assert "PMIX_RANK='17'" in record.getMessage()
+
+
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [

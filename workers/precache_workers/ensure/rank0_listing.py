@@ -106,6 +106,10 @@ def rank0_channel(request: Request) -> Rank0Channel | None:
     """Open the channel for a request; returns None outside a `torch.distributed` job of ranks."""
     if "torch.distributed" not in sys.modules:
         return None
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
     from precache.loading.job_store import job_store, key_prefix
     from precache.loading.ranks import find_rank
 
