@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
@@ -282,6 +283,7 @@ class Loader:
         if self._closed.is_set():
             return
         # With its first batch, not when it is made: some trainers make one that they never use.
+        self._require_own_rows()
         check = self.rank_check
         epoch, start = self._position.begin()
         check.register(lambda: self.settings(start))
@@ -301,6 +303,22 @@ class Loader:
                 self._clock.requested()
                 check.advance()
                 ready = source.stream.ready
+
+    def _require_own_rows(self) -> None:
+        """Raise `UsageError` if each of several workers of a `DataLoader` would read all rows."""
+        worker = get_worker_info()
+        if worker is None or worker.num_workers == 1:
+            return
+        if not self._has_rank and self._options.rows is None:
+            rank, world_size = "info.id", "info.num_workers"
+            if self.world_size > 1:
+                rank, world_size = f"RANK * {world_size} + {rank}", f"WORLD_SIZE * {world_size}"
+            raise UsageError(
+                f"this loader is used in {worker.num_workers} workers of a DataLoader, and each of "
+                "them would read all rows; give num_workers=0, as a Loader reads ahead by itself, "
+                f"or give each worker its part, such as rank={rank}, world_size={world_size}, "
+                "with info = torch.utils.data.get_worker_info()"
+            )
 
     def _use(self, source: BatchSource) -> BatchSource:
         if source is not self._source:
