@@ -61,10 +61,17 @@ def mean(value: Tensor) -> float:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, loader: precache.Loader) -> float:
+    """Return the share of right samples over all processes, each counted once."""
     model.eval()
-    hits = [(model(image).argmax(1) == label).float() for image, label in loader]
+    counts = torch.zeros(2, device=loader.device)  # right ones, and all
+    for batch in loader:
+        right = model(batch["image"]).argmax(1) == batch["label"]
+        own = ~batch["repeated"] if "repeated" in batch else torch.ones_like(right)
+        counts += torch.stack([(right & own).sum(), own.sum()])
     model.train()
-    return mean(torch.cat(hits).mean())
+    if dist.is_initialized():
+        dist.all_reduce(counts)
+    return (counts[0] / counts[1]).item()
 
 
 def save(path: Path, parts: dict[str, Any]) -> None:
@@ -124,7 +131,6 @@ def train(options: argparse.Namespace) -> None:
                 options.batch_size // world,
                 shuffle=False,
                 transform=normalize(version),
-                output="tuple",
             ) as batches:
                 top1 = accuracy(model, batches)
             if first_rank:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from precache.errors import BuildError, UsageError
-from precache.sampling.order import Permutation, repeated_positions
+from precache.sampling.order import Permutation, positions_from, repeated_positions
 from precache.store.live_version import LiveVersion
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,6 @@ class ArrivalOrder:
         self.rank, self.world_size = rank, world_size
         self._stopped = stopped
         self._ends = np.empty(0, np.int64)
-        self._repeated = 0
         self._logged = False
         if batch_size * world_size > version.planned:
             raise UsageError(
@@ -80,10 +79,12 @@ class ArrivalOrder:
         fewest_rows = max(1, self._version.planned // (2 * self._version.shards))
         return min(self._version.shards, 2 * (self.global_batch // fewest_rows + 3))
 
-    def take_repeated(self) -> int:
-        """Return the rows that this rank read again in place of holes, since the last call."""
-        repeated, self._repeated = self._repeated, 0
-        return repeated
+    def repeated(self, number: int) -> np.ndarray | None:
+        """Do as `precache.sampling.order.Order.repeated`, for a batch that was read.
+
+        Rows that make up for holes come again as well.
+        """
+        return positions_from(self._own(number), self._known)
 
     def again(self, number: int) -> np.ndarray | None:
         """Do as `precache.sampling.order.Order.again`, for a batch that was read."""
@@ -155,12 +156,8 @@ class ArrivalOrder:
         self._logged = True
 
     def _run(self, epoch: int, start: int, stop: int) -> Generator[np.ndarray, None, None]:
-        """Yield the batches of a run, and count the rows that come again."""
         for number in range(start, stop):
-            own = self._own(number)
-            known, planned = np.searchsorted(own, [self._known, self._version.planned])
-            self._repeated += int(planned - known)
-            yield self._rows(epoch, own)
+            yield self._rows(epoch, self._own(number))
 
     def _own(self, number: int) -> np.ndarray:
         """Positions of this rank in a batch."""

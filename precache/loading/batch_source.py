@@ -51,8 +51,9 @@ SHUFFLE_WINDOW = 8
 FINISHED = "finished"
 """Name in a loader's state of the order in which shards are finished."""
 
-FinishedBatch = tuple[int, int, list[Any]]
-"""Rows and bytes of a batch, and a list that holds the output alone, so that it can be dropped."""
+FinishedBatch = tuple[int, int, int, list[Any]]
+"""Rows of a batch, those of them that are repeated, its bytes, and a list that holds the output
+alone, so that it can be dropped."""
 
 
 _warned: set[str] = set()
@@ -69,7 +70,7 @@ class SourceCounts(NamedTuple):
     fetched
         Objects fetched over the network; None without a disk cache.
     repeated
-        Rows read a second time in place of holes.
+        Rows read a second time.
     """
 
     cpu_seconds: float = 0.0
@@ -101,6 +102,8 @@ class BatchSource:
     ----------
     changes
         Whether a later epoch may read another version.
+    marks_repeated
+        Whether batches say which of their rows are repeated.
     in_rounds
         Whether small batches may be made several at a time.
     output
@@ -137,6 +140,7 @@ class BatchSource:
         self._copied = options.device.type not in ("cpu", "cuda")
         if self._copied:
             self._require_dtypes()
+        self.marks_repeated = options.world_size > 1 and not options.drop_last
         shuffle = _choose_shuffle(options, self.reader)
         self._selection = Selection.of(self.reader, options.rows, options.weights)
         self._mixing = label_mixing(options.transform)
@@ -302,17 +306,21 @@ class BatchSource:
     def _finish(self, epoch: int, number: int, batch: Batch) -> FinishedBatch:
         """Apply the transform, and shape the output."""
         rows = len(batch["row"])
+        repeated = self.order.repeated(number)
+        if self.marks_repeated:
+            batch = {**batch, "repeated": _mark(repeated, batch["row"])}
         transform = self._options.transform
         if transform is not None:
             numbers, again = batch["row"], self.order.again(number)
             if again is not None:
-                repeated = torch.from_numpy(again).to(numbers.device, non_blocking=numbers.is_cuda)
-                numbers = torch.where(repeated < 0, repeated, numbers)
+                positions = torch.from_numpy(again).to(numbers.device, non_blocking=numbers.is_cuda)
+                numbers = torch.where(positions < 0, positions, numbers)
             draw = Draw((self.order.seed, epoch), number, numbers)
             with self._transform_time.counted():
                 batch = run(transform, batch, draw)
         output = batch if self.output is None else tuple(batch[name] for name in self.output)
-        return rows, rows * self._row_nbytes, [output]
+        count = 0 if repeated is None else int(repeated.sum())
+        return rows, count, rows * self._row_nbytes, [output]
 
     def _require_dtypes(self) -> None:
         """Raise `UsageError` for a field whose dtype the device does not have."""
@@ -470,6 +478,7 @@ class LiveSource(BatchSource):
         _require_supported(options)
         self._live = version
         super().__init__(version, options, *args)
+        self.marks_repeated = True
 
     def at_epoch(self, epoch: int, start: int) -> BatchSource:
         return self._await_version() if epoch else self
@@ -483,19 +492,20 @@ class LiveSource(BatchSource):
             raise UsageError(f"epoch is {epoch}, and its order is known once the version is built")
         return super().rows_of_batch(epoch, batch)
 
-    def take_counts(self) -> SourceCounts:
-        return super().take_counts()._replace(repeated=self._arrivals.take_repeated())
-
     def _await_version(self) -> BatchSource:
         version = self._live.await_commit(self._closed)
-        return self if version is None else self._reopen(version, BatchSource).take_over(self)
+        if version is None:
+            return self
+        source = self._reopen(version, BatchSource).take_over(self)
+        source.marks_repeated = True  # as in the first epoch
+        return source
 
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), "order": FINISHED}
 
     def _make_order(self, shuffle: Shuffle | None) -> ArrivalOrder:
         options = self._options
-        self._arrivals = ArrivalOrder(
+        return ArrivalOrder(
             self._live,
             batch_size=options.batch_size,
             seed=options.seed,
@@ -504,7 +514,6 @@ class LiveSource(BatchSource):
             world_size=options.world_size,
             stopped=self._closed,
         )
-        return self._arrivals
 
     def _rows_with_labels(self) -> np.ndarray:
         rows = super()._rows_with_labels()
@@ -559,6 +568,13 @@ def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | 
             window = reader.cached.window(SHUFFLE_WINDOW)
     shard_rows = [array.array.object_shape[0] for array in reader.readers.values()]
     return Shuffle("block", max(shard_rows, default=1), window, nodes)
+
+
+def _mark(repeated: np.ndarray | None, rows: torch.Tensor) -> torch.Tensor:
+    """Return (n,) bool on the device of `rows`."""
+    if repeated is None:
+        return torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+    return torch.from_numpy(repeated).to(rows.device, non_blocking=rows.is_cuda)
 
 
 def _choose_output(output: str, reader: VersionReader) -> tuple[str, str] | None:

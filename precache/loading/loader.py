@@ -63,8 +63,9 @@ class Loader:
         device, `precache.transforms` run on the decoding threads of the CPU, ahead of the loop.
     output
         ``dict``: field -> tensor, with `row` (int64), and `label`: class numbers (int64), numbers
-        (float32), or uint8 (N, classes) of several classes. ``tuple``: (image, label), after the
-        transform.
+        (float32), or uint8 (N, classes) of several classes. With several ranks and without
+        `drop_last`, and of a version that is still being built, also `repeated` (N,), bool: True
+        for rows that only fill up the epoch. ``tuple``: (image, label), after the transform.
     order
         Without shuffle: ``row`` (as stored) or ``key`` (sorted by key).
     verify
@@ -225,6 +226,15 @@ class Loader:
         """True if a later epoch may read another version: with `refresh`, or during a build."""
         return self._source.changes
 
+    @property
+    def marks_repeated(self) -> bool:
+        """True if batches have the field `repeated`; a mixture makes its sources agree on it."""
+        return self._source.marks_repeated
+
+    @marks_repeated.setter
+    def marks_repeated(self, marks: bool) -> None:
+        self._source.marks_repeated = marks
+
     def __len__(self) -> int:
         """Batches of an epoch."""
         return self._source.order.batches
@@ -293,9 +303,10 @@ class Loader:
         with contextlib.closing(source.batches(epoch, start)) as batches, check.passing():
             self._clock.begin()
             ready = source.stream.ready
-            for rows, nbytes, outputs in batches:
+            for rows, repeated, nbytes, outputs in batches:
                 self._last = (epoch, start)
                 start += 1
+                self._counts = self._counts._replace(repeated=self._counts.repeated + repeated)
                 self.latest = rows, nbytes, ready
                 self._clock.arrived(*self.latest)
                 self._position.received(epoch, start)

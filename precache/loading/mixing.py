@@ -67,7 +67,8 @@ def mix(
     -------
     Mixture
         A dict gets `source`: the number of its loader in `loaders` (``by="batch"``, an int), or one
-        for each row (``by="sample"``, int64 (N,)). A tuple gets it at its end.
+        for each row (``by="sample"``, int64 (N,)). A tuple gets it at its end. `repeated` marks
+        rows that fill up an epoch of their source, not those of a source that begins again.
 
     Raises
     ------
@@ -114,6 +115,9 @@ def mix(
         "seed": seed,
     }
     schedule = MixSchedule.of(lengths, shares, until, seed)
+    marks_repeated = any(loader.marks_repeated for loader in loaders)
+    for loader in loaders:
+        loader.marks_repeated = marks_repeated
     return Mixture(loaders, schedule, settings)
 
 
@@ -226,8 +230,12 @@ class Mixture:
             sum(part.fetched.objects for part in parts), sum(part.fetched.nbytes for part in parts)
         )
         stats = self._clock.report(sum(part.cpu_seconds for part in parts), fetched, work)
-        ranks, compared = self.loaders[0].world_size, self._rank_check.count()
-        return dataclasses.replace(stats, ranks=ranks, compared=compared)
+        return dataclasses.replace(
+            stats,
+            repeated=sum(part.repeated for part in parts),
+            ranks=self.loaders[0].world_size,
+            compared=self._rank_check.count(),
+        )
 
     @property
     def work_time(self) -> WorkTime:
@@ -293,6 +301,7 @@ def work_time_of(loader: object) -> WorkTime:
 def _add_source(batch: Any, source: int) -> Any:
     """Return a batch with the number of its source."""
     if isinstance(batch, Mapping):
+        _require_no_source(batch, source)
         return {**batch, "source": source}
     if isinstance(batch, tuple):
         return (*batch, source)
@@ -300,6 +309,14 @@ def _add_source(batch: Any, source: int) -> Any:
         f"the transform of source {source} returns a {type(batch).__name__}; return a dict or a "
         "tuple, to which the number of the source can be added"
     )
+
+
+def _require_no_source(batch: Mapping[Any, Any], source: int) -> None:
+    if "source" in batch:
+        raise UsageError(
+            f"batches of source {source} have a field 'source', under which a mixture gives the "
+            "number of the source; leave it out by fields=, or rename it by a transform"
+        )
 
 
 class _Joiner:
@@ -352,6 +369,7 @@ def _named(batch: Any, source: int) -> dict[Any, torch.Tensor]:
             f"the transform of source {source} does not return a dict or tuple of tensors, so it "
             "cannot be mixed within a batch; mix with by='batch'"
         )
+    _require_no_source(named, source)
     return dict(named)
 
 

@@ -23,6 +23,9 @@ from precache.store.version import SMALL_ROW_NBYTES, Version
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
 
+BATCH_FIELDS = ("row", "repeated")
+"""Fields of a batch that no array has."""
+
 MAX_SMALL_OBJECTS, MAX_SMALL_CHUNKS = 1 << 16, 1 << 20
 """Limits of a small field, which is read whole when it is opened: in two seconds, if it has so many
 files."""
@@ -64,6 +67,12 @@ class VersionReader:
         cache: DiskCache | None = None,
     ) -> None:
         mapping = fields if isinstance(fields, Mapping) else None
+        for name in BATCH_FIELDS:
+            if mapping and name in mapping:
+                raise UsageError(
+                    f"fields names an array {name!r}, and batches have a field {name!r} of their "
+                    "own; give the array another name"
+                )
         if isinstance(uri, Version) and mapping is None:
             self.version = uri
         else:

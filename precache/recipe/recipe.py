@@ -348,7 +348,7 @@ class Recipe(Declared):
         return hashlib.sha256(canonical_json(recipe)).hexdigest()
 
 
-RESERVED = frozenset({"label", "row", "key", "valid", "shards", "rows", "holes"})
+RESERVED = frozenset({"label", "row", "repeated", "key", "valid", "shards", "rows", "holes"})
 
 
 def op_texts(field: Field) -> list[str]:

@@ -103,7 +103,8 @@ class LoaderStats:
     fetched
         Objects fetched from a remote store into the disk cache.
     repeated
-        Rows read a second time in place of bad samples, in an epoch that follows a build.
+        Rows read a second time: to fill up the end of an epoch on several ranks, or in place of bad
+        samples in an epoch that follows a build.
     ranks
         Ranks that share each step's rows.
     compared
@@ -146,7 +147,7 @@ class LoaderStats:
             fetched = f"{self.fetched.objects:,} objects, {size(self.fetched.nbytes)}"
             lines.append(f"fetched           {fetched}")
         if self.repeated:
-            lines.append(f"repeated          {self.repeated:,} rows, in place of bad samples")
+            lines.append(f"repeated          {self.repeated:,} rows, to fill up the epoch")
         if self.compared is not None and self.compared < self.ranks:
             compared = f"{self.compared:,} of {self.ranks:,}"
             lines.append(f"ranks compared    {compared}; the others may read overlapping rows")

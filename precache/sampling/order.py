@@ -246,6 +246,13 @@ def repeated_positions(positions: np.ndarray, first: int) -> np.ndarray | None:
     return np.where(positions < first, 0, -1 - positions)
 
 
+def positions_from(positions: np.ndarray, first: int) -> np.ndarray | None:
+    """Return which ascending positions are `first` or later, (n,) bool; None if none is."""
+    if not len(positions) or positions[-1] < first:
+        return None
+    return np.asarray(positions >= first)
+
+
 @dataclass(frozen=True)
 class Shuffle:
     """Options of an epoch's shuffle.
@@ -380,6 +387,18 @@ class Order:
         if (number + 1) * self.global_batch <= first:
             return None
         return repeated_positions(self._own(number, self._size(number)), first)
+
+    def repeated(self, number: int) -> np.ndarray | None:
+        """Return which rows of a batch come again, to fill up the end of the epoch.
+
+        Returns
+        -------
+        np.ndarray | None
+            (n,) bool, for this rank's rows. None if there is none; draws by weight repeat nothing.
+        """
+        if self.weights is not None or (number + 1) * self.global_batch <= len(self.valid):
+            return None
+        return positions_from(self._own(number, self._size(number)), len(self.valid))
 
     def _permutation(self, epoch: int) -> Callable[[np.ndarray], np.ndarray] | None:
         if self.weights is not None:

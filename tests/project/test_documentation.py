@@ -86,6 +86,7 @@ def test_the_code_blocks_of_the_documentation_run(
         "Loader": precache.Loader,
         "step": lambda *batch: None,
         "model": model,
+        "net": torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()),
         "optimizer": torch.optim.SGD(model.parameters(), 0.1),
     }
     for _, language, code in blocks(document):
