@@ -572,9 +572,10 @@ def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | 
 
 def _mark(repeated: np.ndarray | None, rows: torch.Tensor) -> torch.Tensor:
     """Return (n,) bool on the device of `rows`."""
-    if repeated is None:
+    if repeated is None and rows.is_cuda:
         return torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-    return torch.from_numpy(repeated).to(rows.device, non_blocking=rows.is_cuda)
+    marks = np.zeros(len(rows), np.bool_) if repeated is None else repeated
+    return torch.from_numpy(marks).to(rows.device, non_blocking=rows.is_cuda)
 
 
 def _choose_output(output: str, reader: VersionReader) -> tuple[str, str] | None:

@@ -243,6 +243,27 @@ def test_the_host_never_waits_for_the_device(name: str, store: BuiltStore) -> No
             torch.cuda.set_sync_debug_mode("default")
 
 
+# As above.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("name", WAYS)
+def test_marks_of_repeated_rows_are_on_the_device(name: str, store: BuiltStore) -> None:
+    ranks: dict[str, Any] = {"rank": 1, "world_size": 2}
+    with precache.Loader(store.path, 4, device="cpu", **ranks) as loader:
+        expected = [batch["repeated"] for batch in loader]
+    assert expected[-1].any()
+    with precache.Loader(store.path, 4, device="cuda", **ranks, **WAYS[name]) as loader:
+        for _ in loader:  # what is made once may wait
+            pass
+        loader.set_epoch(0)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            marks = [batch["repeated"] for batch in loader]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert all(mark.is_cuda for mark in marks)
+        assert [mark.cpu().tolist() for mark in marks] == [mark.tolist() for mark in expected]
+
+
 def test_a_list_of_labels_keeps_no_images(store: BuiltStore) -> None:
     with precache.Loader(store.path, 4, device="cuda") as loader:
         _epoch(loader)
