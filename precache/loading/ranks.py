@@ -204,8 +204,8 @@ def _require_alone(readings: dict[Launcher, Reading]) -> None:
 
 
 WAY_OUT = (
-    "give rank= and world_size=, or set RANK and WORLD_SIZE: 0 and 1 for a process that trains "
-    "alone"
+    "give rank= and world_size=, or set RANK and WORLD_SIZE (rank 0 of 1 if it trains alone), or "
+    "make the loader once torch.distributed is initialised"
 )
 
 

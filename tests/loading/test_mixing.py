@@ -353,3 +353,15 @@ def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[Bui
         next(iter(mixture))
     far.close()
     follows.close()
+
+
+@pytest.mark.parametrize("by", ["batch", "sample"])
+def test_a_field_of_the_users_that_is_called_source_is_not_replaced(
+    by: str, alike: list[BuiltStore]
+) -> None:
+    def add(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "source": batch["row"]}
+
+    with _mix(alike, options={"transform": add}, by=by) as mixture:
+        with pytest.raises(UsageError, match="source 0 have a field 'source'.*rename it"):
+            next(iter(mixture))
