@@ -362,6 +362,8 @@ def test_a_field_of_the_users_that_is_called_source_is_not_replaced(
     def add(batch: dict[str, Any]) -> dict[str, Any]:
         return {**batch, "source": batch["row"]}
 
-    with _mix(alike, options={"transform": add}, by=by) as mixture:
-        with pytest.raises(UsageError, match="source 0 have a field 'source'.*rename it"):
-            next(iter(mixture))
+    with (
+        _mix(alike, options={"transform": add}, by=by) as mixture,
+        pytest.raises(UsageError, match=r"source 0 have a field 'source'.*rename it"),
+    ):
+        next(iter(mixture))
