@@ -5,6 +5,9 @@ not on the batch, the number of ranks, or where training was resumed. If a row m
 once in an epoch (drawn by weight, or to fill up the last batch), its position in the epoch's order,
 which all ranks share, replaces the row number, so that it gets new random numbers each time. Only
 transforms that mix samples (`MixUp`, `CutMix`) depend on the batch.
+
+Fields of one scene, such as an image and its mask, move together only if `fields` names them. A
+transform that moves or mixes pixels refuses a batch with another such field that nobody named.
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -93,16 +96,123 @@ class Transform(ABC):
         """Return the changed batch; the argument is not modified."""
 
 
-class ImageTransform(Transform):
-    """Changes one field of (N, C, H, W) images, by default ``image``."""
+class FieldTransform(Transform):
+    """Changes some fields of images, all of them by one draw.
 
-    field = "image"
+    Attributes
+    ----------
+    fields
+        Names of the fields, which are (N, C, H, W) or (N, H, W); None for ``image`` alone, as long
+        as the batch has no other field that would stay behind.
+    moves
+        True if pixels change places or are mixed, so that fields of one scene belong together.
+    of_one_size
+        True if the fields must have the same height and width.
+    """
+
+    fields: tuple[str, ...] | None = None
+    moves: ClassVar[bool] = False
+    of_one_size: ClassVar[bool] = False
+
+    def _images(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Return the fields to change as (N, C, H, W).
+
+        Raises
+        ------
+        UsageError
+            A field is missing or has another shape, or one would stay behind that nobody named.
+        """
+        name = type(self).__name__
+        for field in self.fields or ("image",):
+            values = batch.get(field)
+            if not isinstance(values, torch.Tensor):
+                names = ", ".join(batch)
+                raise UsageError(
+                    f"{name} changes {field!r}, and the batch has {names}; name its fields of "
+                    "images, as fields=('image',), and read them with the Loader"
+                )
+            if values.ndim != 4 and (self.fields is None or values.ndim < 3):
+                raise UsageError(f"{name} takes (N, C, H, W), not {tuple(values.shape)}")
+        images = {field: batch[field] for field in self.fields or ("image",)}
+        if self.moves and self.fields is None:
+            self._require_alone(images["image"], batch)
+        sizes = {field: tuple(values.shape[-2:]) for field, values in images.items()}
+        if self.of_one_size and len({*sizes.values()}) > 1:
+            text = ", ".join(f"{field} {h} x {w}" for field, (h, w) in sizes.items())
+            raise UsageError(f"{name} takes fields of one height and width, not {text}")
+        return {field: _as_images(values) for field, values in images.items()}
+
+    def _require_alone(self, images: torch.Tensor, batch: Batch) -> None:
+        """Raise `UsageError` if another field shows the scene of ``image``, judged by its shape."""
+        others = [
+            name
+            for name, values in batch.items()
+            if name != "image" and isinstance(values, torch.Tensor) and _shows(values, images)
+        ]
+        if others:
+            height, width = batch[others[0]].shape[-2:]
+            raise UsageError(
+                f"{type(self).__name__} changes image alone, and {' and '.join(others)} would stay "
+                f"behind: {others[0]} has {height} x {width} pixels, and image "
+                f"{images.shape[2]} x {images.shape[3]}. {self._all_of(('image', *others))}; "
+                f"give fields=('image',) to change image alone"
+            )
+
+    def _all_of(self, names: tuple[str, ...]) -> str:
+        """Advice for changing all of these fields."""
+        return f"Give fields={names} to change all by one draw"
+
+
+def _shows(values: torch.Tensor, images: torch.Tensor) -> bool:
+    """Return True for an array of the size of (N, C, H, W) `images`, or a picture of its aspect."""
+    if values.ndim < 3 or min(values.shape[-2:]) < 2:
+        return False
+    (height, width), (rows, columns) = values.shape[-2:], images.shape[-2:]
+    if values.ndim == 3:
+        return (height, width) == (rows, columns)
+    return height * columns == width * rows
+
+
+def _as_images(values: torch.Tensor) -> torch.Tensor:
+    """View (N, …, H, W) as (N, C, H, W)."""
+    if values.ndim == 4:
+        return values
+    return values[:, None] if values.ndim == 3 else values.flatten(1, -3)
+
+
+def _as_before(images: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Undo `_as_images` for changed images of a field that was `before`."""
+    if before.ndim == 4:
+        return images
+    return images.reshape(*before.shape[:-2], *images.shape[-2:])
+
+
+def field_names(fields: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return names of fields as a tuple; raise `UsageError` if they are something else."""
+    if fields is None:
+        return None
+    names = () if isinstance(fields, str) or not isinstance(fields, Iterable) else tuple(fields)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"fields is {fields!r}; give names, such as fields=('image', 'mask')")
+    return tuple(dict.fromkeys(names))
+
+
+class ImageTransform(FieldTransform):
+    """Changes the images of each field apart from its other fields, by the same draw."""
+
+    def __init__(self, fields: Iterable[str] | None = None) -> None:
+        self.fields = field_names(fields)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
-        images = batch[self.field]
-        if images.ndim != 4:
-            raise UsageError(f"{type(self).__name__} takes (N, C, H, W), not {tuple(images.shape)}")
-        return {**batch, self.field: self.images(images, draw)}
+        changed = {
+            name: _as_before(self.change(name, images, draw), batch[name])
+            for name, images in self._images(batch).items()
+        }
+        return {**batch, **changed}
+
+    def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """Return the changed images (N, C, H, W) of a field."""
+        return self.images(images, draw)
 
     @abstractmethod
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -156,6 +266,40 @@ def is_drawn(step: Any) -> bool:
     return isinstance(step, Transform)
 
 
+def require_fitting(
+    transform: Any, rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+) -> None:
+    """Raise `UsageError` if a transform cannot change batches of such rows.
+
+    Steps are tried on tensors without values, up to the first that is not of this module: it may
+    need values, and return anything.
+
+    Parameters
+    ----------
+    rows
+        Field -> shape and dtype of a row.
+    """
+    batch: Any = {
+        name: torch.empty((2, *shape), dtype=dtype, device="meta")
+        for name, (shape, dtype) in rows.items()
+    }
+    draw = Draw((0, 0), 0, torch.empty(2, dtype=torch.int64, device="meta"))
+    steps = [transform]
+    while steps:
+        step = steps.pop(0)
+        if isinstance(step, Compose):
+            steps = [*step.steps, *steps]
+            continue
+        if type(step).__module__ != __name__:
+            return
+        try:
+            batch = step.apply(batch, draw)
+        except UsageError:
+            raise
+        except Exception:  # of a dtype that a device may have; the first batch raises it if not
+            return
+
+
 def _number(name: str, value: Any, least: float, most: float = math.inf) -> float:
     """Convert to a float; raise `UsageError` if it is no number from `least` to `most`."""
     if not isinstance(value, Real) or not least <= float(value) <= most:
@@ -177,9 +321,21 @@ def _range(name: str, value: Any) -> tuple[float, float]:
 
 
 class RandomCrop(ImageTransform):
-    """A random window of `size`, after `padding` zeros on every side."""
+    """A random window of `size`, after `padding` zeros on every side, of masks, too.
 
-    def __init__(self, size: int | tuple[int, int], padding: int = 0) -> None:
+    Parameters
+    ----------
+    fields
+        Fields that are cropped by the same window; see `FieldTransform`.
+    """
+
+    moves = True
+    of_one_size = True
+
+    def __init__(
+        self, size: int | tuple[int, int], padding: int = 0, fields: Iterable[str] | None = None
+    ) -> None:
+        super().__init__(fields)
         self.size = sides("size", size)
         self.padding = whole("padding", padding, 0)
 
@@ -204,14 +360,27 @@ class RandomResizedCrop(ImageTransform):
     Area uniform in `scale`, aspect ratio log-uniform in `ratio`, as torchvision draws them; a box
     that does not fit is narrowed to the image instead of drawn again. Not antialiased: cache at
     about the size you train on.
+
+    Parameters
+    ----------
+    fields
+        Fields that are cropped by the same box, and the interpolation of each: ``bilinear``, or
+        ``nearest``, which makes no new values and suits masks. By default ``image``, bilinear; see
+        `FieldTransform`.
     """
+
+    moves = True
+    of_one_size = True
 
     def __init__(
         self,
         size: int | tuple[int, int],
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        fields: Mapping[str, str] | Iterable[str] | None = None,
     ) -> None:
+        super().__init__(fields)
+        self.interpolation = _interpolations(fields, self.fields or ("image",))
         self.size = sides("size", size)
         self.scale = _range("scale", scale)
         self.ratio = _range("ratio", ratio)
@@ -228,6 +397,24 @@ class RandomResizedCrop(ImageTransform):
         left = (u[:, 3] * (width - w + 1)).floor()
         return torch.stack([top, left, h, w], 1)
 
+    def _all_of(self, names: tuple[str, ...]) -> str:
+        return f"Give {_example(names)} to crop all by one box: bilinear suits pictures"
+
+    def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        nearest = self.interpolation[field] == "nearest"
+        return self._nearest(images, draw) if nearest else self.images(images, draw)
+
+    def _nearest(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        height, width = images.shape[2:]
+        top, left, h, w = self.boxes(height, width, draw).long().unbind(1)
+        rows, columns = (
+            start[:, None] + _nearest_pixels(length, out)
+            for start, length, out in ((top, h, self.size[0]), (left, w, self.size[1]))
+        )
+        number = torch.arange(len(images), device=images.device)[:, None, None]
+        sampled = images[number, :, rows[:, :, None], columns[:, None, :]]
+        return sampled.permute(0, 3, 1, 2).contiguous()
+
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         height, width = images.shape[2:]
         top, left, h, w = self.boxes(height, width, draw).unbind(1)
@@ -236,6 +423,33 @@ class RandomResizedCrop(ImageTransform):
         grid = torch.stack([across, down], 3)
         sampled = functional.grid_sample(images.float(), grid, align_corners=False)
         return _like(sampled, images)
+
+
+def _interpolations(given: Any, names: tuple[str, ...]) -> dict[str, str]:
+    """Return the interpolation of each field; raise `UsageError` where it would be a guess."""
+    if isinstance(given, Mapping):
+        for name, interpolation in given.items():
+            if interpolation not in ("bilinear", "nearest"):
+                raise UsageError(
+                    f"fields has {interpolation!r} for {name}; give 'bilinear' or 'nearest'"
+                )
+        return dict(given)
+    if names != ("image",):
+        raise UsageError(
+            f"RandomResizedCrop resamples {' and '.join(names)}; say how: {_example(names)}"
+        )
+    return {"image": "bilinear"}
+
+
+def _example(names: tuple[str, ...]) -> str:
+    known = {name: "bilinear" if name == "image" else "nearest" for name in names}
+    return f"fields={known}, where nearest suits masks"
+
+
+def _nearest_pixels(length: torch.Tensor, out: int) -> torch.Tensor:
+    """Return (N, out) int64: the pixels of each length (N,) that contain the centres of `out`."""
+    odd = torch.arange(out, device=length.device) * 2 + 1
+    return torch.div(odd * length[:, None], 2 * out, rounding_mode="floor")
 
 
 def _grid(start: torch.Tensor, length: torch.Tensor, out: int, size: int) -> torch.Tensor:
@@ -247,9 +461,18 @@ def _grid(start: torch.Tensor, length: torch.Tensor, out: int, size: int) -> tor
 
 
 class HorizontalFlip(ImageTransform):
-    """Mirror left and right with probability `p`."""
+    """Mirror left and right with probability `p`.
 
-    def __init__(self, p: float = 0.5) -> None:
+    Parameters
+    ----------
+    fields
+        Fields that are mirrored together; see `FieldTransform`.
+    """
+
+    moves = True
+
+    def __init__(self, p: float = 0.5, fields: Iterable[str] | None = None) -> None:
+        super().__init__(fields)
         self.p = _number("p", p, 0, 1)
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -261,10 +484,13 @@ class HorizontalFlip(ImageTransform):
 
 
 def _like(images: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Convert to the dtype of `before`; integers are rounded and clipped to 0 to 255."""
+    """Convert to the dtype of `before`; integers are rounded and clipped to its range."""
     if before.is_floating_point():
         return images.to(before.dtype)
-    return images.round_().clamp_(0, 255).to(before.dtype)
+    if before.dtype == torch.bool:
+        return images.round_().bool()
+    limits = torch.iinfo(before.dtype)
+    return images.round_().clamp_(limits.min, limits.max).to(before.dtype)
 
 
 def _top(images: torch.Tensor) -> float:
@@ -276,12 +502,19 @@ class ColorJitter(ImageTransform):
     """Brightness, contrast, saturation and hue, changed in this order, on RGB.
 
     The first three take a factor uniform in [1 - x, 1 + x], at least 0; hue turns by a fraction
-    uniform in [-hue, hue] of the colour circle. The arithmetic is torchvision's.
+    uniform in [-hue, hue] of the colour circle. The arithmetic is torchvision's. Fields that
+    `fields` names change by the same factors.
     """
 
     def __init__(
-        self, brightness: float = 0, contrast: float = 0, saturation: float = 0, hue: float = 0
+        self,
+        brightness: float = 0,
+        contrast: float = 0,
+        saturation: float = 0,
+        hue: float = 0,
+        fields: Iterable[str] | None = None,
     ) -> None:
+        super().__init__(fields)
         self.amounts = (
             _number("brightness", brightness, 0),
             _number("contrast", contrast, 0),
@@ -337,9 +570,12 @@ class Normalize(ImageTransform):
     ----------
     mean, std
         In stored units (0 to 255 for uint8), such as ``version.mean["image"]`` and
-        ``version.std["image"]`` of ``version = precache.open(uri)``.
+        ``version.std["image"]`` of ``version = precache.open(uri)``. Those of pixels of 0 to 1 are
+        refused for pixels of 0 to 255, and those of 0 to 255 for pixels of 0 to 1.
     channels_last
         Use the memory layout that is fastest for convolutions on CUDA.
+    fields
+        Names of the fields; by default ``image``.
     """
 
     def __init__(
@@ -348,7 +584,9 @@ class Normalize(ImageTransform):
         std: Sequence[float],
         dtype: torch.dtype = torch.float32,
         channels_last: bool = False,
+        fields: Iterable[str] | None = None,
     ) -> None:
+        super().__init__(fields)
         if not getattr(dtype, "is_floating_point", False):
             raise UsageError(f"Normalize gives floats, not {dtype}; give a dtype of torch")
         sized = all(hasattr(values, "__len__") for values in (mean, std))
@@ -358,14 +596,54 @@ class Normalize(ImageTransform):
         self.dtype = dtype
         self.channels_last = channels_last
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        values = [*self.mean, *self.std]
+        self._of_one = max(map(abs, values)) <= 1 and not all(v.is_integer() for v in values)
+        self._of_255 = max(self.mean) > 2 or min(self.std) > 2
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         if images.shape[1] != len(self.mean):
             raise UsageError(f"Normalize has {len(self.mean)} channels, images {images.shape[1]}")
+        if not images.is_meta and len(images):
+            self._require_units(images)
         if images.is_cuda and images.dtype == torch.uint8:
             return self._in_one_pass(images)
         mean, std = (_constant(v, images)[None, :, None, None] for v in (self.mean, self.std))
         return (images - mean).div_(std).to(self.dtype, memory_format=self._layout)
+
+    def _require_units(self, images: torch.Tensor) -> None:
+        """Raise `UsageError` if mean and std are wrong by a factor of 255.
+
+        Values are looked at only where mean and std suggest it, in the first images: on a device
+        that waits for it.
+        """
+        if images.is_floating_point():
+            if not self._of_255:
+                return
+            self._of_255 = False
+            if 0 < float(images.abs().amax()) <= 1:
+                raise UsageError(
+                    f"Normalize has mean {self.mean} and std {self.std}, of pixels of 0 to 255, "
+                    f"and the pixels are {images.dtype} of 0 to 1. They are too large by a factor "
+                    f"of 255. Give {self._scaled(1 / 255)}"
+                )
+        elif self._of_one:
+            self._of_one = False
+            if int(images.amax()) > 1:
+                way_out = "Give those of the stored values"
+                if images.dtype == torch.uint8:
+                    way_out = (
+                        f"They are too small by a factor of 255. Give {self._scaled(255)}, or put "
+                        "ToDType(torch.float32) before it, which divides by 255"
+                    )
+                raise UsageError(
+                    f"Normalize has mean {self.mean} and std {self.std}, of pixels of 0 to 1, and "
+                    f"the pixels are {images.dtype}, up to {int(images.amax())}. {way_out}"
+                )
+
+    def _scaled(self, factor: float) -> str:
+        """Format this with other units."""
+        mean, std = ([float(f"{v * factor:.6g}") for v in vs] for vs in (self.mean, self.std))
+        return f"Normalize({mean}, {std})"
 
     def _in_one_pass(self, images: torch.Tensor) -> torch.Tensor:
         """Do as `images`, up to rounding, with uint8 ones: on CUDA it takes half the time."""
@@ -379,9 +657,15 @@ class Normalize(ImageTransform):
 
 
 class ToDType(ImageTransform):
-    """Convert to `dtype`; integers are first divided by 255 where it is a float."""
+    """Convert to `dtype`; integers are first divided by 255 where it is a float.
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    `fields` names the fields; by default ``image``.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype = torch.float32, fields: Iterable[str] | None = None
+    ) -> None:
+        super().__init__(fields)
         if not isinstance(dtype, torch.dtype):
             raise UsageError(f"dtype is {dtype!r}; give a dtype of torch, such as torch.float16")
         self.dtype = dtype
@@ -401,7 +685,7 @@ def _beta(alpha: float, count: int, draw: Draw, device: torch.device) -> torch.T
     return torch.from_numpy(shares).to(device, non_blocking=device.type == "cuda")
 
 
-class Mixing(Transform):
+class Mixing(FieldTransform):
     """Mixes each sample with its predecessor in the batch; labels become (N, classes) float32.
 
     Labels must be from 0 to `classes` - 1. A `Loader` refuses others before its first batch, unless
@@ -409,7 +693,10 @@ class Mixing(Transform):
     the CPU; on a device, where a check would wait for the device, wrong labels become NaN.
     """
 
-    def __init__(self, classes: int, alpha: float) -> None:
+    moves = True
+
+    def __init__(self, classes: int, alpha: float, fields: Iterable[str] | None) -> None:
+        self.fields = field_names(fields)
         self.classes = whole("classes", classes, 1)
         self.alpha = _number("alpha", alpha, 0)
         if not self.alpha:
@@ -468,17 +755,38 @@ class MixUp(Mixing):
 
     Labels become (N, classes) float32. Source: Zhang et al., "mixup: Beyond Empirical Risk
     Minimization", ICLR 2018.
+
+    Parameters
+    ----------
+    fields
+        Fields that are blended by the same shares; those beside ``image`` must be floats.
     """
 
-    def __init__(self, classes: int, alpha: float = 0.2) -> None:
-        super().__init__(classes, alpha)
+    def __init__(
+        self, classes: int, alpha: float = 0.2, fields: Iterable[str] | None = None
+    ) -> None:
+        super().__init__(classes, alpha, fields)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
-        images = batch["image"]
-        share = _beta(self.alpha, len(images), draw, images.device)
+        fields = self._images(batch)
+        for name, images in fields.items():
+            if name != "image" and not images.is_floating_point():
+                raise UsageError(
+                    f"MixUp blends values, and {name} is {images.dtype}: a blend of the class "
+                    "numbers of a mask is another class. Use CutMix; if it holds a picture, put "
+                    f"ToDType(torch.float32, fields=('{name}',)) before"
+                )
+        first = next(iter(fields.values()))
+        share = _beta(self.alpha, len(first), draw, first.device)
+        mixed = {n: _as_before(self._blended(v, share), batch[n]) for n, v in fields.items()}
+        return {**batch, **mixed, "label": self._shared(batch, share)}
+
+    def _blended(self, images: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         pixels = images.float()
-        mixed = torch.lerp(pixels.roll(1, 0), pixels, share[:, None, None, None])
-        return {**batch, "image": _like(mixed, images), "label": self._shared(batch, share)}
+        return _like(torch.lerp(pixels.roll(1, 0), pixels, share[:, None, None, None]), images)
+
+    def _all_of(self, names: tuple[str, ...]) -> str:
+        return "Masks cannot be blended; use CutMix, which pastes the same box into them"
 
 
 class CutMix(Mixing):
@@ -486,13 +794,23 @@ class CutMix(Mixing):
 
     The box keeps the image's aspect ratio and is clipped at its edges; labels become (N, classes)
     float32 by the remaining area. Source: Yun et al., "CutMix", ICCV 2019.
+
+    Parameters
+    ----------
+    fields
+        Fields whose same box is replaced; see `FieldTransform`.
     """
 
-    def __init__(self, classes: int, alpha: float = 1.0) -> None:
-        super().__init__(classes, alpha)
+    of_one_size = True
+
+    def __init__(
+        self, classes: int, alpha: float = 1.0, fields: Iterable[str] | None = None
+    ) -> None:
+        super().__init__(classes, alpha, fields)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
-        images = batch["image"]
+        fields = self._images(batch)
+        images = next(iter(fields.values()))
         height, width = images.shape[2:]
         side = (1 - _beta(self.alpha, len(images), draw, images.device)).sqrt()
         centre = draw.uniform(2)
@@ -500,8 +818,11 @@ class CutMix(Mixing):
         columns = _inside(centre[:, 1] * width, side * width, width)
         box = rows[:, :, None] & columns[:, None, :]
         share = 1 - box.float().mean((1, 2))
-        mixed = torch.where(box[:, None], images.roll(1, 0), images)
-        return {**batch, "image": mixed, "label": self._shared(batch, share)}
+        mixed = {
+            name: _as_before(torch.where(box[:, None], values.roll(1, 0), values), batch[name])
+            for name, values in fields.items()
+        }
+        return {**batch, **mixed, "label": self._shared(batch, share)}
 
 
 def _inside(centre: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from precache.errors import UsageError
 from precache.maintenance.location import require_apart
-from precache.recipe.recipe import Recipe
+from precache.recipe.recipe import Recipe, require_stated_draws
 from precache.runtime.integers import whole
 from precache.runtime.operating_system import require_linux
 from precache.storage.open import StorageOptions
@@ -279,7 +279,7 @@ def new_request(
     own = {
         "source": os.fspath(source),
         "store": os.fspath(store),
-        "recipe": recipe if isinstance(recipe, Recipe) else _read_recipe(recipe),
+        "recipe": _recipe_to_build(recipe),
         "import_path": tuple(path or str(Path.cwd()) for path in sys.path),
     }
     return read_options(Request, {**options, **own})
@@ -335,7 +335,7 @@ def submit(
 
     require_known("submit", options, BuildOptions.model_fields)
     checked = read_options(BuildOptions, {"progress": True, **options, "address": "auto"})
-    recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
+    recipe = _recipe_to_build(recipe)
     require_permission(recipe, checked.run_functions)
     require_apart(store, source, checked.storage_options)
     package = pack(os.fspath(source), os.fspath(store), recipe, checked, code)
@@ -412,6 +412,13 @@ def doctor(
         sample_name=sample_name,
     )
     return examine(request, tick)
+
+
+def _recipe_to_build(recipe: Recipe | str | os.PathLike[str] | None) -> Recipe:
+    """Return the recipe of a build; raises if it leaves the draws of random ops open."""
+    recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
+    require_stated_draws(recipe)
+    return recipe
 
 
 def _read_recipe(path: str | os.PathLike[str] | None) -> Recipe:

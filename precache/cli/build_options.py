@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from precache.cli.arguments import add_json, add_storage_options
 from precache.errors import UsageError
+from precache.recipe.ops import Interpolation, Mode
 from precache.recipe.recipe import Recipe
 from precache_workers.planning.options import (
     BuildOptions,
@@ -30,6 +31,7 @@ _RECIPE_FLAGS = (
     "codec",
     "seed",
     "variants",
+    "bits",
 )
 
 _APART = ("run_functions", "storage_options_env")
@@ -155,12 +157,24 @@ def add_recipe_options(to: argparse.ArgumentParser) -> None:
         "--variants",
         type=_positive,
         metavar="K",
-        help="keep K random realisations of each sample: epoch e reads number e modulo K",
+        help="keep K random realisations of each sample: epoch e reads number e modulo K; needed "
+        "with random ops",
     )
     recipe.add_argument(
-        "--interpolation", choices=("bilinear", "bicubic"), help="default bilinear; antialiased"
+        "--interpolation",
+        choices=get_args(Interpolation),
+        help="bilinear (default) and bicubic are antialiased; nearest keeps the values of masks",
     )
-    recipe.add_argument("--mode", choices=("RGB", "L", "RGBA"), help="colours; default RGB")
+    recipe.add_argument(
+        "--mode", choices=get_args(Mode), help="colours; default RGB; P for the values of masks"
+    )
+    recipe.add_argument(
+        "--bits",
+        type=int,
+        choices=range(8, 17),
+        metavar="N",
+        help="significant bits of images that are stored with 16; default 16",
+    )
     recipe.add_argument(
         "--codec",
         choices=("image", "raw", "zstd"),

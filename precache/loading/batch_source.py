@@ -39,7 +39,14 @@ from precache.sampling.order import Order, Shuffle
 from precache.store.labels import has_label
 from precache.store.live_version import LiveVersion
 from precache.store.version import Version
-from precache.transforms import Batch, Draw, is_drawn, label_mixing, run
+from precache.transforms import (
+    Batch,
+    Draw,
+    is_drawn,
+    label_mixing,
+    require_fitting,
+    run,
+)
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +153,11 @@ class BatchSource:
         self._mixing = label_mixing(options.transform)
         if self._mixing:
             self._require_labels(self._rows_with_labels())
+        if options.transform is not None:
+            kinds = {
+                n: (s, as_tensor(np.empty(0, d)).dtype) for n, (s, d) in self.reader.shapes.items()
+            }
+            require_fitting(options.transform, kinds)
         self.order = self._make_order(shuffle)
         self.output = _choose_output(options.output, self.reader)
         if self.output is not None and options.rank == 0:

@@ -7,7 +7,7 @@ import functools
 import re
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -70,7 +70,10 @@ HeightWidth = Annotated[
     tuple[PositiveInt, PositiveInt], BeforeValidator(_pair), WrapValidator(_explained)
 ]
 Bounds = Annotated[tuple[float, float], AfterValidator(_ascending)]
-Interpolation = Literal["bilinear", "bicubic"]
+Interpolation = Literal["bilinear", "bicubic", "nearest"]
+Mode = Literal["RGB", "L", "RGBA", "P"]
+CHANNELS: Mapping[Mode, int] = {"RGB": 3, "L": 1, "RGBA": 4, "P": 1}
+"""Mode of `Decode` -> channels of its result."""
 
 
 def _function_name(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -103,7 +106,15 @@ class Operation(ExtensibleModel):
         recipe, and comparisons ignore it.
     """
 
+    OPEN: ClassVar[tuple[str, ...]] = ()
+    """Parameters of which it counts that the user stated them: a build is refused where another
+    value would suit the samples as well."""
+
     _code: str = PrivateAttr("")
+
+    def states(self, parameter: str) -> bool:
+        """Return True if the user gave a parameter, be it the default."""
+        return parameter in self.model_fields_set
 
     @property
     def code(self) -> str:
@@ -126,13 +137,21 @@ class Decode(Operation):
     """Encoded image file -> (H, W, C) uint8, EXIF orientation applied.
 
     An image that a torch dataset opened with Pillow is taken as it is, orientation included. The
-    formats are JPEG, PNG, WebP, BMP, GIF and TIFF. Values of 16 bits keep their high byte; an
-    image of 32-bit integers or floats becomes a hole.
+    formats are JPEG, PNG, WebP, BMP, GIF and TIFF. An image of 32-bit integers or floats becomes a
+    hole. Alpha is dropped unless `mode` is ``RGBA``: transparent pixels get the colours that are
+    stored beneath.
 
     Parameters
     ----------
     mode
-        Pillow's name of the colour mode: ``RGB`` (C = 3), ``L`` (grey, C = 1) or ``RGBA``.
+        Pillow's name of the colour mode: ``RGB`` (C = 3), ``L`` (grey, C = 1), ``RGBA``; or ``P``
+        for masks: the indices of a palette image, or the values of a grey one of 8 bits, as they
+        are (C = 1). A palette image in a field of mode ``L``, and any other image in one of mode
+        ``P``, becomes a hole.
+    bits
+        Significant bits of images that are stored with 16, of which the highest 8 are kept: 12 for
+        a camera of 12 bits. Larger values make a hole. By default 16, and a build is refused where
+        the samples that it tries suggest fewer.
     max_pixels
         A larger image becomes a hole instead of filling the memory.
     scaled
@@ -140,8 +159,12 @@ class Decode(Operation):
         Faster on large photographs; pixels differ by a few levels from a full decode.
     """
 
+    ADDED = ("bits",)
+    OPEN = ("mode", "bits")
+
     op: Literal["decode"] = "decode"
-    mode: Literal["RGB", "L", "RGBA"] = "RGB"
+    mode: Mode = "RGB"
+    bits: Annotated[int, Attribute(ge=8, le=16)] = 16
     max_pixels: PositiveInt = 178_956_970
     scaled: bool = False
 
@@ -149,8 +172,12 @@ class Decode(Operation):
 class Resize(Operation):
     """Resize with antialiasing; an integer `size` is the shorter side, the other is rounded down.
 
-    A pair is the exact (height, width).
+    A pair is the exact (height, width). `interpolation` is ``bilinear``, ``bicubic``, or for masks
+    ``nearest``: the pixel that Pillow takes, which contains the centre of the new one, without
+    antialiasing.
     """
+
+    OPEN = ("interpolation",)
 
     op: Literal["resize"] = "resize"
     size: Size
@@ -168,7 +195,10 @@ class RandomResizedCrop(Operation):
     """A random area and aspect ratio of the image, resized to `size`.
 
     The crop is drawn as in torchvision, by a generator seeded by (recipe seed, key, variant).
+    `interpolation` is as in `Resize`.
     """
+
+    OPEN = ("interpolation",)
 
     op: Literal["random_resized_crop"] = "random_resized_crop"
     size: HeightWidth

@@ -24,12 +24,14 @@ from pydantic import Field as Attribute
 from precache.errors import RecipeError
 from precache.recipe.base import Declared, ExtensibleModel, canonical_json, raise_recipe_error
 from precache.recipe.ops import (
+    CHANNELS,
     OPS,
     OPS_REVISION,
     CenterCrop,
     Decode,
     Function,
     Interpolation,
+    Mode,
     Op,
     RandomResizedCrop,
     Resize,
@@ -90,7 +92,8 @@ class Field(ExtensibleModel):
         by default the part with the field's name, else the first.
     variants
         Number of random realisations of each sample, each stored as an array of its own: epoch e
-        reads the one whose number is e modulo `variants`.
+        reads the one whose number is e modulo `variants`. A build requires it of a field with
+        random ops: with 1, all epochs read the same draw.
     first_variant
         Number of the first variant. By default that of the store's current version, which
         `precache refresh` increments.
@@ -110,6 +113,7 @@ class Field(ExtensibleModel):
             if isinstance(op, Decode) and position:
                 raise ValueError("decode must come first")
         self._check_crops()
+        self._check_indices()
         if (self.variants, self.first_variant) != (1, 0) and self.fixed_ops == len(self.ops):
             raise ValueError(
                 f"variants is {self.variants}, but no op is random, so all would be the same: "
@@ -148,6 +152,31 @@ class Field(ExtensibleModel):
             elif isinstance(op, Function):
                 size = None
 
+    def _check_indices(self) -> None:
+        """Raise for ops that would blend the values of a mask."""
+        first = self.ops[0] if self.ops else None
+        if not isinstance(first, Decode):
+            return
+        resampling = [op for op in self.ops if isinstance(op, Resize | RandomResizedCrop)]
+        for op in resampling:
+            if first.mode == "P" and op.interpolation != "nearest":
+                raise ValueError(
+                    f"decode keeps indices (mode 'P'), and {op.op} would blend them to others by "
+                    f'{op.interpolation}; give it interpolation = "nearest"'
+                )
+        if first.scaled and (
+            first.mode == "P" or any(op.interpolation == "nearest" for op in resampling)
+        ):
+            raise ValueError(
+                "decode has scaled = true, which blends pixels, and the field keeps values as they "
+                "are; leave scaled out"
+            )
+
+    @property
+    def frozen_draw(self) -> bool:
+        """True if the field has random ops, and all epochs read the same draw."""
+        return self.variants == 1 and self.fixed_ops < len(self.ops)
+
     @property
     def stored_as(self) -> RawCodec | ZstdCodec | ImageCodec:
         """`codec`, which validation has filled in."""
@@ -181,12 +210,11 @@ class Field(ExtensibleModel):
     def shape(self) -> tuple[int, ...] | None:
         """Shape of one stored row; None if the ops do not determine it without a sample."""
         shape: tuple[int, ...] | None = None
-        channels = {"RGB": 3, "L": 1, "RGBA": 4}
         for op in self.ops:
             match op:
                 case CenterCrop() | RandomResizedCrop() | Resize(size=(_, _)):
                     first = self.ops[0]
-                    depth = channels[first.mode] if isinstance(first, Decode) else None
+                    depth = CHANNELS[first.mode] if isinstance(first, Decode) else None
                     if shape is not None and len(shape) == 3:
                         depth = shape[0]
                     # mypy infers a tuple of any length from an unpacked pair.
@@ -232,11 +260,12 @@ class Recipe(Declared):
         crop: int | tuple[int, int] | None = None,
         random_resized_crop: int | tuple[int, int] | None = None,
         flip: bool = False,
-        interpolation: Interpolation = "bilinear",
-        mode: Literal["RGB", "L", "RGBA"] = "RGB",
+        interpolation: Interpolation | None = None,
+        mode: Mode | None = None,
         codec: str | None = None,
         seed: int = 0,
-        variants: int = 1,
+        variants: int | None = None,
+        bits: int | None = None,
     ) -> Recipe:
         """Make a recipe of one field `image`: decode, then resize, crops and flip, as given.
 
@@ -244,20 +273,22 @@ class Recipe(Declared):
         ----------
         random_resized_crop, flip
             The random ops of these names, with their defaults.
+        interpolation, mode, bits
+            As in `Resize` and `Decode`; None for their defaults.
         variants
             Number of random realisations of each sample; see `Field`.
         """
-        ops: list[dict[str, Any]] = [{"op": "decode", "mode": mode}]
+        resampling = _given(interpolation=interpolation)
+        ops: list[dict[str, Any]] = [{"op": "decode", **_given(mode=mode, bits=bits)}]
         if resize is not None:
-            ops.append({"op": "resize", "size": resize, "interpolation": interpolation})
+            ops.append({"op": "resize", "size": resize, **resampling})
         if crop is not None:
             ops.append({"op": "center_crop", "size": crop})
         if random_resized_crop is not None:
-            boxed = {"size": random_resized_crop, "interpolation": interpolation}
-            ops.append({"op": "random_resized_crop", **boxed})
+            ops.append({"op": "random_resized_crop", "size": random_resized_crop, **resampling})
         if flip:
             ops.append({"op": "horizontal_flip"})
-        image = {"ops": ops, "codec": codec, "variants": variants}
+        image = {"ops": ops, **_given(codec=codec, variants=variants)}
         return cls.from_dict({"fields": {"image": image}, "seed": seed})
 
     @classmethod
@@ -280,6 +311,8 @@ class Recipe(Declared):
             raise_recipe_error(cls, error)
         for op in recipe.functions if store else ():
             op._store = store
+        for field in recipe.fields.values() if store else ():
+            field.model_fields_set.add("variants")  # its build has required it
         return recipe
 
     @classmethod
@@ -300,6 +333,19 @@ class Recipe(Declared):
         its functions run without ``run_functions``.
         """
         return self.model_dump(mode="json")
+
+    def as_stated(self) -> dict[str, Any]:
+        """Convert to plain data as `to_dict`, from which it is known what the user stated."""
+        data = self.to_dict()
+        for name, field in self.fields.items():
+            for parameter in field.model_fields_set & set(field.ADDED):
+                data["fields"][name][parameter] = getattr(field, parameter)
+            for op, written in zip(field.ops, data["fields"][name]["ops"], strict=True):
+                for parameter in op.OPEN:
+                    written.pop(parameter, None)
+                    if op.states(parameter):
+                        written[parameter] = getattr(op, parameter)
+        return data
 
     @property
     def functions(self) -> list[Function]:
@@ -346,6 +392,36 @@ class Recipe(Declared):
         """
         recipe = {"pipeline": self.to_dict(), "ops": OPS_REVISION, "versions": dict(versions)}
         return hashlib.sha256(canonical_json(recipe)).hexdigest()
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Return the values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def require_stated_draws(recipe: Recipe) -> None:
+    """Raise `RecipeError` if a field draws at random, and nobody chose how often."""
+    for name, field in recipe.fields.items():
+        random = [op.op for op in field.ops if is_random(op)]
+        if random and "variants" not in field.model_fields_set:
+            raise RecipeError(
+                f"field {name} has random ops ({', '.join(random)}), and variants is not stated: "
+                "all epochs would read the same draw. State it: --variants 4 (variants = 4 in the "
+                "field) stores four draws, which precache refresh replaces; --variants 1 (variants "
+                "= 1) keeps one. Or leave these ops out, store larger images (--resize 256), and "
+                "crop and flip anew in every epoch by precache.transforms"
+            )
+
+
+def frozen_draws(recipe: Recipe) -> tuple[str, ...]:
+    """Return a line for each field of which all epochs read the same random draw."""
+    return tuple(
+        f"{name}: all epochs read the same random draw of "
+        f"{', '.join(op.op for op in field.ops if is_random(op))}; --variants 4 (variants = 4) "
+        "stores several"
+        for name, field in recipe.fields.items()
+        if field.frozen_draw
+    )
 
 
 RESERVED = frozenset({"label", "row", "repeated", "key", "valid", "shards", "rows", "holes"})

@@ -23,6 +23,7 @@ from precache.errors import (
 )
 from precache.maintenance.gc import remove_version
 from precache.messages import first_ones, shown
+from precache.recipe.recipe import frozen_draws
 from precache.runtime.operating_system import is_on_network
 from precache.storage.base import Folder, left_out_text
 from precache.storage.open import open_folder
@@ -305,7 +306,8 @@ class _Build:
             self.progress.say(f"Not used, as they are no images: {ignored_text(listed.ignored)}")
         if self.request.labels is None:  # else its own warning names them
             listed.warn_of_missing_labels()
-        for line in (*listed.notes, *listed.unfollowed()):
+        frozen = frozen_draws(listed.spec.declared)
+        for line in (*listed.notes, *listed.unfollowed(), *frozen):
             self.progress.say(line)
         self.timings["list"] = listed.seconds
         listed.keep_index(self.store)
@@ -324,7 +326,10 @@ class _Build:
             run, run_probe, probe_task(self._job(), spec.table), self.progress.say
         )
         self.barred |= task.barred
-        return probed_rows(outcome, self.request.source)
+        measured = probed_rows(outcome, self.request.source)
+        for line in measured.notes:
+            self.progress.say(line)
+        return measured
 
     def _job(self) -> Job:
         from precache_workers.shards.samples import Job

@@ -17,6 +17,7 @@ from precache.errors import (
     StorageError,
     StoreError,
 )
+from precache.recipe.recipe import frozen_draws
 from precache.runtime.usage import cores
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
@@ -120,6 +121,9 @@ class BuildPlan:
     fails
         All samples that were measured failed, and if all that are to be computed do, the build
         stops.
+    pixels
+        Lines on random draws that all epochs share, and on defaults that decided pixels of the
+        samples measured.
     shards_compact
         Shards that ``--compact`` would give; None where it would not give far fewer.
     """
@@ -155,6 +159,7 @@ class BuildPlan:
     left_out: Mapping[str, int] = field(default_factory=dict)
     examples: Mapping[str, str] = field(default_factory=dict)
     row_types: Mapping[str, str] = field(default_factory=dict)
+    pixels: tuple[str, ...] = ()
 
     @property
     def shards_to_make(self) -> int:
@@ -198,6 +203,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         shards = list(plan_shards(work, source.content_decides))
         cost = profiler.estimate(work, shards) if shards and timing else None
         plan = _plan(request, store, listed, work, shards, cost)
+        plan = replace(plan, pixels=(*frozen_draws(listed.spec.declared), *profiler.notes))
         if cost is not None:
             plan = replace(plan, ops=profiler.time_ops(work, shards))
         progress.finish("Nothing was written")
@@ -224,6 +230,7 @@ class _Profiler:
         self._stack = stack
         self._probe_seconds = 0.0
         self._barred: Mapping[str, str] = listed.barred
+        self.notes: tuple[str, ...] = ()
 
     @functools.cached_property
     def _run(self) -> RunTasks:
@@ -260,7 +267,9 @@ class _Profiler:
         _, began = self._run, time.perf_counter()
         outcome = self._outcome(run_probe, probe_task(self._job, spec.table))
         self._probe_seconds = time.perf_counter() - began
-        return probed_rows(outcome, self._request.source)
+        measured = probed_rows(outcome, self._request.source)
+        self.notes = measured.notes
+        return measured
 
     def measure_unless_declared(self, spec: VersionSpec) -> MeasuredRows:
         """Return declared row shapes, without stored bytes; else measures them."""

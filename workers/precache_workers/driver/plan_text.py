@@ -58,6 +58,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     if plan.ignored:
         yield "not used", f"as they are no images: {ignored_text(plan.ignored)}"
     yield "row", row_types_text(plan.row_types)
+    yield from _under("pixels", list(plan.pixels))
     if plan.rows_failed:
         yield "holes", f"{plan.rows_failed:,} failed before, and stay; --retry-failed tries again"
     if plan.shards_compact is not None:

@@ -92,10 +92,7 @@ def pack(
     UsageError
         Something cannot be sent, or would take the place of what the cluster has.
     """
-    data = recipe.to_dict()
-    for name, field in recipe.fields.items():
-        if "first_variant" in field.model_fields_set:  # it counts even if it is the default
-            data["fields"][name]["first_variant"] = field.first_variant
+    data = recipe.as_stated()
     arguments = {"source": _as_there(source), "recipe": data}
     # The recipe travels as the user's own, whose functions need no permission.
     options = options.model_copy(update={"run_functions": False})

@@ -32,6 +32,7 @@ import xxhash
 from precache.errors import BuildError, MismatchError, UsageError
 from precache.recipe.base import canonical_json
 from precache.recipe.ops import (
+    CHANNELS,
     CenterCrop,
     Decode,
     Function,
@@ -81,11 +82,17 @@ LIBRARIES_OF: dict[str, tuple[str, ...]] = {
 }
 """Op -> distributions that compute it."""
 
+
+def _libraries(op: Op) -> tuple[str, ...]:
+    if isinstance(op, Resize | RandomResizedCrop) and op.interpolation == "nearest":
+        return ("numpy",)
+    return LIBRARIES_OF[op.op]
+
+
 MODULES = "behaviour", "decoding", "field_recipe", "functions", "identity", "segments"
 """Modules of this package that compute outputs."""
 
 _MODULES = {"pillow": "PIL"}
-_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
 Outputs = Mapping[str, str]
 """Probe -> digest, dtype and some bytes (hex) of a step's output, separated by spaces; or the name
@@ -134,12 +141,12 @@ def steps_of(field: Field) -> list[Step | None]:
                 channels, dtype = None, op.dtype
             case Resize(), CenterCrop():  # computed together
                 name = f"{text} after {texts[number - 1]}{of}"
-                steps.append(step(name, LIBRARIES_OF["resize"], (before, op), 0, 2))
+                steps.append(step(name, _libraries(before), (before, op), 0, 2))
             case _:
                 name = text if isinstance(op, Decode) else f"{text}{of}"
-                steps.append(step(name, LIBRARIES_OF[op.op], (op,)))
+                steps.append(step(name, _libraries(op), (op,)))
         if isinstance(op, Decode):
-            channels, dtype = _CHANNELS[op.mode], "uint8"
+            channels, dtype = CHANNELS[op.mode], "uint8"
         elif isinstance(op, ToDType):
             dtype = op.dtype
     return steps

@@ -2,7 +2,7 @@
 
 Only the formats named here are decoded. Their decoders start no program, and know the size of a
 picture before they allocate its memory. Pictures with values of more than 8 bits are refused,
-except 16-bit grey, which keeps its high byte.
+except those of 16 bits, which keep the highest 8 of the bits that `Decode.bits` names.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from PIL import (
 )
 
 from precache.errors import SampleError
-from precache.recipe.ops import Decode
+from precache.recipe.ops import CHANNELS, Decode
 from precache_workers.ops.segments import cut, is_exif, jpeg_tags
 
 FORMATS = tuple(
@@ -102,7 +103,7 @@ def decode(
         fast = _decode_jpeg(bytes(data), op, shrink_to, scratch or Scratch()) if jpeg else None
         return _decode_pillow(bytes(data), op) if fast is None else fast
     if isinstance(data, Image.Image):
-        return _to_array(data, op.mode)
+        return _to_array(data, op)
     array = np.asarray(_channels_last(data))
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise SampleError(
@@ -110,7 +111,7 @@ def decode(
             "(H, W, C) uint8 or a (C, H, W) uint8 tensor: leave decode out for other arrays"
         )
     image = Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
-    return _to_array(image, op.mode)
+    return _to_array(image, op)
 
 
 def _channels_last(data: Any) -> Any:
@@ -127,6 +128,11 @@ def _decode_jpeg(
     """Decode with libjpeg-turbo, bit for bit like Pillow; returns None if only Pillow can."""
     if op.mode == "RGBA":
         return None
+    if op.mode == "P":
+        raise SampleError(
+            "is a JPEG, whose compression changes values, and mode P keeps them; save masks as "
+            f"PNG, or decode it with {_mode('L')}"
+        )
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
         _check_pixels(width, height, op.max_pixels)
@@ -229,8 +235,16 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
             with _open(cut(data)) as image:
                 _check_pixels(image.width, image.height, op.max_pixels)
                 _check_parts(image, op.max_pixels)
+                raw = _raw_mode(image)
+                if op.mode == "P" and raw in ("L;2", "L;4"):
+                    raise SampleError(
+                        f"is grey of {raw[2:]} bits, whose values mode P would have to guess; save "
+                        "it with 8 bits"
+                    )
+                if op.bits < 16 and op.mode != "P" and _low_bytes(raw):
+                    return _narrowed(data, op)
                 ImageOps.exif_transpose(image, in_place=True)  # no copy of an upright image
-                return _to_array(image, op.mode)
+                return _to_array(image, op)
         except UnidentifiedImageError:
             raise SampleError(
                 f"not an image that decode reads, whatever its name: {', '.join(FORMATS)}"
@@ -245,13 +259,39 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
             raise SampleError(f"cannot be decoded: {type(error).__name__}: {error}") from None
 
 
-def _to_array(image: Image.Image, mode: str) -> np.ndarray:
-    """Return (H, W, C) uint8 in `mode`; 16-bit grey keeps its high byte, alpha is dropped.
+def _mode(mode: str) -> str:
+    """Format an option of decode, as a recipe and as the command line have it."""
+    return f'mode = "{mode}" (--mode {mode})'
+
+
+def _nearest(mode: str) -> str:
+    """Format options that keep the values of a mask."""
+    return (
+        f'mode = "{mode}" and where it is resized interpolation = "nearest" (--mode {mode} '
+        "--interpolation nearest)"
+    )
+
+
+def _narrowed(data: bytes, op: Decode) -> np.ndarray:
+    """Decode colours of 16 bits, of which fewer are significant."""
+    colours = _wide_colours(data)
+    assert colours is not None
+    values = colours[..., :3]
+    narrow = np.empty(colours.shape, np.uint8)
+    for top in range(0, len(values), rows := max(1, STRIP_PIXELS // values.shape[1])):
+        narrow[top : top + rows, :, :3] = _highest(values[top : top + rows], op.bits)
+    narrow[..., 3:] = colours[..., 3:] >> 8
+    return _to_array(Image.fromarray(narrow), op)
+
+
+def _to_array(image: Image.Image, op: Decode) -> np.ndarray:
+    """Return (H, W, C) uint8 in the op's mode; alpha is dropped unless that has it.
 
     Raises
     ------
     SampleError
-        Its values have more than 8 bits and are not 16-bit grey, or are signed.
+        Its values have more than 8 bits and are not of 16, or are signed; or its mode and the op's
+        are two readings of a mask.
     """
     wide = _is_wide(image)
     if not wide and image.mode not in _EIGHT_BITS:
@@ -263,15 +303,23 @@ def _to_array(image: Image.Image, mode: str) -> np.ndarray:
         *image.tag_v2.get(_SAMPLE_FORMAT, (1,))
     } != {1}:
         raise SampleError("has signed values; save it with unsigned ones of 8 or 16 bits")
+    if op.mode == "P":
+        return _indices(image)
+    if image.mode in ("P", "PA") and op.mode == "L":
+        raise SampleError(
+            "is a palette image, whose grey levels are those of its palette's colours; decode it "
+            f"with {_nearest('P')} for its indices, as of a mask, or with {_mode('RGB')} for its "
+            "colours"
+        )
     # Pillow itself inverts values of up to 8 bits.
     inverted = wide and getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
     rows = max(1, STRIP_PIXELS // image.width)
     if image.height <= rows:
-        return _strip(image, mode, wide, inverted)
-    array = np.empty((image.height, image.width, len(mode)), np.uint8)
+        return _strip(image, op, wide, inverted)
+    array = np.empty((image.height, image.width, CHANNELS[op.mode]), np.uint8)
     for top in range(0, image.height, rows):
         box = (0, top, image.width, min(top + rows, image.height))
-        array[top : top + rows] = _strip(image.crop(box), mode, wide, inverted)
+        array[top : top + rows] = _strip(image.crop(box), op, wide, inverted)
     return array
 
 
@@ -284,13 +332,121 @@ def _is_wide(image: Image.Image) -> bool:
     return image.mode.startswith("I;16") or (image.mode == "I" and png)
 
 
-def _strip(image: Image.Image, mode: str, wide: bool, inverted: bool) -> np.ndarray:
+def _strip(image: Image.Image, op: Decode, wide: bool, inverted: bool) -> np.ndarray:
     if wide:
-        high = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
+        high = _highest(np.asarray(image), op.bits)
         image = Image.fromarray(~high if inverted else high)
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     if image.mode in _UNMULTIPLIED:
         image = image.convert(_UNMULTIPLIED[image.mode])
-    array = np.asarray(image.convert(mode))
+    array = np.asarray(image.convert(op.mode))
     return array if array.ndim == 3 else array[..., None]
+
+
+def _highest(values: np.ndarray, bits: int) -> np.ndarray:
+    """Return the highest 8 of so many bits, as uint8; raises `SampleError` if a value has more."""
+    if bits < 16 and int(values.max()) >> bits:
+        raise SampleError(
+            f"has the value {values.max()}, which is more than {bits} bits hold; give decode "
+            "another bits (--bits)"
+        )
+    # Of mode I, values may be out of range.
+    return np.clip(values.astype(np.int64) >> (bits - 8), 0, 255).astype(np.uint8)
+
+
+def _indices(image: Image.Image) -> np.ndarray:
+    """Return the indices of a palette image, or the values of a grey one, (H, W, 1) uint8."""
+    if image.mode in ("P", "L"):
+        return np.asarray(image)[..., None]
+    way_out = f"decode it with {_mode('RGB')}"
+    if image.mode == "1":
+        way_out = f"for 0 and 255 decode it with {_nearest('L')}"
+    elif image.mode.startswith("I"):
+        way_out = "read it by a function in place of decode"
+    raise SampleError(
+        f"is of Pillow's mode {image.mode}, and mode P keeps the values of palette images and of "
+        f"grey ones of 8 bits; {way_out}"
+    )
+
+
+# --- colours of 16 bits --------------------------------------------------------------------------
+
+
+def _raw_mode(image: ImageFile.ImageFile) -> str:
+    """Return Pillow's name of the layout of an image's values; empty if it has several."""
+    names = {args if isinstance(args, str) else args[0] for *_, args in image.tile if args}
+    return str(names.pop()) if len(names) == 1 else ""
+
+
+def _low_bytes(raw: str) -> str | None:
+    """Return the layout that reads the low bytes of colours of 16 bits; None for other layouts.
+
+    Pillow keeps their high bytes. In the other byte order these are the low ones.
+    """
+    colours, _, order = raw.partition(";")
+    if colours not in ("RGB", "RGBA") or order not in ("16B", "16L", "16N"):
+        return None
+    big = order == "16B" or (order == "16N" and sys.byteorder == "big")
+    return f"{colours};16{'L' if big else 'B'}"
+
+
+def _wide_colours(data: bytes) -> np.ndarray | None:
+    """Return the values of colours of 16 bits, (H, W, C) uint16; None for other images."""
+    with _open(cut(data)) as image, _open(cut(data)) as other:
+        low = _low_bytes(_raw_mode(image))
+        if low is None:
+            return None
+        other.tile = [
+            part._replace(args=low if isinstance(part.args, str) else (low, *part.args[1:]))
+            for part in other.tile
+        ]
+        for part in (image, other):
+            ImageOps.exif_transpose(part, in_place=True)
+        return np.asarray(image).astype(np.uint16) << 8 | np.asarray(other)
+
+
+@dataclass(frozen=True)
+class PictureFacts:
+    """Properties of an image that its decoded pixels do not show.
+
+    Attributes
+    ----------
+    mode
+        Pillow's name of its mode; empty if it is no image.
+    widest
+        Largest value of an image of 16 bits, without its alpha; None for other images.
+    transparent
+        Some of its pixels are not opaque.
+    """
+
+    mode: str = ""
+    widest: int | None = None
+    transparent: bool = False
+
+
+def picture_facts(data: Any, op: Decode) -> PictureFacts:
+    """Look at an image file, or an image of Pillow; raises if it cannot be decoded."""
+    if isinstance(data, Image.Image):
+        return _facts(data)
+    if not isinstance(data, bytes | bytearray | memoryview):
+        return PictureFacts()
+    with warnings.catch_warnings(), _pillow_limit(op.max_pixels):
+        warnings.simplefilter("ignore")
+        with _open(cut(bytes(data))) as image:
+            _check_pixels(image.width, image.height, op.max_pixels)
+            _check_parts(image, op.max_pixels)
+            low = _low_bytes(_raw_mode(image))
+            facts = _facts(image)
+        colours = _wide_colours(bytes(data)) if low else None
+    if colours is None:
+        return facts
+    return replace(facts, widest=int(colours[..., :3].max()))
+
+
+def _facts(image: Image.Image) -> PictureFacts:
+    transparent = image.has_transparency_data and (
+        image.convert("RGBA").getchannel("A").getextrema()[0] < 255
+    )
+    widest = int(np.asarray(image).max()) if _is_wide(image) else None
+    return PictureFacts(image.mode, widest, bool(transparent))

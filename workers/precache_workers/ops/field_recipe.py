@@ -97,8 +97,8 @@ class FieldRecipe:
             The reason why this sample has no row.
         """
         if self._common is None or not self._field.fixed_ops:
-            return self.row(self.apply(self._input(sample), 0, None, key))
-        return self._from_common(sample, lambda: self._input(sample), 0, key)
+            return self.row(self.apply(self.input(sample), 0, None, key))
+        return self._from_common(sample, lambda: self.input(sample), 0, key)
 
     def _from_common(
         self, of: object, begin: Callable[[], Any], applied: int, key: str
@@ -172,7 +172,7 @@ class FieldRecipe:
         SampleError
             The reason why this sample has no row, raised by the op that finds it.
         """
-        value = self._input(sample)
+        value = self.input(sample)
         yield None, value
         for number, op in enumerate(self._field.ops):
             value = self.apply(value, number, number + 1, key)
@@ -185,7 +185,8 @@ class FieldRecipe:
             array = array.transpose(2, 0, 1)
         return array
 
-    def _input(self, sample: Sample) -> Any:
+    def input(self, sample: Sample) -> Any:
+        """Return the part of a sample that the ops start from."""
         name = self._field.input
         if name is None:
             default = field_of(self.name)

@@ -29,10 +29,26 @@ def resized_shape(height: int, width: int, size: int | tuple[int, int]) -> tuple
 
 
 def resize(array: np.ndarray, shape: tuple[int, int], interpolation: str) -> np.ndarray:
-    """Resize (H, W, C) uint8 with antialiasing; within 2 levels of Pillow, 3.5 times as fast."""
+    """Resize (H, W, C) uint8 with antialiasing; within 2 levels of Pillow, 3.5 times as fast.
+
+    ``nearest`` takes any dtype, and the pixels that Pillow takes, without antialiasing.
+    """
     if array.shape[:2] == shape:
         return array
+    if interpolation == "nearest":
+        rows, columns = map(_nearest_pixels, array.shape[:2], shape)
+        return array[rows[:, None], columns]
     return _resampled(array, shape, (None, None), interpolation)
+
+
+def _nearest_pixels(before: int, after: int) -> np.ndarray:
+    """Return (after,) indices of the pixels that contain the centres of the new ones.
+
+    Summed up as Pillow does, so that a centre between two pixels falls to the same one.
+    """
+    steps = np.full(after, before / after)
+    steps[0] /= 2
+    return np.minimum(steps.cumsum().astype(np.int64), before - 1)
 
 
 def _resampled(
@@ -90,6 +106,9 @@ def resize_and_crop(
         return center_crop(resize(array, shape, interpolation), size)
     top, left = crop_corner(shape, size)
     bottom, right = top + size[0], left + size[1]
+    if interpolation == "nearest":
+        rows, columns = map(_nearest_pixels, array.shape[:2], shape)
+        return array[rows[top:bottom, None], columns[left:right]]
     height, width = array.shape[:2]
     seen = _seen(height, shape[0], bottom, interpolation)
     tall, rows, bottom = _axis(height, shape[0], bottom, seen)

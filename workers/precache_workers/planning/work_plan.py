@@ -50,10 +50,17 @@ Shapes = Mapping[str, RowShape]
 
 @dataclass(frozen=True)
 class MeasuredRows:
-    """Row shapes by field, and mean stored bytes of a row over all fields."""
+    """Row shapes by field, and mean stored bytes of a row over all fields.
+
+    Attributes
+    ----------
+    notes
+        Lines on defaults of the recipe that decided pixels.
+    """
 
     shapes: Mapping[str, RowShape]
     stored_per_row: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

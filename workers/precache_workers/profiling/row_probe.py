@@ -1,4 +1,4 @@
-"""The probe: row shapes and stored bytes from a few samples, before a build begins."""
+"""The probe: row shapes, stored bytes and readings of pixels from a few samples, before a build."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from precache.errors import PrecacheError, RecipeError, SampleError, SourceError
 from precache.messages import shown
 from precache.recipe.ops import DTYPES
 from precache.recipe.recipe import ImageCodec, Recipe
+from precache.recipe.variants import variants_of
 from precache.store.layout import RowShape, rows_per_chunk
 from precache.store.row_table import RowTable
 from precache_workers.planning.rows import sample_for_probe
 from precache_workers.planning.work_plan import MeasuredRows
 from precache_workers.profiling.harness import SampleRun, run_samples
+from precache_workers.profiling.pixel_readings import PixelReadings
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
 from precache_workers.sources.base import Sample
@@ -37,6 +39,8 @@ def run_probe(task: FetchAllTask) -> MeasuredRows:
     ------
     SampleError
         None of them has a row.
+    RecipeError
+        They suggest another reading of pixels than one that the recipe leaves open.
     """
     return run_in_time(functools.partial(_probe, task), task.job.sample_seconds)
 
@@ -52,11 +56,17 @@ def probed_rows(outcome: MeasuredRows | PrecacheError, source: str) -> MeasuredR
 
 def _probe(task: FetchAllTask) -> MeasuredRows:
     job, recipes = task.job, recipes_of(task.job)
+    arrays = {name: variants[0] for name, variants in variants_of(recipes).items()}
+    readings = PixelReadings(
+        {name: job.recipe.fields[array] for name, array in arrays.items()},
+        {name: recipes[array] for name, array in arrays.items()},
+    )
     shapes: dict[str, RowShape] = {}
     stored: list[float] = []
     reasons = []
 
     def rows_of(run: SampleRun, sample: Sample) -> dict[str, np.ndarray]:
+        readings.look(sample, run.key)
         return {name: recipe(sample, run.key) for name, recipe in recipes.items()}
 
     with contextlib.closing(run_samples(task.fetch(), rows_of, barred=task.barred)) as runs:
@@ -71,7 +81,8 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
             stored.append(sum(_stored_nbytes(job, name, row) for name, row in rows.items()))
     if not shapes:
         raise SampleError(f"none of the {len(reasons)} samples tried has a row: {reasons[0]}")
-    return MeasuredRows(shapes, float(np.mean(stored)))
+    readings.require_clear()
+    return MeasuredRows(shapes, float(np.mean(stored)), readings.notes())
 
 
 def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:
