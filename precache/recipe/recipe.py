@@ -413,15 +413,36 @@ def require_stated_draws(recipe: Recipe) -> None:
             )
 
 
-def frozen_draws(recipe: Recipe) -> tuple[str, ...]:
-    """Return a line for each field of which all epochs read the same random draw."""
-    return tuple(
+def draws_in_words(recipe: Recipe) -> tuple[str, ...]:
+    """Return a line for each field of which all epochs read the same random draw, and one if fields
+    that are decoded do not draw alike."""
+    lines = [
         f"{name}: all epochs read the same random draw of "
         f"{', '.join(op.op for op in field.ops if is_random(op))}; --variants 4 (variants = 4) "
         "stores several"
         for name, field in recipe.fields.items()
         if field.frozen_draw
-    )
+    ]
+    drawn = {name: _draws(field) for name, field in recipe.fields.items() if field.decodes}
+    if len(set(drawn.values())) > 1:
+        apart = "; ".join(f"{name} {', '.join(ops) or 'nothing'}" for name, ops in drawn.items())
+        lines.append(
+            f"fields draw apart, by op and position: {apart}. To move an image and its mask by one "
+            "draw, give both fields the same random ops at the same positions"
+        )
+    return tuple(lines)
+
+
+def _draws(field: Field) -> tuple[str, ...]:
+    """Describe what decides the draws of a field, from a given seed and sample."""
+    drawn = []
+    for position, op in enumerate(field.ops, 1):
+        if is_random(op):
+            parameters = op.model_dump(
+                exclude_defaults=True, exclude={"op", "size", "interpolation"}
+            )
+            drawn.append(f"{position}: {op.op}" + (f" {parameters}" if parameters else ""))
+    return tuple(drawn)
 
 
 RESERVED = frozenset({"label", "row", "repeated", "key", "valid", "shards", "rows", "holes"})

@@ -247,7 +247,7 @@ def chunk_extents(store: Path, field: str = "image") -> list[tuple[Path, int, in
 def build_crops(source: Path, store: Path, codec: str) -> Path:
     """A store of the photos in `source`: of each a random crop, resized."""
     crop = {"op": "random_resized_crop", "size": CROP, "scale": (0.25, 1)}
-    field = {"ops": [{"op": "decode"}, crop], "codec": codec}
+    field = {"ops": [{"op": "decode"}, crop], "codec": codec, "variants": 1}
     recipe = precache.Recipe.from_dict({"fields": {"image": field}})
     precache.build(source, store, recipe, address="serial", max_failures=0)
     return store

@@ -140,7 +140,7 @@ def _build(source: Path, folder: Path, codec: str, rows: int) -> tuple[Path, flo
     """A store of `rows` rows, each another crop of a photo, and its compression ratio."""
     store = folder / f"{codec}-{rows}.store"
     crop = {"op": "random_resized_crop", "size": CROP, "scale": (0.25, 1)}
-    field = {"ops": [{"op": "decode"}, crop], "codec": codec}
+    field = {"ops": [{"op": "decode"}, crop], "codec": codec, "variants": 1}
     recipe = precache.Recipe.from_dict({"fields": {"image": field}})
     result = precache.build(source, store, recipe, address="serial", max_failures=0)
     return store, result.ratio

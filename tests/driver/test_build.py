@@ -327,7 +327,7 @@ def test_random_ops_make_the_same_store_again(tmp_path: Path, source: Path) -> N
         {"op": "random_resized_crop", "size": 32},
         {"op": "horizontal_flip"},
     ]
-    recipe = fields(image={"ops": ops})
+    recipe = fields(image={"ops": ops, "variants": 1})
     build(source, tmp_path / "one", recipe)
     build(source, tmp_path / "other", recipe, keep_order=True)
     one, other = pixels(tmp_path / "one"), pixels(tmp_path / "other")
@@ -706,10 +706,13 @@ def test_an_unreadable_folder_is_named(tmp_path: Path, source: Path) -> None:
         ),
         ({"ops": [{"op": "decode"}, {"op": "resize", "sise": 3}]}, r"sise: unknown parameter"),
         ({"ops": [{"op": "decode"}, {"op": "resize", "sise": 3}]}, r"allowed here: size, inter"),
-        ({"ops": [{"op": "decode", "mode": "HSV"}]}, r"mode is 'HSV'; choose 'RGB', 'L' or 'RGBA'"),
+        (
+            {"ops": [{"op": "decode", "mode": "HSV"}]},
+            r"mode is 'HSV'; choose 'RGB', 'L', 'RGBA' or 'P'",
+        ),
         (
             {"ops": [{"op": "decode"}, {"op": "resize", "size": 2, "interpolation": "area"}]},
-            r"interpolation is 'area'; choose 'bilinear' or 'bicubic'",
+            r"interpolation is 'area'; choose 'bilinear', 'bicubic' or 'nearest'",
         ),
         (
             {

@@ -71,7 +71,8 @@ def recipe_of(
 ) -> precache.Recipe:
     """Images of 150 x 150 that `counted` has seen, and the ops given after that."""
     ops = [{"op": "decode"}, {"op": "resize", "size": [size, size]}, COUNT, *after]
-    return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": codec}, **fields}})
+    image = {"ops": ops, "codec": codec, "variants": 1}
+    return precache.Recipe.from_dict({"fields": {"image": image, **fields}})
 
 
 PIPELINES = {
@@ -292,7 +293,7 @@ def test_a_smaller_crop_starts_from_the_rows_of_a_wider_one(
 
     def cropped(size: tuple[int, int], *more: dict[str, Any]) -> precache.Recipe:
         ops = [{"op": "decode"}, COUNT, {"op": "center_crop", "size": size}, *more]
-        return precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
+        return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "variants": 1}}})
 
     first = build(source, tmp_path / "store", cropped((40, 44)))
     assert first.failed == 2

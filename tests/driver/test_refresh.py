@@ -298,7 +298,7 @@ def test_credentials_are_not_kept(given: str, kept: str | None) -> None:
 def test_a_store_without_variants_says_how_to_get_them(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = precache.Recipe.image(resize=40, random_resized_crop=24)
+    plain = precache.Recipe.image(resize=40, random_resized_crop=24, variants=1)
     build_here(source, tmp_path / "plain", plain)
     assert main(["refresh", str(tmp_path / "plain"), "--address", "serial"]) == 2
     assert "build with --variants 4" in capsys.readouterr().err

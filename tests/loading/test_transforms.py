@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import colorsys
 import itertools
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch.nn import functional
 
 import precache
@@ -34,6 +37,7 @@ from precache.transforms import (
     run,
 )
 from tests.conftest import BuiltStore
+from tests.support.building import encoded, write
 
 ROWS = torch.arange(100, 124)
 GREY = np.array([0.299, 0.587, 0.114], np.float32)
@@ -613,3 +617,289 @@ def test_a_compose_with_its_own_apply_runs_in_order_on_the_thread_of_the_loop(
         assert next(batches)["count"] == 0
         assert transform.count == 0
         assert [batch["count"] for batch in batches] == list(range(1, len(loader)))
+
+
+# --- several fields -----------------------------------------------------------------------------
+
+
+def _scene(count: int = 24) -> Batch:
+    """Images with a mask, a second image, a depth map and a mask without channels, whose values
+    name the pixels of the image."""
+    place = torch.arange(count * 20 * 26, dtype=torch.int32).reshape(count, 1, 20, 26)
+    return {
+        "image": place.to(torch.float32).expand(count, 3, 20, 26),
+        "mask": (place % 21).to(torch.uint8),
+        "second": place.to(torch.float32) + 1,
+        "depth": (place * 100)[:, 0],
+        "label": ROWS[:count] % 10,
+        "row": ROWS[:count],
+    }
+
+
+SCENE = ("image", "mask", "second", "depth")
+NEAREST = dict.fromkeys(SCENE, "nearest")
+MOVING: dict[str, Callable[[Any], Transform]] = {
+    "crop": lambda fields: RandomCrop((15, 17), padding=0, fields=fields),
+    "resized crop": lambda fields: RandomResizedCrop((15, 17), fields=fields),
+    "flip": lambda fields: HorizontalFlip(fields=fields),
+    "cutmix": lambda fields: CutMix(10, fields=fields),
+    "mixup": lambda fields: MixUp(10, fields=fields),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in MOVING if name != "mixup"])
+def test_fields_that_are_named_move_by_one_draw(name: str) -> None:
+    """Of 60 images 29 were mirrored, and no mask."""
+    batch = _scene()
+    fields: Any = NEAREST if name == "resized crop" else SCENE
+    found = MOVING[name](fields).apply(batch, _draw())
+    place = found["image"][:, :1].int()
+    assert place.shape != (24, 1, 20, 26) or (place != batch["image"][:, :1]).any()
+    assert torch.equal(found["mask"], (place % 21).to(torch.uint8))
+    assert torch.equal(found["second"], place.float() + 1)
+    assert torch.equal(found["depth"], (place * 100)[:, 0])
+    alone = MOVING[name](("image",)).apply(batch, _draw())
+    if name != "resized crop":  # which is bilinear where no interpolation is given
+        assert torch.equal(alone["image"], found["image"])
+    assert all(torch.equal(alone[field], batch[field]) for field in ("mask", "second", "depth"))
+
+
+def test_a_crop_resamples_each_field_as_it_says() -> None:
+    """`nearest` makes no new value, and takes the pixels beside those that `bilinear` blends."""
+    batch = _scene()
+    fields = {"image": "bilinear", "mask": "nearest", "depth": "nearest"}
+    found = RandomResizedCrop((40, 31), fields=fields).apply(batch, _draw())
+    alone = RandomResizedCrop((40, 31)).apply({"image": batch["image"], "row": ROWS}, _draw())
+    assert torch.equal(found["image"], alone["image"])
+    assert torch.equal(found["second"], batch["second"])
+    place = found["depth"] // 100
+    assert torch.equal(found["depth"] % 100, torch.zeros_like(place))
+    assert torch.equal(found["mask"][:, 0], (place % 21).to(torch.uint8))
+    across = (found["image"][:, 0] % 26 - place % 26).abs()
+    assert across.max() <= 1 or (across > 20).any()
+    assert (found["image"][:, 0] - place).abs().max() <= 27
+
+
+def test_a_nearest_crop_is_its_box_resized() -> None:
+    images, crop = _images(), RandomResizedCrop((9, 33), fields={"image": "nearest"})
+    found = crop.apply({"image": images}, _draw())["image"]
+    for box, image, got in zip(
+        crop.boxes(20, 26, _draw()).int().tolist(), images, found, strict=True
+    ):
+        top, left, height, width = box
+        part = image[None, :, top : top + height, left : left + width]
+        expected = functional.interpolate(part, (9, 33), mode="nearest-exact")[0]
+        assert (got != expected).float().mean() < 0.1  # of centres between two pixels
+        rows = [top + (2 * i + 1) * height // 18 for i in range(9)]
+        columns = [left + (2 * i + 1) * width // 66 for i in range(33)]
+        assert torch.equal(got, image[:, rows][:, :, columns])
+
+
+@pytest.mark.parametrize("name", MOVING)
+@pytest.mark.parametrize("other", ["mask", "second", "depth"])
+def test_a_field_that_would_stay_behind_is_refused(name: str, other: str) -> None:
+    batch = {key: value for key, value in _scene().items() if key in ("image", "label", other)}
+    with pytest.raises(UsageError, match=f"changes image alone, and {other} would stay") as caught:
+        MOVING[name](None).apply(batch, _draw())
+    text = str(caught.value)
+    assert "fields=('image',)" in text
+    MOVING[name](("image",)).apply(batch, _draw())
+    if name != "mixup":  # of which another transform is the way out
+        fields = eval(re.split(", where| to ", text.partition("Give fields=")[2])[0])
+        MOVING[name](fields).apply(batch, _draw())
+    inside = Compose([lambda batch: batch, Compose([MOVING[name](None)])])
+    with pytest.raises(UsageError, match="would stay behind"):
+        inside.apply(batch, _draw())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "refused"),
+    [
+        ("half the size", (1, 10, 13), True),
+        ("many channels", (64, 20, 26), True),
+        ("frames", (4, 3, 20, 26), True),
+        ("another aspect", (3, 20, 20), False),
+        ("one pixel", (512, 1, 1), False),
+        ("tokens", (20, 25), False),
+        ("a vector", (26,), False),
+    ],
+)
+def test_shapes_decide_what_shows_the_same_scene(
+    name: str, shape: tuple[int, ...], refused: bool
+) -> None:
+    batch = {"image": _images(), "other": torch.zeros(24, *shape)}
+    if not refused:
+        assert HorizontalFlip().apply(batch, _draw())["other"] is batch["other"]
+        return
+    with pytest.raises(UsageError, match="other would stay behind"):
+        HorizontalFlip().apply(batch, _draw())
+    batch["other"] = torch.rand(24, *shape)
+    found = HorizontalFlip(fields=("image", "other")).apply(batch, _draw())
+    flipped = [not torch.equal(a, b) for a, b in zip(found["image"], batch["image"], strict=True)]
+    for turned, before, after in zip(flipped, batch["other"], found["other"], strict=True):
+        assert torch.equal(after, before.flip(-1) if turned else before)
+
+
+@pytest.mark.parametrize("name", ["crop", "resized crop", "cutmix"])
+def test_fields_of_two_sizes_are_not_cropped_together(name: str) -> None:
+    batch = {**_scene(), "mask": torch.zeros(24, 1, 10, 13)}
+    fields: Any = {"image": "bilinear", "mask": "nearest"}
+    with pytest.raises(UsageError, match="one height and width, not image 20 x 26, mask 10 x 13"):
+        MOVING[name](fields).apply(batch, _draw())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_masks_are_not_blended(dtype: torch.dtype) -> None:
+    batch = {**_scene(), "mask": torch.ones(24, 1, 20, 26).to(dtype)}
+    with pytest.raises(UsageError, match=r"mask is torch\.\w+: a blend of the class numbers"):
+        MixUp(10, fields=("image", "mask")).apply(batch, _draw())
+    found = MixUp(10, fields=("image", "second")).apply(batch, _draw())
+    assert torch.allclose(found["second"][:, 0], found["image"][:, 0] + 1, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: HorizontalFlip(fields="image"), r"fields is 'image'; give names"),
+        (lambda: RandomCrop(8, fields=()), r"fields is \(\); give names"),
+        (lambda: MixUp(3, fields=[1]), r"fields is \[1\]; give names"),  # type: ignore[list-item]
+        (
+            lambda: RandomResizedCrop(8, fields=("image", "mask")),
+            r"resamples image and mask; say how: fields=\{'image': 'bilinear', 'mask': 'nearest'\}",
+        ),
+        (lambda: RandomResizedCrop(8, fields=("mask",)), "say how"),
+        (
+            lambda: RandomResizedCrop(8, fields={"image": "bicubic"}),
+            "'bicubic' for image; give 'bilinear' or 'nearest'",
+        ),
+    ],
+)
+def test_fields_that_make_no_sense_are_refused(make: Callable[[], Transform], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        make()
+
+
+@pytest.mark.parametrize("make", [*MOVING.values(), lambda f: ToDType(fields=f)])
+def test_a_field_that_is_missing_is_named(make: Callable[[Any], Transform]) -> None:
+    fields = {"image": "nearest", "depht": "nearest"}
+    with pytest.raises(UsageError, match="changes 'depht', and the batch has image, mask, second"):
+        make(fields).apply(_scene(), _draw())
+    with pytest.raises(UsageError, match="changes 'image', and the batch has label"):
+        make(None).apply({"label": ROWS}, _draw())
+
+
+def test_values_beyond_a_byte_survive_a_bilinear_crop() -> None:
+    depth = torch.full((24, 1, 20, 26), 5000, dtype=torch.int32)
+    crop = RandomResizedCrop(12, fields={"depth": "bilinear"})
+    assert (crop.apply({"depth": depth}, _draw())["depth"] == 5000).all()
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    """A store of images and masks, 32 x 40, from palette images."""
+    for number in range(60):
+        values = np.random.default_rng(number).integers(0, 21, (4, 5))
+        image = Image.fromarray(np.kron(values, np.ones((8, 8), int)).astype(np.uint8))
+        image.putpalette([(n * 37 + 11) % 256 for n in range(768)])
+        write(tmp_path / "in" / f"{number:02}.png", encoded(image, "PNG"))
+    fields = {
+        "image": precache.Field(ops=[precache.Decode(mode="RGB")]),
+        "mask": precache.Field(ops=[precache.Decode(mode="P")]),
+    }
+    recipe = precache.Recipe(fields=fields)
+    precache.build(tmp_path / "in", tmp_path / "store", recipe, address="serial")
+    return tmp_path / "store"
+
+
+def test_a_loader_moves_masks_with_their_images(scenes: Path) -> None:
+    """Without a word about the mask it does not open."""
+    both = ("image", "mask")
+    named = {"image": "nearest", "mask": "nearest"}
+    colours = np.array([(n * 37 + 11) % 256 for n in range(768)], np.uint8).reshape(256, 3)
+    moved = Compose([RandomCrop((30, 38), fields=both), HorizontalFlip(fields=both)])
+    moved = Compose([moved, RandomResizedCrop(24, fields=named), CutMix(3, fields=both)])
+
+    def known(batch: Batch) -> Batch:
+        return {**batch, "label": torch.zeros_like(batch["row"])}
+
+    for transform in (HorizontalFlip(), Compose([RandomCrop(8)]), RandomResizedCrop(8)):
+        with pytest.raises(UsageError, match="changes image alone, and mask would stay behind"):
+            precache.Loader(scenes, 20, transform=transform)
+    for late in (Compose([known, HorizontalFlip()]), Compose([known, CutMix(1)])):
+        with (
+            precache.Loader(scenes, 20, transform=late) as loader,
+            pytest.raises(UsageError, match="mask would stay behind"),
+        ):
+            next(iter(loader))
+    with precache.Loader(scenes, 20, transform=HorizontalFlip(), fields=["image"]) as loader:
+        assert len(list(loader)) == 3
+    with precache.Loader(scenes, 20, transform=Compose([known, moved]), device="cpu") as loader:
+        for batch in loader:
+            shown = colours[batch["mask"][:, 0].numpy()].transpose(0, 3, 1, 2)
+            assert np.array_equal(batch["image"].numpy(), shown)
+
+
+# --- units --------------------------------------------------------------------------------------
+
+IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def _literal(text: str) -> Any:
+    """The transform that a refusal writes."""
+    return eval(text[text.index("Give ") + 5 :].partition("),")[0].rstrip(")") + ")")
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"), [IMAGENET, ([0.5] * 3, [0.5] * 3), ([0.0] * 3, [0.5] * 3)]
+)
+def test_a_mean_of_pixels_up_to_one_is_refused_for_bytes(
+    tile_store: BuiltStore, mean: list[float], std: list[float]
+) -> None:
+    """ImageNet's gave a mean of 486."""
+    text = "too small by a factor of 255"
+    with pytest.raises(UsageError, match=text) as caught:
+        Normalize(mean, std).apply(_batch(), _draw())
+    with (
+        precache.Loader(tile_store.path, 8, transform=Normalize(mean, std)) as loader,
+        pytest.raises(UsageError, match=text),
+    ):
+        next(iter(loader))
+    expected = Compose([ToDType(), Normalize(mean, std)]).apply(_batch(), _draw())["image"]
+    found = _literal(str(caught.value)).apply(_batch(), _draw())["image"]
+    assert torch.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]), ([127.5] * 3, [1.0] * 3)],
+)
+def test_a_mean_of_bytes_is_refused_for_pixels_up_to_one(
+    mean: list[float], std: list[float]
+) -> None:
+    batch = ToDType().apply(_batch(), _draw())
+    with pytest.raises(UsageError, match="too large by a factor of 255") as caught:
+        Normalize(mean, std).apply(batch, _draw())
+    expected = Normalize(mean, std).apply(_batch(), _draw())["image"]
+    found = _literal(str(caught.value)).apply(batch, _draw())["image"]
+    assert torch.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("images", "mean", "std"),
+    [
+        (_images(), [0] * 3, [255] * 3),
+        (_images(), [0] * 3, [1] * 3),
+        (_images() % 2, [0.4] * 3, [0.49] * 3),
+        (_images() / 255, *IMAGENET),
+        (_images() / 1.0, [120] * 3, [60] * 3),
+        (_images() / 127.5 - 1, [0.1] * 3, [0.7] * 3),
+    ],
+)
+def test_means_of_their_own_pixels_are_taken(
+    images: torch.Tensor, mean: list[float], std: list[float]
+) -> None:
+    normalize = Normalize(mean, std)
+    for _ in range(2):
+        found = normalize.apply({"image": images}, _draw())["image"]
+        means, stds = (torch.tensor(values)[:, None, None] for values in (mean, std))
+        assert torch.allclose(found, (images - means) / stds, atol=1e-4)

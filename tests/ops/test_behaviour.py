@@ -173,7 +173,7 @@ DIGESTS = {
     "center_crop(size=(32, 32)) after resize(size=40) of uint8 x 3": (
         "b127b88404b926e38bf4f3ab0e9f2212"
     ),
-    "decode(mode=L, scaled=True)": "75ce574ac18178eb333c49fce0c3d184",
+    "decode(mode=L, scaled=True)": "4d5adb56919a992a792a74b2e1e60d0d",
     "resize(size=(24, 20), interpolation=bicubic) of uint8 x 1": "79e1d4a9e1055c61554268d3c0a2f878",
     "random_resized_crop(size=(20, 20)) of uint8 x 1": "ef826edf7b4ec0d0b674ae1c21fedeb6",
     "horizontal_flip of uint8 x 1": "16a17b30fafbccc03e93e4620a8760a1",

@@ -138,15 +138,21 @@ FORMATS: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("name", FORMATS)
+PALETTES = ("PNG palette", "PNG palette with one transparent colour", "GIF")
+
+
+def cases(*modes: str) -> list[tuple[str, str]]:
+    """Formats and modes; grey levels of a palette's colours are refused."""
+    return [(n, m) for n in FORMATS for m in modes if m != "L" or n not in PALETTES]
+
+
+@pytest.mark.parametrize(("name", "mode"), cases("RGB", "L"))
 def test_formats_are_decoded_as_by_pillow(name: str, mode: str) -> None:
     data = FORMATS[name]()
     assert np.array_equal(decode(data, Decode(mode=mode)), by_pillow(data, mode))
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "mode"), cases("RGB", "L", "RGBA"))
 def test_strips_make_no_difference(monkeypatch: pytest.MonkeyPatch, name: str, mode: str) -> None:
     data = FORMATS[name]()
     whole = decode(data, Decode(mode=mode))
@@ -220,8 +226,13 @@ def test_a_tiff_of_12_bits_is_refused() -> None:
         decode(twelve, Decode())
 
 
-@pytest.mark.parametrize("mode", ["LA", "PA", "La", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV"])
-@pytest.mark.parametrize("wanted", ["RGB", "L", "RGBA"])
+EIGHT_BITS = ("LA", "PA", "La", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV")
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [(m, w) for m in EIGHT_BITS for w in ("RGB", "L", "RGBA") if (m, w) != ("PA", "L")],
+)
 def test_every_mode_of_8_bits_keeps_its_colour(mode: str, wanted: str) -> None:
     colour = (200, 100, 50)
     step = {"La": "LA", "RGBa": "RGBA"}.get(mode, mode)
@@ -230,6 +241,145 @@ def test_every_mode_of_8_bits_keeps_its_colour(mode: str, wanted: str) -> None:
     expected = np.asarray(Image.fromarray(expected).convert(wanted)).reshape(-1)
     found = decode(image, Decode(mode=wanted))[0, 0]
     assert np.abs(found.astype(int) - expected).max() <= (4 if mode != "PA" else 8)
+
+
+# --- values as they are --------------------------------------------------------------------------
+
+
+def indexed() -> Image.Image:
+    """A mask of the classes 0 to 20 and 255, in the colours of a palette."""
+    values = np.kron(np.arange(24).reshape(4, 6) % 22, np.ones((9, 11), int)).astype(np.uint8)
+    values[values == 21] = 255
+    image = Image.fromarray(values)
+    image.putpalette([(number * 37 + 11) % 256 for number in range(768)])
+    return image
+
+
+VALUES: dict[str, Callable[[], Any]] = {
+    "PNG palette": lambda: encoded(indexed(), "PNG"),
+    "PNG palette of few bits": lambda: encoded(indexed().point(lambda value: value % 13), "PNG"),
+    "PNG palette with alpha": lambda: encoded(indexed(), "PNG", transparency=bytes(range(256))),
+    "PNG grey": lambda: encoded(Image.fromarray(np.asarray(indexed())), "PNG"),
+    "GIF": lambda: encoded(indexed(), "GIF", optimize=False),
+    "TIFF": lambda: encoded(indexed(), "TIFF"),
+    "BMP": lambda: encoded(indexed(), "BMP"),
+    "image": indexed,
+    "array": lambda: np.asarray(indexed()),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_indices_are_kept(name: str) -> None:
+    found = decode(VALUES[name](), Decode(mode="P"))
+    expected = np.asarray(indexed())
+    expected = expected % 13 if "few bits" in name else expected
+    assert (found.dtype, found.shape) == (np.uint8, (*expected.shape, 1))
+    assert np.array_equal(found[..., 0], expected)
+
+
+def grey_of_bits(bits: int) -> bytes:
+    return png((8, 1, bits, 0), zlib.compress(b"\0" + b"\x1b" * bits))
+
+
+NO_VALUES: dict[str, tuple[Callable[[], Any], str]] = {
+    "RGB": (lambda: encoded(photograph(), "PNG"), r"mode RGB, .*--mode RGB"),
+    "RGBA": (lambda: encoded(half_transparent(), "PNG"), "mode RGBA, .*--mode RGB"),
+    "bits": (
+        lambda: encoded(photograph().convert("1"), "PNG"),
+        "mode 1, .*0 and 255.*--mode L --interpolation nearest",
+    ),
+    "grey of 2 bits": (lambda: grey_of_bits(2), "grey of 2 bits"),
+    "grey of 4 bits": (lambda: grey_of_bits(4), "grey of 4 bits"),
+    "16 bits": (lambda: encoded(Image.fromarray(np.ones((2, 2), np.uint16)), "PNG"), "I;16.*func"),
+    "JPEG": (lambda: encoded(photograph().convert("L")), "is a JPEG, .*save masks as PNG"),
+}
+
+
+@pytest.mark.parametrize("name", NO_VALUES)
+def test_other_images_have_no_indices(name: str) -> None:
+    make, reason = NO_VALUES[name]
+    with pytest.raises(SampleError, match=reason):
+        decode(make(), Decode(mode="P"))
+
+
+@pytest.mark.parametrize("name", [*PALETTES, "image"])
+def test_a_palette_has_no_grey_levels(name: str) -> None:
+    data = FORMATS[name]() if name in FORMATS else indexed()
+    with pytest.raises(SampleError, match=r"palette image, .*--mode P .*--mode RGB"):
+        decode(data, Decode(mode="L"))
+
+
+def in_sixteen_bits(values: np.ndarray) -> dict[str, bytes]:
+    """Name -> file of (H, W) or (H, W, C) values; those of colour are written by hand."""
+    height, width, *channels = values.shape
+    if not channels:
+        return {kind: encoded(Image.fromarray(values), kind) for kind in ("PNG", "TIFF")}
+    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in values)
+    kind = {3: 2, 4: 6}[channels[0]]
+    files = {"PNG": png((width, height, 16, kind), zlib.compress(lines))}
+    return files | {
+        f"TIFF {order}": tiff_of_colours(values, order) for order in "<>" if channels == [3]
+    }
+
+
+def tiff_of_colours(values: np.ndarray, order: str) -> bytes:
+    """An uncompressed TIFF of (H, W, 3) uint16 in one strip."""
+    height, width, _ = values.shape
+    body = values.astype(f"{order}u2").tobytes()
+    bits = struct.pack(f"{order}HHH", 16, 16, 16)
+    at = 8
+    entries = [
+        (256, 3, 1, width),
+        (257, 3, 1, height),
+        (258, 3, 3, at + len(body)),
+        (259, 3, 1, 1),
+        (262, 3, 1, 2),
+        (273, 4, 1, at),
+        (277, 3, 1, 3),
+        (278, 3, 1, height),
+        (279, 4, 1, len(body)),
+    ]
+    start = at + len(body) + len(bits)
+    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HL", 42, start)
+    tags = struct.pack(f"{order}H", len(entries))
+    for tag, kind, count, value in entries:
+        short = kind == 3 and count == 1
+        tags += struct.pack(f"{order}HHL", tag, kind, count)
+        tags += struct.pack(
+            f"{order}{'HH' if short else 'L'}", *((value, 0) if short else (value,))
+        )
+    return head + body + bits + tags + bytes(4)
+
+
+@pytest.mark.parametrize("strip", [50, 1 << 20])
+@pytest.mark.parametrize("bits", [8, 10, 12, 14])
+@pytest.mark.parametrize("channels", [(), (3,), (4,)])
+def test_fewer_bits_in_sixteen_keep_their_highest(
+    monkeypatch: pytest.MonkeyPatch, channels: tuple[int, ...], bits: int, strip: int
+) -> None:
+    monkeypatch.setattr(precache_workers.ops.decoding, "STRIP_PIXELS", strip)
+    random = np.random.default_rng(bits)
+    values = random.integers(0, 1 << bits, (13, 9, *channels)).astype(np.uint16)
+    values[0, 0] = (1 << bits) - 1
+    expected = (values >> (bits - 8)).astype(np.uint8)
+    if channels == (4,):  # alpha always has all of its bits
+        values[..., 3] = random.integers(0, 1 << 16, (13, 9))
+        expected[..., 3] = values[..., 3] >> 8
+    mode = {(): "L", (3,): "RGB", (4,): "RGBA"}[channels]
+    for name, data in in_sixteen_bits(values).items():
+        found = decode(data, Decode(mode=mode, bits=bits))
+        assert np.array_equal(found.reshape(expected.shape), expected), name
+        if channels != (4,):
+            facts = precache_workers.ops.decoding.picture_facts(data, Decode())
+            assert facts.widest == values.max(), name
+        if bits > 8:
+            with pytest.raises(SampleError, match=r"which is more than 8 bits hold.*--bits"):
+                decode(data, Decode(mode=mode, bits=8))
+
+
+def test_bits_are_those_of_sixteen_bit_images_alone() -> None:
+    for data in (encoded(photograph(), "PNG"), encoded(photograph()), photograph()):
+        assert np.array_equal(decode(data, Decode(bits=12)), decode(data, Decode()))
 
 
 def test_sixteen_bits_of_colour() -> None:

@@ -55,7 +55,8 @@ def mean_of(array: np.ndarray) -> np.ndarray:
 def recipe_of(codec: str, *after: dict[str, Any], **fields: Any) -> precache.Recipe:
     """Images of 16 x 16, four to a chunk in shards of four."""
     ops = [{"op": "decode"}, {"op": "resize", "size": [16, 16]}, *after]
-    return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": codec}, **fields}})
+    image = {"ops": ops, "codec": codec, "variants": 1}
+    return precache.Recipe.from_dict({"fields": {"image": image, **fields}})
 
 
 MEAN = {"op": "function", "function": "tests.planning.test_histories:mean_of", "version": "1"}

@@ -156,7 +156,7 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=4,
 )
-INTERPOLATIONS = st.sampled_from(["bilinear", "bicubic"])
+INTERPOLATIONS = st.sampled_from(["bilinear", "bicubic", "nearest"])
 LATER_OPS = st.one_of(
     st.builds(Resize, size=SIZES | PAIRS, interpolation=INTERPOLATIONS),
     st.builds(CenterCrop, size=SIZES | PAIRS),
@@ -243,10 +243,23 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "zero": (_image(DECODE, {"op": "center_crop", "size": 0}), ["center_crop.size", "0"]),
     "choice": (
-        _image(DECODE, {"op": "resize", "size": 8, "interpolation": "nearest"}),
-        ["interpolation", "'nearest'", "'bilinear'", "'bicubic'"],
+        _image(DECODE, {"op": "resize", "size": 8, "interpolation": "area"}),
+        ["interpolation", "'area'", "'bilinear'", "'bicubic'", "'nearest'"],
     ),
     "mode": (_image({"op": "decode", "mode": "CMYK"}), ["mode", "'CMYK'", "'RGB'", "'L'"]),
+    "indices that a resize blends": (
+        _image({**DECODE, "mode": "P"}, {"op": "resize", "size": 8}),
+        ["resize", "blend", 'interpolation = "nearest"'],
+    ),
+    "indices that a crop blends": (
+        _image({**DECODE, "mode": "P"}, {"op": "random_resized_crop", "size": 8}),
+        ["random_resized_crop", "blend", 'interpolation = "nearest"'],
+    ),
+    "indices that decoding blends": (
+        _image({**DECODE, "mode": "P", "scaled": True}),
+        ["scaled", "as they are"],
+    ),
+    "bits": (_image({**DECODE, "bits": 20}), ["bits", "20", "16"]),
     "dtype": (_image(DECODE, {"op": "to_dtype", "dtype": "half"}), ["'half'", "'float16'"]),
     "scale to integers": (
         _image(DECODE, {"op": "to_dtype", "dtype": "uint8", "scale": True}),

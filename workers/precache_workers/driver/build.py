@@ -23,7 +23,7 @@ from precache.errors import (
 )
 from precache.maintenance.gc import remove_version
 from precache.messages import first_ones, shown
-from precache.recipe.recipe import frozen_draws
+from precache.recipe.recipe import draws_in_words
 from precache.runtime.operating_system import is_on_network
 from precache.storage.base import Folder, left_out_text
 from precache.storage.open import open_folder
@@ -306,7 +306,7 @@ class _Build:
             self.progress.say(f"Not used, as they are no images: {ignored_text(listed.ignored)}")
         if self.request.labels is None:  # else its own warning names them
             listed.warn_of_missing_labels()
-        frozen = frozen_draws(listed.spec.declared)
+        frozen = draws_in_words(listed.spec.declared)
         for line in (*listed.notes, *listed.unfollowed(), *frozen):
             self.progress.say(line)
         self.timings["list"] = listed.seconds

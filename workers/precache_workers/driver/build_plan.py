@@ -17,7 +17,7 @@ from precache.errors import (
     StorageError,
     StoreError,
 )
-from precache.recipe.recipe import frozen_draws
+from precache.recipe.recipe import draws_in_words
 from precache.runtime.usage import cores
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
@@ -203,7 +203,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         shards = list(plan_shards(work, source.content_decides))
         cost = profiler.estimate(work, shards) if shards and timing else None
         plan = _plan(request, store, listed, work, shards, cost)
-        plan = replace(plan, pixels=(*frozen_draws(listed.spec.declared), *profiler.notes))
+        plan = replace(plan, pixels=(*draws_in_words(listed.spec.declared), *profiler.notes))
         if cost is not None:
             plan = replace(plan, ops=profiler.time_ops(work, shards))
         progress.finish("Nothing was written")

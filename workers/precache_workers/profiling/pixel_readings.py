@@ -87,9 +87,12 @@ class PixelReadings:
             seen.wide += 1
             seen.widest = max(seen.widest, (facts.widest, key))
         seen.transparent += facts.transparent
+        is_palette = facts.mode in ("P", "PA")
+        if not is_palette and not any(map(_blends, ops)):
+            return
         before: set[object] | None = None
         for number, (op, value) in enumerate(recipe.steps(sample, key)):
-            if isinstance(op, Decode) and facts.mode in ("P", "PA") and not op.states("mode"):
+            if isinstance(op, Decode) and is_palette and not op.states("mode"):
                 values = few_values(np.asarray(value))
                 if values is not None and op.mode != "P":
                     seen.palettes.append(f"{key} is a palette image of {len(values)} colours")
@@ -117,16 +120,20 @@ class PixelReadings:
 
     def _require_no_masks(self, name: str, seen: _Seen) -> None:
         looks = max(seen.blended, seen.palettes, key=len)
-        if len(looks) * MASKS < seen.tried:
-            return
+        if len(looks) * MASKS >= seen.tried:
+            raise RecipeError(f"field {name}: {self._masks(name, seen)}")
+
+    def _masks(self, name: str, seen: _Seen) -> str:
+        """Describe the samples that look like masks, and both ways out."""
+        looks = max(seen.blended, seen.palettes, key=len)
         first = self._fields[name].ops[0]
         is_open = isinstance(first, Decode) and not first.states("mode")
         keeps = "P" if is_open and (seen.palettes or seen.grey) else None
         mask = self._options(name, keeps, "nearest")
         picture = self._options(name, "RGB" if seen.palettes else None, "bilinear")
-        raise RecipeError(
-            f"field {name}: {len(looks)} of {seen.tried} samples tried look like masks: "
-            f"{looks[0]}. State which they are. Masks: {mask}. Pictures: {picture}"
+        return (
+            f"{len(looks)} of {seen.tried} samples tried look like masks: {looks[0]}. State which "
+            f"they are. Masks: {mask}. Pictures: {picture}"
         )
 
     def _options(self, name: str, mode: str | None, interpolation: str) -> str:
@@ -158,6 +165,8 @@ class PixelReadings:
         """Return a line for each default that decided pixels of the samples."""
         lines = []
         for name, seen in self._seen.items():
+            if seen.blended or seen.palettes:  # fewer than are refused
+                lines.append(f"{name}: {self._masks(name, seen)}")
             first = self._fields[name].ops[0] if self._fields[name].ops else None
             if not isinstance(first, Decode):
                 continue
