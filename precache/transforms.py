@@ -267,7 +267,9 @@ def is_drawn(step: Any) -> bool:
 
 
 def require_fitting(
-    transform: Any, rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    transform: Any,
+    rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    mean: Mapping[str, Sequence[float]],
 ) -> None:
     """Raise `UsageError` if a transform cannot change batches of such rows.
 
@@ -278,7 +280,10 @@ def require_fitting(
     ----------
     rows
         Field -> shape and dtype of a row.
+    mean
+        Field -> mean of each channel, where it is known.
     """
+    reached = {name: max(values) for name, values in mean.items() if name in rows and values}
     batch: Any = {
         name: torch.empty((2, *shape), dtype=dtype, device="meta")
         for name, (shape, dtype) in rows.items()
@@ -292,12 +297,19 @@ def require_fitting(
             continue
         if type(step).__module__ != __name__:
             return
+        before = batch
         try:
             batch = step.apply(batch, draw)
         except UsageError:
             raise
         except Exception:  # of a dtype that a device may have; the first batch raises it if not
             return
+        names = (step.fields or ("image",)) if isinstance(step, Normalize | ToDType) else ()
+        for name in reached.keys() & set(names):
+            if isinstance(step, Normalize):
+                step.require_units(before[name].dtype, reached.pop(name))
+            elif batch[name].is_floating_point() and not before[name].is_floating_point():
+                reached[name] = 1.0
 
 
 def _number(name: str, value: Any, least: float, most: float = math.inf) -> float:
@@ -599,46 +611,44 @@ class Normalize(ImageTransform):
         values = [*self.mean, *self.std]
         self._of_one = max(map(abs, values)) <= 1 and not all(v.is_integer() for v in values)
         self._of_255 = max(self.mean) > 2 or min(self.std) > 2
+        self._unseen = True
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         if images.shape[1] != len(self.mean):
             raise UsageError(f"Normalize has {len(self.mean)} channels, images {images.shape[1]}")
-        if not images.is_meta and len(images):
-            self._require_units(images)
+        if self._unseen and not images.is_meta and len(images):
+            self._look(images)
         if images.is_cuda and images.dtype == torch.uint8:
             return self._in_one_pass(images)
         mean, std = (_constant(v, images)[None, :, None, None] for v in (self.mean, self.std))
         return (images - mean).div_(std).to(self.dtype, memory_format=self._layout)
 
-    def _require_units(self, images: torch.Tensor) -> None:
-        """Raise `UsageError` if mean and std are wrong by a factor of 255.
+    def _look(self, images: torch.Tensor) -> None:
+        """Check the units by the first images; on a device that waits for it.
 
-        Values are looked at only where mean and std suggest it, in the first images: on a device
-        that waits for it.
+        It is done only where mean and std suggest it.
         """
-        if images.is_floating_point():
-            if not self._of_255:
-                return
-            self._of_255 = False
-            if 0 < float(images.abs().amax()) <= 1:
+        self._unseen = False
+        if self._of_255 if images.is_floating_point() else self._of_one:
+            self.require_units(images.dtype, float(images.abs().amax()))
+
+    def require_units(self, dtype: torch.dtype, top: float) -> None:
+        """Raise `UsageError` if mean and std do not suit pixels up to `top`, by a factor of 255."""
+        own = f"Normalize has mean {self.mean} and std {self.std}, of pixels of 0 to"
+        if dtype.is_floating_point:
+            if self._of_255 and 0 < top <= 1:
                 raise UsageError(
-                    f"Normalize has mean {self.mean} and std {self.std}, of pixels of 0 to 255, "
-                    f"and the pixels are {images.dtype} of 0 to 1. They are too large by a factor "
-                    f"of 255. Give {self._scaled(1 / 255)}"
+                    f"{own} 255, and the pixels are {dtype} of 0 to 1. They are too large by a "
+                    f"factor of 255. Give {self._scaled(1 / 255)}"
                 )
-        elif self._of_one:
-            self._of_one = False
-            if int(images.amax()) > 1:
-                way_out = "Give those of the stored values"
-                if images.dtype == torch.uint8:
-                    way_out = (
-                        f"They are too small by a factor of 255. Give {self._scaled(255)}, or put "
-                        "ToDType(torch.float32) before it, which divides by 255"
-                    )
-                raise UsageError(
-                    f"Normalize has mean {self.mean} and std {self.std}, of pixels of 0 to 1, and "
-                    f"the pixels are {images.dtype}, up to {int(images.amax())}. {way_out}"
+        elif self._of_one and top > 1:
+            way_out = "Give those of the stored values"
+            if dtype == torch.uint8:
+                way_out = (
+                    f"They are too small by a factor of 255. Give {self._scaled(255)}, or put "
+                    "ToDType(torch.float32) before it, which divides by 255"
                 )
+            raise UsageError(f"{own} 1, and the pixels are {dtype} of 0 to 255. {way_out}")
 
     def _scaled(self, factor: float) -> str:
         """Format this with other units."""

@@ -157,7 +157,7 @@ class BatchSource:
             kinds = {
                 n: (s, as_tensor(np.empty(0, d)).dtype) for n, (s, d) in self.reader.shapes.items()
             }
-            require_fitting(options.transform, kinds)
+            require_fitting(options.transform, kinds, self.version.mean)
         self.order = self._make_order(shuffle)
         self.output = _choose_output(options.output, self.reader)
         if self.output is not None and options.rank == 0:

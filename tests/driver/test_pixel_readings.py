@@ -209,7 +209,7 @@ def test_a_transparent_picture_is_said(tmp_path: Path, capfd: pytest.CaptureFixt
     for command in ("build", "plan"):
         assert line in run(capfd, command, source, tmp_path / command, *RESIZE, *HERE)[1]
     keeps = ("build", source, tmp_path / "rgba", *RESIZE, "--mode", "RGBA", *HERE)
-    assert "transparent" not in run(capfd, *keeps)[1]
+    assert "transparent pixels" not in run(capfd, *keeps)[1]
     assert {row.shape[0] for row in pixels(tmp_path / "rgba").values()} == {4}
 
 

@@ -859,8 +859,12 @@ def test_a_mean_of_pixels_up_to_one_is_refused_for_bytes(
     text = "too small by a factor of 255"
     with pytest.raises(UsageError, match=text) as caught:
         Normalize(mean, std).apply(_batch(), _draw())
+    for steps in ([], [RandomCrop(16), HorizontalFlip()]):
+        with pytest.raises(UsageError, match=text):
+            precache.Loader(tile_store.path, 8, transform=Compose([*steps, Normalize(mean, std)]))
+    late = Compose([lambda batch: batch, Normalize(mean, std)])
     with (
-        precache.Loader(tile_store.path, 8, transform=Normalize(mean, std)) as loader,
+        precache.Loader(tile_store.path, 8, transform=late) as loader,
         pytest.raises(UsageError, match=text),
     ):
         next(iter(loader))
@@ -874,8 +878,11 @@ def test_a_mean_of_pixels_up_to_one_is_refused_for_bytes(
     [([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]), ([127.5] * 3, [1.0] * 3)],
 )
 def test_a_mean_of_bytes_is_refused_for_pixels_up_to_one(
-    mean: list[float], std: list[float]
+    tile_store: BuiltStore, mean: list[float], std: list[float]
 ) -> None:
+    transform = Compose([ToDType(torch.float16), Compose([Normalize(mean, std)])])
+    with pytest.raises(UsageError, match="too large by a factor of 255"):
+        precache.Loader(tile_store.path, 8, transform=transform)
     batch = ToDType().apply(_batch(), _draw())
     with pytest.raises(UsageError, match="too large by a factor of 255") as caught:
         Normalize(mean, std).apply(batch, _draw())

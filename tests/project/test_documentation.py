@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import precache
 from precache.cli import main as command_line
 from tests.conftest import write_photos
+from tests.support.building import encoded, write
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,12 +37,16 @@ NOT_RUN = re.compile(r"://|\bJOB\b|precache view|--every")
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``photos/``, and with ``photos.store`` in two versions.
+    """A folder with ``photos/`` and ``masks/``, and with ``photos.store`` in two versions.
 
     Before the second, a photo was removed, and one was added that is of no class.
     """
     folder = tmp_path_factory.mktemp("example")
     write_photos(folder / "photos", 264, (260, 258), classes=("cat", "dog"), suffix=".jpg")
+    for photo in (folder / "photos").rglob("*.jpg"):
+        mask = Image.new("L", (260, 258), len(photo.name))
+        mask.putpalette(bytes(range(256)) * 3)
+        write(folder / "masks" / f"{photo.stem}.png", encoded(mask, "PNG"))
     photo = next((folder / "photos/cat").iterdir())
     for crop in (200, 224):
         if crop == 224:
