@@ -125,7 +125,7 @@ class FieldTransform(Transform):
         name = type(self).__name__
         for field in self.fields or ("image",):
             values = batch.get(field)
-            if not isinstance(values, torch.Tensor):
+            if values is None:
                 names = ", ".join(batch)
                 raise UsageError(
                     f"{name} changes {field!r}, and the batch has {names}; name its fields of "
@@ -145,9 +145,7 @@ class FieldTransform(Transform):
     def _require_alone(self, images: torch.Tensor, batch: Batch) -> None:
         """Raise `UsageError` if another field shows the scene of ``image``, judged by its shape."""
         others = [
-            name
-            for name, values in batch.items()
-            if name != "image" and isinstance(values, torch.Tensor) and _shows(values, images)
+            name for name, values in batch.items() if name != "image" and _shows(values, images)
         ]
         if others:
             height, width = batch[others[0]].shape[-2:]
@@ -163,9 +161,9 @@ class FieldTransform(Transform):
         return f"Give fields={names} to change all by one draw"
 
 
-def _shows(values: torch.Tensor, images: torch.Tensor) -> bool:
+def _shows(values: Any, images: torch.Tensor) -> bool:
     """Return True for an array of the size of (N, C, H, W) `images`, or a picture of its aspect."""
-    if values.ndim < 3 or min(values.shape[-2:]) < 2:
+    if not isinstance(values, torch.Tensor) or values.ndim < 3 or min(values.shape[-2:]) < 2:
         return False
     (height, width), (rows, columns) = values.shape[-2:], images.shape[-2:]
     if values.ndim == 3:

@@ -37,7 +37,7 @@ def two(source: Path, one: precache.Recipe, other: precache.Recipe) -> Differenc
 
 def recipe(ops: list[dict[str, Any]], **field: Any) -> precache.Recipe:
     return precache.Recipe.from_dict(
-        {"fields": {"image": {"ops": [{"op": "decode"}, *ops], **field}}}
+        {"fields": {"image": {"ops": [{"op": "decode"}, *ops], "variants": 1, **field}}}
     )
 
 

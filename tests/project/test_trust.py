@@ -216,7 +216,7 @@ REFUSED: dict[str, Callable[[Path, Path], object]] = {
     "a recipe of its ops": lambda store, source: precache.build(
         source,
         store,
-        Recipe(fields={"image": Field(ops=recipe_of(store).fields["image"].ops)}),
+        Recipe(fields={"image": Field(ops=recipe_of(store).fields["image"].ops, variants=2)}),
         **SERIAL,
     ),
 }

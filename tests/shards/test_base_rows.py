@@ -169,7 +169,7 @@ def test_a_resize_behind_a_base_sees_what_it_would_without(
 ) -> None:
     def field(*ops: dict[str, Any]) -> precache.Recipe:
         every = [{**DECODE, "mode": mode}, *first, *ops]
-        return precache.Recipe.from_dict({"fields": {"image": {"ops": every}}})
+        return precache.Recipe.from_dict({"fields": {"image": {"ops": every, "variants": 1}}})
 
     build(source, tmp_path / "store", field())
     second = build(source, tmp_path / "store", field(resize(29)))

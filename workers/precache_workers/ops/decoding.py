@@ -352,7 +352,8 @@ def _highest(values: np.ndarray, bits: int) -> np.ndarray:
             "another bits (--bits)"
         )
     # Of mode I, values may be out of range.
-    return np.clip(values.astype(np.int64) >> (bits - 8), 0, 255).astype(np.uint8)
+    high: np.ndarray = np.clip(values.astype(np.int64) >> (bits - 8), 0, 255).astype(np.uint8)
+    return high
 
 
 def _indices(image: Image.Image) -> np.ndarray:
@@ -398,12 +399,13 @@ def _wide_colours(data: bytes) -> np.ndarray | None:
         if low is None:
             return None
         other.tile = [
-            part._replace(args=low if isinstance(part.args, str) else (low, *part.args[1:]))
+            part._replace(args=(low, *part.args[1:]) if isinstance(part.args, tuple) else low)
             for part in other.tile
         ]
         for part in (image, other):
             ImageOps.exif_transpose(part, in_place=True)
-        return np.asarray(image).astype(np.uint16) << 8 | np.asarray(other)
+        values: np.ndarray = np.asarray(image).astype(np.uint16) << 8 | np.asarray(other)
+        return values
 
 
 @dataclass(frozen=True)
@@ -445,8 +447,8 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
 
 
 def _facts(image: Image.Image) -> PictureFacts:
-    transparent = image.has_transparency_data and (
-        image.convert("RGBA").getchannel("A").getextrema()[0] < 255
-    )
+    transparent = False
+    if image.has_transparency_data:
+        transparent = bool((np.asarray(image.convert("RGBA").getchannel("A")) < 255).any())
     widest = int(np.asarray(image).max()) if _is_wide(image) else None
-    return PictureFacts(image.mode, widest, bool(transparent))
+    return PictureFacts(image.mode, widest, transparent)

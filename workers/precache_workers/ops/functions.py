@@ -36,9 +36,20 @@ def resize(array: np.ndarray, shape: tuple[int, int], interpolation: str) -> np.
     if array.shape[:2] == shape:
         return array
     if interpolation == "nearest":
-        rows, columns = map(_nearest_pixels, array.shape[:2], shape)
-        return array[rows[:, None], columns]
+        return _nearest(array, shape)
     return _resampled(array, shape, (None, None), interpolation)
+
+
+def _nearest(
+    array: np.ndarray,
+    shape: tuple[int, int],
+    rows: slice = slice(None),
+    columns: slice = slice(None),
+) -> np.ndarray:
+    """Return some rows and columns of an array that is resized without new values."""
+    down, across = map(_nearest_pixels, array.shape[:2], shape)
+    resized: np.ndarray = array[down[rows, None], across[columns]]
+    return resized
 
 
 def _nearest_pixels(before: int, after: int) -> np.ndarray:
@@ -107,8 +118,7 @@ def resize_and_crop(
     top, left = crop_corner(shape, size)
     bottom, right = top + size[0], left + size[1]
     if interpolation == "nearest":
-        rows, columns = map(_nearest_pixels, array.shape[:2], shape)
-        return array[rows[top:bottom, None], columns[left:right]]
+        return _nearest(array, shape, slice(top, bottom), slice(left, right))
     height, width = array.shape[:2]
     seen = _seen(height, shape[0], bottom, interpolation)
     tall, rows, bottom = _axis(height, shape[0], bottom, seen)
