@@ -503,9 +503,23 @@ def _like(images: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     return images.round_().clamp_(limits.min, limits.max).to(before.dtype)
 
 
-def _top(images: torch.Tensor) -> float:
-    """Return the value of full brightness: 255 for integers, 1 for floats."""
-    return 1.0 if images.is_floating_point() else 255.0
+def _top(images: torch.Tensor, name: str) -> float:
+    """Return the value of full brightness, which is 255 or for floats 1, for the transform `name`.
+
+    Raises
+    ------
+    UsageError
+        It is not known: other integers than uint8 may hold 12 bits, 16 or class numbers.
+    """
+    if images.is_floating_point():
+        return 1.0
+    if images.dtype != torch.uint8:
+        raise UsageError(
+            f"{name} takes integers of 0 to 255, and the pixels are {images.dtype}, whose full "
+            "brightness is not known; put a function of the batch before it that gives floats of "
+            "0 to 1"
+        )
+    return 255.0
 
 
 class ColorJitter(ImageTransform):
@@ -533,7 +547,7 @@ class ColorJitter(ImageTransform):
         self.hue = _number("hue", hue, 0, 0.5)
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        top = _top(images)
+        top = _top(images, "ColorJitter")
         pixels = images.float() / top
         u = draw.uniform(4) * 2 - 1
         factors = [
@@ -665,7 +679,7 @@ class Normalize(ImageTransform):
 
 
 class ToDType(ImageTransform):
-    """Convert to `dtype`; integers are first divided by 255 where it is a float.
+    """Convert to `dtype`; uint8 is first divided by 255 where that is a float.
 
     `fields` names the fields; by default ``image``.
     """
@@ -680,7 +694,7 @@ class ToDType(ImageTransform):
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         if self.dtype.is_floating_point and not images.is_floating_point():
-            return images.to(self.dtype).div_(255)
+            return images.to(self.dtype).div_(_top(images, "ToDType"))
         return images.to(self.dtype)
 
 

@@ -910,3 +910,13 @@ def test_means_of_their_own_pixels_are_taken(
         found = normalize.apply({"image": images}, _draw())["image"]
         means, stds = (torch.tensor(values)[:, None, None] for values in (mean, std))
         assert torch.allclose(found, (images - means) / stds, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.bool])
+@pytest.mark.parametrize("transform", [ToDType(), ColorJitter(0.1)], ids=["dtype", "jitter"])
+def test_integers_of_unknown_brightness_are_refused(
+    transform: Transform, dtype: torch.dtype
+) -> None:
+    """Images of 16 bits became floats of 0 to 257."""
+    with pytest.raises(UsageError, match=rf"the pixels are {dtype}, whose full brightness"):
+        transform.apply({"image": _images().to(dtype)}, _draw())

@@ -25,6 +25,7 @@ from precache_workers.ops.behaviour import pattern
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.functions import (
     center_crop,
+    random_resized_crop,
     resize,
     resize_and_crop,
     resized_shape,
@@ -185,7 +186,7 @@ def test_the_middle_of_the_middle_is_the_middle_where_margins_are_of_fours(
     st.tuples(st.integers(1, 400), st.integers(1, 400)),
     st.tuples(st.floats(0, 1), st.floats(0, 1)),
     st.sampled_from([1, 3, 4]),
-    st.sampled_from(["bilinear", "bicubic"]),
+    st.sampled_from(["bilinear", "bicubic", "nearest"]),
 )
 @example((375, 500), (256, 341), (224 / 256, 224 / 341), 3, "bilinear")
 @example((480, 640), (256, 341), (224 / 256, 224 / 341), 3, "bilinear")  # no factor for its width
@@ -204,6 +205,26 @@ def test_resize_and_crop_at_once_makes_the_same_bytes(
     size = max(1, round(shape[0] * share[0])), max(1, round(shape[1] * share[1]))
     expected = center_crop(resize(array, shape, interpolation), size)
     assert np.array_equal(resize_and_crop(array, shape, size, interpolation), expected)
+
+
+@given(
+    st.tuples(st.integers(1, 400), st.integers(1, 400)),
+    st.tuples(st.integers(1, 400), st.integers(1, 400)),
+    st.sampled_from([1, 3, 4]),
+)
+@settings(deadline=None)
+def test_nearest_takes_the_pixels_that_pillow_takes(
+    before: tuple[int, int], shape: tuple[int, int], channels: int
+) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (*before, channels), np.uint8)
+    image = Image.fromarray(array[..., 0] if channels == 1 else array)
+    expected = as_array(image.resize(shape[::-1], Image.Resampling.NEAREST))
+    assert np.array_equal(resize(array, shape, "nearest"), expected)
+    whole = RandomResizedCrop(size=shape, interpolation="nearest")
+    found = random_resized_crop(array, whole, np.random.default_rng(1))
+    assert {*found.ravel().tolist()} <= {*array.ravel().tolist()}
+    wide = resize(array.astype(np.int64) * 1000, shape, "nearest")
+    assert np.array_equal(wide, expected.astype(np.int64) * 1000)
 
 
 def test_a_crop_larger_than_the_resize_is_refused() -> None:

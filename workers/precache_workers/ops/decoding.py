@@ -274,14 +274,12 @@ def _nearest(mode: str) -> str:
 
 def _narrowed(data: bytes, op: Decode) -> np.ndarray:
     """Decode colours of 16 bits, of which fewer are significant."""
-    colours = _wide_colours(data)
-    assert colours is not None
-    values = colours[..., :3]
-    narrow = np.empty(colours.shape, np.uint8)
-    for top in range(0, len(values), rows := max(1, STRIP_PIXELS // values.shape[1])):
-        narrow[top : top + rows, :, :3] = _highest(values[top : top + rows], op.bits)
-    narrow[..., 3:] = colours[..., 3:] >> 8
-    return _to_array(Image.fromarray(narrow), op)
+    strips = []
+    for values in _wide_colours(data):
+        colours = _highest(values[..., :3], op.bits)
+        alpha = (values[..., 3:] >> 8).astype(np.uint8)
+        strips.append(np.concatenate([colours, alpha], axis=2))
+    return _to_array(Image.fromarray(np.concatenate(strips)), op)
 
 
 def _to_array(image: Image.Image, op: Decode) -> np.ndarray:
@@ -392,20 +390,22 @@ def _low_bytes(raw: str) -> str | None:
     return f"{colours};16{'L' if big else 'B'}"
 
 
-def _wide_colours(data: bytes) -> np.ndarray | None:
-    """Return the values of colours of 16 bits, (H, W, C) uint16; None for other images."""
-    with _open(cut(data)) as image, _open(cut(data)) as other:
-        low = _low_bytes(_raw_mode(image))
-        if low is None:
-            return None
-        other.tile = [
-            part._replace(args=(low, *part.args[1:]) if isinstance(part.args, tuple) else low)
-            for part in other.tile
+def _wide_colours(data: bytes) -> Iterator[np.ndarray]:
+    """Yield the values of colours of 16 bits, (n, W, C) uint16, a strip of rows at a time."""
+    with _open(cut(data)) as high, _open(cut(data)) as low:
+        raw = _low_bytes(_raw_mode(high))
+        assert raw is not None
+        low.tile = [
+            part._replace(args=(raw, *part.args[1:]) if isinstance(part.args, tuple) else raw)
+            for part in low.tile
         ]
-        for part in (image, other):
-            ImageOps.exif_transpose(part, in_place=True)
-        values: np.ndarray = np.asarray(image).astype(np.uint16) << 8 | np.asarray(other)
-        return values
+        for image in (high, low):
+            ImageOps.exif_transpose(image, in_place=True)
+        rows = max(1, STRIP_PIXELS // high.width)
+        for top in range(0, high.height, rows):
+            end = min(top + rows, high.height)
+            of_strip = (np.asarray(i.crop((0, top, i.width, end))) for i in (high, low))
+            yield next(of_strip).astype(np.uint16) << 8 | next(of_strip)
 
 
 @dataclass(frozen=True)
@@ -440,15 +440,16 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
             _check_parts(image, op.max_pixels)
             low = _low_bytes(_raw_mode(image))
             facts = _facts(image)
-        colours = _wide_colours(bytes(data)) if low else None
-    if colours is None:
-        return facts
-    return replace(facts, widest=int(colours[..., :3].max()))
+        if low is None:
+            return facts
+        widest = max(int(values[..., :3].max()) for values in _wide_colours(bytes(data)))
+    return replace(facts, widest=widest)
 
 
 def _facts(image: Image.Image) -> PictureFacts:
     transparent = False
     if image.has_transparency_data:
-        transparent = bool((np.asarray(image.convert("RGBA").getchannel("A")) < 255).any())
+        alpha = image if "A" in image.getbands() else image.convert("RGBA")
+        transparent = bool((np.asarray(alpha.getchannel("A")) < 255).any())
     widest = int(np.asarray(image).max()) if _is_wide(image) else None
     return PictureFacts(image.mode, widest, transparent)
