@@ -149,11 +149,15 @@ class FieldTransform(Transform):
         ]
         if others:
             height, width = batch[others[0]].shape[-2:]
+            way_out = self._all_of(("image", *others))
+            sizes = {tuple(batch[name].shape[-2:]) for name in ("image", *others)}
+            if self.of_one_size and len(sizes) > 1:
+                way_out = "Store them with one height and width to change all by one draw"
             raise UsageError(
                 f"{type(self).__name__} changes image alone, and {' and '.join(others)} would stay "
                 f"behind: {others[0]} has {height} x {width} pixels, and image "
-                f"{images.shape[2]} x {images.shape[3]}. {self._all_of(('image', *others))}; "
-                f"give fields=('image',) to change image alone"
+                f"{images.shape[2]} x {images.shape[3]}. {way_out}; "
+                "give fields=('image',) to change image alone"
             )
 
     def _all_of(self, names: tuple[str, ...]) -> str:

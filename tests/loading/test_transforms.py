@@ -733,6 +733,8 @@ def test_shapes_decide_what_shows_the_same_scene(
         return
     with pytest.raises(UsageError, match="other would stay behind"):
         HorizontalFlip().apply(batch, _draw())
+    with pytest.raises(UsageError, match="Store them with" if "half" in name else "Give fields="):
+        RandomCrop(8).apply(batch, _draw())
     batch["other"] = torch.rand(24, *shape)
     found = HorizontalFlip(fields=("image", "other")).apply(batch, _draw())
     flipped = [not torch.equal(a, b) for a, b in zip(found["image"], batch["image"], strict=True)]
