@@ -379,15 +379,15 @@ def _same(one: Json, other: Json) -> bool:
 def has_labels_with_samples(table: RowTable) -> bool:
     """Return whether labels may have come with the samples, as from a Python dataset.
 
-    The table says if a request gave others. Samples of a Python dataset have no size and no time,
-    and share one etag; those of a dataset with fingerprints have their own, and then no labels in
-    the table. Rows of a Parquet file can look the same, but their etag is an XXH3-64. Only class
-    numbers can come with samples.
+    The table says if a request gave others, and has no labels if they come with samples, which can
+    only be class numbers. Samples of a Python dataset have no size and no time. Rows of a Parquet
+    file can look the same, but their etag is an XXH3-64.
     """
     if table.labels_override or not are_classes(table.labels):
         return False
     if (table.sizes >= 0).any() or (table.mtimes >= 0).any():
         return False
+    if has_label(table.labels).any():
+        return False
     etags = {etag for row, etag in enumerate(table.etags) if row not in table.removed}
-    alike = len(etags) == 1 or not has_label(table.labels).any()
-    return alike and all(etag and not _DIGEST.fullmatch(etag) for etag in etags)
+    return all(etag and not _DIGEST.fullmatch(etag) for etag in etags)

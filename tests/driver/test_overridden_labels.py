@@ -1,4 +1,4 @@
-"""Labels of a request, and of a Python dataset whose samples bring others than its targets."""
+"""Labels of a request, which override those of a Python dataset."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from tests.support.building import cut, encoded, write
 DATASET = """
 import numpy as np
 
-class Photos:
+class Bare:
     classes = ("ant", "bee", "cat")
-    targets = [0, 1, 2, 0, 1, 2]  # of sample n, n modulo 3
 
     def __len__(self):
         return 6
 
     def __getitem__(self, number):
         return np.full((24, 24, 3), number, np.uint8), (number + 1) % 3
+
+class Photos(Bare):
+    targets = [1, 2, 0, 1, 2, 0]
 """
 
-WITH_SAMPLES, TARGETS = [1, 2, 0, 1, 2, 0], [0, 1, 2, 0, 1, 2]
+OWN, GIVEN = [1, 2, 0, 1, 2, 0], [0, 1, 2, 0, 1, 2]
+RENUMBERED = [2, 0, 1, 2, 0, 1]  # own ones, by the class map
 RECIPE = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
 
 
@@ -34,8 +37,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     name = f"overridden_{abs(hash(request.node.name))}"
     (tmp_path / f"{name}.py").write_text(DATASET)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
-    lines = [f"{number},{label}\n" for number, label in enumerate(TARGETS)]
+    (tmp_path / "classes.txt").write_text("cat\nant\nbee\n")
+    lines = [f"{number},{label}\n" for number, label in enumerate(GIVEN)]
     (tmp_path / "labels.csv").write_text("".join(lines))
     return f"python:{name}:Photos"
 
@@ -68,25 +71,29 @@ def test_the_labels_of_a_version_do_not_depend_on_which_build_came_first(
 ) -> None:
     results = {k: build(source, tmp_path / "a.store", **options(tmp_path, k)) for k in kinds}
     found = {kind: labels_of(result.path) for kind, result in results.items()}
-    assert found == {"plain": WITH_SAMPLES, "classes": TARGETS, "labels": TARGETS}
+    assert found == {"plain": OWN, "classes": RENUMBERED, "labels": GIVEN}
     for kind, result in results.items():
         again = build(source, tmp_path / "a.store", **options(tmp_path, kind))
         alone = build(source, tmp_path / f"{kind}.store", **options(tmp_path, kind))
         assert again.version == alone.version == result.version
 
 
-@pytest.mark.parametrize("kind", ["classes", "labels"])
+@pytest.mark.parametrize(
+    ("kind", "dataset", "labels"),
+    [("classes", "Photos", RENUMBERED), ("labels", "Photos", GIVEN), ("labels", "Bare", GIVEN)],
+)
 def test_a_build_that_was_begun_with_other_labels_is_not_resumed(
-    kind: str, source: str, tmp_path: Path
+    kind: str, dataset: str, labels: list[int], source: str, tmp_path: Path
 ) -> None:
+    source = source.replace("Photos", dataset)
     begun = build(source, tmp_path / "a.store")
     (Path(begun.path) / "zarr.json").unlink()
     result = build(source, tmp_path / "a.store", **options(tmp_path, kind))
-    assert labels_of(result.path) == TARGETS
-    assert labels_of(build(source, tmp_path / "a.store").path) == WITH_SAMPLES
+    assert labels_of(result.path) == labels
+    assert labels_of(build(source, tmp_path / "a.store").path) == OWN
 
 
-@pytest.mark.parametrize(("kind", "labels"), [("plain", WITH_SAMPLES), ("classes", TARGETS)])
+@pytest.mark.parametrize(("kind", "labels"), [("plain", OWN), ("classes", RENUMBERED)])
 def test_lost_labels_are_those_of_the_request_again(
     kind: str, labels: list[int], source: str, tmp_path: Path
 ) -> None:
@@ -99,8 +106,9 @@ def test_lost_labels_are_those_of_the_request_again(
     assert precache.verify(store).ok
 
 
-def test_labels_of_a_request_are_verified(source: str, tmp_path: Path) -> None:
-    store = tmp_path / "a.store"
+@pytest.mark.parametrize("dataset", ["Photos", "Bare"])
+def test_labels_of_a_request_are_verified(dataset: str, source: str, tmp_path: Path) -> None:
+    store, source = tmp_path / "a.store", source.replace("Photos", dataset)
     plain = build(source, store)
     given = build(source, store, **options(tmp_path, "labels"))
     found = precache.verify(store)
@@ -111,7 +119,7 @@ def test_labels_of_a_request_are_verified(source: str, tmp_path: Path) -> None:
     chunk.write_bytes((Path(plain.path) / "label/c/0").read_bytes())
     assert [damage.shard for damage in precache.verify(store).damage] == ["label/c/0"]
     build(source, store, **options(tmp_path, "labels"))
-    assert labels_of(given.path) == TARGETS
+    assert labels_of(given.path) == GIVEN
     (Path(given.path) / "rows/c/0").unlink()
     build(source, store, **options(tmp_path, "labels"))
     assert precache.verify(store).ok
@@ -122,7 +130,7 @@ def test_labels_of_a_request_are_verified(source: str, tmp_path: Path) -> None:
     [
         "[0.5, 1.5, 2.5, 3.5, 4.5, 5.5]",
         "[[0, 1], [0], [1], [1, 2], [], [2]]",
-        "[0, 1, 2, 0, 1, 2]\n    def fingerprint(self, number): return 'same'",
+        "[1, 2, 0, 1, 2, 0]\n    def fingerprint(self, number): return 'same'",
         "None\n    def fingerprint(self, number): return str(number)",
     ],
     ids=["numbers", "several", "one fingerprint", "fingerprints"],
@@ -131,11 +139,11 @@ def test_labels_of_a_request_are_verified_whatever_the_targets_are(
     targets: str, source: str, tmp_path: Path
 ) -> None:
     module = next(tmp_path.glob("*.py"))
-    code = module.read_text().replace("[0, 1, 2, 0, 1, 2]  # of sample n, n modulo 3", targets)
+    code = module.read_text().replace("[1, 2, 0, 1, 2, 0]", targets)
     module.write_text(code.replace(", (number + 1) % 3", ""))
     store, given = tmp_path / "a.store", options(tmp_path, "labels")
     built = build(source, store, **given)
-    assert labels_of(built.path) == TARGETS
+    assert labels_of(built.path) == GIVEN
     (tmp_path / "labels.csv").write_text("".join(f"{n},{2 - n % 3}\n" for n in range(6)))
     other = build(source, store, **given)
     assert precache.verify(other.path).ok
@@ -174,7 +182,7 @@ def test_a_refresh_keeps_labels_of_a_request(source: str, tmp_path: Path) -> Non
     given = options(tmp_path, "labels")
     precache.build(source, store, recipe, address="serial", **given)
     [result] = precache.refresh(store, run_functions=True, address="serial")
-    assert labels_of(result.path) == TARGETS
+    assert labels_of(result.path) == GIVEN
     assert precache.verify(store).ok
     same = precache.build(source, store, recipe, address="serial", **given)
     assert same.version == result.version

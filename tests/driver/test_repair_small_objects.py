@@ -258,7 +258,7 @@ FINGERPRINT = "    def fingerprint(self, number): return str(number)\n"
     [
         ("", [n % 5 for n in range(20)]),
         (FINGERPRINT, [n % 5 for n in range(20)]),
-        ("    targets = None\n" + FINGERPRINT, [-1] * 20),
+        ("    targets = None\n" + FINGERPRINT, [n % 5 for n in range(20)]),
     ],
     ids=["code", "fingerprints", "fingerprints and no targets"],
 )

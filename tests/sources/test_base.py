@@ -601,18 +601,6 @@ def test_a_dataset_of_tuples(module: Callable[[str], str], tmp_path: Path) -> No
         assert np.array_equal(row, np.full((3, 8, 8), 20 * int(key)))
 
 
-@pytest.mark.parametrize("label", ["np.array([i])", "[i]", "np.array([[i]])", "np.array([-5])"])
-def test_an_array_is_no_label(label: str, module: Callable[[str], str], tmp_path: Path) -> None:
-    code = f"""
-        import numpy as np
-        class Boxed(list):
-            def __init__(self):
-                super().__init__((np.full((8, 8, 3), i, np.uint8), {label}) for i in range(3))
-    """
-    build_here(f"python:{module(code)}:Boxed", tmp_path / "store", precache.Recipe.image())
-    assert labels(tmp_path / "store") == dict.fromkeys("012", -1)
-
-
 def test_a_dataset_of_dicts_without_targets(module: Callable[[str], str], tmp_path: Path) -> None:
     fields = {
         "image": {"ops": [{"op": "decode"}]},
@@ -691,8 +679,8 @@ def test_values_that_no_store_holds_are_named(
         ("class D(list): pass", "is empty"),
         ("class D(list):\n    targets = [1]\n    __len__ = lambda self: 3", "targets"),
         (
-            "class D(list):\n    targets = ['a', 'b']\n    __len__ = lambda self: 2",
-            "targets",
+            "class D(list):\n    targets = ['a', b'b']\n    __len__ = lambda self: 2",
+            "target of sample 1 is b'b'",
         ),
     ],
 )

@@ -327,7 +327,7 @@ class _Build:
         )
         self.barred |= task.barred
         measured = probed_rows(outcome, self.request.source)
-        for line in measured.notes:
+        for line in (*measured.notes, *measured.pixels):
             self.progress.say(line)
         return measured
 
@@ -441,6 +441,11 @@ class _Build:
         if base is not None:
             self._mend_base(target, base, receipts)
         self._clean_up(lease, target)
+        if self.listed.fetches_labels:
+            built = replace(
+                self.listed, labels=open_own(target.folder).labels, fetches_labels=False
+            )
+            built.warn_of_missing_labels()
         self.progress.finish(f"Version {target.version[:8]} is complete")
         return replace(
             committed_result(target, self.listed.ignored),

@@ -203,7 +203,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         shards = list(plan_shards(work, source.content_decides))
         cost = profiler.estimate(work, shards) if shards and timing else None
         plan = _plan(request, store, listed, work, shards, cost)
-        plan = replace(plan, pixels=(*draws_in_words(listed.spec.declared), *profiler.notes))
+        plan = replace(plan, pixels=(*draws_in_words(listed.spec.declared), *profiler.pixels))
         if cost is not None:
             plan = replace(plan, ops=profiler.time_ops(work, shards))
         progress.finish("Nothing was written")
@@ -230,7 +230,7 @@ class _Profiler:
         self._stack = stack
         self._probe_seconds = 0.0
         self._barred: Mapping[str, str] = listed.barred
-        self.notes: tuple[str, ...] = ()
+        self.pixels: tuple[str, ...] = ()
 
     @functools.cached_property
     def _run(self) -> RunTasks:
@@ -268,7 +268,9 @@ class _Profiler:
         outcome = self._outcome(run_probe, probe_task(self._job, spec.table))
         self._probe_seconds = time.perf_counter() - began
         measured = probed_rows(outcome, self._request.source)
-        self.notes = measured.notes
+        self.pixels = measured.pixels
+        for line in measured.notes:
+            self._progress.say(line)
         return measured
 
     def measure_unless_declared(self, spec: VersionSpec) -> MeasuredRows:

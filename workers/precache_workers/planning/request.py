@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field
 
 from precache.errors import UsageError
@@ -11,6 +13,7 @@ from precache.storage.retries import RETRY_SECONDS, SILENT_SECONDS
 from precache_workers.planning.options import BuildOptions
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.sources.base import Columns, Source
+from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.user_code import require_permission
 
@@ -52,7 +55,7 @@ def check_request(request: Request) -> None:
 
 def source_of(request: Request) -> Source:
     """Open the source of a request."""
-    return open_source(
+    source = open_source(
         request.source,
         request.storage_options,
         follow_links=request.follow_links,
@@ -61,3 +64,7 @@ def source_of(request: Request) -> Source:
         columns=Columns(request.image_column, request.label_column, request.key_column),
         sample_name=request.sample_name,
     )
+    if isinstance(source, DatasetSource):
+        inputs = tuple((name, field.input) for name, field in request.recipe.fields.items())
+        return replace(source, fields=inputs, labels_given=request.labels is not None)
+    return source

@@ -55,12 +55,15 @@ class MeasuredRows:
     Attributes
     ----------
     notes
+        Lines for the user about the parts of samples.
+    pixels
         Lines on defaults of the recipe that decided pixels.
     """
 
     shapes: Mapping[str, RowShape]
     stored_per_row: float
     notes: tuple[str, ...] = ()
+    pixels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

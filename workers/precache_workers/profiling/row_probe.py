@@ -10,7 +10,7 @@ import numpy as np
 
 from precache.codecs.chunk import encoder
 from precache.errors import PrecacheError, RecipeError, SampleError, SourceError
-from precache.messages import shown
+from precache.messages import SHOWN, shown
 from precache.recipe.ops import DTYPES
 from precache.recipe.recipe import ImageCodec, Recipe
 from precache.recipe.variants import variants_of
@@ -23,6 +23,7 @@ from precache_workers.profiling.pixel_readings import PixelReadings
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
 from precache_workers.sources.base import Sample
+from precache_workers.sources.dataset_items import described, in_words
 
 PROBE_SAMPLES = 24
 
@@ -64,8 +65,10 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     shapes: dict[str, RowShape] = {}
     stored: list[float] = []
     reasons = []
+    parts = _Parts(job.fetch_labels)
 
     def rows_of(run: SampleRun, sample: Sample) -> dict[str, np.ndarray]:
+        parts.add(run.key, sample)
         readings.look(sample, run.key)
         return {name: recipe(sample, run.key) for name, recipe in recipes.items()}
 
@@ -82,7 +85,40 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     if not shapes:
         raise SampleError(f"none of the {len(reasons)} samples tried has a row: {reasons[0]}")
     readings.require_clear()
-    return MeasuredRows(shapes, float(np.mean(stored)), readings.notes())
+    return MeasuredRows(shapes, float(np.mean(stored)), parts.notes(), readings.notes())
+
+
+class _Parts:
+    """The parts of samples that have labels, and those that nobody reads."""
+
+    def __init__(self, bring_labels: bool) -> None:
+        self._bring_labels = bring_labels
+        self._labels: dict[str, str] = {}
+        self._unread: dict[str, str] = {}
+
+    def add(self, key: str, sample: Sample) -> None:
+        if sample.label_part:
+            of = "none" if sample.label is None else str(sample.label)
+            self._labels.setdefault(sample.label_part, f"{of} of sample {key}")
+        for part, value in sample.unread.items():
+            self._unread.setdefault(in_words(part), described(value))
+
+    def notes(self) -> tuple[str, ...]:
+        """Return lines for the user."""
+        lines = []
+        if self._bring_labels:
+            named = [f"{part} of the samples, such as {of}" for part, of in self._labels.items()]
+            lines.append(
+                f"labels are {' and '.join(named)}"
+                if named
+                else "samples bring no label: a dict has one as 'label', a tuple as its item 1, or "
+                "the dataset as its attribute `targets`"
+            )
+        if self._unread:
+            named = [f"{part} ({value})" for part, value in self._unread.items()]
+            more = f" and {len(named) - SHOWN} more parts" if len(named) > SHOWN else ""
+            lines.append(f"no field reads {', '.join(named[:SHOWN])}{more} of the samples")
+        return tuple(lines)
 
 
 def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:

@@ -60,12 +60,15 @@ class Sample:
     """One raw sample: the inputs of its fields, its label if the listing has none, its hash.
 
     `inputs` maps names to bytes, arrays or Pillow images; the first is the default input. An
-    input that other samples have and this one lacks is a `SampleError`.
+    input that other samples have and this one lacks is a `SampleError`. Those of `unread` are read
+    by no field; `label_part` is the part of the sample that has the label.
     """
 
     inputs: Mapping[str | int, Any]
     label: int | None = None
     content: str = ""
+    label_part: str = ""
+    unread: Mapping[str | int, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, data: bytes) -> Sample:

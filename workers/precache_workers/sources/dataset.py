@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,19 @@ import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError
 from precache.storage.base import Folder
-from precache.store.labels import are_classes
 from precache.store.row_table import RowTable
 from precache_workers.runtime.time_limit import FETCHING, notes
 from precache_workers.sources.base import Fetched, Listing, Sample, Tick
+from precache_workers.sources.dataset_items import (
+    CLASS_NUMBERS,
+    KnownLabels,
+    LabelError,
+    Reading,
+    content_of,
+    described,
+    is_class,
+    read_item,
+)
 from precache_workers.sources.labels import Kind, encode_labels, joined, label_of
 from precache_workers.sources.user_code import load_object
 
@@ -27,37 +38,40 @@ from precache_workers.sources.user_code import load_object
 class DatasetSource:
     """A torch map-style `Dataset` that ``module:factory()`` returns.
 
-    Keys are indices. Samples are tuples (input, label) or dicts with a `label`. If the dataset has
-    the attributes `targets` and `classes` of torchvision, they are used. The source counts as
-    changed when the code of the factory, or code that it uses, changes.
+    Keys are indices. Samples are tuples (input, label) or dicts with a `label`, as `read_item`
+    describes. If the dataset has the attributes `targets` and `classes` of torchvision, these are
+    the labels, and those of samples must agree. The source counts as changed when the code of the
+    factory, or code that it uses, changes.
 
     The dataset's attribute `fetch_threads` is the number of threads of a task that may fetch
     concurrently: 1 by default, as a Dataset need not be thread-safe.
 
     A dataset may have a method ``key(i)``, which returns a name for sample i: the sample keeps its
     row when its index changes. It may have a method ``fingerprint(i)``, which returns text that
-    changes if and only if the sample changes: the code then does not count, and labels are the
-    `targets`, if the dataset has them.
+    changes if and only if the sample or its label changes: the code then does not count.
 
     Attributes
     ----------
     code
         Expected digest of the factory's code.
+    fields
+        Fields of the recipe, with the part of a sample that they start from, None for a default;
+        without them, labels of any kind are ignored.
+    labels_given
+        Whether a request gives other labels than the samples.
     """
 
     factory: str
     code: str
-    content_decides: bool = False  # arrays and images are hashed as raw bytes
+    fields: tuple[tuple[str, str | int | None], ...] | None = None
+    labels_given: bool = False
+    content_decides: bool = True
     index_name: str = ""
 
     @property
     def labels_with_samples(self) -> bool:
-        """False if `targets` are the labels: with fingerprints, or if they are no class numbers."""
-        dataset = _dataset(self.factory, self.code)
-        if hasattr(dataset, "targets") and hasattr(dataset, "fingerprint"):
-            return False
-        targets = getattr(dataset, "targets", None)
-        return targets is None or are_classes(_labels(targets, (), len(dataset))[0])
+        """True unless the dataset has `targets`, which are the labels then."""
+        return _targets(_dataset(self.factory, self.code)) is None
 
     @property
     def fetch_threads(self) -> int:
@@ -86,9 +100,8 @@ class DatasetSource:
             raise SourceError(f"the dataset of {self.factory} is empty")
         tick(count)
         unknown = np.full(count, -1, np.int64)
-        labels, classes = unknown, tuple(map(str, getattr(dataset, "classes", ())))
-        if getattr(dataset, "targets", None) is not None:
-            labels, classes = _labels(dataset.targets, classes, count)
+        known, classes = self._known_labels(dataset)
+        labels = unknown if known is None else known.encoded
         keys = list(_indices(dataset, self.factory))
         etags = [self.etag] * count
         if hasattr(dataset, "fingerprint"):
@@ -102,8 +115,17 @@ class DatasetSource:
                 etags=etags,
                 labels=labels,
                 classes=classes,
-            )
+            ),
+            notes=self._notes(dataset, known),
         )
+
+    def _notes(self, dataset: Any, known: KnownLabels | None) -> tuple[str, ...]:
+        """Return lines about the attribute `targets`."""
+        if known is not None and not self.labels_given:
+            return ("labels are the attribute `targets` of the dataset; --labels gives others",)
+        if known is None and getattr(dataset, "targets", None) is not None:
+            return ("the attribute `targets` of the dataset has paths of files, and no labels",)
+        return ()
 
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
@@ -111,7 +133,7 @@ class DatasetSource:
         dataset = _dataset(self.factory, self.code)
         self._count(dataset)
         indices = _indices(dataset, self.factory)
-        known = getattr(dataset, "targets", None) is not None
+        reading = self._reading(dataset)
         fetched: list[Fetched] = []
         for key in keys:
             if key not in indices:
@@ -119,13 +141,42 @@ class DatasetSource:
                 fetched.append(FetchError(why))
                 continue
             notes().begin(FETCHING, key)
+            number = indices[key]
             try:
-                fetched.append(_dataset_sample(dataset[indices[key]], known=known))
+                item = dataset[number]
+                fetched.append(self._sample(item, number, reading))
+            except LabelError as error:  # of all samples, or the next build has another label
+                raise SourceError(f"sample {key} of {self.factory}: {error}") from None
             except MemoryError:
                 fetched.append(SampleError("there is not enough memory to create it"))
             except (Exception, SystemExit) as error:
                 fetched.append(FetchError(f"sample {key} of {self.factory}: {error!r}"))
         return fetched
+
+    def _sample(self, item: Any, number: int, reading: Reading) -> Sample:
+        used = read_item(item, number, reading)
+        return Sample(
+            used.inputs, used.label, content_of(used.inputs), used.label_part, used.unread
+        )
+
+    def _reading(self, dataset: Any) -> Reading:
+        """Return the use of the dataset's items, with its labels as far as they are known."""
+        ignores_labels = self.labels_given or self.fields is None
+        known, classes = self._known_labels(dataset)
+        return Reading(dict(self.fields or ()), ignores_labels, classes, known)
+
+    def _known_labels(self, dataset: Any) -> tuple[KnownLabels | None, tuple[str, ...]]:
+        """Return the labels of `targets`, and the class names; encoded once for each dataset."""
+        with _lock:
+            held = _labelled.get(self.factory)
+            if held is None or held[0] is not dataset:
+                known, classes = None, _classes(dataset, self.factory)
+                targets = _targets(dataset)
+                if targets is not None:
+                    encoded, classes = _labels(targets, classes, self._count(dataset))
+                    known = KnownLabels(targets, encoded)
+                held = _labelled[self.factory] = dataset, known, classes
+        return held[1:]
 
     def _count(self, dataset: Any) -> int:
         try:
@@ -183,6 +234,7 @@ def _texts(method: Any, count: int, what: str) -> list[str]:
 
 
 _named: dict[str, tuple[Any, Mapping[str, int]]] = {}
+_labelled: dict[str, tuple[Any, KnownLabels | None, tuple[str, ...]]] = {}
 _datasets: dict[str, tuple[str, Any]] = {}
 _lock = threading.Lock()
 
@@ -200,40 +252,110 @@ def _dataset(factory: str, code: str) -> Any:
         return held[1]
 
 
+def _classes(dataset: Any, factory: str) -> tuple[str, ...]:
+    """Return the attribute `classes` of a dataset: names by number; empty if it has none."""
+    given = getattr(dataset, "classes", None)
+    if given is None:
+        return ()
+    if isinstance(given, Mapping):
+        numbers = (
+            dict(given) if all(map(is_class, given)) else {n: name for name, n in given.items()}
+        )
+        if sorted(numbers) != list(range(len(numbers))):
+            raise SourceError(
+                f"{factory}: the classes are {described(given)}; a dict of them has the "
+                "numbers from 0 up"
+            )
+        return tuple(str(numbers[number]) for number in range(len(numbers)))
+    if isinstance(given, str | bytes | set | frozenset) or not hasattr(given, "__len__"):
+        raise SourceError(
+            f"{factory}: the classes are {described(given)}; let the attribute `classes` be a "
+            "list of the names, by number"
+        )
+    return tuple(map(str, given))
+
+
+def _targets(dataset: Any) -> Any:
+    """Return the attribute `targets` of a dataset; None if there is none, or it has no labels."""
+    targets = getattr(dataset, "targets", None)
+    return None if _are_paths(targets) else targets
+
+
+def _are_paths(targets: Any) -> bool:
+    """Return True for paths of files, as datasets of masks have them for targets."""
+    first = targets[0] if isinstance(targets, list | tuple) and len(targets) else None
+    first = first[0] if isinstance(first, list | tuple) and len(first) else first
+    try:
+        return isinstance(first, str | os.PathLike) and Path(first).is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _labels(targets: Any, classes: Sequence[str], count: int) -> tuple[np.ndarray, tuple[str, ...]]:
     """Encode the `targets` of a dataset as row table labels; returns them and the class names."""
+    where = "the dataset's targets"
     try:
         labels = np.asarray(targets)
     except (TypeError, ValueError):  # lists of different lengths, or a type that NumPy lacks
         labels = np.empty((), object)
-    whole = labels.shape == (count,) and labels.dtype.kind in "iub"
-    if whole and _is_class_number(labels.min()) and _is_class_number(labels.max()):
-        return labels.astype(np.int64), tuple(classes)
-    without: Kind = "several numbers"  # the kind if no sample has a label
-    if labels.shape == (count,) and labels.dtype.kind == "f":
-        without = "values"
-        texts = [label_of(float(number)) for number in labels]
-    elif labels.ndim != 1 and _length(targets) == count:
-        # NumPy converts numbers in a list with text to text.
-        lists = targets if isinstance(targets, list | tuple) else labels.tolist() or targets
-        texts = [_text(row, some) for row, some in enumerate(lists)]
-    else:
-        raise SourceError(
-            f"the dataset's targets are {labels.dtype} {labels.shape}; they must be {count} "
-            f"labels, one for each sample: {_CLASS_NUMBERS}, numbers with a fraction, or lists of "
-            "classes"
-        )
+    if labels.shape == (count,) and labels.dtype.kind in "iub":
+        if _is_class_number(labels.min()) and _is_class_number(labels.max()):
+            _require_class(int(labels.max()), classes, where)
+            return labels.astype(np.int64), tuple(classes)
+        raise _no_labels(labels, count)
+    if _length(targets) != count:
+        raise _no_labels(labels, count)
+    # NumPy converts numbers in a list with text to text.
+    given = targets if isinstance(targets, list | tuple) else labels.tolist() or targets
+    texts = [_text(row, some) for row, some in enumerate(given)]
     kinds = {kind for _, kind in texts if kind}
+    without: Kind = "values" if labels.dtype.kind == "f" and labels.ndim == 1 else "several numbers"
     kind = joined(kinds or {without})
     if kind is None:
-        raise SourceError(
-            f"the dataset's targets are {' and '.join(sorted(kinds))}; make them alike"
-        )
+        raise SourceError(f"{where} are {' and '.join(sorted(kinds))}; make them alike")
     keys = [f"number {row}" for row in range(count)]
-    return encode_labels([text for text, _ in texts], kind, classes, keys, "the dataset's targets")
+    encoded, names = encode_labels([text for text, _ in texts], kind, classes, keys, where)
+    if not classes or names == tuple(classes):
+        return encoded, names
+    return _numbered_by(classes, encoded, names, where), tuple(classes) if names else ()
 
 
-_CLASS_NUMBERS = "whole numbers from -1 up, below 2**63"
+def _numbered_by(
+    classes: Sequence[str], labels: np.ndarray, names: Sequence[str], where: str
+) -> np.ndarray:
+    """Number labels, whose classes are sorted by name, as the dataset numbers its classes."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    for number, name in enumerate(names):
+        if name not in numbers:
+            of_class = labels[:, number] if labels.ndim == 2 else labels == number
+            row = int(np.flatnonzero(of_class)[0])
+            known = ", ".join(map(repr, classes[:10]))
+            raise SourceError(
+                f"{where}: the target of sample {row} is {name[:60]!r}, which is not among its "
+                f"classes: {known}"
+            )
+    order = [numbers[name] for name in names]
+    if labels.ndim == 1:
+        return labels if not names else np.array([*order, -1], np.int64)[labels]
+    placed = np.zeros((len(labels), len(classes)), labels.dtype)
+    placed[:, order] = labels
+    return placed
+
+
+def _require_class(highest: int, classes: Sequence[str], where: str) -> None:
+    if classes and highest >= len(classes):
+        raise SourceError(
+            f"{where} have the class number {highest}, and `classes` names {len(classes)} classes, "
+            "numbered from 0"
+        )
+
+
+def _no_labels(labels: np.ndarray, count: int) -> SourceError:
+    return SourceError(
+        f"the dataset's targets are {labels.dtype} {labels.shape}; they must be {count} "
+        f"labels, one for each sample: {CLASS_NUMBERS}, class names, numbers with a fraction, or "
+        "lists of classes"
+    )
 
 
 def _is_class_number(number: Any) -> bool:
@@ -250,51 +372,9 @@ def _length(targets: Any) -> int:
 
 def _text(row: int, some: Any) -> tuple[str, Kind | None]:
     try:
-        values = some.tolist() if hasattr(some, "tolist") else list(some)
-        return label_of([value.item() if hasattr(value, "item") else value for value in values])
+        value = some.tolist() if hasattr(some, "tolist") else some
+        if isinstance(value, list | tuple):
+            value = [part.item() if hasattr(part, "item") else part for part in value]
+        return label_of(value)
     except (TypeError, ValueError) as error:
         raise SourceError(f"the dataset's target of sample {row} {error}") from None
-
-
-def _number(label: Any, *, known: bool) -> int | None:
-    """Return the class number that came with a sample; None if the label is of another kind.
-
-    An array counts as no label. Other labels that are not class numbers are an error, unless the
-    labels are known from `targets`. A change of these rules must change the identity of versions.
-    """
-    if label is None or np.ndim(label):
-        return None
-    try:
-        number = int(label)
-        whole = number == label and _is_class_number(number)
-    except (OverflowError, TypeError, ValueError):
-        whole = False
-    if not whole and not known:
-        raise SourceError(
-            f"a sample's label is {label!r}; labels of single samples must be class numbers: "
-            f"{_CLASS_NUMBERS}. Give the dataset an attribute `targets` with the labels of all "
-            "samples, which may be of any kind"
-        )
-    return number if whole else None
-
-
-def _dataset_sample(item: Any, *, known: bool) -> Sample:
-    inputs: dict[str | int, Any]
-    if isinstance(item, Mapping):
-        label = next((item[n] for n in ("label", "target") if n in item), None)
-        inputs = {name: value for name, value in item.items() if name not in ("label", "target")}
-    elif isinstance(item, tuple | list):
-        label = item[1] if len(item) > 1 else None
-        inputs = dict(enumerate(item))
-    else:
-        label, inputs = None, {0: item}
-    digest = xxhash.xxh3_128()
-    for value in inputs.values():
-        if isinstance(value, bytes):
-            digest.update(value)
-        elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-            array = np.asarray(value)
-            digest.update(repr(value).encode() if array.dtype.hasobject else array.tobytes())
-        else:
-            digest.update(repr(value).encode())
-    return Sample(inputs, _number(label, known=known), digest.hexdigest())

@@ -1,0 +1,319 @@
+"""Labels that come with the samples of a Python dataset, and its attribute `targets`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import precache
+from precache.cli import main as command_line
+from precache.errors import SourceError
+from tests.support.building import labels, pixels
+
+CODE = """
+import collections
+import io
+import numpy as np
+import torch
+from PIL import Image
+
+Named = collections.namedtuple("Named", ["image", "index", "label"])
+
+def image(n):
+    return np.full((8, 8, 3), n, np.uint8)
+
+def jpeg(n):
+    buffer = io.BytesIO()
+    Image.fromarray(image(n)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+class Data:
+    {members}
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, n):
+        return {item}
+"""
+IMAGE = precache.Recipe.image()
+_numbers = itertools.count()
+
+Module = Callable[..., str]
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
+    """Writes a dataset of six samples, and gives its name as a source."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(item: str, members: str = "pass") -> str:
+        name = f"labelled_data_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(CODE.format(item=item, members=members))
+        return f"python:{name}:Data"
+
+    return make
+
+
+def build(source: str, store: Path, recipe: precache.Recipe = IMAGE, **options: Any) -> Any:
+    return precache.build(source, store, recipe, **{"address": "serial", **options})
+
+
+def fields(**inputs: str | int) -> precache.Recipe:
+    ops = {"image": [{"op": "decode"}]}
+    return precache.Recipe.from_dict(
+        {"fields": {n: {"input": i, "ops": ops.get(n, [])} for n, i in inputs.items()}}
+    )
+
+
+def in_order(store: Path) -> list[Any]:
+    found = labels(store)
+    return [found[str(n)] for n in range(6)]
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "n % 3", "np.int64(n % 3)", "np.uint8(n % 3)", "torch.tensor(n % 3)", "np.array(n % 3)",
+        "np.array([n % 3])", "torch.tensor([n % 3])", "[n % 3]", "(n % 3,)", "np.array([[n % 3]])",
+    ],
+)  # fmt: skip
+def test_one_class_number_is_a_label(label: str, source: Module, tmp_path: Path) -> None:
+    for number, item in enumerate((f"(image(n), {label})", f"{{'image': image(n), 'y': {label}}}")):
+        build(source(item), tmp_path / f"{number}.store")
+        assert in_order(tmp_path / f"{number}.store") == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ("(image(n), n > 2)", [0, 0, 0, 1, 1, 1]),
+        ("(image(n), torch.tensor(n > 2))", [0, 0, 0, 1, 1, 1]),
+        ("(image(n), n - 1)", [-1, 0, 1, 2, 3, 4]),
+        ("(image(n), None)", [-1] * 6),
+        ("image(n)", [-1] * 6),
+        ("(image(n),)", [-1] * 6),
+        ("{'label': n, 'image': image(n)}", list(range(6))),
+        ("{'image': image(n), 'labels': n, 'target': np.array([n])}", list(range(6))),
+        ("Named(image(n), 5, n)", list(range(6))),
+    ],
+)
+def test_labels_that_are_understood(
+    item: str, expected: list[int], source: Module, tmp_path: Path
+) -> None:
+    build(source(item), tmp_path / "store")
+    assert in_order(tmp_path / "store") == expected
+
+
+REFUSED = [
+    ("(image(n), 'cat')", r"item 1 is the text 'cat'"),
+    ("(image(n), 0.33)", r"item 1 is the float 0\.33"),
+    ("(image(n), np.float32(2))", r"item 1 is the float32 2\.0"),
+    ("(image(n), 2**63)", r"item 1 is the int 9223372036854775808"),
+    ("(image(n), -5)", r"item 1 is the int -5"),
+    ("(image(n), np.eye(6)[n])", r"item 1 is ndarray float64 \(6,\), which begins with [01]\.0"),
+    ("(image(n), torch.eye(6)[n])", r"item 1 is Tensor float32 \(6,\), which begins with [01]\.0"),
+    ("(image(n), torch.tensor([1, 0, 1]))", r"item 1 is Tensor int64 \(3,\), which begins with 1"),
+    ("(image(n), [n, 7])", r"item 1 is a list of 2, which begins with \d"),
+    ("(image(n), (n, 7))", r"item 1 is a tuple of 2, which begins with \d"),
+    ("(image(n), [None, 7])", r"item 1 is a list of 2, which begins with None"),
+    ("(image(n), [])", r"item 1 is a list of 0"),
+    ("(image(n), [[0, 0, 4, 4.5]])", r"item 1 is a list of 1, which begins with 0"),
+    ("(image(n), image(n)[..., 0])", r"item 1 is ndarray uint8 \(8, 8\), which begins with \d"),
+    ("(image(n), Image.new('L', (8, 9)))", r"item 1 is Image L 8 x 9.*input = 1"),
+    ("(image(n), {'boxes': [], 'labels': [1]})", r"item 1 is a dict of 'boxes', 'labels'"),
+    ("{'image': image(n), 'labels': [n, 1]}", r"'labels' is a list of 2.*input = \"labels\""),
+    ("{'image': image(n), 'label': 'cat'}", r"'label' is the text 'cat'"),
+    ("{'image': image(n), 'label': n, 'target': 9}", r"'label' is \d and 'target' is 9"),
+    ("(image(n), n, n + 1)", r"item 1 is \d and item 2 is \d"),
+    ("(n, jpeg(n))", r"item 0 is the int \d and item 1 is bytes \(\d+ B\): return"),
+    ("(n, Image.new('L', (8, 9)))", r"item 0 is the int \d and item 1 is Image L 8 x 9"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("item", "why"), REFUSED)
+def test_other_labels_end_the_build_and_the_plan_with_type_shape_and_first_value(
+    item: str, why: str, source: Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = source(item)
+    with pytest.raises(SourceError, match=f"sample [0-5] of labelled_data_.*{why}") as caught:
+        build(name, tmp_path / "store")
+    assert "\\x" not in str(caught.value)
+    assert len(str(caught.value)) < 700
+    with pytest.raises(SourceError, match=why):
+        precache.plan(name, tmp_path / "store", IMAGE, address="serial")
+    assert command_line.main(["build", name, str(tmp_path / "store"), "--address", "serial"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert not (tmp_path / "store/commits").exists()
+
+
+@pytest.mark.parametrize("item", ["n if n != 4 else 0.5", "[n] if n != 4 else [n, 1]"])
+def test_one_label_of_another_kind_ends_a_build_by_processes(
+    item: str, source: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the samples that are measured first do not show it."""
+    monkeypatch.setattr("precache_workers.profiling.row_probe.PROBE_SAMPLES", 1)
+    name = source(f"(image(n), {item})")
+    with pytest.raises(SourceError, match=r"sample 4 of .*: item 1 is"):
+        build(name, tmp_path / "store", address="local", cpus=1, accept_missing=True)
+    assert not (tmp_path / "store/commits").exists()
+
+
+def test_what_a_field_reads_is_no_label(source: Module, tmp_path: Path) -> None:
+    pair = "(image(n), image(n)[..., 0])"
+    build(source(pair), tmp_path / "a.store", fields(image=0, mask=1))
+    assert in_order(tmp_path / "a.store") == [-1] * 6
+    assert pixels(tmp_path / "a.store", "mask")["3"].max() == 3
+    build(source("(image(n), image(n)[..., 0], n)"), tmp_path / "b.store", fields(image=0, mask=1))
+    assert in_order(tmp_path / "b.store") == list(range(6))
+    build(source("(n, image(n))"), tmp_path / "c.store", fields(image=1))
+    assert in_order(tmp_path / "c.store") == list(range(6))
+    item = "{'image': image(n), 'target': image(n)[..., 0], 'label': n}"
+    build(source(item), tmp_path / "d.store", fields(image="image", mask="target"))
+    assert in_order(tmp_path / "d.store") == list(range(6))
+    assert pixels(tmp_path / "d.store", "mask")["3"].max() == 3
+
+
+def test_labels_of_a_request_make_those_of_the_samples_unused(
+    source: Module, tmp_path: Path
+) -> None:
+    (tmp_path / "labels.csv").write_text("".join(f"{n},{n % 2}\n" for n in range(6)))
+    build(source("(image(n), 'cat')"), tmp_path / "store", labels=tmp_path / "labels.csv")
+    assert in_order(tmp_path / "store") == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("item", "recipe", "line"),
+    [
+        ("{'image': image(n), 'caption': 'x', 'index': n}", IMAGE,
+         "no field reads 'caption' (the text 'x'), 'index' (the int"),
+        ("(image(n), n % 2, 'x')", IMAGE, "no field reads item 2 (the text 'x')"),
+        ("(image(n), n % 2)", IMAGE, "labels are item 1 of the samples"),
+        ("{'image': image(n), 'y': n}", IMAGE, "labels are 'y' of the samples"),
+        ("{'image': image(n)}", IMAGE, "samples bring no label"),
+        ("(image(n), n)\n    targets = list(range(6))", IMAGE, "labels are the attribute"),
+        ("image(n)\n    targets = [[__file__]] * 6", IMAGE, "`targets` of the dataset has paths"),
+    ],
+)  # fmt: skip
+def test_a_line_names_the_label_and_what_nobody_reads(
+    item: str,
+    recipe: precache.Recipe,
+    line: str,
+    source: Module,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, store = source(item), str(tmp_path / "store")
+    for command in ("plan", "build"):
+        assert command_line.main([command, name, store, "--address", "serial"]) == 0
+        assert line in " ".join(capsys.readouterr().err.split()), command
+
+
+def test_samples_without_a_label_among_others_are_counted(
+    source: Module, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(source("(image(n), n if n != 4 else None)"), tmp_path / "store")
+    assert "1 of 6 samples have no label (-1), such as 4" in caplog.text
+
+
+# --- targets ------------------------------------------------------------------------------------
+
+TEXTS = "['b', 'a', 'c', 'b', 'a', 'c']"
+
+
+@pytest.mark.parametrize(
+    ("targets", "classes", "expected", "names"),
+    [
+        (TEXTS, "None", [1, 0, 2, 1, 0, 2], ("a", "b", "c")),
+        (f"np.array({TEXTS})", "()", [1, 0, 2, 1, 0, 2], ("a", "b", "c")),
+        (f"np.array({TEXTS}, object)", "()", [1, 0, 2, 1, 0, 2], ("a", "b", "c")),
+        (TEXTS, "['c', 'b', 'a']", [1, 2, 0, 1, 2, 0], ("c", "b", "a")),
+        (TEXTS, "{'c': 0, 'b': 1, 'a': 2}", [1, 2, 0, 1, 2, 0], ("c", "b", "a")),
+        ("['a', None, 'b', 'a', 'a', 'b']", "()", [0, -1, 1, 0, 0, 1], ("a", "b")),
+        ("[0, None, 1, 0, 0, 1]", "()", [0, -1, 1, 0, 0, 1], ()),
+        ("[1, 0, 1, 0, 1, 0]", "{1: 'b', 0: 'a'}", [1, 0, 1, 0, 1, 0], ("a", "b")),
+        ("torch.arange(6) / 2", "()", [0, 0.5, 1, 1.5, 2, 2.5], ()),
+        ("torch.eye(6)", "()", np.eye(6).tolist(), ()),
+    ],
+)
+def test_targets_may_be_of_any_kind(
+    targets: str, classes: str, expected: list[Any], names: Any, source: Module, tmp_path: Path
+) -> None:
+    members = f"targets = {targets}\n    classes = {classes}"
+    for number, item in enumerate(("image(n)", "(image(n), self.targets[n])")):
+        build(source(item, members), tmp_path / f"{number}.store")
+        assert in_order(tmp_path / f"{number}.store") == expected
+        assert precache.open(tmp_path / f"{number}.store").classes == names
+        assert precache.verify(tmp_path / f"{number}.store").ok
+
+
+@pytest.mark.parametrize(
+    ("targets", "label"),
+    [
+        ("[0, 1, 2, 0, 1, 2]", "np.eye(3)[n % 3]"),
+        ("np.eye(3)[[0, 1, 2, 0, 1, 2]]", "n % 3"),
+        ("['a', 'b', 'c'] * 2", "n % 3"),
+        ("[0, 1, 2, 0, 1, 2]", "'abc'[n % 3]"),
+        ("[[0], [1], [2], [0], [1], [0, 2]]", "[[0], [1], [2], [0], [1], [0, 2]][n]"),
+        ("[0, 1, 2, 0, 1, 2]", "Image.new('L', (8, 8))"),
+    ],
+)
+def test_labels_of_samples_that_agree_with_the_targets(
+    targets: str, label: str, source: Module, tmp_path: Path
+) -> None:
+    members = f"targets = {targets}\n    classes = ['a', 'b', 'c']"
+    build(source(f"(image(n), {label})", members), tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("targets", "label"),
+    [
+        ("[0, 1, 2, 0, 1, 2]", "n % 2"),
+        ("[0, 1, 2, 0, 1, 2]", "np.eye(3)[n % 2]"),
+        ("['a', 'b', 'c'] * 2", "'cba'[n % 3]"),
+        ("[.5, 1.5, 2.5, 3.5, 4.5, 5.5]", "n + 0.25"),
+        ("np.eye(3)[[0, 1, 2, 0, 1, 2]]", "np.eye(3)[n % 2]"),
+    ],
+)
+@pytest.mark.parametrize("fingerprint", ["", "    def fingerprint(self, n): return str(n)"])
+def test_labels_of_samples_that_differ_from_the_targets_are_refused(
+    targets: str, label: str, fingerprint: str, source: Module, tmp_path: Path
+) -> None:
+    name = source(f"(image(n), {label})", f"targets = {targets}\n{fingerprint}")
+    with pytest.raises(SourceError, match=r"sample \d of .* item 1 is .*, and targets\[\d\] is"):
+        build(name, tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("targets", "classes", "why"),
+    [
+        (TEXTS, "['a', 'b']", "target of sample 2 is 'c', which is not among its classes"),
+        ("[0, 1, 2, 0, 1, 2]", "['a', 'b']", r"class number 2.* 2 classes"),
+        ("None", "['a', 'b']", r"item 1 is 2, .* 2 classes"),
+        ("None", "3", "classes are the int 3; .* list of the names"),
+        ("None", "'cat dog'", "classes are the text 'cat dog'"),
+        ("None", "{'a', 'b'}", "classes are .*set"),
+        ("None", "{'a': 1, 'b': 2}", "classes are a dict .* numbers from 0"),
+        ("['a', 1, 'a', 'a', 'a', 'a']", "()", "targets are names and numbers; make them alike"),
+        ("[[.5, .5]] * 6", "()", r"target of sample 0 is \[0\.5, 0\.5\]"),
+    ],
+)
+def test_targets_and_classes_that_do_not_fit_are_refused(
+    targets: str, classes: str, why: str, source: Module, tmp_path: Path
+) -> None:
+    members = f"targets = {targets}\n    classes = {classes}"
+    with pytest.raises(SourceError, match=why):
+        build(source("(image(n), n % 3)", members), tmp_path / "store")
+
+
+def test_the_advice_of_a_refused_label_works(source: Module, tmp_path: Path) -> None:
+    for label, targets in (("'cat'", "['cat'] * 6"), ("0.5 + n", "[0.5 + n for n in range(6)]")):
+        with pytest.raises(SourceError, match="Give the dataset an attribute `targets`"):
+            build(source(f"(image(n), {label})"), tmp_path / "a.store")
+        build(source(f"(image(n), {label})", f"targets = {targets}"), tmp_path / "a.store")
+        assert precache.open(tmp_path / "a.store").labels[0] in (0, *(0.5 + n for n in range(6)))

@@ -1,0 +1,386 @@
+"""Items of a torch map-style `Dataset`: their parts, the label among them, their content."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from precache.messages import printable
+from precache.store.labels import MOST_CLASSES
+from precache.units import size
+
+LABEL_NAMES = ("label", "labels", "target", "targets", "class", "y")
+"""Parts of a dict, or of a named tuple, that are its label."""
+
+CLASS_NUMBERS = "whole numbers from -1 up, below 2**63"
+
+Part = str | int
+"""Key of a dict, or position in a tuple."""
+
+
+class LabelError(ValueError):
+    """A label that is not understood, or one of several that differ."""
+
+
+@dataclass(frozen=True)
+class KnownLabels:
+    """Labels of all samples, by `targets` of the dataset.
+
+    Attributes
+    ----------
+    given, encoded
+        As the dataset has them, and as a row table has them.
+    """
+
+    given: Any
+    encoded: np.ndarray
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The use of the parts of an item.
+
+    Attributes
+    ----------
+    fields
+        Field -> the part that it starts from, None for a default.
+    ignores_labels
+        True if labels come from elsewhere: those of items may be of any kind.
+    classes
+        Names of the classes, by number.
+    known
+        Labels of all samples, which those of items must agree with.
+    """
+
+    fields: Mapping[str, Part | None]
+    ignores_labels: bool = False
+    classes: Sequence[str] = ()
+    known: KnownLabels | None = None
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item of a dataset, as it is used.
+
+    Attributes
+    ----------
+    inputs
+        Parts of the item without its label; a part that is the default input comes first.
+    label
+        Class number; None if there is none, or if labels come from elsewhere.
+    label_part
+        The part with the label, in words; empty if there is none.
+    unread
+        Parts that are neither a label nor read by a field.
+    """
+
+    inputs: Mapping[Part, Any]
+    label: int | None
+    label_part: str
+    unread: Mapping[Part, Any]
+
+
+def read_item(item: Any, number: int, reading: Reading) -> Item:
+    """Find the label of an item among its parts.
+
+    The label of a dict is what one of `LABEL_NAMES` names. That of a tuple is what follows the
+    first part; if a field reads that, it is the one class number that no field reads.
+
+    Parameters
+    ----------
+    number
+        Index of the item.
+
+    Raises
+    ------
+    LabelError
+        The item has a label that is not understood, or several; the message begins with its part.
+    """
+    named = isinstance(item, Mapping)
+    if named:
+        parts = dict(item)
+    else:
+        parts = dict(enumerate(item)) if isinstance(item, tuple | list) else {0: item}
+    read = _read(parts, reading.fields)
+    unread = {part: value for part, value in parts.items() if part not in read}
+    called = [at for at, name in enumerate(getattr(item, "_fields", ())) if _is_label(name)]
+    places = called or [1]
+    declared = [part for part in unread if (_is_label(part) if named else part in places)]
+    by_name = named or called
+    others = [] if by_name else [p for p in unread if p not in declared and is_class(unread[p])]
+    if reading.known is not None or reading.ignores_labels:
+        label, found = None, _agreeing(unread, declared, number, reading)
+    else:
+        label, found = _number_of(parts, unread, declared, others, reading.classes)
+    inputs = {part: value for part, value in parts.items() if part not in found}
+    if named:  # the default input is no label, although a field reads one
+        inputs = {part: inputs[part] for part in sorted(inputs, key=_is_label)}
+    return Item(
+        inputs=inputs,
+        label=label,
+        label_part=in_words(found[0]) if found else "",
+        unread={part: value for part, value in unread.items() if part not in found},
+    )
+
+
+def _is_label(part: Part) -> bool:
+    return isinstance(part, str) and part.lower() in LABEL_NAMES
+
+
+def _read(parts: Mapping[Part, Any], fields: Mapping[str, Part | None]) -> set[Part]:
+    """Return the parts that fields read."""
+    first = next((part for part in parts if not _is_label(part)), next(iter(parts), None))
+    defaults = {name if name in parts else first for name, given in fields.items() if given is None}
+    given = {part for part in fields.values() if part is not None}
+    return {part for part in defaults | given if part is not None} or {first or 0}
+
+
+def _number_of(
+    parts: Mapping[Part, Any],
+    unread: Mapping[Part, Any],
+    declared: Sequence[Part],
+    others: Sequence[Part],
+    classes: Sequence[str],
+) -> tuple[int | None, list[Part]]:
+    """Return the class number among the parts of an item, and the parts that have it."""
+    labels = {part: unread[part] for part in (*declared, *others) if unread[part] is not None}
+    numbers = {part: class_number(value) for part, value in labels.items()}
+    for part, known in numbers.items():
+        if known is None:
+            raise LabelError(_not_understood(parts, part))
+    different = dict.fromkeys(numbers.values())
+    if len(different) > 1:
+        both = " and ".join(f"{in_words(part)} is {known}" for part, known in numbers.items())
+        raise LabelError(
+            f"{both}, and each may be its label: return one of them, or let fields of the recipe "
+            "read the others, by their `input`"
+        )
+    label = next(iter(different), None)
+    if label is not None and classes and label >= len(classes):
+        raise LabelError(
+            f"{in_words(next(iter(numbers)))} is {label}, which is no number of its "
+            f"{len(classes)} classes: they go from 0 to {len(classes) - 1}, and -1 is none"
+        )
+    return label, [*declared, *(part for part in others if part in numbers)]
+
+
+def _not_understood(parts: Mapping[Part, Any], part: Part) -> str:
+    value = described(parts[part])
+    if part == 1 and is_class(parts[0]) and _is_picture(parts[1]):
+        return (
+            f"item 0 is {described(parts[0])} and item 1 is {value}: return (image, label), or "
+            "let the recipe's field read the image, by input = 1"
+        )
+    name = part if isinstance(part, int) else f'"{part}"'
+    return (
+        f"{in_words(part)} is {value}, and a label that comes with a sample is one of the "
+        f"{CLASS_NUMBERS}. Give the dataset an attribute `targets` with the labels of all samples, "
+        "of any kind (class names, numbers with a fraction, several classes, one-hot), or give "
+        f"--labels. To store it as it is, let a field of the recipe read it: input = {name}"
+    )
+
+
+def _agreeing(
+    unread: Mapping[Part, Any], declared: Sequence[Part], number: int, reading: Reading
+) -> list[Part]:
+    """Return the parts that are labels, which must agree with the known ones."""
+    found = []
+    for part in declared:
+        own = _plain(unread[part])
+        if own is _NO_LABEL:
+            continue
+        found.append(part)
+        known = reading.known
+        if known is None or reading.ignores_labels or own is None:
+            continue
+        if not _agrees(own, _plain(known.given[number]), known.encoded[number], reading.classes):
+            raise LabelError(
+                f"{in_words(part)} is {described(unread[part])}, and targets[{number}] is "
+                f"{described(known.given[number])}; make them alike, or remove one: the attribute "
+                "`targets`, or the label of the samples"
+            )
+    return found
+
+
+def _agrees(own: Any, given: Any, encoded: Any, classes: Sequence[str]) -> bool:
+    """Return True if the label of an item is the one that is known.
+
+    Parameters
+    ----------
+    given, encoded
+        The known label, as the dataset has it, and as a row table has it.
+    """
+    if type(own) is type(given) and own == given:
+        return True
+    if np.ndim(encoded) == 0 and isinstance(own, list) and len(own) == 1:
+        [own] = own
+    if isinstance(own, str):
+        return own in classes and _agrees(classes.index(own), given, encoded, classes)
+    if np.ndim(encoded) == 0 and not isinstance(own, list):
+        same = bool(np.float32(own) == encoded) if encoded.dtype.kind == "f" else own == encoded
+        return same or (own != own and encoded != encoded)
+    if encoded.dtype.kind == "f":
+        return False
+    wanted = np.flatnonzero(encoded).tolist() if np.ndim(encoded) else [int(encoded)]
+    if not isinstance(own, list):
+        return wanted == [own]
+    if any(isinstance(value, str) for value in own):
+        own = [classes.index(value) if value in classes else -1 for value in own]
+    ones = len(own) > 1 and all(value in (0, 1) for value in own)
+    return sorted(own) == wanted or (ones and np.flatnonzero(own).tolist() == wanted)
+
+
+_NO_LABEL = object()
+
+
+def _plain(value: Any) -> Any:
+    """Return a label as a number, text, or list of these; `_NO_LABEL` for all else."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    with_items = isinstance(value, list | tuple) and len(value) <= MOST_CLASSES
+    if _is_picture(value) or not (with_items or hasattr(value, "tolist")):
+        return _NO_LABEL
+    values = value.tolist() if hasattr(value, "tolist") else [_plain(some) for some in value]
+    if not isinstance(values, list):
+        return values
+    if not all(isinstance(some, str | int | float) for some in values):
+        return _NO_LABEL
+    return values
+
+
+# --- class numbers ------------------------------------------------------------------------------
+
+
+def class_number(value: Any) -> int | None:
+    """Return one whole number, also in an array or a list of one; None for all else."""
+    while isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool | int | np.integer | np.bool_):
+        number = int(value)
+    elif hasattr(value, "shape") and hasattr(value, "dtype") and math.prod(value.shape) == 1:
+        number = value.item()
+        if not isinstance(number, int):
+            return None
+    else:
+        return None
+    return number if -1 <= number < 1 << 63 else None
+
+
+def is_class(value: Any) -> bool:
+    """Return True for one whole number that may be a label."""
+    return class_number(value) is not None
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+
+def in_words(part: Part) -> str:
+    """Name a part of an item."""
+    return f"item {part}" if isinstance(part, int) else printable(repr(part)[:60])
+
+
+def described(value: Any) -> str:
+    """Describe a value by its type, its shape and how it begins, without the bytes of a file."""
+    kind = type(value).__name__
+    if value is None or isinstance(value, bytes | bytearray | memoryview):
+        return "None" if value is None else f"{kind} ({size(len(value))})"
+    if isinstance(value, str):
+        return f"the text {_short(str(value))}"
+    if isinstance(value, int | float | np.generic):
+        return f"the {kind} {_short(value.item() if hasattr(value, 'item') else value)}"
+    if isinstance(value, Mapping):
+        return f"a {kind} of {', '.join(_short(key) for key in list(value)[:10])}"
+    if isinstance(value, list | tuple | set | frozenset):
+        begins = f", which begins with {_short(_first(value))}" if value else ""
+        return f"a {kind} of {len(value)}{begins}"
+    if hasattr(value, "getpixel"):
+        return f"{kind} {value.mode} {value.size[0]} x {value.size[1]}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        dtype = str(value.dtype).removeprefix("torch.")
+        begins = f", which begins with {_short(_first(value))}" if math.prod(value.shape) else ""
+        return f"{kind} {dtype} {tuple(value.shape)}{begins}"
+    return f"a {kind}"
+
+
+def _first(value: Any) -> Any:
+    """Return the first number or text in nested lists or an array."""
+    while isinstance(value, list | tuple | set | frozenset) and value:
+        value = next(iter(value))
+    if hasattr(value, "shape") and hasattr(value, "dtype") and math.prod(value.shape):
+        return value.reshape(-1)[0].item()
+    return value
+
+
+def _short(value: Any) -> str:
+    if not isinstance(value, str | int | float | None):
+        return described(value)
+    text = printable(repr(value))
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _is_picture(value: Any) -> bool:
+    many = getattr(value, "ndim", 0) > 1 or hasattr(value, "getpixel")
+    return many or isinstance(value, bytes | bytearray | memoryview)
+
+
+# --- content ------------------------------------------------------------------------------------
+
+
+def content_of(inputs: Mapping[Part, Any]) -> str:
+    """Hash parts of an item (XXH3-128, hex): names, types, shapes and values.
+
+    What can be neither hashed nor pickled gets a hash of its own each time.
+    """
+    digest = xxhash.xxh3_128()
+    for piece in _pieces(dict(inputs)):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    """Yield bytes that tell a value from all others."""
+    kind = type(value).__name__
+    if isinstance(value, bytes | bytearray):
+        yield f"{kind} {len(value)}\n".encode()
+        yield bytes(value)
+    elif value is None or isinstance(value, str | int | float | np.number | np.bool_):
+        text = repr(value).encode(errors="surrogatepass")
+        yield f"{kind} {len(text)}\n".encode()
+        yield text
+    elif isinstance(value, Mapping):
+        yield f"{kind} {len(value)}\n".encode()
+        for key, some in value.items():
+            yield from _pieces(key)
+            yield from _pieces(some)
+    elif isinstance(value, list | tuple):
+        yield f"{kind} {len(value)}\n".encode()
+        for some in value:
+            yield from _pieces(some)
+    elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+        array = np.asarray(value)
+        mode = value.mode if isinstance(getattr(value, "mode", None), str) else ""
+        yield f"{kind} {mode} {array.dtype.str} {array.shape}\n".encode()
+        if array.dtype.hasobject:
+            yield from _pieces(array.tolist())
+        else:
+            yield array.tobytes()
+        if mode:
+            palette = value.getpalette("RGBA") if mode in ("P", "PA") else None
+            yield from _pieces((palette, value.info.get("transparency")))
+    else:
+        yield _pickled(value)
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        data = pickle.dumps(value, protocol=4)
+    except Exception:  # whatever the user's class raises
+        return os.urandom(16)
+    return f"pickle {len(data)}\n".encode() + data
