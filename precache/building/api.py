@@ -74,6 +74,7 @@ def build(
     verify: bool | None = None,
     cpus: int | None = None,
     compact: bool = False,
+    compare: bool = False,
     recompute: bool = False,
     retry_failed: bool = False,
     run_functions: bool = False,
@@ -144,6 +145,10 @@ def build(
     compact
         Assign new positions to all rows. By default rows keep their positions in the current
         version, and samples that were removed from the source leave holes.
+    compare
+        Read all samples of a Python dataset while listing, and compare them, type, shape, values
+        and label, with those of the current version. Otherwise, samples are compared by the
+        dataset's `fingerprint`, or else by its code and the files that it holds.
     recompute
         Compute all rows again; each call makes a new version. Nothing is reused, not even from an
         interrupted build with `recompute`.

@@ -292,6 +292,11 @@ def read_contents(data: bytes, where: str) -> list[str]:
     return _read_column(data, where, "content")
 
 
+def read_etags(data: bytes, where: str) -> list[str]:
+    """Read the etags of a table, by row."""
+    return _read_column(data, where, "etag")
+
+
 def read_reasons(data: bytes, where: str) -> list[str]:
     """Read the reason why each row of a committed version is a hole; empty for others."""
     return _read_column(data, where, "hole")

@@ -652,6 +652,7 @@ class _Build:
         rows = target.rows_of(shard)
         part = slice(rows.start, rows.stop)
         decides = self.source.content_decides
+        contents = self.listed.contents[part]
         reused = None if base is None else base.shard(target, shard, decides)
         return ShardTask(
             job=job,
@@ -667,7 +668,8 @@ class _Build:
             lost=None if lost is None else lost[shard],
             base=reused,
             check_base=self.verifies,
-            pinned=reused.content if reused and decides and self.listed.pinned else (),
+            pinned=reused.content if reused and decides and self.listed.pinned else contents,
+            read_before=bool(contents),
             removed=frozenset(row - rows.start for row in target.table.removed.intersection(rows)),
             lease=lease,
             store=self.store,

@@ -126,6 +126,8 @@ class BuildPlan:
         samples measured.
     shards_compact
         Shards that ``--compact`` would give; None where it would not give far fewer.
+    compares
+        False for a Python dataset of which a change of the data is not seen.
     """
 
     version: str
@@ -156,6 +158,7 @@ class BuildPlan:
     rows_failed: int = 0
     fails: bool = False
     shards_compact: int | None = None
+    compares: bool = True
     left_out: Mapping[str, int] = field(default_factory=dict)
     examples: Mapping[str, str] = field(default_factory=dict)
     row_types: Mapping[str, str] = field(default_factory=dict)
@@ -418,6 +421,7 @@ def _plan(
         rows_failed=_failed(work, shards),
         fails=_fails(request, work, shards, cost),
         shards_compact=compact_shards(request, listed, target),
+        compares=listed.compares,
         left_out=listed.left_out,
         examples=listed.examples,
         row_types=target.row_types,
@@ -495,13 +499,16 @@ def _base_reason(
         return "lost objects are built again, with the same rows"
     if request.recompute:
         return "--recompute"
-    if listed.fetches_labels:
-        return "labels come with the samples"
     versions = [attributes for _, attributes in committed_versions(store)]
     if not versions:
         return "the store has no version yet"
     if not any(match_fields(recipe, attributes) for attributes in versions):
         return "no version has a field by these ops, code and libraries, or the first of them"
+    if work.base is None and listed.fetches_labels:
+        return (
+            "labels come with the samples, and no version has those that they bring for this "
+            "recipe; an attribute `targets` of the dataset has them all"
+        )
     if work.base is not None and work.base.rows_per_shard != work.target.rows_per_shard:
         return (
             f"shards are to have {work.target.rows_per_shard} rows, and those of version "

@@ -51,7 +51,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     yield "version", plan.version
     yield "current", plan.current or "none yet"
     if plan.differences is not None:
-        yield from _differences(plan.differences, plan.keeps_rows)
+        yield from _differences(plan.differences, plan.keeps_rows, plan.compares)
     removed = f"; {plan.removed:,} removed, whose rows stay as holes" if plan.removed else ""
     left_out = left_out_text(plan.left_out, plan.examples)
     yield "samples", f"{plan.samples:,}{removed}{left_out}"
@@ -84,7 +84,9 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     yield from _under("ops", [line for costs in plan.ops for line in _ops(costs)])
 
 
-def _differences(differences: BuildDifferences, keeps_rows: bool) -> Iterator[tuple[str, str]]:
+def _differences(
+    differences: BuildDifferences, keeps_rows: bool, compares: bool
+) -> Iterator[tuple[str, str]]:
     lines = list(map(str, differences.recipe))
     lines += [f"the code of {function} was edited" for function in differences.functions]
     lines += [
@@ -95,7 +97,8 @@ def _differences(differences: BuildDifferences, keeps_rows: bool) -> Iterator[tu
     if not lines:
         lines = ["the same"]
     yield from _under("recipe", lines)
-    yield from _under("source", list(_source(differences)))
+    way_out = "samples not compared: give the dataset fingerprint(i), or --compare"
+    yield from _under("source", [*_source(differences), *([] if compares else [way_out])])
     if not keeps_rows:
         yield "rows", "placed anew, not at their positions"
     yield from _under(

@@ -50,6 +50,9 @@ class BaseShard:
         Place in the shard -> reason.
     content_decides
         Whether a sample of another identity but the same content is the same.
+    labels
+        Labels of rows that came with their samples, which stay; -1 for none. Empty if others are
+        known.
     retries
         Whether holes are tried again, and stay holes where their samples cannot be fetched.
     """
@@ -59,6 +62,7 @@ class BaseShard:
     content: Sequence[str]
     holes: Mapping[int, str]
     content_decides: bool
+    labels: Sequence[int] = ()
     retries: bool = False
 
     @classmethod

@@ -10,6 +10,7 @@ import numpy as np
 from precache.errors import DamageError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
+from precache.store.consistency import has_labels_with_samples
 from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
 from precache.store.open import open_own
@@ -34,6 +35,8 @@ class BaseVersion:
         As in `BaseShard`, for all rows; holes by row.
     objects, sums
         Field -> size and XXH3-64 of each shard; sums by channel of each shard.
+    labels
+        Labels by row that came with the samples; None if others are known.
     candidates
         Number of versions, this one among them, that have rows of some field.
     others
@@ -48,6 +51,7 @@ class BaseVersion:
     holes: Mapping[int, str]
     objects: Mapping[str, np.ndarray]
     sums: Mapping[str, np.ndarray | None]
+    labels: np.ndarray | None = None
     candidates: int = 1
     retries: bool = False
     others: Mapping[str, Version] = field(default_factory=dict)
@@ -108,8 +112,16 @@ class BaseVersion:
             content=self.content[part],
             holes={row - rows.start: self.holes[row] for row in rows if row in self.holes},
             content_decides=content_decides,
+            labels=() if self.labels is None else self._labels(target, part),
             retries=self.retries,
         )
+
+    def _labels(self, target: TargetVersion, part: slice) -> list[int]:
+        """Labels of the samples that the source still has."""
+        assert self.labels is not None
+        removed, rows = target.table.removed, range(part.start, part.stop)
+        labels = zip(rows, self.labels[part].tolist(), strict=True)
+        return [-1 if row in removed else label for row, label in labels]
 
     def _field(self, name: str, shard: int) -> BaseField:
         size, xxh3 = self.objects[name][shard].tolist()
@@ -218,6 +230,7 @@ def _read(
             holes=holes,
             objects={name: rows for name, rows in tables.items() if rows is not None},
             sums={name: version.shard_sums(match.array) for name, match in matches.items()},
+            labels=version.labels if has_labels_with_samples(before) else None,
         )
     except (DamageError, StorageError, StoreError):
         return None  # `verify` says why

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from precache.errors import HangError, RecipeError, SourceError
+from precache.errors import HangError, RecipeError, SourceError, UsageError
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
@@ -19,6 +19,7 @@ from precache.store.labels import are_classes, has_label
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix
 from precache_workers.ops.identity import decides
+from precache_workers.planning.compared_samples import compare_samples, keep_compared
 from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
 from precache_workers.planning.recorded_code import with_recorded_code, with_recorded_factory
 from precache_workers.planning.request import Request
@@ -64,6 +65,10 @@ class ListedSource:
         Lines for the user about the listing.
     index
         Name in the store and content of the index of the source, where it is to be kept.
+    contents
+        XXH3-128 (hex) of each sample, by row, if samples were read to be compared.
+    compares
+        Whether a change of the data of samples is seen.
     """
 
     spec: VersionSpec
@@ -80,6 +85,8 @@ class ListedSource:
     examples: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     index: tuple[str, bytes] | None = None
+    contents: Sequence[str] = ()
+    compares: bool = True
 
     def keep_index(self, store: Folder) -> None:
         """Store the index with which the next listing skips containers that did not change."""
@@ -142,9 +149,19 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
     _require_few_bad(request, listing)
     recipe, code = with_recorded_code(store, _with_current_variants(request.recipe, store))
     table = listing.table
+    contents_by_key: Mapping[str, str] = {}
     if isinstance(source, DatasetSource):
         table, factory_code = with_recorded_factory(store, source, table)
         code |= factory_code
+        table = keep_compared(store, table)
+        if request.compare:
+            limit = request.sample_timeout
+            table, contents_by_key = compare_samples(store, source, table, limit, tick)
+    elif request.compare:
+        raise UsageError(
+            f"--compare is for a Python dataset, and {shown(request.source)} is none: its samples "
+            "are compared without it; leave it out"
+        )
     table = _labelled(request, source, table)
     may_have = functools.partial(_may_have, request.shard_samples)
     contents = None
@@ -166,6 +183,8 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
         examples=listing.examples,
         notes=(*listing.notes, *_label_notes(table)),
         index=(name, listing.index) if listing.index is not None else None,
+        contents=[contents_by_key.get(key, "") for key in placed.table.keys if contents_by_key],
+        compares=not isinstance(source, DatasetSource) or source.compares,
     )
 
 

@@ -295,6 +295,11 @@ class BuildOptions(RunOptions):
         default=False,
         description="place all rows anew, without holes for samples that were removed",
     )
+    compare: Annotated[bool, Flag()] = Field(
+        default=False,
+        description="of a Python dataset, read all samples while listing, and compare them with "
+        "those that are stored",
+    )
     recompute: Annotated[bool, Flag()] = Field(
         default=False, description="compute all rows again, as a new version; reuse nothing"
     )

@@ -72,15 +72,18 @@ def with_recorded_factory(
 
     Samples that have fingerprints of their own are left as they are.
     """
-    if source.etag not in table.etags:
+    own = source.etag
+    if not table.etags[0].startswith(own):
         return table, {}
     name = f"python:{source.factory}"
     recorded = _recorded(store)
-    identity = recorded.get((name, source.etag), source.etag)
+    identity = recorded.get((name, own), own)
     old = tree_hash(source.factory)
     if name not in {named for named, _ in recorded} and _has_rows_of(store, name, old):
         identity = old
-    return replace(table, etags=[identity] * len(table)), {name: (source.etag, identity)}
+    if identity != own:
+        table = replace(table, etags=[identity + etag[len(own) :] for etag in table.etags])
+    return table, {name: (own, identity)}
 
 
 def note_code(store: Folder, version: str, code: CodeDigests) -> None:

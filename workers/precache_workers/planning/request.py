@@ -66,5 +66,6 @@ def source_of(request: Request) -> Source:
     )
     if isinstance(source, DatasetSource):
         inputs = tuple((name, field.input) for name, field in request.recipe.fields.items())
-        return replace(source, fields=inputs, labels_given=request.labels is not None)
+        given = request.labels is not None
+        return replace(source, fields=inputs, labels_given=given, compare=request.compare)
     return source

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from precache.errors import RecipeError
 from precache.recipe.ops import Function
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
@@ -131,7 +132,8 @@ def find_work(
     if not request.recompute:
         base = find_base(store, spec.recipe, spec.table, other_versions=not listed.fetches_labels)
     # Samples that bring labels must be fetched, as they are if the base lacks a field.
-    if base and listed.fetches_labels and base.fields.keys() >= spec.recipe.fields.keys():
+    complete = base and base.fields.keys() >= spec.recipe.fields.keys()
+    if base and complete and listed.fetches_labels and not _has_labels(base, spec.recipe):
         base = None
     if base and listed.pinned and base.is_of(spec.rows_digest):
         base = replace(base, same=np.ones_like(base.same), retries=True)
@@ -148,6 +150,17 @@ def find_work(
         if is_committed(target):
             return _losses(target)
     return Work(target, base, needed=needed, failed=failed)
+
+
+def _has_labels(base: BaseVersion, recipe: Recipe) -> bool:
+    """Return whether labels that came with the samples are those that they would bring now."""
+    assert base.version.attributes is not None  # a version of ours
+    try:
+        before = Recipe.from_dict(base.version.attributes.pipeline).by_array()
+    except RecipeError:  # of another release
+        return False
+    parts = [{(field_of(n), f.input) for n, f in r.fields.items()} for r in (before, recipe)]
+    return base.labels is not None and parts[0] == parts[1]
 
 
 def requested_target(request: Request, store: Folder, spec: VersionSpec) -> TargetVersion | None:

@@ -15,6 +15,7 @@ from precache.store.layout import RowShape
 from precache.store.receipts import Receipt
 from precache_workers.ops.identity import installed_versions
 from precache_workers.planning.base_shard import BaseShard
+from precache_workers.planning.compared_samples import differs
 from precache_workers.planning.shard_actions import RowActions, ShardActions, decide_actions
 from precache_workers.runtime.node import node_name
 from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
@@ -67,6 +68,8 @@ class ShardTask(FetchAllTask):
     pinned
         XXH3-128 (hex) that the sample of each row must have, empty where it may have any; of the
         first rows of the shard.
+    read_before
+        Whether the samples were read before, in this build, and `pinned` is what they were then.
     removed
         Places of rows whose samples the source has no more.
     lease
@@ -89,6 +92,7 @@ class ShardTask(FetchAllTask):
     base: BaseShard | None = None
     check_base: bool = False
     pinned: Sequence[str] = ()
+    read_before: bool = False
     removed: frozenset[int] = frozenset()
     lease: str | None = None
     store: Folder | None = None
@@ -210,6 +214,7 @@ class _Rows:
         self.content: list[str] = []
         self.holes: dict[int, str] = {}
         self.labels = [-1] * len(task.keys)
+        self.labels[: len(actions.base.labels)] = actions.base.labels
         self.reused = 0
         self.unfetched: list[FetchError] = []
 
@@ -255,6 +260,7 @@ class _Rows:
     def _sample_of(self, place: int, fetched: Fetched) -> tuple[Sample, str]:
         """Return a sample, empty if it could not be fetched, and the reason of a hole."""
         task, key = self._task, self._task.keys[place]
+        self.labels[place] = -1
         if isinstance(fetched, FetchError):
             if place not in task.may_fail:
                 self.unfetched.append(fetched)
@@ -271,6 +277,8 @@ def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample) ->
     """Raise if a sample is not the one that its row is pinned to."""
     pinned = task.pinned[place] if place < len(task.pinned) else ""
     if pinned and sample.content and sample.content != pinned:
+        if task.read_before:
+            raise differs(key)
         raise BuildError(
             f"{key} is not what it was when this version was built; have the change built first, "
             "by the same precache build as then"

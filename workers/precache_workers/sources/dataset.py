@@ -30,6 +30,7 @@ from precache_workers.sources.dataset_items import (
     is_class,
     read_item,
 )
+from precache_workers.sources.held_files import HeldFiles, held_files
 from precache_workers.sources.labels import Kind, encode_labels, joined, label_of
 from precache_workers.sources.user_code import load_object
 
@@ -59,12 +60,15 @@ class DatasetSource:
         without them, labels of any kind are ignored.
     labels_given
         Whether a request gives other labels than the samples.
+    compare
+        Whether samples are read and compared while they are listed.
     """
 
     factory: str
     code: str
     fields: tuple[tuple[str, str | int | None], ...] | None = None
     labels_given: bool = False
+    compare: bool = False
     content_decides: bool = True
     index_name: str = ""
 
@@ -103,10 +107,13 @@ class DatasetSource:
         known, classes = self._known_labels(dataset)
         labels = unknown if known is None else known.encoded
         keys = list(_indices(dataset, self.factory))
-        etags = [self.etag] * count
+        files = None
         if hasattr(dataset, "fingerprint"):
             texts = _texts(dataset.fingerprint, count, f"{self.factory}: fingerprint")
             etags = [xxhash.xxh3_128_hexdigest(f"{self.factory} {text}".encode()) for text in texts]
+        else:
+            files = held_files(dataset)
+            etags = self._etags(files, count)
         return Listing(
             RowTable(
                 keys=keys,
@@ -116,8 +123,34 @@ class DatasetSource:
                 labels=labels,
                 classes=classes,
             ),
-            notes=self._notes(dataset, known),
+            notes=(*self._notes(dataset, known), *self._comparison(files)),
         )
+
+    @property
+    def compares(self) -> bool:
+        """True if a change of the data of a sample is seen."""
+        return self.compare or hasattr(_dataset(self.factory, self.code), "fingerprint")
+
+    def _etags(self, files: HeldFiles, count: int) -> Sequence[str]:
+        """Return the identity of samples by the code, and by the files that the dataset holds."""
+        shared = f"{self.etag}:{files.others}" if files.others else self.etag
+        if files.of_samples is None:
+            return [shared] * count
+        return [
+            f"{shared}:{xxhash.xxh3_64_hexdigest(os.fsencode(file))}" for file in files.of_samples
+        ]
+
+    def _comparison(self, files: HeldFiles | None) -> tuple[str, ...]:
+        """Return a line about data whose changes are not seen."""
+        if files is None or self.compare:
+            return ()
+        seen = f" and of {files.count:,} files that it holds" if files.count else ""
+        line = (
+            f"samples not compared: changes of the code of {self.factory}{seen} are seen, and no "
+            "other change of its data. Give the dataset a method fingerprint(i), or build with "
+            "--compare, which reads all samples"
+        )
+        return (line,)
 
     def _notes(self, dataset: Any, known: KnownLabels | None) -> tuple[str, ...]:
         """Return lines about the attribute `targets`."""

@@ -1,0 +1,167 @@
+"""Compare the samples of a Python dataset with those of the current version, by reading them.
+
+The identity of a sample that differs has a ``+`` and a digest after that of the listing. Later
+builds that do not compare keep it, so that they do not go back to what was stored before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import xxhash
+
+from precache.errors import DamageError, SourceError, StorageError, StoreError
+from precache.storage.base import Folder
+from precache.store.consistency import has_labels_with_samples
+from precache.store.open import open_own_unchecked
+from precache.store.row_table import RowTable, read_contents, read_etags
+from precache.store.version import ROW_TABLE
+from precache_workers.planning.stored_versions import committed_versions
+from precache_workers.runtime.time_limit import run_in_time
+from precache_workers.sources.base import Fetched, Sample, Tick
+from precache_workers.sources.dataset import DatasetSource
+
+READ_TWICE = 64
+"""Samples that are read twice; a task reads those that changed again, too."""
+
+READ_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A stored sample: its identity, content, and the label that came with it, None for others."""
+
+    etag: str
+    content: str
+    label: int | None
+
+
+def keep_compared(store: Folder, table: RowTable) -> RowTable:
+    """Give samples of a listing the identity by which an earlier build compared them."""
+    folder = _current(store)
+    if folder is None:
+        return table
+    try:
+        data = open_own_unchecked(folder).read_checked(ROW_TABLE)
+        if not any("+" in etag for etag in read_etags(data, ROW_TABLE)):
+            return table
+        before = RowTable.from_parquet(data, ROW_TABLE)
+    except (DamageError, StorageError, StoreError):
+        return table
+    etags = dict(zip(before.keys, before.etags, strict=True))
+    compared = [
+        stored if (stored := etags.get(key, "")).partition("+")[0] == etag else etag
+        for key, etag in zip(table.keys, table.etags, strict=True)
+    ]
+    return replace(table, etags=compared)
+
+
+def compare_samples(
+    store: Folder, source: DatasetSource, table: RowTable, seconds: float, tick: Tick
+) -> tuple[RowTable, Mapping[str, str]]:
+    """Read all samples, and give those that are stored as they are the identity that they have.
+
+    Parameters
+    ----------
+    seconds
+        Time limit of a sample.
+
+    Returns
+    -------
+    tuple
+        The listing, and the content of each sample that was read, by key.
+
+    Raises
+    ------
+    SourceError
+        Two reads of a sample differ.
+    HangError
+        A sample takes too long.
+    """
+    stored = _stored_samples(store)
+    again = set(np.linspace(0, len(table) - 1, min(READ_TWICE, len(table))).astype(int).tolist())
+    etags, contents = list(table.etags), {}
+    for start in range(0, len(table), READ_AT_ONCE):
+        rows = range(start, min(start + READ_AT_ONCE, len(table)))
+        samples = _read(source, table, rows, seconds)
+        _require_same(source, table, rows, samples, again, seconds)
+        for row, sample in zip(rows, samples, strict=True):
+            key = table.keys[row]
+            own = sample if isinstance(sample, Sample) else Sample({})
+            contents[key] = own.content
+            if key in stored:
+                etags[row] = _identity(stored[key], own, etags[row])
+        tick(rows.stop)
+    return replace(table, etags=etags), contents
+
+
+def _identity(stored: _Stored, sample: Sample, etag: str) -> str:
+    """Return the identity of a sample: the stored one, unless its content or label differ."""
+    label = -1 if sample.label is None else sample.label
+    if sample.content == stored.content and stored.label in (None, label):
+        return stored.etag
+    return f"{etag}+{xxhash.xxh3_64_hexdigest(f'{sample.content} {label}'.encode())}"
+
+
+def _read(
+    source: DatasetSource, table: RowTable, rows: Sequence[int], seconds: float
+) -> Sequence[Fetched]:
+    keys = [table.keys[row] for row in rows]
+    return run_in_time(functools.partial(source.fetch, keys, [-1] * len(keys)), seconds)
+
+
+def _require_same(
+    source: DatasetSource,
+    table: RowTable,
+    rows: range,
+    samples: Sequence[Fetched],
+    again: set[int],
+    seconds: float,
+) -> None:
+    some = [row for row in rows if row in again and isinstance(samples[row - rows.start], Sample)]
+    for row, sample in zip(some, _read(source, table, some, seconds) if some else (), strict=True):
+        first = samples[row - rows.start]
+        assert isinstance(first, Sample)
+        if isinstance(sample, Sample) and _facts(first) != _facts(sample):
+            raise differs(table.keys[row])
+
+
+def _facts(sample: Sample) -> tuple[str, int | None]:
+    return sample.content, sample.label
+
+
+def differs(key: str) -> SourceError:
+    """Return the error for a sample of which two reads differ."""
+    return SourceError(
+        f"two reads of sample {key} gave different items, so that samples cannot be "
+        "compared. Take what is random out of the dataset: random ops belong into the recipe, or "
+        "behind the loader (precache.transforms); else leave out --compare"
+    )
+
+
+def _current(store: Folder) -> Folder | None:
+    return next((folder for folder, _ in committed_versions(store)), None)
+
+
+def _stored_samples(store: Folder) -> dict[str, _Stored]:
+    """Read the samples of the current version, by key; none if it is damaged."""
+    folder = _current(store)
+    if folder is None:
+        return {}
+    try:
+        version = open_own_unchecked(folder)
+        data = version.read_checked(ROW_TABLE)
+        table, contents = RowTable.from_parquet(data, ROW_TABLE), read_contents(data, ROW_TABLE)
+        brought = has_labels_with_samples(table)
+        labels: list[int | None] = version.labels.tolist() if brought else [None] * len(table)
+    except (DamageError, StorageError, StoreError):
+        return {}
+    rows = zip(table.keys, table.etags, contents, labels, strict=True)
+    return {
+        key: _Stored(etag, content, label)
+        for row, (key, etag, content, label) in enumerate(rows)
+        if row not in table.removed
+    }
