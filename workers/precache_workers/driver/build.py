@@ -98,6 +98,7 @@ from precache_workers.planning.work_plan import (
 )
 from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
+from precache_workers.sources.dataset import DatasetSource
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do does not need
     from precache_workers.shards.samples import Job
@@ -168,6 +169,9 @@ class _Build:
         self.monitor = monitor
         self.store = open_folder(request.store, request.storage_options)
         self.source = source_of(request)
+        if listed is not None and isinstance(self.source, DatasetSource):
+            given = listed.spec.table.labels_override  # as of a refresh
+            self.source = replace(self.source, labels_given=given or self.source.labels_given)
         self.joined = is_joined(request.address)
         self._given_listing = listed
         self.listed: ListedSource

@@ -107,7 +107,8 @@ class DatasetSource:
         known, classes = self._known_labels(dataset)
         labels = unknown if known is None else known.encoded
         keys = list(_indices(dataset, self.factory))
-        files = None
+        files: HeldFiles | None = None
+        etags: Sequence[str]
         if hasattr(dataset, "fingerprint"):
             texts = _texts(dataset.fingerprint, count, f"{self.factory}: fingerprint")
             etags = [xxhash.xxh3_128_hexdigest(f"{self.factory} {text}".encode()) for text in texts]
@@ -153,10 +154,12 @@ class DatasetSource:
         return (line,)
 
     def _notes(self, dataset: Any, known: KnownLabels | None) -> tuple[str, ...]:
-        """Return lines about the attribute `targets`."""
-        if known is not None and not self.labels_given:
+        """Return lines about the attribute `targets`, and about labels that are not used."""
+        if self.labels_given:
+            return ("labels are those of --labels: labels that samples bring are not used",)
+        if known is not None:
             return ("labels are the attribute `targets` of the dataset; --labels gives others",)
-        if known is None and getattr(dataset, "targets", None) is not None:
+        if getattr(dataset, "targets", None) is not None:
             return ("the attribute `targets` of the dataset has paths of files, and no labels",)
         return ()
 

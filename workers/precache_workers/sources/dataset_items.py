@@ -179,11 +179,15 @@ def _not_understood(parts: Mapping[Part, Any], part: Part) -> str:
             "let the recipe's field read the image, by input = 1"
         )
     name = part if isinstance(part, int) else f'"{part}"'
+    plain = _plain(parts[part])
+    whole = isinstance(plain, float) and plain.is_integer() and plain >= 0
+    number = " Return int(label) if it is a class." if whole else ""
     return (
         f"{in_words(part)} is {value}, and a label that comes with a sample is one of the "
-        f"{CLASS_NUMBERS}. Give the dataset an attribute `targets` with the labels of all samples, "
-        "of any kind (class names, numbers with a fraction, several classes, one-hot), or give "
-        f"--labels. To store it as it is, let a field of the recipe read it: input = {name}"
+        f"{CLASS_NUMBERS}.{number} Give the dataset an attribute `targets` with the labels of all "
+        "samples, of any kind (class names, numbers with a fraction, several classes, one-hot), or "
+        "give --labels. If it is no label, let a field of the recipe read it, by input = "
+        f"{name}, or leave it out of the item"
     )
 
 

@@ -19,7 +19,8 @@ import xxhash
 MOST_DEPTH = 4
 """Datasets within a dataset, such as of a `Subset`, that are searched."""
 
-StrPath = str | os.PathLike[str]
+MOST_WITHIN = 1000
+"""Datasets in a list, such as of a `ConcatDataset`, that are searched."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,12 @@ class HeldFiles:
 def held_files(dataset: Any) -> HeldFiles:
     """Find the files that a dataset holds, and read their sizes and times."""
     own: Sequence[str] | None = None
+    seen: dict[int, Any] = {}  # lists by their ids; kept, so that no other object gets its id
     with contextlib.suppress(Exception):  # attributes of the user's class, which may raise anything
-        own = _paths_of_samples(dataset)
-    found = dict.fromkeys(_paths_of(dataset, ("",), MOST_DEPTH))
+        own = _paths_of_samples(dataset, seen)
+    if own is None:
+        seen.clear()
+    found = dict.fromkeys(_paths_of(dataset, ("",), MOST_DEPTH, seen))
     states = {path: _state(path) for path in dict.fromkeys((*(own or ()), *found))}
     of_samples = None if own is None else [f"{path} {states[path]}" for path in own]
     others = {path: state for path, state in states.items() if state}
@@ -56,45 +60,54 @@ def held_files(dataset: Any) -> HeldFiles:
     return HeldFiles(sum(map(bool, states.values())), of_samples, digest)
 
 
-def _paths_of_samples(dataset: Any) -> list[str] | None:
+def _paths_of_samples(dataset: Any, seen: dict[int, Any]) -> list[str] | None:
     """Return the path of each sample, of a dataset like torchvision's `ImageFolder`."""
     if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # a `Subset`
-        whole = _paths_of_samples(dataset.dataset)
+        whole = _paths_of_samples(dataset.dataset, seen)
         return None if whole is None else [whole[number] for number in dataset.indices]
     samples = getattr(dataset, "samples", None)
     if not isinstance(samples, list) or len(samples) != len(dataset):
         return None
     if not all(isinstance(sample, tuple) and _is_path(sample[0]) for sample in samples):
         return None
+    seen[id(samples)] = samples
     return [os.fspath(sample[0]) for sample in samples]
 
 
-def _paths_of(dataset: Any, roots: tuple[str, ...], depth: int) -> Iterator[str]:
+def _paths_of(
+    dataset: Any, roots: tuple[str, ...], depth: int, seen: dict[int, Any]
+) -> Iterator[str]:
     """Yield paths of files in the attributes of a dataset, and of those within it.
 
     Parameters
     ----------
     roots
         Folders that paths may be relative to.
+    seen
+        Objects that were searched, by their ids.
     """
     attributes: dict[str, Any] = {}
     for part in (*reversed(type(dataset).__mro__[:-1]), dataset):
         with contextlib.suppress(TypeError):  # it has slots alone
-            attributes |= vars(part)
-    folders = [value for value in attributes.values() if _is_path(value) and os.path.isdir(value)]  # noqa: PTH112 - no error
-    roots = (*roots, *dict.fromkeys(map(os.fspath, folders)))
+            attributes |= {n: value for n, value in vars(part).items() if not n.startswith("__")}
+    folders = [os.fspath(value) for value in attributes.values() if _is_path(value)]
+    roots = (*roots, *filter(_is_folder, dict.fromkeys(folders)))
     for value in attributes.values():
-        with contextlib.suppress(Exception):  # of the user's class
-            yield from _paths_in(value, roots, depth)
+        if id(value) not in seen:
+            seen[id(value)] = value
+            with contextlib.suppress(Exception):  # of the user's class
+                yield from _paths_in(value, roots, depth, seen)
 
 
-def _paths_in(value: Any, roots: tuple[str, ...], depth: int) -> Iterator[str]:
+def _paths_in(
+    value: Any, roots: tuple[str, ...], depth: int, seen: dict[int, Any]
+) -> Iterator[str]:
     filename = value if _is_path(value) else getattr(value, "filename", None)  # of a memory map
     if filename is not None and _is_path(filename):
         yield os.fspath(filename)
         return
     if depth and _is_dataset(value):
-        yield from _paths_of(value, roots, depth - 1)
+        yield from _paths_of(value, roots, depth - 1, seen)
     if isinstance(value, np.ndarray):
         value = value.tolist() if value.dtype.kind in "OU" and value.ndim == 1 else ()
     if isinstance(value, Mapping):
@@ -102,13 +115,26 @@ def _paths_in(value: Any, roots: tuple[str, ...], depth: int) -> Iterator[str]:
     if not isinstance(value, list | tuple) or not value:
         return
     if depth and _is_dataset(value[0]):
-        for part in value:
-            yield from _paths_of(part, roots, depth - 1)
-    first = _items(value[0]).items()
-    places = [(name, root) for name, path in first for root in roots if _state(_joined(root, path))]
-    for entry in value if places else ():
-        items = _items(entry)
-        yield from (_joined(root, items[name]) for name, root in places if name in items)
+        for part in value[:MOST_WITHIN]:
+            yield from _paths_of(part, roots, depth - 1, seen)
+    for column in _columns(value):
+        first = os.fspath(column[0])
+        for root in roots:
+            if _state(_joined(root, first)):
+                yield from (_joined(root, os.fspath(path)) for path in column if _is_path(path))
+
+
+def _columns(entries: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield the lists that begin with a path, in a list of paths, or of tuples or dicts of them."""
+    first = entries[0]
+    if _is_path(first):
+        yield list(entries)
+    elif isinstance(first, list | tuple):
+        for place in (place for place, part in enumerate(first) if _is_path(part)):
+            yield [entry[place] for entry in entries if len(entry) > place]
+    elif isinstance(first, Mapping):
+        for name in (name for name, part in first.items() if _is_path(part)):
+            yield [entry.get(name) for entry in entries]
 
 
 def _joined(root: str, path: str) -> str:
@@ -116,22 +142,16 @@ def _joined(root: str, path: str) -> str:
 
 
 def _is_dataset(value: Any) -> bool:
-    return all(hasattr(value, name) for name in ("__getitem__", "__len__", "__dict__"))
+    parts = ("__getitem__", "__len__", "__dict__")
+    return not hasattr(value, "dtype") and all(hasattr(value, name) for name in parts)
 
 
-def _items(entry: Any) -> dict[Any, str]:
-    """Return the paths in an entry of a list: a path, or a tuple or dict with paths."""
-    if _is_path(entry):
-        return {0: os.fspath(entry)}
-    if isinstance(entry, list | tuple):
-        entry = dict(enumerate(entry))
-    if not isinstance(entry, Mapping):
-        return {}
-    return {name: os.fspath(part) for name, part in entry.items() if _is_path(part)}
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 - no error, whatever the text is
 
 
 def _is_path(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
+    return bool(value) if isinstance(value, str) else hasattr(type(value), "__fspath__")
 
 
 def _state(path: str) -> str:
