@@ -23,6 +23,7 @@ VALUES: dict[str, Any] = {
     "max_failures": 0,
     "accept_missing": True,
     "compact": True,
+    "compare": True,
     "recompute": True,
     "retry_failed": False,
     "check_space": False,

@@ -286,7 +286,7 @@ def test_samples_that_were_missing_are_fetched_and_made(
 def test_datasets_whose_code_changed_are_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their content hash is of plain bytes: here two images of other shapes have the same."""
+    """Their bytes are the same, and their shapes are others."""
     monkeypatch.syspath_prepend(tmp_path)
     code = "import numpy as np\ndef make():\n    return [np.zeros((8, 16, 3), np.uint8)] * 3\n"
     (tmp_path / "turned_dataset.py").write_text(code)

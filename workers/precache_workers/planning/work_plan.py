@@ -129,18 +129,23 @@ def find_work(
             return _losses(target)
         failed, target = target, next_free(store, target.anew(store), removed=True)
     spec, base, needed = listed.spec, None, None
+    measured: MeasuredRows | None = None
     if not request.recompute:
         base = find_base(store, spec.recipe, spec.table, other_versions=not listed.fetches_labels)
     # Samples that bring labels must be fetched, as they are if the base lacks a field.
     complete = base and base.fields.keys() >= spec.recipe.fields.keys()
     if base and complete and listed.fetches_labels and not _has_labels(base, spec.recipe):
         base = None
+    if base and target is None and _is_all_new(base, spec):
+        measured = measure(spec)
+        if base.shapes().items() - measured.shapes.items():
+            base = None
     if base and listed.pinned and base.is_of(spec.rows_digest):
         base = replace(base, same=np.ones_like(base.same), retries=True)
     if base and request.retry_failed:
         base = base.with_retries()
     if target is None:
-        shapes, needed = _known(spec, base) or _measured(spec, base, measure)
+        shapes, needed = _known(spec, base) or _measured(spec, base, measured or measure(spec))
         shapes = {**shapes, **(base.shapes() if base else {})}
         _warn_of_transposed(spec.declared, shapes)
         target = TargetVersion.of(store, spec, _per_shard(request, listed, base, shapes), shapes)
@@ -150,6 +155,11 @@ def find_work(
         if is_committed(target):
             return _losses(target)
     return Work(target, base, needed=needed, failed=failed)
+
+
+def _is_all_new(base: BaseVersion, spec: VersionSpec) -> bool:
+    """Return whether all samples may have other shapes, as of a dataset whose code changed."""
+    return not base.same.any() and bool((spec.table.sizes < 0).all())
 
 
 def _has_labels(base: BaseVersion, recipe: Recipe) -> bool:
@@ -200,9 +210,9 @@ def _known(spec: VersionSpec, base: BaseVersion | None) -> tuple[Shapes, int] | 
 
 
 def _measured(
-    spec: VersionSpec, base: BaseVersion | None, measure: Callable[[VersionSpec], MeasuredRows]
+    spec: VersionSpec, base: BaseVersion | None, measured: MeasuredRows
 ) -> tuple[Shapes, int]:
-    measured, rows = measure(spec), len(spec.table)
+    rows = len(spec.table)
     nbytes = {name: row.nbytes for name, row in measured.shapes.items()}
     missing = nbytes.keys() - (base.shapes().keys() if base else ())
     share = sum(nbytes[name] for name in missing) / max(1, sum(nbytes.values()))
