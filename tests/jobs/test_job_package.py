@@ -34,6 +34,7 @@ OTHERWISE: dict[str, Any] = {
     "max_failures": 0,
     "accept_missing": True,
     "compact": True,
+    "compare": True,
     "retry_failed": True,
     "check_space": False,
     "cpus": 3,

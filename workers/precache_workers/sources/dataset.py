@@ -319,10 +319,18 @@ def _targets(dataset: Any) -> Any:
 
 def _are_paths(targets: Any) -> bool:
     """Return True for paths of files, as datasets of masks have them for targets."""
-    first = targets[0] if isinstance(targets, list | tuple) and len(targets) else None
-    first = first[0] if isinstance(first, list | tuple) and len(first) else first
+    if not isinstance(targets, list | tuple) or not targets:
+        return False
+    ends = (targets[0], targets[-1])
+    return all(_is_file(end[0] if isinstance(end, list | tuple) and end else end) for end in ends)
+
+
+def _is_file(name: Any) -> bool:
+    """Return True for the path of a file; a class name has no suffix."""
+    if not isinstance(name, str | os.PathLike):
+        return False
     try:
-        return isinstance(first, str | os.PathLike) and Path(first).is_file()
+        return bool(Path(name).suffix) and Path(name).is_file()
     except (OSError, ValueError):
         return False
 

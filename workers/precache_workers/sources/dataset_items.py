@@ -204,11 +204,13 @@ def _agreeing(
         known = reading.known
         if known is None or reading.ignores_labels or own is None:
             continue
-        if not _agrees(own, _plain(known.given[number]), known.encoded[number], reading.classes):
+        given = _plain(known.given[number])
+        if not _agrees(own, given, known.encoded[number], reading.classes):
+            numbered = " (an attribute `classes` numbers them)" if isinstance(given, str) else ""
             raise LabelError(
                 f"{in_words(part)} is {described(unread[part])}, and targets[{number}] is "
-                f"{described(known.given[number])}; make them alike, or remove one: the attribute "
-                "`targets`, or the label of the samples"
+                f"{described(known.given[number])}{numbered}; make them alike, or remove one: the "
+                "attribute `targets`, or the label of the samples"
             )
     return found
 
