@@ -322,21 +322,19 @@ class Drawings:
         return self.drawing(number), number % 4
 
 
-class OtherTargets(Drawings):
-    """Its targets are not the labels that its samples bring."""
-
-    targets = (3, -1, 0, 1, 2, 3, 0, 1, 2)
+class WithTargets(Drawings):
+    targets = (0, 1, 2, 3, 0, 1, 2, 3, 0)
 
 
 def drawings() -> Drawings:
     return Drawings()
 
 
-def drawings_with_other_targets() -> Drawings:
-    return OtherTargets()
+def drawings_with_targets() -> Drawings:
+    return WithTargets()
 
 
-@pytest.mark.parametrize("factory", ["drawings", "drawings_with_other_targets"])
+@pytest.mark.parametrize("factory", ["drawings", "drawings_with_targets"])
 @pytest.mark.parametrize("later", [None, (0,) * 9, (0.5,) * 9], ids=["same", "others", "numbers"])
 def test_labels_that_came_with_samples_stay(
     factory: str, later: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -349,7 +347,7 @@ def test_labels_that_came_with_samples_stay(
         precache.refresh(tmp_path / "store", **SERIAL)
     if later is not None:
         monkeypatch.setattr(Drawings, "__getitem__", lambda self, n: (Drawings.drawing(n), 7 - n))
-        monkeypatch.setattr(OtherTargets, "targets", later)
+        monkeypatch.setattr(WithTargets, "targets", later)
     precache.refresh(tmp_path / "store", run_functions=True, **SERIAL)
     assert inodes(tmp_path / "store")["image.1"] == before["image.1"]
     assert np.array_equal(precache.open(tmp_path / "store").labels, labels)

@@ -169,9 +169,9 @@ class _Build:
         self.monitor = monitor
         self.store = open_folder(request.store, request.storage_options)
         self.source = source_of(request)
-        if listed is not None and isinstance(self.source, DatasetSource):
-            given = listed.spec.table.labels_override  # as of a refresh
-            self.source = replace(self.source, labels_given=given or self.source.labels_given)
+        if isinstance(self.source, DatasetSource) and listed is not None:
+            refreshes = listed.labels is not None  # and keeps the labels
+            self.source = replace(self.source, labels_given=refreshes or self.source.labels_given)
         self.joined = is_joined(request.address)
         self._given_listing = listed
         self.listed: ListedSource
