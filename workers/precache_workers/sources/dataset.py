@@ -8,7 +8,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class DatasetSource:
         Expected digest of the factory's code.
     fields
         Fields of the recipe, with the part of a sample that they start from, None for a default;
-        without them, labels of any kind are ignored.
+        without them, labels that are not understood are ignored.
     labels_given
         Whether a request gives other labels than the samples.
     compare
@@ -190,16 +190,20 @@ class DatasetSource:
         return fetched
 
     def _sample(self, item: Any, number: int, reading: Reading) -> Sample:
-        used = read_item(item, number, reading)
+        try:
+            used = read_item(item, number, reading)
+        except LabelError:
+            if self.fields is not None:
+                raise
+            used = read_item(item, number, replace(reading, ignores_labels=True))
         return Sample(
             used.inputs, used.label, content_of(used.inputs), used.label_part, used.unread
         )
 
     def _reading(self, dataset: Any) -> Reading:
         """Return the use of the dataset's items, with its labels as far as they are known."""
-        ignores_labels = self.labels_given or self.fields is None
         known, classes = self._known_labels(dataset)
-        return Reading(dict(self.fields or ()), ignores_labels, classes, known)
+        return Reading(dict(self.fields or ()), self.labels_given, classes, known)
 
     def _known_labels(self, dataset: Any) -> tuple[KnownLabels | None, tuple[str, ...]]:
         """Return the labels of `targets`, and the class names; encoded once for each dataset."""
