@@ -222,7 +222,7 @@ def test_samples_without_a_label_among_others_are_counted(
     source: Module, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     build(source("(image(n), n if n != 4 else None)"), tmp_path / "store")
-    assert "1 of 6 samples have no label (-1), such as 4" in caplog.text
+    assert "1 of 6 samples have no label (-1), such as 4\n" in caplog.text
 
 
 # --- targets ------------------------------------------------------------------------------------

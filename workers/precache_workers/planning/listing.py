@@ -113,7 +113,8 @@ class ListedSource:
         if self.fetches_labels or not 0 < len(missing) < samples:
             return
         classes = are_classes(labels)
-        outside = sum("/" not in key for key in missing) if classes else 0
+        in_folders = classes and any("/" in key for key in table.keys)
+        outside = sum("/" not in key for key in missing) if in_folders else 0
         why = f": {outside:,} are in no class folder" if outside else ""
         log.warning(
             "%s of %s samples have no label (%s), such as %s%s",
