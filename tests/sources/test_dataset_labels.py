@@ -21,6 +21,10 @@ import io
 import numpy as np
 import torch
 from PIL import Image
+try:
+    import pandas
+except ModuleNotFoundError:
+    pandas = None
 
 Named = collections.namedtuple("Named", ["image", "index", "label"])
 
@@ -240,6 +244,7 @@ TEXTS = "['b', 'a', 'c', 'b', 'a', 'c']"
         (TEXTS, "{'c': 0, 'b': 1, 'a': 2}", [1, 2, 0, 1, 2, 0], ("c", "b", "a")),
         ("['a', None, 'b', 'a', 'a', 'b']", "()", [0, -1, 1, 0, 0, 1], ("a", "b")),
         ("[0, None, 1, 0, 0, 1]", "()", [0, -1, 1, 0, 0, 1], ()),
+        ("pandas.Series([0, 1, 2, 0, 1, 2], [5, 4, 3, 2, 1, 0])", "()", [0, 1, 2, 0, 1, 2], ()),
         ("[1, 0, 1, 0, 1, 0]", "{1: 'b', 0: 'a'}", [1, 0, 1, 0, 1, 0], ("a", "b")),
         ("torch.arange(6) / 2", "()", [0, 0.5, 1, 1.5, 2, 2.5], ()),
         ("torch.eye(6)", "()", np.eye(6).tolist(), ()),
@@ -249,7 +254,10 @@ def test_targets_may_be_of_any_kind(
     targets: str, classes: str, expected: list[Any], names: Any, source: Module, tmp_path: Path
 ) -> None:
     members = f"targets = {targets}\n    classes = {classes}"
-    for number, item in enumerate(("image(n)", "(image(n), self.targets[n])")):
+    if "pandas" in targets:
+        pytest.importorskip("pandas")
+    label = "self.targets.iloc[n]" if "pandas" in targets else "self.targets[n]"
+    for number, item in enumerate(("image(n)", f"(image(n), {label})")):
         build(source(item, members), tmp_path / f"{number}.store")
         assert in_order(tmp_path / f"{number}.store") == expected
         assert precache.open(tmp_path / f"{number}.store").classes == names
@@ -304,6 +312,8 @@ def test_labels_of_samples_that_differ_from_the_targets_are_refused(
         ("None", "{'a', 'b'}", "classes are .*set"),
         ("None", "{'a': 1, 'b': 2}", "classes are a dict .* numbers from 0"),
         ("['a', 1, 'a', 'a', 'a', 'a']", "()", "targets are names and numbers; make them alike"),
+        ("{n: n for n in range(6)}", "()", r"targets are object \(\)"),
+        ("'abcabc'", "()", r"targets are <U6 \(\)"),
         ("[[.5, .5]] * 6", "()", r"target of sample 0 is \[0\.5, 0\.5\]"),
     ],
 )

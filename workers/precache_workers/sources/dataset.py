@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,8 @@ class DatasetSource:
                 fetched.append(self._sample(item, number, reading))
             except LabelError as error:  # of all samples, or the next build has another label
                 raise SourceError(f"sample {key} of {self.factory}: {error}") from None
+            except SampleError as error:
+                fetched.append(error)
             except MemoryError:
                 fetched.append(SampleError("there is not enough memory to create it"))
             except (Exception, SystemExit) as error:
@@ -196,6 +198,8 @@ class DatasetSource:
             if self.fields is not None:
                 raise
             used = read_item(item, number, replace(reading, ignores_labels=True))
+        if not used.inputs:
+            raise SampleError(f"it is {described(item)}, without an item that a field can read")
         return Sample(
             used.inputs, used.label, content_of(used.inputs), used.label_part, used.unread
         )
@@ -214,7 +218,7 @@ class DatasetSource:
                 targets = _targets(dataset)
                 if targets is not None:
                     encoded, classes = _labels(targets, classes, self._count(dataset))
-                    known = KnownLabels(targets, encoded)
+                    known = KnownLabels(_by_position(targets), encoded)
                 held = _labelled[self.factory] = dataset, known, classes
         return held[1:]
 
@@ -351,7 +355,7 @@ def _labels(targets: Any, classes: Sequence[str], count: int) -> tuple[np.ndarra
             _require_class(int(labels.max()), classes, where)
             return labels.astype(np.int64), tuple(classes)
         raise _no_labels(labels, count)
-    if _length(targets) != count:
+    if _length(targets) != count or isinstance(targets, str | bytes | Mapping | Set):
         raise _no_labels(labels, count)
     # NumPy converts numbers in a list with text to text.
     given = targets if isinstance(targets, list | tuple) else labels.tolist() or targets
@@ -366,6 +370,17 @@ def _labels(targets: Any, classes: Sequence[str], count: int) -> tuple[np.ndarra
     if not classes or names == tuple(classes):
         return encoded, names
     return _numbered_by(classes, encoded, names, where), tuple(classes) if names else ()
+
+
+def _by_position(targets: Any) -> Any:
+    """Return targets such that a number is the position of a sample, and no label of an index."""
+    if isinstance(targets, list | tuple):
+        return targets
+    try:
+        array = np.asarray(targets)
+    except (TypeError, ValueError):
+        return list(targets)
+    return array if array.ndim else list(targets)
 
 
 def _numbered_by(
