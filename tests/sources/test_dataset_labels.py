@@ -199,12 +199,12 @@ def test_labels_of_a_request_make_those_of_the_samples_unused(
     ("item", "recipe", "line"),
     [
         ("{'image': image(n), 'caption': 'x', 'index': n}", IMAGE,
-         "no field reads 'caption' (the text 'x'), 'index' (the int"),
-        ("(image(n), n % 2, 'x')", IMAGE, "no field reads item 2 (the text 'x')"),
-        ("(image(n), n % 2)", IMAGE, "labels are item 1 of the samples"),
-        ("{'image': image(n), 'y': n}", IMAGE, "labels are 'y' of the samples"),
-        ("{'image': image(n)}", IMAGE, "samples bring no label"),
-        ("(image(n), n)\n    targets = list(range(6))", IMAGE, "labels are the attribute"),
+         "No field reads 'caption' (the text 'x'), 'index' (the int"),
+        ("(image(n), n % 2, 'x')", IMAGE, "No field reads item 2 (the text 'x')"),
+        ("(image(n), n % 2)", IMAGE, "Labels are item 1 of the samples"),
+        ("{'image': image(n), 'y': n}", IMAGE, "Labels are 'y' of the samples"),
+        ("{'image': image(n)}", IMAGE, "Samples bring no label"),
+        ("(image(n), n)\n    targets = list(range(6))", IMAGE, "Labels are the attribute"),
         ("image(n)\n    targets = [[__file__]] * 6", IMAGE, "`targets` of the dataset has paths"),
     ],
 )  # fmt: skip

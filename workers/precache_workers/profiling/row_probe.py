@@ -109,15 +109,15 @@ class _Parts:
         if self._bring_labels:
             named = [f"{part} of the samples, such as {of}" for part, of in self._labels.items()]
             lines.append(
-                f"labels are {' and '.join(named)}"
+                f"Labels are {' and '.join(named)}"
                 if named
-                else "samples bring no label: a dict has one as 'label', a tuple as its item 1, or "
+                else "Samples bring no label: a dict has one as 'label', a tuple as its item 1, or "
                 "the dataset as its attribute `targets`"
             )
         if self._unread:
             named = [f"{part} ({value})" for part, value in self._unread.items()]
             more = f" and {len(named) - SHOWN} more parts" if len(named) > SHOWN else ""
-            lines.append(f"no field reads {', '.join(named[:SHOWN])}{more} of the samples")
+            lines.append(f"No field reads {', '.join(named[:SHOWN])}{more} of the samples")
         return tuple(lines)
 
 

@@ -147,7 +147,7 @@ class DatasetSource:
             return ()
         seen = f" and of {files.count:,} files that it holds" if files.count else ""
         line = (
-            f"samples not compared: changes of the code of {self.factory}{seen} are seen, and no "
+            f"{self.factory}: samples not compared: changes of its code{seen} are seen, and no "
             "other change of its data. Give the dataset a method fingerprint(i), or build with "
             "--compare, which reads all samples"
         )
@@ -156,11 +156,11 @@ class DatasetSource:
     def _notes(self, dataset: Any, known: KnownLabels | None) -> tuple[str, ...]:
         """Return lines about the attribute `targets`, and about labels that are not used."""
         if self.labels_given:
-            return ("labels are those of --labels: labels that samples bring are not used",)
+            return ("Labels are those of --labels: labels that samples bring are not used",)
         if known is not None:
-            return ("labels are the attribute `targets` of the dataset; --labels gives others",)
+            return ("Labels are the attribute `targets` of the dataset; --labels gives others",)
         if getattr(dataset, "targets", None) is not None:
-            return ("the attribute `targets` of the dataset has paths of files, and no labels",)
+            return ("The attribute `targets` of the dataset has paths of files, and no labels",)
         return ()
 
     def fetch(
@@ -207,7 +207,7 @@ class DatasetSource:
     def _reading(self, dataset: Any) -> Reading:
         """Return the use of the dataset's items, with its labels as far as they are known."""
         known, classes = self._known_labels(dataset)
-        return Reading(dict(self.fields or ()), self.labels_given, classes, known)
+        return Reading(self.fields or (), self.labels_given, classes, known)
 
     def _known_labels(self, dataset: Any) -> tuple[KnownLabels | None, tuple[str, ...]]:
         """Return the labels of `targets`, and the class names; encoded once for each dataset."""

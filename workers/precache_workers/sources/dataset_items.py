@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import pickle
@@ -59,7 +60,7 @@ class Reading:
         Labels of all samples, which those of items must agree with.
     """
 
-    fields: Mapping[str, Part | None]
+    fields: tuple[tuple[str, Part | None], ...]
     ignores_labels: bool = False
     classes: Sequence[str] = ()
     known: KnownLabels | None = None
@@ -103,17 +104,14 @@ def read_item(item: Any, number: int, reading: Reading) -> Item:
     LabelError
         The item has a label that is not understood, or several; the message begins with its part.
     """
-    named = isinstance(item, Mapping)
+    named = not isinstance(item, tuple | list) and isinstance(item, Mapping)
     if named:
         parts = dict(item)
     else:
         parts = dict(enumerate(item)) if isinstance(item, tuple | list) else {0: item}
-    read = _read(parts, reading.fields)
-    unread = {part: value for part, value in parts.items() if part not in read}
-    called = [at for at, name in enumerate(getattr(item, "_fields", ())) if _is_label(name)]
-    places = called or [1]
-    declared = [part for part in unread if (_is_label(part) if named else part in places)]
-    by_name = named or called
+    names = None if named else getattr(item, "_fields", ())
+    unread_parts, declared, by_name = _layout(tuple(parts), names, reading.fields)
+    unread = {part: parts[part] for part in unread_parts}
     others = [] if by_name else [p for p in unread if p not in declared and is_class(unread[p])]
     if reading.known is not None or reading.ignores_labels:
         label, found = None, _agreeing(unread, declared, number, reading)
@@ -134,12 +132,33 @@ def _is_label(part: Part) -> bool:
     return isinstance(part, str) and part.lower() in LABEL_NAMES
 
 
-def _read(parts: Mapping[Part, Any], fields: Mapping[str, Part | None]) -> set[Part]:
-    """Return the parts that fields read."""
+@functools.lru_cache(maxsize=256)
+def _layout(
+    parts: tuple[Part, ...],
+    names: tuple[str, ...] | None,
+    fields: tuple[tuple[str, Part | None], ...],
+) -> tuple[tuple[Part, ...], tuple[Part, ...], bool]:
+    """Return the parts that no field reads, and those of them that are to be the label.
+
+    Parameters
+    ----------
+    names
+        Names of the parts of a named tuple; None for a dict.
+
+    Returns
+    -------
+    tuple
+        Also True if the label is found by its name.
+    """
     first = next((part for part in parts if not _is_label(part)), next(iter(parts), None))
-    defaults = {name if name in parts else first for name, given in fields.items() if given is None}
-    given = {part for part in fields.values() if part is not None}
-    return {part for part in defaults | given if part is not None} or {first or 0}
+    read: set[Part | None] = {given for _, given in fields if given is not None}
+    read |= {name if name in parts else first for name, given in fields if given is None}
+    read |= set() if fields else {first}
+    unread = tuple(part for part in parts if part not in read)
+    if names is None:
+        return unread, tuple(filter(_is_label, unread)), True
+    called = [place for place, name in enumerate(names) if _is_label(name)]
+    return unread, tuple(part for part in unread if part in (called or [1])), bool(called)
 
 
 def _number_of(
@@ -345,15 +364,20 @@ def content_of(inputs: Mapping[Part, Any]) -> str:
     What can be neither hashed nor pickled gets a hash of its own each time.
     """
     digest = xxhash.xxh3_128()
-    for piece in _pieces(dict(inputs)):
-        digest.update(piece)
+    for part, value in inputs.items():
+        digest.update(repr(part).encode(errors="surrogatepass"))
+        for piece in _pieces(value):
+            digest.update(piece)
     return digest.hexdigest()
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
     """Yield bytes that tell a value from all others."""
     kind = type(value).__name__
-    if isinstance(value, bytes | bytearray):
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield f"{kind}  {value.dtype.str} {value.shape}\n".encode()
+        yield value.tobytes()
+    elif isinstance(value, bytes | bytearray):
         yield f"{kind} {len(value)}\n".encode()
         yield bytes(value)
     elif value is None or isinstance(value, str | int | float | np.number | np.bool_):
