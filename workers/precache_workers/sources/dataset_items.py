@@ -187,7 +187,7 @@ def _number_of(
             f"{in_words(next(iter(numbers)))} is {label}, which is no number of its "
             f"{len(classes)} classes: they go from 0 to {len(classes) - 1}, and -1 is none"
         )
-    return label, [*declared, *(part for part in others if part in numbers)]
+    return label, [*numbers, *(part for part in declared if part not in numbers)]
 
 
 def _not_understood(parts: Mapping[Part, Any], part: Part) -> str:
