@@ -306,7 +306,7 @@ def test_a_shard_of_another_version_in_place_of_one_is_made_again(
     source, good, version = intact
     other = precache.Recipe.from_dict(
         {"fields": {**RECIPE.to_dict()["fields"], "raw": {"ops": [*OPS, {"op": "horizontal_flip"}],
-                                                          "codec": "raw"}}}
+                                                          "codec": "raw", "variants": 1}}}
     )  # fmt: skip
     second = build(source, damaged, other).version
     before = contents(damaged)
