@@ -183,6 +183,20 @@ def test_what_a_field_reads_is_no_label(source: Module, tmp_path: Path) -> None:
     assert pixels(tmp_path / "d.store", "mask")["3"].max() == 3
 
 
+def test_two_fields_do_not_start_from_the_first_part_by_default(
+    source: Module, tmp_path: Path
+) -> None:
+    """A field `mask` was made from the photo where the dict has its mask under another name."""
+    name = source("{'photo': image(n), 'seg': image(n)[..., 0], 'label': n}")
+    for first in (None, "photo"):
+        with pytest.raises(precache.RecipeError, match="field mask names no input") as caught:
+            build(name, tmp_path / "store", fields(image=first, mask=None))
+        assert 'input = "seg" in [fields.mask]' in str(caught.value)
+    build(name, tmp_path / "store", fields(image=None, mask="seg"))
+    assert pixels(tmp_path / "store", "mask")["3"].max() == 3
+    assert pixels(tmp_path / "store", "image")["3"].ndim == 3
+
+
 def test_labels_of_a_request_make_those_of_the_samples_unused(
     source: Module, tmp_path: Path
 ) -> None:

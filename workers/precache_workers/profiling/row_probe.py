@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from precache.codecs.chunk import encoder
 from precache.errors import PrecacheError, RecipeError, SampleError, SourceError
 from precache.messages import SHOWN, shown
 from precache.recipe.ops import DTYPES
-from precache.recipe.recipe import ImageCodec, Recipe
+from precache.recipe.recipe import Field, ImageCodec, Recipe
 from precache.recipe.variants import variants_of
 from precache.store.layout import RowShape, rows_per_chunk
 from precache.store.row_table import RowTable
@@ -23,7 +24,7 @@ from precache_workers.profiling.pixel_readings import PixelReadings
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
 from precache_workers.sources.base import Sample
-from precache_workers.sources.dataset_items import described, in_words
+from precache_workers.sources.dataset_items import Part, described, in_words
 
 PROBE_SAMPLES = 24
 
@@ -58,8 +59,9 @@ def probed_rows(outcome: MeasuredRows | PrecacheError, source: str) -> MeasuredR
 def _probe(task: FetchAllTask) -> MeasuredRows:
     job, recipes = task.job, recipes_of(task.job)
     arrays = {name: variants[0] for name, variants in variants_of(recipes).items()}
+    fields = {name: job.recipe.fields[array] for name, array in arrays.items()}
     readings = PixelReadings(
-        {name: job.recipe.fields[array] for name, array in arrays.items()},
+        fields,
         {name: recipes[array] for name, array in arrays.items()},
     )
     shapes: dict[str, RowShape] = {}
@@ -82,6 +84,8 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
                 shapes = {n: RowShape(r.shape, r.dtype.name) for n, r in rows.items()}
                 _check_declared(job.recipe, shapes)
             stored.append(sum(_stored_nbytes(job, name, row) for name, row in rows.items()))
+    for inputs in parts.inputs:
+        _require_inputs(fields, inputs)
     if not shapes:
         raise SampleError(f"none of the {len(reasons)} samples tried has a row: {reasons[0]}")
     readings.require_clear()
@@ -92,11 +96,13 @@ class _Parts:
     """The parts of samples that have labels, and those that nobody reads."""
 
     def __init__(self, bring_labels: bool) -> None:
+        self.inputs: set[tuple[Part, ...]] = set()
         self._bring_labels = bring_labels
         self._labels: dict[str, str] = {}
         self._unread: dict[str, str] = {}
 
     def add(self, key: str, sample: Sample) -> None:
+        self.inputs.add(tuple(sample.inputs))
         if sample.label_part:
             of = "none" if sample.label is None else str(sample.label)
             self._labels.setdefault(sample.label_part, f"{of} of sample {key}")
@@ -119,6 +125,19 @@ class _Parts:
             more = f" and {len(named) - SHOWN} more parts" if len(named) > SHOWN else ""
             lines.append(f"No field reads {', '.join(named[:SHOWN])}{more} of the samples")
         return tuple(lines)
+
+
+def _require_inputs(fields: Mapping[str, Field], inputs: Sequence[Part]) -> None:
+    """Raise `RecipeError` if several fields would start from a sample's first part by default."""
+    first, *others = inputs
+    named = {name if field.input is None else field.input for name, field in fields.items()}
+    unnamed = [n for n, field in fields.items() if field.input is None and n not in inputs]
+    if others and unnamed and (len(unnamed) > 1 or first in named):
+        raise RecipeError(
+            f"field {unnamed[-1]} names no input, and would start from {in_words(first)}, as "
+            f"another field does; samples have {', '.join(map(in_words, inputs))}: name one, "
+            f"as input = {json.dumps(others[0])} in [fields.{unnamed[-1]}]"
+        )
 
 
 def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:
