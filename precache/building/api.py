@@ -67,6 +67,7 @@ def build(
     follow_links: bool = False,
     keep_order: bool = False,
     shard_samples: int | None = None,
+    ignore_ctime: bool = False,
     on_error: str = "skip",
     max_failures: int | None = None,
     accept_missing: bool = False,
@@ -127,6 +128,9 @@ def build(
     shard_samples
         Rows of a shard. By default a shard has about 128 MiB of raw data, and small sets are
         divided into about 16 shards if their chunks allow it.
+    ignore_ctime
+        Take local samples as unchanged that have the size and time that they had. By default those
+        of another ctime are read, as `chmod`, links and copies change it, but so does rewriting.
     on_error
         ``skip``: a sample that cannot be decoded becomes a hole; ``raise``: the first one ends the
         build.

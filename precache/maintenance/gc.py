@@ -18,8 +18,8 @@ removed finds them gone and computes them; a build that loses objects of its own
 commit (`precache_workers.driver.commit`).
 
 Scratch files in ``_build``, left by a process that was killed right after a commit, are removed
-from versions that stay. So are old indexes of sources (``_listings``) that no version that stays
-was built from: without one, the next listing only takes longer.
+from versions that stay. So are old indexes and records of sources (``_listings``) that no version
+that stays was built from.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import re
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -44,6 +44,7 @@ from precache.maintenance.scan import (
     dated_log,
     list_objects,
     pull_lease_name,
+    recorded_place,
     recorded_version,
     scan_folder,
     scan_store,
@@ -65,7 +66,7 @@ from precache.store.lease import (
     decision_lease,
     remove_ended_leases,
 )
-from precache.store.row_table import LISTINGS_FOLDER, listing_prefix
+from precache.store.row_table import LISTINGS_FOLDER, listing_prefix, record_prefix
 from precache.store.shard_log import followed_log_name
 from precache.units import ago, size
 
@@ -121,7 +122,7 @@ class GcResult:
     swept
         Versions that stay, from which scratch files of a killed process were removed.
     listings
-        Names of removed indexes of sources that no version was built from that stays.
+        Names of removed indexes and records of sources that no version was built from that stays.
     """
 
     store: str
@@ -195,7 +196,7 @@ def gc(
     plan = plan_gc(dated_log(folder, log), folders, keep, min_age, clock())
     kept = list(plan.kept)
     stay = {version.version for version in kept}
-    listings = _stale_listings(folder, [c for c in log if c.version in stay], min_age, clock())
+    listings = _stale_listings(folder, log, stay, min_age, clock())
     removed = _removals(plan.removed, folders)
     if not dry_run:
         done = []
@@ -223,12 +224,13 @@ def gc(
 
 
 def _stale_listings(
-    store: Folder, log: Sequence[Commit], min_age: float, now: float
+    store: Folder, log: Sequence[Commit], stay: Collection[str], min_age: float, now: float
 ) -> tuple[str, ...]:
-    """Return the names of old indexes of sources that are none of the given commits'."""
+    """Return the names of old indexes and records of sources of which no version stays."""
     if is_link(store, LISTINGS_FOLDER):
         return ()
-    used = {listing_prefix(commit.source) for commit in log}
+    used = {listing_prefix(commit.source) for commit in log if commit.version in stay}
+    used |= {record_prefix(recorded_place(store.folder(version))) for version in stay}
     return tuple(
         f"{LISTINGS_FOLDER}/{item.name}"
         for item in list_objects(store.folder(LISTINGS_FOLDER))

@@ -172,11 +172,21 @@ def scan_folder(
 
 def recorded_version(document: bytes | None) -> str | None:
     """Return the version id that a group's `zarr.json` records; None if there is none."""
+    return _recorded(document, "attributes", "precache", "version")
+
+
+def recorded_place(version: Folder) -> str:
+    """Return the source, as in `RowTable`, of a version or a build; empty if it is unknown."""
+    committed = _recorded(_get(version, ROOT), "attributes", "precache", "source")
+    return committed or _recorded(_get(version, DESCRIPTION), "source") or ""
+
+
+def _recorded(document: bytes | None, *keys: str) -> str | None:
     try:
         value: Any = from_json(document or b"")
     except ValueError:
         return None
-    for key in ("attributes", "precache", "version"):
+    for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, str) else None
 

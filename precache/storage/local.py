@@ -191,7 +191,7 @@ class LocalFolder:
         status = self._look(name)
         if status is None or not stat.S_ISREG(status.st_mode):
             return None
-        return FileInfo(name, status.st_size, status.st_mtime_ns)
+        return _info(name, status)
 
     def size(self, name: str) -> int | None:
         info = self.info(name)
@@ -308,7 +308,7 @@ class LocalFolder:
                     elif status is None:
                         yield FileInfo(name, -1, -1)
                     elif stat.S_ISREG(status.st_mode):
-                        yield FileInfo(name, status.st_size, status.st_mtime_ns)
+                        yield _info(name, status)
                     else:
                         leave_out(name, NO_FILE)
 
@@ -439,6 +439,10 @@ def _pread(descriptor: int, size: int, start: int, length: int) -> bytes:
         data = data + piece if data else piece
         start += len(piece)
     return data
+
+
+def _info(name: str, status: os.stat_result) -> FileInfo:
+    return FileInfo(name, status.st_size, status.st_mtime_ns, "", status.st_ctime_ns)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -194,6 +194,7 @@ class Identity(_Document):
     failed: str | None = None
     refreshes: VersionId | None = None
     recompute: bool = False
+    source: str = ""
 
 
 class LeaseDocument(_Document):
@@ -210,7 +211,7 @@ class Attributes(_Document):
     `decides` has, by name, the text in the fingerprint for everything besides parameters that
     decides the pixels; `behaviours` the outputs of ops for each of their probes, as in
     `precache_workers.ops.behaviour`. Versions of older releases have neither. `label` is None for
-    class numbers.
+    class numbers. `source` is that of the row table.
     """
 
     format: int
@@ -228,6 +229,7 @@ class Attributes(_Document):
     std: dict[str, list[FiniteFloat]] = {}
     pipeline: Annotated[dict[str, Any], AfterValidator(_recipe)]
     digests: dict[str, str] = {}
+    source: str = ""
     libraries: dict[str, str] = {}
     decides: dict[str, str] = {}
     behaviours: dict[str, dict[str, str]] = {}

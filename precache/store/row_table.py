@@ -43,12 +43,16 @@ _CLASS_COUNT = b"label_classes"
 _LABELS_OVERRIDE = b"labels_override"
 """Key of the schema's metadata of a table whose labels override those of the samples."""
 
+_SOURCE = b"source"
+"""Key of the schema's metadata that has the digest of the source's place."""
+
 IDENTITY_COLUMNS = ("key", "size", "mtime_ns", "etag", "label")
 """Columns that identify samples; so does `removed`, if a table has it."""
 
 LISTINGS_FOLDER = "_listings"
-"""Folder of a store for indexes of its sources' containers, one object for each source. Without
-them, the next listing only takes longer."""
+"""Folder of a store for indexes of its sources' containers, one object for each source, and records
+of their samples' contents. Without them, the next listing takes longer, and goes by size and time
+alone."""
 
 
 def listing_prefix(source: str | None) -> str:
@@ -59,7 +63,28 @@ def listing_prefix(source: str | None) -> str:
     source
         As the commit log records it.
     """
-    return hashlib.sha256((source or "").encode()).hexdigest()[:16] + "-"
+    return place_digest(source or "")[:16] + "-"
+
+
+def record_name(source: str) -> str:
+    """Return the name in a store of the record of a source's contents.
+
+    Parameters
+    ----------
+    source
+        As in `RowTable`.
+    """
+    return f"{LISTINGS_FOLDER}/{record_prefix(source)}contents.parquet"
+
+
+def record_prefix(source: str) -> str:
+    """Return the beginning of the name of a source's record below its folder."""
+    return f"{source[:16]}-"
+
+
+def place_digest(place: str) -> str:
+    """Return the digest of a place, as in `RowTable.source`."""
+    return hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 _CLASSES = TypeAdapter(tuple[str, ...])
@@ -99,6 +124,9 @@ class RowTable:
         none. They come from a listing and are never stored.
     labels_override
         Whether labels that come with the samples are ignored, as the request gave others.
+    source
+        Digest of the place that the samples were listed from: equal names, sizes and times of two
+        sources say nothing. Empty if it is unknown.
     """
 
     keys: Sequence[str]
@@ -110,6 +138,7 @@ class RowTable:
     removed: frozenset[int] = frozenset()
     locations: Sequence[str] = ()
     labels_override: bool = False
+    source: str = ""
 
     @classmethod
     def of_keys(cls, keys: Sequence[str], **known: Any) -> RowTable:
@@ -144,10 +173,13 @@ class RowTable:
             removed=removed,
             locations=self.locations_of(rows.tolist()),
             labels_override=self.labels_override,
+            source=self.source,
         )
 
     def listed_alike(self, other: RowTable, rows: Rows, other_rows: Rows) -> np.ndarray:
         """Compare samples by size, time and etag: bool, True where they are the same.
+
+        Samples of two sources never are.
 
         Parameters
         ----------
@@ -157,7 +189,7 @@ class RowTable:
         etags = np.array(self.etags, object)[rows] == np.array(other.etags, object)[other_rows]
         alike: np.ndarray = self.sizes[rows] == other.sizes[other_rows]
         alike &= etags & (self.mtimes[rows] == other.mtimes[other_rows])
-        return alike
+        return alike & (self.source == other.source)
 
     def unchanged(self, other: RowTable, rows: Rows, other_rows: Rows) -> np.ndarray:
         """Compare the identity of samples: bool, True where it is the same.
@@ -194,7 +226,7 @@ class RowTable:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 (hex) over keys, identities, labels and class names, and `labels_override`."""
+        """SHA-256 (hex) over all attributes but the locations."""
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         columns = [self.sizes, self.mtimes]
         if are_classes(self.labels):
@@ -211,6 +243,8 @@ class RowTable:
             digest.update(self.labels.astype(self.labels.dtype.newbyteorder("<")).data)
         if self.labels_override:
             digest.update(_LABELS_OVERRIDE)
+        if self.source:
+            digest.update(_SOURCE + self.source.encode())
         return digest.hexdigest()
 
     def to_parquet(
@@ -250,6 +284,8 @@ class RowTable:
             types["label"] = pa.float32()
         if self.labels_override:
             metadata[_LABELS_OVERRIDE] = b"true"
+        if self.source:
+            metadata[_SOURCE] = self.source.encode()
         schema = pa.schema(types, metadata)
         sink = io.BytesIO()
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
@@ -274,6 +310,7 @@ class RowTable:
                 classes=_CLASSES.validate_json(table.schema.metadata[b"classes"]),
                 removed=_removed(table),
                 labels_override=_LABELS_OVERRIDE in table.schema.metadata,
+                source=table.schema.metadata.get(_SOURCE, b"").decode(),
             )
 
 

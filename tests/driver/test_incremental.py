@@ -243,7 +243,7 @@ def test_another_codec_fetches_nothing(
     build(source, tmp_path / "anew", recipe_of(codec=codecs[1]))
     build(source, tmp_path / "store", recipe_of(codec=codecs[0]))
     spoiled(source)
-    second = build(source, tmp_path / "store", recipe_of(codec=codecs[1]))
+    second = build(source, tmp_path / "store", recipe_of(codec=codecs[1]), ignore_ctime=True)
     assert (CALLS, second.rows_reused, second.failed) == ([], 39, 0)
     assert contents(Path(second.path)) == contents(tmp_path / "anew" / second.version)
 

@@ -250,13 +250,13 @@ def test_the_source_is_known_or_asked_for(
 def test_a_source_that_was_moved_is_known_once_it_was_built_from(
     source: Path, store: Path, tmp_path: Path
 ) -> None:
-    before = precache.versions(store).versions
+    [before] = precache.versions(store).versions
     moved = source.rename(tmp_path / "moved")
     with pytest.raises(UsageError, match=r"was built from .*/in, which is not there any more"):
         precache.refresh(store, **SERIAL)
     built = build_here(moved, store, precache.open(store).recipe)
-    assert built.version == before[0].version
-    assert precache.versions(store).versions == before  # current since then, as it was
+    assert built.version != before.version
+    assert (built.shards_reused, precache.open(store).id) == (built.shards, built.version)
     [refreshed] = precache.refresh(store, **SERIAL)
     assert refreshed.version != built.version
     build_here(moved, store, precache.open(store).recipe)
@@ -348,6 +348,10 @@ def test_labels_that_came_with_samples_stay(
     if later is not None:
         monkeypatch.setattr(Drawings, "__getitem__", lambda self, n: (Drawings.drawing(n), 7 - n))
         monkeypatch.setattr(WithTargets, "targets", later)
+    [other] = {"drawings", "drawings_with_targets"} - {factory}
+    named = source.replace(f":{factory}", f":{other}")
+    with pytest.raises(UsageError, match="is not the source of version"):
+        precache.refresh(tmp_path / "store", named, run_functions=True, **SERIAL)
     precache.refresh(tmp_path / "store", run_functions=True, **SERIAL)
     assert inodes(tmp_path / "store")["image.1"] == before["image.1"]
     assert np.array_equal(precache.open(tmp_path / "store").labels, labels)

@@ -191,11 +191,13 @@ def test_where_the_source_changed_the_row_table_is_not_made_up(
     shutil.copytree(built[0], source)
     path = source / "cat/0000.jpg"
     status, data = path.stat(), path.read_bytes()
-    (store / built[2] / "rows/c/0").unlink()
+    version = build(source, store).version
+    (store / version / "rows/c/0").unlink()
     path.write_bytes(data[:-3] + b"abc")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(StoreError, match=r"rows/c/0 is damaged and cannot be mended: what is made"):
-        build(source, store)
+        build(source, store, ignore_ctime=True)
+    assert build(source, store).version != version
     path.write_bytes(data)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     build(source, store)
@@ -230,7 +232,8 @@ def test_the_row_table_comes_from_a_version_that_has_the_same(tmp_path: Path) ->
         status = photo.stat()
         photo.write_bytes(bytes(status.st_size))
         os.utime(photo, ns=(status.st_atime_ns, status.st_mtime_ns))
-    build_here(source, store, precache.Recipe.image(codec="raw"), OPTIONS)
+    options = {**OPTIONS, "ignore_ctime": True}
+    build_here(source, store, precache.Recipe.image(codec="raw"), options)
     assert [path.read_bytes() for path in paths] == before
 
 

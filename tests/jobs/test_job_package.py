@@ -29,6 +29,7 @@ OTHERWISE: dict[str, Any] = {
     "accept_unmatched": True,
     "follow_links": True,
     "keep_order": True,
+    "ignore_ctime": True,
     "shard_samples": 12,
     "on_error": "raise",
     "max_failures": 0,

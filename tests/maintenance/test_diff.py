@@ -81,7 +81,7 @@ def test_fields_seed_and_shapes(source: Path) -> None:
     assert Change("small dtype", None, "uint8") in found.layout
 
 
-def test_samples_and_classes(source: Path) -> None:
+def test_samples_and_classes(source: Path, many_touched: None) -> None:
     store = source.parent / "store"
     first = build_here(source, store, PLAIN, {"keep_order": True}).version
     (source / "cat/0000.jpg").unlink()

@@ -58,6 +58,8 @@ SIDES = (152, 156, 160)
 """Rows of 150 x 150 x 3 bytes are chunks of their own, so that shards have four rows."""
 NOW = 1_800_000_000.0
 DAY = 86400.0
+ALWAYS = ("commits", "_listings")
+"""What every store has beside its versions."""
 
 
 def recipe_of(side: int, **options: Any) -> precache.Recipe:
@@ -181,7 +183,7 @@ def test_no_version_goes_before_its_time(store: tuple[Path, list[str]]) -> None:
     done = precache.gc(path, keep=2, older_than=0, dry_run=True)
     assert removed(done) == [first]
     assert why(done)[second] == "among the newest 2"
-    assert sorted(p.name for p in path.iterdir()) == sorted([first, second, third, "commits"])
+    assert sorted(p.name for p in path.iterdir()) == sorted([first, second, third, *ALWAYS])
 
 
 def test_what_was_used_again_is_young_and_the_current_stays_whatever_its_age(
@@ -373,7 +375,7 @@ def test_whatever_a_killed_process_left_is_collected(
             left.write_bytes(b"left")
     age(path, 8 * DAY)
     precache.gc(path)
-    assert {p.name for p in path.iterdir()} == {second, third, "commits"}
+    assert {p.name for p in path.iterdir()} == {second, third, *ALWAYS}
     assert precache.verify(path).ok
 
 
@@ -390,12 +392,12 @@ def test_whatever_a_killed_build_left_is_collected(
         options = {"shard_samples": 4}
         status = end(start(build_until, change, source, killed, recipe_of(170), options))
         assert status == -signal.SIGKILL
-        for name in {p.name for p in killed.iterdir()} - {*versions, "commits"}:
+        for name in {p.name for p in killed.iterdir()} - {*versions, *ALWAYS}:
             (killed / name / DESCRIPTION).unlink(missing_ok=True)
         age(killed, 8 * DAY)
         precache.gc(killed, keep=3)
         files = {p.relative_to(killed).parts[0] for p in killed.rglob("*") if p.is_file()}
-        assert files == {*versions, "commits"}
+        assert files == {*versions, *ALWAYS}
 
 
 def test_copies_to_a_bucket_that_were_left_are_collected(source: Path, tmp_path: Path) -> None:
@@ -413,7 +415,7 @@ def test_copies_to_a_bucket_that_were_left_are_collected(source: Path, tmp_path:
     done = precache.gc(url, keep=2)
     assert set(removed(done)) == {first, SOME}
     assert done.swept == (second,)
-    assert folder.names() == sorted([second, third, "commits"])
+    assert folder.names() == sorted([second, third, *ALWAYS])
 
 
 def forward(folder: Folder, seconds: float) -> None:
@@ -487,7 +489,7 @@ def test_a_bucket_tells_the_time_itself(source: Path, monkeypatch: pytest.Monkey
     assert removed(precache.gc(url, keep=0, older_than="1h")) == []
     forward(open_folder(url).folder("commits"), 7200)
     assert removed(precache.gc(url, keep=0, older_than="1h")) == [second, first]
-    assert open_folder(url).names() == sorted([third, "commits"])
+    assert open_folder(url).names() == sorted([third, *ALWAYS])
 
 
 # --- after it -----------------------------------------------------------------------------------
@@ -500,7 +502,7 @@ def test_what_was_removed_says_so_and_can_be_built_again(
     before = pixels(f"{path}@{first}")
     log = read_commits(open_folder(path))
     assert removed(precache.gc(path, keep=1, older_than=0)) == [second, first]
-    assert sorted(p.name for p in path.iterdir()) == sorted([third, "commits"])
+    assert sorted(p.name for p in path.iterdir()) == sorted([third, *ALWAYS])
     assert read_commits(open_folder(path)) == log
     with pytest.raises(StoreError, match=f"{first} is gone"):
         precache.open(f"{path}@{first[:6]}")
@@ -724,7 +726,7 @@ def test_one_in_a_bucket_is_put_back_too(source: Path) -> None:
     precache.gc(url)
     assert precache.open(url).id == first
     assert precache.verify(url).ok
-    assert folder.names() == sorted([first, third, "commits"])
+    assert folder.names() == sorted([first, third, *ALWAYS])
 
 
 def test_the_log_that_was_followed_goes_with_its_version(
@@ -774,7 +776,7 @@ def test_killed_anywhere_and_run_again_the_end_is_the_same(
         assert precache.verify(path).ok
         precache.gc(path, keep=1, older_than=0)
         assert contents(path) == contents(right)
-        assert {p.name for p in path.iterdir()} == {third, "commits"}
+        assert {p.name for p in path.iterdir()} == {third, *ALWAYS}
         if status == 0:
             assert change > 40
             return
@@ -827,7 +829,7 @@ def test_two_at_once_remove_all(store: tuple[Path, list[str]]) -> None:
     processes = [start(collect_until, 10**9, path) for _ in range(3)]
     assert [end(process) for process in processes] == [0, 0, 0]
     precache.gc(path, keep=1, older_than=0)
-    assert {p.name for p in path.iterdir()} == {third, "commits"}
+    assert {p.name for p in path.iterdir()} == {third, *ALWAYS}
     assert precache.verify(path).ok
 
 
@@ -870,7 +872,7 @@ def test_a_store_in_a_bucket(source: Path, s3: S3Server) -> None:
     done = precache.gc(url, 1, 0, storage_options=options)
     assert removed(done) == [second, first]
     assert done.freed_nbytes == sum(each.nbytes for each in found.versions[1:])
-    assert open_folder(url, options).names() == sorted([third, left, "commits"])
+    assert open_folder(url, options).names() == sorted([third, left, *ALWAYS])
     assert precache.verify(url, storage_options=options).ok
     with pytest.raises(StoreError, match="is gone"):
         precache.use(f"{url}@{first}", options)
@@ -900,7 +902,7 @@ def test_one_that_lost_its_lease_removes_nothing_more_from_a_bucket(
     assert precache.verify(f"{url}@{third}").ok
     open_folder(url).remove(leases.LEASES_FOLDER)  # it goes stale in a minute
     precache.gc(url, 1, 0)
-    assert open_folder(url).names() == sorted([third, "commits"])
+    assert open_folder(url).names() == sorted([third, *ALWAYS])
 
 
 def test_the_command(store: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:

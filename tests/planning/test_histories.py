@@ -41,6 +41,8 @@ from tests.support.building import (
 OPTIONS: dict[str, Any] = {"shard_samples": 4, "max_failures": 100}
 BROKEN = -1
 """The number of a photo that cannot be decoded."""
+NBYTES = 2000
+"""Size of each photo, padded, so that size and time tell none from another."""
 CHANGES = 70
 """About as many as a build makes in its store."""
 
@@ -79,13 +81,13 @@ numbers = st.integers(0, 999)
 
 
 class Histories(RuleBasedStateMachine):
-    """A source, a recipe and a store, and for each version what a build from scratch makes."""
+    """Two folders of the same names, a recipe and a store; what a build from scratch makes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="precache-history-"))
         self.source, self.store = self.root / "source", self.root / "store"
-        self.photos: dict[str, int] = {}
+        self.photos_of: dict[Path, dict[str, int]] = {self.source: {}, self.root / "other": {}}
         self.recipe = 0
         self.touches = 0
         self.right: dict[str, tuple[Rows, dict[str, int]]] = {}
@@ -96,9 +98,15 @@ class Histories(RuleBasedStateMachine):
 
     # --- the source and the recipe --------------------------------------------------------------
 
+    @property
+    def photos(self) -> dict[str, int]:
+        """Key -> number, of the folder that is built from now."""
+        return self.photos_of[self.source]
+
     def _write(self, key: str, number: int) -> None:
         photo = b"no photo" if number == BROKEN else encoded(cut(number, (24, 18)))
-        write(self.source / key, photo)
+        assert len(photo) <= NBYTES
+        write(self.source / key, photo.ljust(NBYTES, b"\0"))
         self.photos[key] = number
 
     def _draw(self, number: int) -> str:
@@ -106,8 +114,14 @@ class Histories(RuleBasedStateMachine):
 
     @initialize(count=st.integers(5, 11))
     def begin(self, count: int) -> None:
-        for number in range(count):
-            self._write(f"{'cat' if number % 2 else 'dog'}/{number:03d}.jpg", number)
+        for first in (0, 500):
+            for number in range(count):
+                self._write(f"{'cat' if number % 2 else 'dog'}/{number:03d}.jpg", first + number)
+            self.build_from_the_other_folder()
+
+    @rule()
+    def build_from_the_other_folder(self) -> None:
+        [self.source] = self.photos_of.keys() - {self.source}
 
     @rule(number=numbers, folder=st.sampled_from(["cat", "dog", "eel"]))
     def add(self, number: int, folder: str) -> None:
@@ -125,6 +139,13 @@ class Histories(RuleBasedStateMachine):
         key = self._draw(number)
         self._write(key, other)
         self._touch(key)
+
+    @rule(number=numbers, other=numbers)
+    def rewrite(self, number: int, other: int) -> None:
+        key = self._draw(number)
+        before = (self.source / key).stat().st_mtime_ns
+        self._write(key, other)
+        os.utime(self.source / key, ns=(before, before))
 
     @precondition(lambda self: sum(each != BROKEN for each in self.photos.values()) > 3)
     @rule(number=numbers)

@@ -136,7 +136,7 @@ def test_a_build_says_what_it_took_over(
     capsys.readouterr()
     assert main([*line[:1], str(copy), line[-1], *line[1:-1]]) == 0
     said = capsys.readouterr()
-    assert re.search(r"Since version \w{8}: 0 same, 30 changed", said.err)
+    assert re.search(r"Since version \w{8}: another source, 30 of the same names", said.err)
     assert re.search(r"30 rows and 4 whole shards were taken over from version", said.err)
     assert "4: 0 written, 4 reused, 0 already there" in said.out
 

@@ -11,7 +11,8 @@ import pytest
 
 import precache
 from precache.errors import UsageError
-from precache_workers.planning import listing as listed
+from precache.store.row_table import RowTable
+from precache_workers.planning.content_reader import ContentReader
 from precache_workers.runtime.time_limit import FETCHING, notes
 from precache_workers.sources.base import Fetched
 from precache_workers.sources.folder import FolderSource
@@ -104,6 +105,6 @@ def test_a_touched_photo_that_hangs_is_left_to_the_build(
         return []
 
     monkeypatch.setattr(FolderSource, "fetch", hang)
-    source = open_source(str(photos))
-    assert listed._contents(source, 0.5, ["a", "b"], [1, 1], []) == ["", ""]
+    read = ContentReader(open_source(str(photos)), 0.5, print)
+    assert read(RowTable.of_keys(["a", "b"]), [0, 1]) == ["", ""]
     released.set()

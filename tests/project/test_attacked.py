@@ -49,7 +49,8 @@ def store(source: Path, tmp_path: Path) -> Path:
 
 def versions(store: Path) -> tuple[Path, Path]:
     current = Path(precache.open(store).path)
-    [first] = [path for path in store.iterdir() if path.name not in ("commits", current.name)]
+    others = ("commits", "_listings", current.name)
+    [first] = [path for path in store.iterdir() if path.name not in others]
     return first, current
 
 

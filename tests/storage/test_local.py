@@ -535,7 +535,8 @@ def test_walking_finds_every_file_with_size_and_time(folder: LocalFolder) -> Non
     os.utime(folder.local("a.png"), ns=(5, 1_000_000_007))
     found = _listed(folder)
     assert set(found) == {"a.png", "cat/b c.png"}
-    assert found["a.png"] == FileInfo("a.png", 3, 1_000_000_007)
+    ctime = folder.local("a.png").stat().st_ctime_ns
+    assert found["a.png"] == FileInfo("a.png", 3, 1_000_000_007, "", ctime)
 
 
 def test_walking_follows_links_and_ends_where_they_lead_in_a_circle(folder: LocalFolder) -> None:

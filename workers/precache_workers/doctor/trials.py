@@ -48,7 +48,8 @@ class HeldRows:
         return None
 
     def list(self, tick: Tick, seconds: float = 0.0, index: bytes | None = None) -> Listing:
-        return Listing(RowTable.of_keys([str(number) for number in range(self.count)]))
+        keys = [str(number) for number in range(self.count)]
+        return Listing(RowTable.of_keys(keys, source="memory"))
 
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()

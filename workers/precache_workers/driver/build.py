@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -75,6 +76,7 @@ from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.stored_versions import (
     StoredObjects,
     compare_objects,
+    contents_of,
     flaws_of,
     is_committed,
     is_whole,
@@ -257,9 +259,11 @@ class _Build:
                     )
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
-        failed = open_own(target.folder).holes.values()
+        complete = open_own(target.folder)
+        failed = complete.holes.values()
         self._check_failures([hole for hole in failed if hole[1] != REMOVED], target)
         entry = self._make_current(target)
+        self.listed.keep_contents(self.store, functools.partial(contents_of, complete))
         remove_abandoned_scratch(target.folder)
         remove_ended_leases(self.store)
         version = f"version {target.version[:8]} is complete"
@@ -295,7 +299,7 @@ class _Build:
 
     def _list(self) -> ListedSource:
         listed = self._given_listing or list_rows(
-            self.request, self.store, self.source, self.progress.listed
+            self.request, self.store, self.source, self.progress.listed, self.progress.say
         )
         table = listed.spec.table
         if listed.placed.changed:
@@ -357,6 +361,7 @@ class _Build:
         target = work.target
         require_create_only(target.folder, SCRATCH)
         tidy_current(self.store)
+        self.listed.keep_ctimes(self.store)
         with contextlib.ExitStack() as stack:
             try:
                 with decision_lease(self.store, target.version) as decision:
@@ -444,6 +449,8 @@ class _Build:
         commit(self.store, target, receipts, labels=labels, build=lease, **self._log_entry())
         if base is not None:
             self._mend_base(target, base, receipts)
+        fetched = (receipts[shard].content for shard in range(target.shards))
+        self.listed.keep_contents(self.store, lambda: list(itertools.chain.from_iterable(fetched)))
         self._clean_up(lease, target)
         if self.listed.fetches_labels:
             built = replace(

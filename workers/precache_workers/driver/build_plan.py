@@ -192,7 +192,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
     store = open_folder(request.store, request.storage_options)
     source = source_of(request)
     with BuildProgress(shown) as progress, contextlib.ExitStack() as stack, cleared_on_mismatch():
-        listed = list_rows(request, store, source, progress.listed)
+        listed = list_rows(request, store, source, progress.listed, progress.say)
         if request.labels is None:  # else its own warning names them
             listed.warn_of_missing_labels()
         for line in (*listed.notes, *listed.unfollowed()):

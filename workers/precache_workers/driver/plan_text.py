@@ -127,11 +127,15 @@ def _source(differences: BuildDifferences) -> Iterator[str]:
     if source is None or not source.any:
         yield "the same"
         return
-    yield f"{source.same:,} the same"
+    if source.other_source:
+        yield "another source: what has the same name may be another sample"
+    else:
+        yield f"{source.same:,} the same"
+    words = {"changed": "of the same names"} if source.other_source else {}
     for name in ("added", "changed", "removed", "relabelled"):
         change: KeyChange = getattr(source, name)
         if change.count:
-            yield change.text(name)
+            yield change.text(words.get(name, name))
     if source.labels is not None:
         yield str(source.labels)
     if source.classes_changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -33,7 +34,7 @@ from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.recorded_code import note_code
 from precache_workers.planning.request import Request, check_request, source_of
-from precache_workers.planning.stored_versions import is_whole
+from precache_workers.planning.stored_versions import contents_of, is_whole
 from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_target
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class WantedVersion:
             channel.begin()
         with self.failing_for_all():
             source = source_of(self.request)
-            self.listed = list_rows(self.request, self.store, source, lambda count: None)
+            self.listed = list_rows(self.request, self.store, source, lambda count: None, self.say)
         spec = self.listed.spec
         if channel is not None and channel.is_rank0:
             channel.send(
@@ -147,9 +148,11 @@ class WantedVersion:
             return None
         if target.folder.size(ROOT) is None or not is_whole(target, self.listed is not None):
             return None
+        version = open_own(target.folder)
         if self.listed is not None:
             note_code(self.store, target.version, self.listed.code)
-        return open_own(target.folder)
+            self.listed.keep_contents(self.store, functools.partial(contents_of, version))
+        return version
 
     def _is_building(self) -> bool:
         """Return True if a lease shows a live build, including builds without the exclusive lease.

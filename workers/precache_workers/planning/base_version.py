@@ -157,7 +157,10 @@ def find_base(
         for folder, attributes in committed_versions(store)
         if (matches := match_fields(recipe, attributes))
     ]
-    by_saving = sorted(candidates, key=lambda candidate: -_saving(candidate[2], recipe))
+    # Of another source, every sample would have to be fetched to be compared.
+    by_saving = sorted(
+        candidates, key=lambda c: (-_saving(c[2], recipe), c[1].source != table.source)
+    )
     for folder, attributes, matches in by_saving:
         base = _read(folder, attributes, matches, table)
         if base is not None:

@@ -49,6 +49,9 @@ class SourceChanges:
         Whether classes have other names or numbers.
     labels
         The kind of the labels, and whether they override those of the samples, if that is another.
+    other_source
+        Whether samples are listed from another place: then those of the same names count as
+        changed, and their content decides.
     """
 
     same: int
@@ -58,22 +61,25 @@ class SourceChanges:
     relabelled: KeyChange
     classes_changed: bool
     labels: Change | None = None
+    other_source: bool = False
 
     def __str__(self) -> str:
         """Return the numbers of samples, without those of another label alone."""
         counts = {
-            "changed": self.changed.count,
+            "of the same names" if self.other_source else "changed": self.changed.count,
             "added": self.added.count,
             "removed": self.removed.count,
         }
         changes = (f"{count:,} {what}" for what, count in counts.items() if count)
-        return ", ".join([f"{self.same:,} same", *changes])
+        first = "another source" if self.other_source else f"{self.same:,} same"
+        return ", ".join([first, *changes])
 
     @property
     def any(self) -> bool:
         """Return whether there is a change."""
         kinds = self.added, self.changed, self.removed, self.relabelled
-        return bool(self.labels) or self.classes_changed or any(kind.count for kind in kinds)
+        other = bool(self.labels) or self.classes_changed or self.other_source
+        return other or any(kind.count for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -190,6 +196,7 @@ def source_changes(before: RowTable, after: RowTable) -> SourceChanges:
         relabelled=KeyChange.of(keys["relabelled"]),
         classes_changed=before.classes != after.classes,
         labels=None if one == other else Change("labels", one, other),
+        other_source=before.source != after.source,
     )
 
 

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from precache.errors import HangError, RecipeError, SourceError, UsageError
+from precache.errors import RecipeError, SourceError, StorageError, UsageError
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
 from precache.store.commit_log import CodeDigests, recordable_source
 from precache.store.labels import are_classes, has_label
 from precache.store.layout import RowShape, rows_per_shard
-from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix
+from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix, place_digest
 from precache_workers.ops.identity import decides
 from precache_workers.planning.compared_samples import compare_samples, keep_compared
+from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
 from precache_workers.planning.recorded_code import with_recorded_code, with_recorded_factory
 from precache_workers.planning.request import Request
 from precache_workers.planning.row_placement import Placed, place_rows
-from precache_workers.planning.stored_versions import committed_versions
+from precache_workers.planning.source_record import RecalledListing, read_record, recall
+from precache_workers.planning.stored_versions import committed_versions, stored_contents
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.sources.base import Listing, Sample, Source, Tick
+from precache_workers.sources.base import Listing, Source, Tick
 from precache_workers.sources.code_digest import code_of
 from precache_workers.sources.dataset import DatasetSource
 
 log = logging.getLogger(__name__)
-
-HASHED_NBYTES = 64 << 20
-"""Bytes of samples that are held in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,8 @@ class ListedSource:
         XXH3-128 (hex) of each sample, by row, if samples were read to be compared.
     compares
         Whether a change of the data of samples is seen.
+    recalled
+        The listing by the record of the source; None where identity does not follow from content.
     """
 
     spec: VersionSpec
@@ -87,12 +88,38 @@ class ListedSource:
     index: tuple[str, bytes] | None = None
     contents: Sequence[str] = ()
     compares: bool = True
+    recalled: RecalledListing | None = None
 
     def keep_index(self, store: Folder) -> None:
         """Store the index with which the next listing skips containers that did not change."""
         if self.index is not None:
             name, data = self.index
             store.put(name, [data])
+
+    def keep_ctimes(self, store: Folder) -> None:
+        """Record what was listed before a build reads it, so that later changes are seen."""
+        self._keep_record(store, None)
+
+    def keep_contents(self, store: Folder, contents: Callable[[], Sequence[str]]) -> None:
+        """Record the contents of the samples of a version that was built from this listing.
+
+        Parameters
+        ----------
+        contents
+            Returns the contents by row; called if some are not known yet.
+        """
+        keys = self.spec.table.keys
+        self._keep_record(store, lambda: dict(zip(keys, contents(), strict=True)))
+
+    def _keep_record(
+        self, store: Folder, content_of: Callable[[], Mapping[str, str]] | None
+    ) -> None:
+        if self.recalled is None:
+            return
+        data = self.recalled.new_record(content_of)
+        if data is not None:
+            with contextlib.suppress(StorageError):  # read-only: then the next listing reads again
+                store.put(self.recalled.record_name, [data])
 
     @property
     def known_labels(self) -> np.ndarray:
@@ -136,8 +163,19 @@ class ListedSource:
         ]
 
 
-def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> ListedSource:
-    """List the source, and give its samples the rows that they have in the current version.
+def list_rows(
+    request: Request,
+    store: Folder,
+    source: Source,
+    tick: Tick,
+    say: Callable[[str], None] = lambda line: None,
+) -> ListedSource:
+    """List the source, and give its samples the rows that they have in an earlier version.
+
+    Parameters
+    ----------
+    say
+        Prints a line.
 
     Raises
     ------
@@ -151,6 +189,8 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
     recipe, code = with_recorded_code(store, _with_current_variants(request.recipe, store))
     table = listing.table
     contents_by_key: Mapping[str, str] = {}
+    if not table.source:
+        table = replace(table, source=source_by_name(request.source))
     if isinstance(source, DatasetSource):
         table, factory_code = with_recorded_factory(store, source, table)
         code |= factory_code
@@ -164,11 +204,7 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
             "are compared without it; leave it out"
         )
     table = _labelled(request, source, table)
-    may_have = functools.partial(_may_have, request.shard_samples)
-    contents = None
-    if source.content_decides:
-        contents = functools.partial(_contents, source, request.sample_timeout)
-    placed = place_rows(store, table, request.keep_order, request.compact, may_have, contents)
+    placed, recalled = _place(request, store, source, table, listing.ctimes, say)
     fingerprint = recipe.fingerprint(decides(recipe))
     spec = VersionSpec(recipe, fingerprint, placed.table, placed.table.digest)
     fetches_labels = not table.labels_override and source.labels_with_samples
@@ -186,6 +222,7 @@ def list_rows(request: Request, store: Folder, source: Source, tick: Tick) -> Li
         index=(name, listing.index) if listing.index is not None else None,
         contents=[contents_by_key.get(key, "") for key in placed.table.keys if contents_by_key],
         compares=not isinstance(source, DatasetSource) or source.compares,
+        recalled=recalled,
     )
 
 
@@ -202,6 +239,68 @@ def _require_few_bad(request: Request, listing: Listing) -> None:
             f"of {samples:,} samples in {shown(request.source)}, {count:,} cannot be taken"
             f"{left_out_text(bad, listing.examples)}; correct the source, or {allow}"
         )
+
+
+def source_by_name(source: str) -> str:
+    """Return the digest for `RowTable.source` of a source that lists from no folder."""
+    return place_digest(recordable_source(source) or shown(source))
+
+
+def _place(
+    request: Request,
+    store: Folder,
+    source: Source,
+    table: RowTable,
+    ctimes: np.ndarray | None,
+    say: Callable[[str], None],
+) -> tuple[Placed, RecalledListing | None]:
+    """Recognise the samples of a listing, and place them in rows."""
+    may_have = functools.partial(_may_have, request.shard_samples)
+    place = functools.partial(
+        place_rows,
+        store,
+        keep_order=request.keep_order,
+        compact=request.compact,
+        may_have=may_have,
+    )
+    if not source.content_decides or isinstance(source, DatasetSource):  # which has no files
+        return place(table, read=None), None
+    read = ContentReader(source, request.sample_timeout, say)
+    recalled_with = functools.partial(
+        recall,
+        read_record(store, table.source),
+        table,
+        ctimes,
+        read,
+        functools.partial(_stored_contents, request, store),
+        most_bytes=request.max_sample_bytes,
+        ignore_ctime=request.ignore_ctime,
+    )
+    recalled = recalled_with()
+    placed = place(recalled.table, read=read)
+    if recalled.left and placed.table.digest in {
+        attributes.rows_digest for _, attributes in committed_versions(store)
+    }:
+        # By their times alone these samples are those of an earlier version; they need not be.
+        recalled = recalled_with(all_touched=True)
+        placed = place(recalled.table, read=read)
+    return placed, recalled.with_identities(placed.restored)
+
+
+def _stored_contents(
+    request: Request, store: Folder, listing: RowTable, rows: np.ndarray
+) -> dict[int, set[str]]:
+    """Find the contents that versions of a source have of samples of a listing, by row."""
+    row_of = {listing.keys[row]: row for row in rows.tolist()}
+    found: dict[int, set[str]] = {}
+    for table, contents in stored_contents(store, request.recipe, listing.source):
+        theirs = [row for row in contents if table.keys[row] in row_of]
+        ours = [row_of[table.keys[row]] for row in theirs]
+        alike = table.listed_alike(listing, np.array(theirs, int), np.array(ours, int))
+        for row, own, same in zip(theirs, ours, alike.tolist(), strict=True):
+            if same:
+                found.setdefault(own, set()).add(contents[row])
+    return found
 
 
 def _label_notes(table: RowTable) -> list[str]:
@@ -242,32 +341,6 @@ def with_locations(request: Request, store: Folder, source: Source, table: RowTa
         return table
     known = source.list(lambda count: None, index=store.get(name)).table.location_by_key
     return replace(table, locations=[known.get(key, "") for key in table.keys])
-
-
-def _contents(
-    source: Source,
-    seconds: float,
-    keys: Sequence[str],
-    sizes: Sequence[int],
-    locations: Sequence[str],
-) -> list[str]:
-    """Hash the content of samples; all are empty if one hangs, which the build will find out."""
-    try:
-        return run_in_time(lambda: _read(source, keys, sizes, locations), seconds)
-    except HangError:
-        return [""] * len(keys)
-
-
-def _read(
-    source: Source, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str]
-) -> list[str]:
-    contents = []
-    groups = np.cumsum(sizes) // HASHED_NBYTES
-    for run in np.split(np.arange(len(keys)), np.flatnonzero(np.diff(groups)) + 1):
-        part = slice(run[0], run[-1] + 1)
-        samples = source.fetch(keys[part], sizes[part], locations[part])
-        contents += [s.content if isinstance(s, Sample) else "" for s in samples]
-    return contents
 
 
 def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:

@@ -291,6 +291,11 @@ class BuildOptions(RunOptions):
         default=None,
         description="rows of a shard; default 128 MiB of raw data, small sets in about 16 shards",
     )
+    ignore_ctime: Annotated[bool, Flag()] = Field(
+        default=False,
+        description="take local files as unchanged that have the size and time that they had, "
+        "even if their ctime is another; default read those, as their content decides",
+    )
     compact: Annotated[bool, Flag()] = Field(
         default=False,
         description="place all rows anew, without holes for samples that were removed",

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
+from precache.store.json_documents import Attributes
 from precache.store.labels import no_labels
 from precache.store.layout import RowShape
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import REMOVED, RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
+from precache_workers.planning.content_reader import ContentReader, expected_sizes
 from precache_workers.planning.diff import source_changes
 from precache_workers.planning.rows import order_rows
 from precache_workers.planning.stored_versions import committed_versions
 
-Contents = Callable[[Sequence[str], Sequence[int], Sequence[str]], Sequence[str]]
-"""Content hashes of samples, by their keys, sizes and locations."""
+Identity = tuple[int, str]
+"""Time and etag by which a row table knows a sample."""
+
+OWN = "own:"
+"""Beginning of the etag of a sample whose size and time do not tell it from another."""
 
 MOST_TOUCHED, MOST_TOUCHED_BYTES = 4096, 256 << 20
 """Limits, in number and bytes, of samples read while listing; more are left to the build."""
@@ -40,12 +45,15 @@ class Placed:
         Changes since that version, in words.
     compactable
         Whether laying rows down anew would place them differently.
+    restored
+        Key -> identity that a touched sample keeps, and its content.
     """
 
     table: RowTable
     rows_per_shard: int | None = None
     changed: str = ""
     compactable: bool = False
+    restored: Mapping[str, tuple[Identity, str]] = field(default_factory=dict)
 
 
 def place_rows(
@@ -54,12 +62,13 @@ def place_rows(
     keep_order: bool,
     compact: bool,
     may_have: Callable[[int, Mapping[str, RowShape]], bool],
-    contents: Contents | None,
+    read: ContentReader | None,
 ) -> Placed:
-    """Place the samples of a listing in rows: those of the current version, where it has them.
+    """Place the samples of a listing in rows: those of an earlier version, where it has them.
 
-    A few samples that differ from those of that version by their time or etag alone are read: if
-    their content is the same, they keep their identity.
+    It is the latest version of this source, or else the current one. A few samples that differ from
+    those of that version by their time or etag alone are read: if their content is the same, they
+    keep their identity.
 
     Parameters
     ----------
@@ -67,74 +76,110 @@ def place_rows(
         Lay rows down anew, without holes of removed samples.
     may_have
         Whether rows of these shapes may come in shards of so many.
-    contents
-        Computes XXH3-128 (hex) of samples, empty where one cannot be read; None where identity
-        does not follow from content.
+    read
+        None where identity does not follow from content.
     """
     fresh = order_rows(listing, keep_order)
-    current = None if compact else next(committed_versions(store), None)
-    if current is None:
+    earlier = None if compact else _latest(store, listing.source)
+    if earlier is None:
         return Placed(fresh)
-    folder, attributes = current
+    folder, attributes = earlier
     shapes = {name: RowShape(field.shape, field.dtype) for name, field in attributes.fields.items()}
     if not may_have(attributes.rows_per_shard, shapes):
         return Placed(fresh)
     if attributes.rows_digest == fresh.digest:
         return Placed(fresh, attributes.rows_per_shard)
     try:
-        parent = _read_rows(open_own_unchecked(folder))
+        parent = _read_rows(open_own_unchecked(folder), attributes.source)
     except (DamageError, StorageError, StoreError):
         return Placed(fresh)
     placed = keep_rows(parent, listing, keep_order)
     if placed is None or (keep_order and list(placed.present_keys()) != list(listing.keys)):
         return Placed(fresh)
-    if contents is not None and (touched := _touched(parent, placed)):
-        placed = _restore_identities(parent, placed, touched, folder, contents)
+    restored = {}
+    if read is not None and (touched := _touched(parent, placed, read.contents)):
+        restored = _restored(parent, placed, touched, folder, read)
+        placed = with_identities(placed, {row: own for row, (own, _) in restored.items()})
     if placed.digest == attributes.rows_digest:
         parent = placed
     changed = f"Since version {folder.name[:8]}: {source_changes(parent, placed)}"
     compactable = placed.digest != fresh.digest
-    return Placed(placed, attributes.rows_per_shard, changed, compactable)
+    of_key = {placed.keys[row]: own for row, own in restored.items()}
+    return Placed(placed, attributes.rows_per_shard, changed, compactable, of_key)
 
 
-def _touched(before: RowTable, now: RowTable) -> list[int]:
-    """Find rows whose samples have another time or etag but the same size; none if they are too
-    many to be read here."""
+def _latest(store: Folder, source: str) -> tuple[Folder, Attributes] | None:
+    """Return the latest version of a source, or else the current one; None if there is none."""
+    current = None
+    for version in committed_versions(store):
+        if version[1].source == source:
+            return version
+        current = current or version
+    return current
+
+
+def _touched(before: RowTable, now: RowTable, known: Mapping[str, str]) -> list[int]:
+    """Find rows whose samples have another time or etag but the same size.
+
+    If they are too many to be read here, these are only those whose content is known, and those
+    that had an identity of their own: listed anew, size and time do not tell them from another.
+    """
+    if before.source != now.source:
+        return []
     first = slice(len(before))
-    sizes = now.sizes[first]
-    touched = (before.sizes == sizes) & ~before.listed_alike(now, first, first)
-    rows = np.flatnonzero(touched & (sizes >= 0))
-    few = len(rows) <= MOST_TOUCHED and sizes[rows].sum() <= MOST_TOUCHED_BYTES
-    return [row for row in rows.tolist() if row not in before.removed] if few else []
+    touched = (before.sizes == now.sizes[first]) & ~before.listed_alike(now, first, first)
+    touched &= (before.mtimes >= 0) | (np.array(before.etags, object) != "")
+    rows = [row for row in np.flatnonzero(touched).tolist() if row not in before.removed]
+    needed = [row for row in rows if now.keys[row] in known or before.etags[row].startswith(OWN)]
+    others = np.setdiff1d(rows, needed)
+    return rows if are_few(expected_sizes(now, others)) else needed
 
 
-def _restore_identities(
-    before: RowTable, now: RowTable, touched: Sequence[int], folder: Folder, contents: Contents
-) -> RowTable:
-    """Give touched samples of the same content the identity that they had before."""
+def are_few(sizes: np.ndarray) -> bool:
+    """Return whether samples are few enough to be read while listing, by their sizes."""
+    return len(sizes) <= MOST_TOUCHED and sizes.sum() <= MOST_TOUCHED_BYTES
+
+
+def _restored(
+    before: RowTable, now: RowTable, touched: Sequence[int], folder: Folder, read: ContentReader
+) -> dict[int, tuple[Identity, str]]:
+    """Return the identity that touched samples of the same content had before, and the content."""
     data = open_own_unchecked(folder).read_checked(ROW_TABLE)
     kept = read_contents(data, folder.path(ROW_TABLE))
-    some = now.take(touched)
-    read = contents(some.keys, some.sizes.tolist(), some.locations)
-    same = [row for row, own in zip(touched, read, strict=True) if own and own == kept[row]]
-    mtimes, etags = now.mtimes.copy(), list(now.etags)
-    mtimes[same] = before.mtimes[same]
-    for row in same:
-        etags[row] = before.etags[row]
-    return replace(now, mtimes=mtimes, etags=etags)
+    return {
+        row: ((int(before.mtimes[row]), before.etags[row]), content)
+        for row, content in zip(touched, read(now, touched), strict=True)
+        if content and content == kept[row]
+    }
 
 
-def _read_rows(version: Version) -> RowTable:
+def with_identities(table: RowTable, identities: Mapping[int, Identity]) -> RowTable:
+    """Give some rows of a table other times and etags."""
+    if not identities:
+        return table
+    mtimes, etags = table.mtimes.copy(), list(table.etags)
+    for row, (mtime, etag) in identities.items():
+        mtimes[row], etags[row] = mtime, etag
+    return replace(table, mtimes=mtimes, etags=etags)
+
+
+def _read_rows(version: Version, source: str) -> RowTable:
     """Read the row table of a version.
 
     If it is lost, return one with its keys and removed rows alone: samples keep their rows by it.
+
+    Parameters
+    ----------
+    source
+        Of the version, as its attributes have it.
     """
     where = version.folder.path(ROW_TABLE)
     try:
         return RowTable.from_parquet(version.read_checked(ROW_TABLE), where)
     except (DamageError, StorageError, StoreError):
         removed = frozenset(row for row, (_, why) in version.holes.items() if why == REMOVED)
-        return RowTable.of_keys(list(version.keys), classes=version.classes, removed=removed)
+        keys = list(version.keys)
+        return RowTable.of_keys(keys, classes=version.classes, removed=removed, source=source)
 
 
 def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable | None:
@@ -176,4 +221,5 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
         removed=removed,
         locations=[*placed.locations, *added.locations],
         labels_override=listing.labels_override,
+        source=listing.source,
     )

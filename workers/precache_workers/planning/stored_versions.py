@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from precache.errors import GoneError, StorageError, StoreError
+from precache.recipe.recipe import Recipe
 from precache.runtime.operating_system import usable_cores
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
 from precache.storage.stored_digest import has_bytes
-from precache.store.commit_log import BUILD, ROOT, read_commits
+from precache.store.build_status import DESCRIPTION
+from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
 from precache.store.consistency import Flaw, inspect
-from precache.store.json_documents import Attributes
+from precache.store.json_documents import Attributes, Identity
 from precache.store.open import open_own_unchecked
 from precache.store.receipts import Receipt
-from precache.store.version import read_attributes
-from precache_workers.planning.target_version import TargetVersion
+from precache.store.row_table import RowTable, read_contents
+from precache.store.version import ROW_TABLE, Version, read_attributes
+from precache_workers.planning.target_version import TargetVersion, VersionSpec, target_like
 
 RECEIPTS = 64
 """Receipts read at a time."""
@@ -94,6 +98,54 @@ def compare_objects(
     local = target.folder.local("") is not None
     threads = min(COMPARED_AT_ONCE, usable_cores() if local else COMPARED_AT_ONCE)
     return prefetch(compare, recorded, threads, threads)
+
+
+def contents_of(version: Version) -> list[str]:
+    """Read the content hashes of a version by row."""
+    return read_contents(version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE))
+
+
+def stored_contents(
+    store: Folder, recipe: Recipe, source: str
+) -> Iterator[tuple[RowTable, Mapping[int, str]]]:
+    """Yield rows of the latest version of a source, and of those that were begun: row -> content.
+
+    Parameters
+    ----------
+    recipe
+        Any recipe.
+    """
+    for folder, attributes in committed_versions(store):
+        if attributes.source == source:
+            with contextlib.suppress(StorageError, StoreError):
+                version = open_own_unchecked(folder)
+                data, where = version.read_checked(ROW_TABLE), folder.path(ROW_TABLE)
+                contents = dict(enumerate(contents_of(version)))
+                yield RowTable.from_parquet(data, where), _present(contents)
+            break
+    for name in store.names():
+        document = store.get(f"{name}/{DESCRIPTION}") if VERSION.fullmatch(name) else None
+        if document is None:
+            continue
+        with contextlib.suppress(StorageError, StoreError):
+            begun = Identity.read(document, store.path(f"{name}/{DESCRIPTION}"))
+            if begun.source != source:
+                continue
+            spec = VersionSpec(recipe, begun.fingerprint, RowTable.of_keys([]), begun.rows_digest)
+            spec = replace(spec, retries=begun.retries)
+            target = target_like(store, begun, spec)
+            table = target.frozen_rows()
+            target = replace(target, spec=replace(spec, table=table))
+            contents = {
+                row: content
+                for shard, receipt in read_receipts(target).items()
+                for row, content in zip(target.rows_of(shard), receipt.content, strict=True)
+            }
+            yield table, _present(contents)
+
+
+def _present(contents: Mapping[int, str]) -> dict[int, str]:
+    return {row: content for row, content in contents.items() if content}
 
 
 def read_receipts(target: TargetVersion) -> dict[int, Receipt]:

@@ -133,6 +133,7 @@ class TargetVersion:
             "rows_digest": self.spec.rows_digest,
             "rows_per_shard": self.rows_per_shard,
             **({"retries": self.spec.retries} if self.spec.retries else {}),
+            **({"source": self.table.source} if self.table.source else {}),
             "fields": {
                 name: {"shape": list(row.shape), "dtype": row.dtype}
                 for name, row in self.shapes.items()

@@ -7,17 +7,21 @@ Locations are trusted: they come from a listing of this run and are never stored
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import xxhash
 
 from precache.errors import FetchError, SampleError
+from precache.messages import shown
+from precache.storage.backends import EXTRAS
 from precache.storage.base import Folder
-from precache.store.row_table import RowTable
+from precache.store.row_table import RowTable, place_digest
 
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -108,6 +112,9 @@ class Listing:
         is nothing new to keep.
     notes
         Lines for the user about guesses and unused data.
+    ctimes
+        Time in nanoseconds at which the file of each sample changed last in any way, its modes
+        and times included; int64, -1 where unknown. None if it is unknown of all.
     """
 
     table: RowTable
@@ -117,6 +124,7 @@ class Listing:
     examples: Mapping[str, str] = field(default_factory=dict)
     index: bytes | None = None
     notes: tuple[str, ...] = ()
+    ctimes: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +190,15 @@ class Source(Protocol):
             As listed; empty if the caller has only keys, for example from a store. A source whose
             listing has `RowTable.locations` must then find them itself.
         """
+
+
+def source_of(folder: Folder) -> str:
+    """Return the digest of a folder for `RowTable.source`, however the folder is spelled."""
+    path = folder.local("")
+    if path is not None:
+        return place_digest(os.path.realpath(path))
+    protocol, _, place = shown(str(folder)).partition("://")
+    return place_digest(f"{EXTRAS.get(protocol, protocol)}://{place.strip('/')}")
 
 
 def is_image(name: str) -> bool:

@@ -49,6 +49,7 @@ from precache_workers.sources.base import (
     Listing,
     Tick,
     is_utf8,
+    source_of,
 )
 from precache_workers.sources.container_names import Containers
 from precache_workers.sources.labels import Kind, encode_labels, joined
@@ -60,6 +61,9 @@ UNIT_BYTES = 1 << 20
 CHANGED = "has changed since it was listed"
 """Text of errors after which a container must be listed again, even if it seems unchanged."""
 
+CHECKSUM = "crc32:"
+"""Beginning of an etag that is a checksum of the member's content."""
+
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
@@ -68,7 +72,7 @@ LabelRule = Literal["", "beside", "folder"]
 _INDEXED = TypeAdapter(
     list[
         tuple[
-            str, int, int, str, NonNegativeInt,
+            str, int, int, str, int, NonNegativeInt,
             tuple[
                 Kind | None, LabelRule, tuple[str, ...], dict[str, NonNegativeInt],
                 dict[str, NonNegativeInt], dict[str, str], dict[str, NonNegativeInt],
@@ -258,7 +262,11 @@ class ContainerSource:
             whole.extend(members)
         if not whole.keys:
             raise self._nothing(listed, complete, whole)
-        leave_out_repeated(whole, self, [_record(whole, row) for row in range(len(whole.keys))])
+        ctimes = _ctimes(ruled)
+        left = leave_out_repeated(
+            whole, self, [_record(whole, row) for row in range(len(whole.keys))]
+        )
+        ctimes = np.delete(ctimes, left)
         notes = notes_of(ruled)
         inputs = SampleInputs(merged(members.combinations for _, members in listed))
         if inputs:
@@ -267,7 +275,7 @@ class ContainerSource:
                 inputs.require_clear(self)
             notes = (*notes, inputs.note("last" if rule == "last-dot" else "first"))
             whole.locations = inputs.with_all(whole.locations)
-        table = row_table(ruled, whole, self)
+        table = row_table(ruled, whole, self, self.folder)
         _located[self.index_name] = table
         fresh = complete and any(_identity(file) not in known for file in files)
         return Listing(
@@ -278,6 +286,7 @@ class ContainerSource:
             whole.examples,
             _write_index(listed) if fresh or len(known) != len(files) else None,
             notes,
+            ctimes,
         )
 
     def _scans(
@@ -445,8 +454,10 @@ def leave_out_repeated(
     source: object,
     contents: Sequence[object],
     way_out: str = "rename or remove all but one",
-) -> None:
+) -> list[int]:
     """Leave out samples that share a key: all of them, or all but one if their contents are equal.
+
+    Returns their rows.
 
     Parameters
     ----------
@@ -459,7 +470,7 @@ def leave_out_repeated(
         Samples of one key have different labels, or no key names one sample.
     """
     if len(set(whole.keys)) == len(whole.keys):
-        return
+        return []
     counts = Counter(whole.keys)
     rows_of: dict[str, list[int]] = defaultdict(list)
     for row, key in enumerate(whole.keys):
@@ -477,6 +488,7 @@ def leave_out_repeated(
     if len(left_out) == len(whole.keys):
         raise SourceError(_repeated(source, whole.keys[0], rows_of[whole.keys[0]], way_out))
     whole.remove(left_out)
+    return list(left_out)
 
 
 def _repeated(source: object, key: str, rows: Sequence[int], way_out: str) -> str:
@@ -492,10 +504,25 @@ def notes_of(listed: Sequence[tuple[FileInfo, Members]]) -> tuple[str, ...]:
     return tuple(text.replace("{count}", f"{count:,}") for text, count in counts.items())
 
 
+def _ctimes(listed: Sequence[tuple[FileInfo, Members]]) -> np.ndarray:
+    """Return the ctime of each member's container; -1 for members with a checksum."""
+    times = [
+        -1 if members.etags and members.etags[0].startswith(CHECKSUM) else file.ctime_ns
+        for file, members in listed
+    ]
+    return np.repeat(np.array(times, np.int64), [len(members.keys) for _, members in listed])
+
+
 def row_table(
-    listed: Sequence[tuple[FileInfo, Members]], whole: Members, source: object
+    listed: Sequence[tuple[FileInfo, Members]], whole: Members, source: object, folder: Folder
 ) -> RowTable:
-    """Return the members of all containers as a row table, with encoded labels."""
+    """Return the members of all containers as a row table, with encoded labels.
+
+    Parameters
+    ----------
+    folder
+        The folder that keys are relative to, or locations.
+    """
     kinds: dict[tuple[Kind, tuple[str, ...]], str] = {}
     for file, members in listed:
         if members.kind is not None:
@@ -524,6 +551,7 @@ def row_table(
         labels=labels,
         classes=classes,
         locations=whole.locations,
+        source=source_of(folder),
     )
 
 
@@ -576,11 +604,11 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
     try:
         table = read_columns(data, _INDEX_COLUMNS, "the index of a source")
         containers = _INDEXED.validate_json(table.schema.metadata[b"containers"])
-        listed = sum(container[4] for container in containers)
+        listed = sum(container[5] for container in containers)
         if listed != len(table) or table.schema.metadata.get(b"rules") != INDEX_RULES:
             return {}
         known, start = {}, 0
-        for name, size, mtime, etag, count, rest in containers:
+        for name, size, mtime, etag, ctime, count, rest in containers:
             kind, rule, classes, ignored, left_out, examples, noted, combinations = rest
             part = table.slice(start, count)
             start += count
@@ -604,7 +632,7 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
                 return {}
             if members.keys:  # raises for invalid labels: they must not count as the source's
                 encode_labels(members.labels, kind, classes, members.keys, name)
-            known[name, size, mtime, etag] = members
+            known[name, size, mtime, etag, ctime] = members
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
         return {}
     return known

@@ -8,7 +8,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from precache_workers.sources.base import (
     first_folder,
     is_image,
     is_utf8,
+    source_of,
 )
 from precache_workers.sources.labels import encode_labels
 
@@ -94,7 +95,9 @@ class FolderSource:
             what = f"the source {self.folder} has no image ({ignored.total()} other files)"
             raise SourceError(f"{what}; {how}")
         tick(len(files.keys))
-        return Listing(files.table(), dict(ignored), complete, dict(left_out), examples)
+        table, ctimes = files.table()
+        table = replace(table, source=source_of(self.folder))
+        return Listing(table, dict(ignored), complete, dict(left_out), examples, ctimes=ctimes)
 
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
@@ -164,16 +167,18 @@ class _FileColumns:
         self.keys: list[str] = []
         self._sizes = array("q")
         self._mtimes = array("q")
+        self._ctimes = array("q")
         self._etags: list[str] = []
 
     def add(self, file: FileInfo) -> None:
         self.keys.append(file.name)
         self._sizes.append(file.size)
         self._mtimes.append(file.mtime_ns)
+        self._ctimes.append(file.ctime_ns)
         self._etags.append(file.etag)
 
-    def table(self) -> RowTable:
-        """Return the files sorted by name, with the first folder of each as its class."""
+    def table(self) -> tuple[RowTable, np.ndarray]:
+        """Return the files sorted by name, the first folder of each as its class; and ctimes."""
         folders = [first_folder(key) for key in self.keys]
         labels, classes = encode_labels(folders, "names", (), self.keys, "the source")
         sizes, mtimes = np.array(self._sizes, np.int64), np.array(self._mtimes, np.int64)
@@ -185,7 +190,8 @@ class _FileColumns:
             labels=labels,
             classes=classes,
         )
-        return table.take(sorted(range(len(table)), key=self.keys.__getitem__))
+        order = sorted(range(len(table)), key=self.keys.__getitem__)
+        return table.take(order), np.array(self._ctimes, np.int64)[order]
 
 
 def _how_to_read(folder: Folder, name: str) -> str:

@@ -4,8 +4,9 @@ A URI is a path, or a URL of any bucket or web server. A relative path is below 
 table. Tables are not trusted: a table at a URL may not name files of a local disk, and a path may
 not leave the table's folder by ``..`` unless the user allows it.
 
-The identity of a sample is that of its file. If a table names many files of a bucket, their common
-folder is listed once. Files of a web server have no identity before they are fetched.
+The identity of a sample is that of its file, and the location if the key is another. If a table
+names many files of a bucket, their common folder is listed once. Files of a web server have no
+identity before they are fetched.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
+import numpy as np
 import xxhash
 
 from precache.errors import FetchError, SourceError
@@ -145,14 +147,19 @@ class ManifestSource:
         leave_out_repeated(
             whole, self, whole.locations, "remove all but one, or name samples by --key-column"
         )
-        for info in self._infos(whole.locations):
+        ctimes = []
+        for key, location, info in zip(
+            whole.keys, whole.locations, self._infos(whole.locations), strict=True
+        ):
             whole.sizes.append(info.size if info else -1)
             whole.mtimes.append(info.mtime_ns if info else -1)
-            whole.etags.append(info.etag if info else "")
+            whole.etags.append(_etag(key, location, info) if info else "")
+            ctimes.append(info.ctime_ns if info else -1)
         tick(len(whole.keys))
-        table = row_table(listed, whole, self)
-        left_out = dict(+whole.left_out)
-        return Listing(table, {}, complete, left_out, whole.examples, notes=notes_of(listed))
+        table = row_table(listed, whole, self, self.folder)
+        left_out, times = dict(+whole.left_out), np.array(ctimes, np.int64)
+        notes = notes_of(listed)
+        return Listing(table, {}, complete, left_out, whole.examples, notes=notes, ctimes=times)
 
     def _rows(self, file: FileInfo, members: Members) -> Iterator[tuple[str, str, str]]:
         """Yield key, location and label of each row."""
@@ -334,6 +341,16 @@ class _Chosen:
         labels = f"labels from {self.label!r}" if self.label else "no labels (--label-column)"
         others = f"; {self.others} other columns are not used" if self.others else ""
         return f"URIs from the column {self.uri!r}, {labels}{others}"
+
+
+def _etag(key: str, location: str, info: FileInfo) -> str:
+    """Return the etag of a file, with a digest of its location unless the key is the location.
+
+    Of a file without any identity it is empty.
+    """
+    if key == location or not (info.etag or info.mtime_ns >= 0):
+        return info.etag
+    return xxhash.xxh3_64_hexdigest(json.dumps([info.etag, shown(location)]).encode())
 
 
 def _plain(name: str) -> str:

@@ -107,6 +107,7 @@ class ParquetFormat:
             members.notes[columns_note(chosen)] += 1
             keys = _NameReader(self.columns.key, chosen)
             etag = container_etag(file)
+            stamp = f"{etag}:{file.ctime_ns}"
             units = _units(table, chosen, file.size)
             several = members.kind in ("several names", "several numbers")
             flat, at_once = (None, LISTED_LISTS) if several else (chosen.label, LISTED_ROWS)
@@ -117,7 +118,7 @@ class ParquetFormat:
                     if time.monotonic() > until:
                         raise TimeUpError
                     for name, label in zip(names, labels, strict=True):
-                        location = f"{file.name}#{units[group]}\t{group}:{place}:{etag}"
+                        location = f"{file.name}#{units[group]}\t{group}:{place}:{stamp}"
                         members.add(name, location, size=-1, mtime=-1, etag=etag, label=label)
                         place += 1
                 if place != (claimed := table.metadata.row_group(group).num_rows):
@@ -141,12 +142,13 @@ class ParquetFormat:
     ) -> Sequence[Fetched]:
         file = FileInfo(name, int(unit.partition("~")[0].partition(":")[2]), -1, "")
         places = [sample.place.split(":") for sample in wanted]
-        numbers = [(int(group), int(row)) for group, row, _ in places]
+        numbers = [(int(group), int(row)) for group, row, _, _ in places]
         rows: dict[int, set[int]] = defaultdict(set)
         for group, row in numbers:
             rows[group].add(row)
         where, etag = folder.path(name), places[0][2]
-        footer = _footers.get((where, etag))
+        stamp = where, ":".join(places[0][2:])
+        footer = _footers.get(stamp)
         images: dict[tuple[int, int], Fetched] = {}
         missing = SampleError(f"{where} has no such row: its footer claims more than there are")
         try:
@@ -165,15 +167,15 @@ class ParquetFormat:
         except SourceError as error:
             missing = SampleError(str(error))
         now = folder.info(name)  # after the read, during which it may have been replaced
-        if now is None or any(listed != container_etag(now) for _, _, listed in places):
+        if now is None or any(place[2] != container_etag(now) for place in places):
             return [changed(folder, name, sample.key) for sample in wanted]
         if etag and footer is not None:
-            _keep_footer((where, etag), footer)
+            _keep_footer(stamp, footer)
         return [images.get(number, missing) for number in numbers]
 
 
 _footers: dict[tuple[str, str], Any] = {}
-"""(Path, identity) -> footer of the last files that this process read."""
+"""(Path, identity and ctime) -> footer of the last files that this process read."""
 _lock = threading.Lock()
 
 

@@ -29,6 +29,7 @@ from precache_workers.sources.base import (
     is_image,
 )
 from precache_workers.sources.containers import (
+    CHECKSUM,
     UNIT_BYTES,
     Members,
     RequestedSample,
@@ -116,7 +117,7 @@ class ZipFormat:
                 f"{file.name}#{unit}\t{place}",
                 size=entry.size,
                 mtime=-1,
-                etag=f"crc32:{entry.crc:08x}",
+                etag=f"{CHECKSUM}{entry.crc:08x}",
                 label=first_folder(key[prefix:]),
             )
         members.kind = "names" if any(members.labels) else None

@@ -1,0 +1,528 @@
+"""Samples are the same by source, size, time and content: files rewritten unseen, equal names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+import precache
+from precache.cli.main import main
+from precache.errors import BuildError
+from precache.storage.open import open_folder
+from precache_workers.sources.containers import ContainerSource
+from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.manifests import ManifestSource
+from tests.support.building import LONG_AGO, cut, encoded, pixels, write
+
+RECIPE = precache.Recipe.image(resize=40, crop=32)
+NBYTES = 4000
+"""Size of each photo, padded: bytes behind the end of a JPEG do not count."""
+
+Photos = dict[str, bytes]
+FORMS = ("folder", "tar", "times.tar", "zip", "parquet", "csv", "keys.csv")
+fetched: list[str] = []
+
+
+def photos_from(first: int, count: int = 12) -> Photos:
+    """Photos of the same names and sizes, other ones for each `first`."""
+    classes = ("cat", "dog", "eel")
+    return {
+        f"{classes[number % 3]}/{number:02d}.jpg": encoded(cut(first + number), quality=60).ljust(
+            NBYTES, b"\0"
+        )
+        for number in range(count)
+    }
+
+
+def packed(form: str, photos: Photos) -> bytes:
+    """The container of photos; its size depends on their names and sizes alone."""
+    sink = io.BytesIO()
+    if form.endswith("tar"):
+        with tarfile.open(fileobj=sink, mode="w") as tar:
+            for number, (key, data) in enumerate(photos.items()):
+                info = tarfile.TarInfo(key)
+                info.size, info.mtime = len(data), LONG_AGO + number * (form == "times.tar")
+                tar.addfile(info, io.BytesIO(data))
+    elif form == "zip":
+        with zipfile.ZipFile(sink, "w") as archive:
+            for key, data in photos.items():
+                archive.writestr(zipfile.ZipInfo(key), data)
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        columns = {
+            "image": list(photos.values()),
+            "label": [key.partition("/")[0] for key in photos],
+        }
+        options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+        pq.write_table(pa.table(columns), sink, **options)
+    return sink.getvalue()
+
+
+def files_of(form: str, root: Path, photos: Photos) -> dict[Path, bytes]:
+    """The files that make a source, besides a table of their names."""
+    if form in ("folder", "csv", "keys.csv"):
+        return {root / key: data for key, data in photos.items()}
+    return {root / f"photos.{form}": packed(form, photos)}
+
+
+def write_source(form: str, root: Path, photos: Photos) -> str:
+    """Write a source, all files dated long ago, and return its name."""
+    for path, data in files_of(form, root, photos).items():
+        write(path, data)
+    if not form.endswith("csv"):
+        return str(root if form == "folder" else root / f"photos.{form}")
+    sink = io.StringIO()
+    keys = [["key"], *([f"k{number}"] for number in range(len(photos)))]
+    rows = [["path", "label"], *([key, key[:3]] for key in photos)]
+    with_keys = [own + row for own, row in zip(keys, rows, strict=True)]
+    csv.writer(sink).writerows(rows if form == "csv" else with_keys)
+    write(root / f"list.{form}", sink.getvalue().encode())
+    return str(root / f"list.{form}")
+
+
+def in_place(path: Path, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, (LONG_AGO, LONG_AGO))
+
+
+def by_rename(path: Path, data: bytes) -> None:
+    write(path.with_name("new"), data).replace(path)
+
+
+def change(path: Path, data: bytes, how: Callable[[Path, bytes], None] = in_place) -> None:
+    """Give a file other bytes, of the same size and time, if it has not these already."""
+    before = path.stat()
+    if path.read_bytes() != data:
+        how(path, data)
+    after = path.stat()
+    assert (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+
+
+def options_of(form: str) -> dict[str, Any]:
+    return {"shard_samples": 4} | ({"key_column": "key"} if form == "keys.csv" else {})
+
+
+def build(form: str, source: str, store: Path | str, **options: Any) -> Any:
+    fetched.clear()
+    options = {"address": "serial"} | options_of(form) | options
+    return precache.build(source, store, RECIPE, **options)
+
+
+def from_scratch(form: str, source: str, folder: Path) -> dict[str, np.ndarray]:
+    shutil.rmtree(folder, ignore_errors=True)
+    build(form, source, folder)
+    return pixels(folder)
+
+
+def assert_rows(store: Path, right: dict[str, np.ndarray]) -> None:
+    found = pixels(store)
+    assert found.keys() == right.keys()
+    assert all(np.array_equal(found[key], row) for key, row in right.items())
+
+
+def record_files(store: Path) -> list[Path]:
+    return sorted((store / "_listings").glob("*-contents.parquet"))
+
+
+@pytest.fixture(autouse=True)
+def count_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (FolderSource, ContainerSource, ManifestSource):
+        own = kind.fetch
+
+        def fetch(self: Any, keys: Any, *rest: Any, own: Any = own, **named: Any) -> Any:
+            if not getattr(self, "sample_keys", None):  # of a table's files, by their keys
+                fetched.extend(keys)
+            return own(self, keys, *rest, **named)
+
+        monkeypatch.setattr(kind, "fetch", fetch)
+
+
+@pytest.mark.parametrize("how", [in_place, by_rename])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_rewritten_with_the_same_size_and_time_is_another_version(
+    form: str, how: Callable[[Path, bytes], None], tmp_path: Path
+) -> None:
+    photos, store = photos_from(0), tmp_path / "store"
+    source = write_source(form, tmp_path / "photos", photos)
+    first = build(form, source, store)
+    changed = list(photos)[4]
+    photos[changed] = photos_from(500)[changed]
+    for path, data in files_of(form, tmp_path / "photos", photos).items():
+        change(path, data, how)
+    before = sorted(store.rglob("*"))
+    plan = precache.plan(source, store, RECIPE, address="serial", **options_of(form))
+    assert (plan.state, plan.rows_computed) == ("build", 1)
+    assert sorted(store.rglob("*")) == before
+    second = build(form, source, store)
+    assert second.version != first.version
+    assert second.rows_reused == 11
+    assert_rows(store, from_scratch(form, source, tmp_path / "anew"))
+    assert build(form, source, store).version == second.version
+    assert not fetched
+    again = precache.ensure(source, store, RECIPE, address="serial", **options_of(form))
+    assert again.id == second.version
+    for path in record_files(store):  # without a record, what the version has of its own counts
+        path.unlink()
+    assert build(form, source, store).version == second.version
+
+
+def chmod(path: Path) -> None:
+    path.chmod(0o600)
+
+
+def hard_link(path: Path) -> None:
+    path.with_name("link").hardlink_to(path)
+    path.with_name("link").unlink()
+
+
+def touch(path: Path) -> None:
+    os.utime(path, (LONG_AGO + 77, LONG_AGO + 77))
+
+
+@pytest.mark.parametrize("act", [chmod, hard_link, touch])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_leaves_the_content_as_it_is_is_read_once_and_no_other_version(
+    form: str, act: Callable[[Path], None], tmp_path: Path
+) -> None:
+    photos, store = photos_from(0), tmp_path / "store"
+    source = write_source(form, tmp_path / "photos", photos)
+    first = build(form, source, store)
+    act(next(iter(files_of(form, tmp_path / "photos", photos))))
+    assert build(form, source, store).version == first.version
+    assert len(fetched) == (
+        0 if form == "zip" else 1 if form in ("folder", "csv", "keys.csv") else 12
+    )
+    assert build(form, source, store).version == first.version
+    assert not fetched
+    changed = next(iter(photos))
+    photos[changed] = photos_from(500)[changed]
+    for path, data in files_of(form, tmp_path / "photos", photos).items():
+        change(path, data, _keeping_time)
+    assert build(form, source, store).version != first.version
+    assert_rows(store, from_scratch(form, source, tmp_path / "anew"))
+
+
+def _keeping_time(path: Path, data: bytes) -> None:
+    mtime = path.stat().st_mtime_ns
+    path.write_bytes(data)
+    os.utime(path, ns=(mtime, mtime))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_photo_that_is_rewritten_and_gets_its_bytes_back_is_built_as_it_is(
+    form: str, tmp_path: Path
+) -> None:
+    old, store = photos_from(0), tmp_path / "store"
+    source = write_source(form, tmp_path / "photos", old)
+    build(form, source, store)
+    new = old | dict([list(photos_from(500).items())[4]])
+    for photos in (new, old, new):
+        for path, data in files_of(form, tmp_path / "photos", photos).items():
+            change(path, data)
+        last = build(form, source, store).version
+        assert_rows(store, from_scratch(form, source, tmp_path / "anew"))
+    assert build(form, source, store).version == last
+    assert not fetched
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_folders_of_equal_names_sizes_and_times_are_two_sources(form: str, tmp_path: Path) -> None:
+    one, other, store = (tmp_path / name for name in ("one", "other", "store"))
+    names = [write_source(form, one, photos_from(0)), write_source(form, other, photos_from(300))]
+    first = build(form, names[0], store)
+    plan = precache.plan(names[1], store, RECIPE, address="serial", **options_of(form))
+    assert "another source" in str(plan)
+    assert plan.rows_computed == 12
+    second = build(form, names[1], store)
+    assert second.version != first.version
+    assert_rows(store, from_scratch(form, names[1], tmp_path / "anew"))
+    for name, version in ((names[0], first.version), (names[1], second.version)) * 2:
+        assert build(form, name, store).version == version
+        assert not fetched
+        assert precache.open(store).id == version
+        assert precache.verify(store).ok
+    write_source(form, one, photos_from(0) | {"cat/new.jpg": photos_from(90)["cat/00.jpg"]})
+    third = build(form, names[0], store)
+    assert third.rows_reused == 12
+    assert_rows(store, from_scratch(form, names[0], tmp_path / "anew"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_source_that_moved_is_compared_once_and_nothing_is_computed(
+    form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    source = write_source(form, tmp_path / "photos", photos_from(0))
+    first = build(form, source, store)
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    moved = str(tmp_path / "moved" / Path(source).relative_to(tmp_path / "photos"))
+    second = build(form, moved, store, progress=True)
+    assert "another source" in capfd.readouterr().err
+    assert second.version != first.version
+    assert (second.shards_reused, second.rows_reused) == (second.shards, 12)
+    assert sorted(set(fetched)) == sorted(precache.open(store).keys)
+    assert build(form, moved, store).version == second.version
+    assert not fetched
+    difference = precache.diff(f"{store}@{first.version}", f"{store}@{second.version}")
+    assert (difference.samples.changed.count, difference.samples.touched.count) == (0, 12)
+
+
+def test_one_folder_has_several_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, photos = tmp_path / "store", photos_from(0)
+    source = Path(write_source("folder", tmp_path / "photos", photos))
+    (tmp_path / "link").symlink_to(source)
+    monkeypatch.chdir(tmp_path)
+    first = build("folder", str(source), store).version
+    fetched.clear()
+    names = [
+        "photos",
+        "./photos/",
+        "link",
+        f"{tmp_path}/link/",
+        f"file://{source}",
+        "../" + f"{tmp_path.name}/photos",
+    ]
+    for name in names:
+        assert (
+            precache.build(name, store, RECIPE, address="serial", shard_samples=4).version == first
+        )
+        assert not fetched
+    key = list(photos)[3]
+    change(source / key, photos_from(500)[key])
+    second = precache.build("link", store, RECIPE, address="serial", shard_samples=4).version
+    assert second != first
+    fetched.clear()
+    for name in names:
+        assert precache.ensure(name, store, RECIPE, address="serial", shard_samples=4).id == second
+    assert not fetched
+
+
+def test_archives_that_are_appended_are_one_source(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write(tmp_path / "a.tar", packed("tar", photos_from(0)))
+    build("tar", str(tmp_path / "a.tar"), store)
+    write(tmp_path / "b.tar", packed("tar", photos_from(300)))
+    both = str(tmp_path / "{a,b}.tar")
+    assert build("tar", both, store).rows_reused == 12
+    assert len(set(fetched)) == 12
+    assert_rows(store, from_scratch("tar", both, tmp_path / "anew"))
+
+
+def test_a_key_of_a_table_that_names_another_file_is_another_sample(tmp_path: Path) -> None:
+    store, photos = tmp_path / "store", photos_from(0)
+    source = write_source("keys.csv", tmp_path / "photos", photos)
+    first = build("keys.csv", source, store)
+    table = Path(source)
+    text = table.read_text().replace("cat/00.jpg", "-").replace("cat/03.jpg", "cat/00.jpg")
+    write(table, text.replace("-", "cat/03.jpg").encode())
+    second = build("keys.csv", source, store)
+    assert second.version != first.version
+    assert_rows(store, from_scratch("keys.csv", source, tmp_path / "anew"))
+
+
+@pytest.mark.parametrize("count", [12, 1])
+def test_many_files_of_another_ctime_are_announced_with_the_flag_that_ignores_it(
+    count: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store, photos = tmp_path / "store", photos_from(0)
+    source = write_source("folder", tmp_path / "photos", photos)
+    command = ["build", source, str(store), "--resize", "40", "--crop", "32", "--address", "serial"]
+    assert main(command) == 0
+    for key in list(photos)[:count]:
+        (tmp_path / "photos" / key).chmod(0o600)
+    capfd.readouterr()
+    fetched.clear()
+    says = r"12 of 12 samples .* ctime.* \(48 KB\).*--ignore-ctime"
+    assert main([*command, "--ignore-ctime"]) == 0
+    assert not fetched
+    assert "ctime" not in capfd.readouterr().err
+    assert main([*command, "--quiet"]) == 0 if count == 1 else main(command) == 0
+    assert len(fetched) == count
+    assert bool(re.search(says, capfd.readouterr().err)) == (count == 12)
+    fetched.clear()
+    assert main(command) == 0
+    assert not fetched
+
+
+def forged(**columns: Any) -> bytes:
+    """A record with a right digest, and other columns, or none at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    numbers = {name: [1] for name in ("size", "mtime_ns", "ctime_ns", "known_mtime_ns")}
+    texts = {name: ["a"] for name in ("key", "etag", "content", "known_etag")}
+    sink = io.BytesIO()
+    pq.write_table(pa.table({**numbers, **texts, **columns}), sink)
+    return xxhash.xxh3_128_digest(sink.getvalue()) + sink.getvalue()
+
+
+def not_utf8() -> Any:
+    import pyarrow as pa
+
+    return pa.array([b"\xff\xfe"]).view(pa.string())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(b"", b"no record", b"\0" * 4096, None),
+        *(forged(size=["a"]), forged(etag=[None]), forged(key=not_utf8())),
+    ],
+)
+def test_a_damaged_record_costs_time_alone(damage: bytes | None, tmp_path: Path) -> None:
+    store, photos = tmp_path / "store", photos_from(0)
+    source = write_source("folder", tmp_path / "photos", photos)
+    first = build("folder", source, store).version
+    [record] = record_files(store)
+    record.write_bytes(record.read_bytes()[:-9] if damage is None else damage)
+    assert build("folder", source, store).version == first
+    assert not fetched  # by size and time
+    key = list(photos)[3]
+    change(tmp_path / "photos" / key, photos_from(500)[key])
+    assert build("folder", source, store).version != first
+    assert_rows(store, from_scratch("folder", source, tmp_path / "anew"))
+
+
+def test_a_record_of_more_samples_or_fewer_is_of_use(tmp_path: Path) -> None:
+    store, photos = tmp_path / "store", photos_from(0)
+    root = tmp_path / "photos"
+    source = write_source("folder", root, photos)
+    build("folder", source, store)
+    gone, other = list(photos)[3:5]
+    (root / gone).unlink()
+    write(root / "cat/more.jpg", photos[gone])
+    build("folder", source, store)
+    change(root / other, photos_from(500)[other])
+    write(root / gone, photos_from(600)[gone])  # another photo of the old name, size and time
+    change(root / "cat/more.jpg", photos_from(700)[gone])
+    build("folder", source, store)
+    assert_rows(store, from_scratch("folder", source, tmp_path / "anew"))
+    fetched.clear()
+    build("folder", source, store)
+    assert not fetched
+
+
+def test_a_photo_rewritten_between_two_attempts_is_built_as_it_is_now(tmp_path: Path) -> None:
+    store, photos = tmp_path / "store", photos_from(0)
+    root = tmp_path / "photos"
+    source = write_source("folder", root, photos)
+    for key in list(photos)[-2:]:
+        write(root / key, b"no photo")
+    with pytest.raises(BuildError):
+        build("folder", source, store, on_error="raise", max_failures=None)
+    for key, data in photos_from(500).items():
+        mtime = (root / key).stat().st_mtime_ns
+        if (root / key).stat().st_size == NBYTES:
+            change(root / key, data)
+        else:
+            write(root / key, data)
+        assert (root / key).stat().st_mtime_ns == mtime
+    build("folder", source, store)
+    assert_rows(store, from_scratch("folder", source, tmp_path / "anew"))
+
+
+def test_old_times_that_return_bring_no_old_pixels(tmp_path: Path, many_touched: None) -> None:
+    """Too many samples have another time to be read, but an earlier version would be the answer."""
+    store, photos = tmp_path / "store", photos_from(0)
+    root = tmp_path / "photos"
+    source = write_source("folder", root, photos)
+    first = build("folder", source, store).version
+    for key, data in photos_from(500).items():
+        write(root / key, data)
+        os.utime(root / key, (LONG_AGO + 9, LONG_AGO + 9))
+    build("folder", source, store)
+    for key in photos:
+        os.utime(root / key, (LONG_AGO, LONG_AGO))
+    assert build("folder", source, store).version != first
+    assert_rows(store, from_scratch("folder", source, tmp_path / "anew"))
+
+
+def test_gc_keeps_the_records_of_sources_that_stay(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for name in ("one", "other"):
+        source = write_source("folder", tmp_path / name, photos_from(0))
+        build("folder", source, store)
+    assert len(record_files(store)) == 2
+    precache.gc(store, keep=2, older_than=0)
+    assert len(record_files(store)) == 2
+    removed = precache.gc(store, keep=1, older_than=0)
+    assert len(removed.listings) == 1
+    [record] = record_files(store)
+    fetched.clear()
+    build("folder", source, store)
+    assert not fetched
+    assert record.exists()
+
+
+def test_repair_and_refresh_hold_across_sources(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    sources = [
+        write_source("folder", tmp_path / name, photos_from(first))
+        for name, first in (("one", 0), ("other", 300))
+    ]
+    versions = [build("folder", source, store).version for source in sources]
+    right = pixels(store)
+    shard = next(path for path in (store / versions[1] / "image/c").rglob("*") if path.is_file())
+    for lost in (shard, store / versions[1] / "rows/c/0"):
+        lost.unlink()
+        assert build("folder", sources[1], store).version == versions[1]
+        assert precache.verify(store).ok
+        assert_rows(store, right)
+    again = build("folder", sources[1], store, recompute=True)
+    assert again.version not in versions
+    assert_rows(store, right)
+
+
+def test_a_photo_rewritten_while_it_is_built_is_seen_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, photos = tmp_path / "store", photos_from(0)
+    root = tmp_path / "photos"
+    source, key = write_source("folder", root, photos), "cat/03.jpg"
+    own = FolderSource.fetch
+
+    def fetch(self: Any, keys: Any, *rest: Any) -> Any:
+        samples = own(self, keys, *rest)
+        if fetched.count(key) == 2 and key in keys:  # after the probe of shapes
+            change(root / key, photos_from(500)[key])
+        return samples
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderSource, "fetch", fetch)
+        first = build("folder", source, store).version
+    assert fetched.count(key) == 2
+    second = build("folder", source, store)
+    assert (second.version != first, second.rows_reused) == (True, 11)
+    assert_rows(store, from_scratch("folder", source, tmp_path / "anew"))
+
+
+def test_an_object_that_is_put_again_is_read_once() -> None:
+    root, store = open_folder("memory://identity/photos"), "memory://identity/store"
+    photos = photos_from(0)
+    for key, data in photos.items():
+        root.put(key, [data])
+    first = build("folder", str(root), store).version
+    assert not open_folder(store).names("_listings")  # of a bucket, the listing says all
+    root.put("cat/03.jpg", [photos["cat/03.jpg"]])
+    assert root.info("cat/03.jpg") is not None
+    assert build("folder", f"{root}/", store).version == first
+    assert fetched == ["cat/03.jpg"]
+    assert build("folder", str(root), store).version == first
+    assert not fetched
+    root.put("cat/03.jpg", [photos_from(500)["cat/03.jpg"]])
+    assert build("folder", str(root), store).version != first

@@ -1,0 +1,101 @@
+"""Read samples while listing, for the hashes of their contents."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from precache.errors import HangError
+from precache.runtime.ordered_map import prefetch
+from precache.store.row_table import RowTable, unit_of
+from precache_workers.planning.rows import expected_bytes
+from precache_workers.runtime.time_limit import run_in_time
+from precache_workers.sources.base import Sample, Source
+
+READ_BYTES, FORWARD_BYTES = 16 << 20, 256 << 20
+"""Bytes of samples that a thread holds in memory at a time; more of a compressed archive, which
+is decompressed from its start for each of them."""
+
+READERS = 4
+"""Threads that read samples."""
+
+LINE_EVERY = 10.0
+"""Seconds between two lines about the progress."""
+
+
+def expected_sizes(table: RowTable, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the sizes of samples, those that are unknown by the mean of their units."""
+    sizes: np.ndarray = table.sizes[np.asarray(rows, np.int64)]
+    if (sizes >= 0).all():
+        return sizes
+    locations = table.locations_of(map(int, rows)) or [""] * len(sizes)
+    units = map(unit_of, locations)
+    return np.where(sizes < 0, [expected_bytes(unit) for unit in units], sizes)
+
+
+@dataclass(frozen=True)
+class ContentReader:
+    """Reads samples of a source, each once.
+
+    Attributes
+    ----------
+    seconds
+        Time limit of a sample.
+    say
+        Prints a line.
+    contents
+        Key -> XXH3-128 (hex) of each sample that was read; empty where it could not be.
+    """
+
+    source: Source
+    seconds: float
+    say: Callable[[str], None]
+    contents: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, table: RowTable, rows: Sequence[int]) -> list[str]:
+        """Return the contents of rows of a listing.
+
+        All that are left are empty if one hangs, which the build will find out.
+        """
+        wanted = [row for row in rows if table.keys[row] not in self.contents]
+        groups = list(_groups(table, wanted))
+        done, said = 0, time.monotonic()
+
+        def read(group: Sequence[int]) -> list[str] | None:
+            try:
+                return run_in_time(lambda: self._read(table, group), self.seconds)
+            except HangError:
+                return None
+
+        with contextlib.closing(prefetch(read, groups, READERS, READERS + 1)) as results:
+            for group, contents in zip(groups, results, strict=False):
+                if contents is None:
+                    break
+                self.contents.update(zip((table.keys[row] for row in group), contents, strict=True))
+                done += len(group)
+                if time.monotonic() - said >= LINE_EVERY:
+                    said = time.monotonic()
+                    self.say(f"{done:,} of {len(wanted):,} samples read")
+        return [self.contents.setdefault(table.keys[row], "") for row in rows]
+
+    def _read(self, table: RowTable, rows: Sequence[int]) -> list[str]:
+        keys, sizes = [table.keys[row] for row in rows], table.sizes[list(rows)].tolist()
+        samples = self.source.fetch(keys, sizes, table.locations_of(rows))
+        return [sample.content if isinstance(sample, Sample) else "" for sample in samples]
+
+
+def _groups(table: RowTable, rows: Sequence[int]) -> Iterator[list[int]]:
+    """Yield samples that are read at once: those of a unit together, if they fit into memory."""
+    if not rows:
+        return
+    if table.locations:
+        rows = sorted(rows, key=lambda row: unit_of(table.locations[row]))
+    forward = bool(table.locations) and ">" in unit_of(table.locations[rows[0]]).rpartition("#")[2]
+    ends = np.cumsum(expected_sizes(table, rows))
+    numbers = ends // (FORWARD_BYTES if forward else READ_BYTES)
+    for run in np.split(np.asarray(rows), np.flatnonzero(np.diff(numbers)) + 1):
+        yield run.tolist()
