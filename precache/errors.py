@@ -6,6 +6,7 @@
     ├── UsageError              an invalid request: exit status 2
     │   ├── RecipeError         an invalid recipe
     │   ├── SourceError         a source that is missing, empty or unusable
+    │   │   └── ChoiceError         labels or samples that can be read in two ways
     │   └── StoreError          no such store or version, or one that cannot be read
     │       ├── NewerFormatError    a store that a newer release wrote
     │       └── GoneError           a version that was removed
@@ -24,7 +25,7 @@ secrets of URLs, wherever its parts come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from precache.messages import printable, without_secrets
@@ -63,6 +64,20 @@ PipelineError = RecipeError
 
 class SourceError(UsageError):
     """A source that is missing, empty or unusable."""
+
+
+class ChoiceError(SourceError):
+    """Labels or samples of a source that can be read in two ways, of which the user chooses one.
+
+    Attributes
+    ----------
+    ways
+        Arguments of the command line by which it builds. The first may be another source.
+    """
+
+    def __init__(self, *parts: object, ways: Iterable[Sequence[str]] = ()) -> None:
+        super().__init__(*parts)
+        self.ways = tuple(map(tuple, ways))
 
 
 class StoreError(UsageError):

@@ -63,6 +63,11 @@ def build(
     address: str = "local",
     labels: str | os.PathLike[str] | None = None,
     classes: str | os.PathLike[str] | None = None,
+    label_level: int | None = None,
+    label_kind: str | None = None,
+    label_separator: str | None = None,
+    no_label: str | Sequence[str] = (),
+    class_order: str = "text",
     accept_unmatched: bool = False,
     follow_links: bool = False,
     keep_order: bool = False,
@@ -116,7 +121,21 @@ def build(
         CSV file of (key, label) lines that override the source's labels. Keys are compared in
         Unicode's NFC; a key may occur twice, but not with two labels.
     classes
-        Store or file whose class map is used, so that training and validation agree.
+        Store, file, or folder of class folders, whose class map is used, so that training and
+        validation agree.
+    label_level
+        The folder of a path that is its class: 1 for the first, 0 for none. By default the first,
+        or the first below a folder that holds all images; folders that seem to be splits or parts
+        of a data set are refused.
+    label_kind
+        ``name``, ``number`` (class numbers) or ``value`` (for a regression): the kind of the labels
+        of a column or file; by default their type and text decide.
+    label_separator
+        Text between several classes in a label, such as ``|``: labels become multi-hot.
+    no_label
+        Labels that stand for none, such as ``NaN``.
+    class_order
+        ``text`` or ``number``: the order in which names of classes are sorted.
     accept_unmatched
         Accept `labels` even if many lines match no sample, or many samples get no label. By
         default 1%, at least 5, are accepted, and their number is logged.

@@ -6,13 +6,15 @@ import argparse
 import contextlib
 import importlib
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, NoReturn
 
 import precache
-from precache.errors import PrecacheError
+from precache.errors import ChoiceError, PrecacheError
 from precache.messages import did_you_mean, printable, without_secrets
 
 COMMANDS = {
@@ -130,6 +132,26 @@ def _help_or_refuse(name: str) -> NoReturn:
     parser.error(f"there is no command {name.partition('=')[0]}{did_you_mean(name, _LISTED)}")
 
 
+def _other_commands(
+    error: PrecacheError, options: argparse.Namespace, arguments: Sequence[str] | None
+) -> list[str]:
+    """Return commands by which a source builds that can be read in two ways; none with secrets."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    source = str(getattr(options, "source", ""))
+    secret = any(text.startswith("--storage-option") for text in given)
+    if not isinstance(error, ChoiceError) or secret or given.count(source) != 1:
+        return []
+    commands = []
+    here = "" if Path(source).is_absolute() else f"{Path.cwd()}/"
+    for first, *rest in ([text.removeprefix(here) for text in way] for way in error.ways):
+        flags = rest if not first.startswith("-") else [first, *rest]
+        named = source if first.startswith("-") else first
+        words = [named if text == source else text for text in given]
+        end = words.index("--") if "--" in words else len(words)
+        commands.append(shlex.join(["precache", *words[:end], *flags, *words[end:]]))
+    return [text for text in commands if text == printable(without_secrets(text))]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     for stream in (sys.stdout, sys.stderr):
@@ -149,6 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from precache.runtime.terminal import say_error
 
         say_error(error)
+        for command in _other_commands(error, options, arguments):
+            sys.stderr.write(f"  {command}\n")
         return error.exit_status
     except KeyboardInterrupt:
         kept = "; what was done is kept, run it again to continue"

@@ -31,8 +31,10 @@ row table of fifty million rows has as many."""
 _NAME = re.compile(r"(?!\.\.?(?:/|\Z))[^/\0]+(?:/(?!\.\.?(?:/|\Z))[^/\0]+)*")
 
 LINK_OUT, LINK_TWICE, NO_FILE, NO_NAME = "link_out", "link_twice", "no_file", "no_name"
+SERVICE_FOLDER = "service_folder"
 """Reasons to leave out a name in a walk: a link out of the folder; a second link to one folder; a
-FIFO, socket, device or a link in an archive; a name with an empty part, ``.`` or ``..``."""
+FIFO, socket, device or a link in an archive; a name with an empty part, ``.`` or ``..``; an image
+below a hidden folder, or one that a system or program made."""
 
 NOT_UTF8, REPLACED, REPEATED, SAME_KEY = "not_utf8", "replaced", "repeated", "same_key"
 """Reasons to leave out a sample of a listing: a name that is not UTF-8; a member of an archive
@@ -49,6 +51,8 @@ _LEFT_OUT_AS = {
     "lead to: tar --dereference --hard-dereference)",
     NO_NAME: "with an empty part, '.', '..' or, in S3 or Azure, control characters in their names "
     "(rename them)",
+    SERVICE_FOLDER: "images in hidden folders, or folders of a system or program (to read them, "
+    "name such a folder as the source, or pack them anew)",
     NOT_UTF8: "whose names are not UTF-8, as keys are (rename them, or save a table as UTF-8)",
     REPLACED: "that a later member of the same name replaces, as when the archive is extracted "
     "(pack it anew)",

@@ -54,6 +54,16 @@ def lines_of(count: int, name: str = "{}.jpg,cat") -> str:
     return "".join(name.format(number) + "\n" for number in range(count))
 
 
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_an_empty_label_is_none_and_spreadsheets_may_write_other_marks(
+    relabel: Relabel, caplog: pytest.LogCaptureFixture, mark: str
+) -> None:
+    text = mark.join(("a.jpg", "x\nb.jpg", "\nc.jpg", "y\n"))
+    assert relabel(["a.jpg", "b.jpg", "c.jpg"], text) == {"a.jpg": "x", "b.jpg": None, "c.jpg": "y"}
+    assert "1 lines of" in caplog.text
+    assert "have no label, and their samples get none" in caplog.text
+
+
 # --- what fits ----------------------------------------------------------------------------------
 
 
@@ -178,10 +188,8 @@ def test_a_file_may_override_the_classes_of_a_few(relabel: Relabel) -> None:
         ("a.jpg,1\nb.jpg,-2\n", "line 2 .*class number '-2'; they are from 0 up, and -1 for none"),
         (f"a.jpg,1\nb.jpg,{'9' * 5000}\n", r"line 2 .*class number '9999.*\(5,002 char.*100,000"),
         ("a.jpg,1\nb.jpg,100001\n", r"line 2 .*'100001'; with \d+ samples.* 100,000\. N"),
-        ("a.jpg,x\n\nb.jpg,\n", "line 3 .*labels.csv has no label"),
         ("a.jpg,x\n , y\n", "line 2 .*labels.csv has no key"),
-        ("a.jpg;x\nb.jpg;y\n", "line 1 .*'a.jpg;x'.*; each line is key,label, and ';' does not"),
-        ("a.jpg\tx\n", r"line 1 .*'\\t' does not separate"),
+        ("a.jpg|x\nb.jpg|y\n", r"line 1 .*'a.jpg\|x'.*; each line is key,label, and '\|' does not"),
         ("a.jpg,x\nb.jpg,y,z\n", "line 2 .*each line is key,label$"),
         ("a.jpg,x\nb.jpg,y\0\n", "line 2 has a NUL byte, as UTF-16 has; save it as UTF-8"),
         ("a.jpg,x\nb.jpg,y\n".encode("utf-16"), "line 1 has the byte 0xff, which is not UTF-8"),

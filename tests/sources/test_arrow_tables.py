@@ -58,7 +58,8 @@ def test_all_splits_are_read_or_the_one_that_is_named(tmp_path: Path) -> None:
     assert listing.table.classes == ("cat", "dog")
     assert listing.table.labels.tolist() == [1, -1, 0, 1, 0, 1, 0]
     assert listing.table.keys[0] == "train/data-00000-of-00002.arrow/2.jpg"
-    assert listing.notes[1:] == ("5 samples in train/", "2 samples in test/")
+    alone = "to take them alone, name it as the source"
+    assert listing.notes[1:] == (f"5 samples in train/; {alone}", f"2 samples in test/; {alone}")
     assert len(listed(tmp_path / "saved/test").table) == 2
 
 

@@ -28,7 +28,7 @@ from precache.errors import FetchError, RecipeError, SourceError, StorageError, 
 from precache.storage.base import LINK_OUT, NO_FILE
 from precache.store.row_table import RowTable
 from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
-from precache_workers.sources.base import Listing, Sample, Source
+from precache_workers.sources.base import NO_RULES, LabelRules, Listing, Sample, Source
 from precache_workers.sources.code_digest import code_digest
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.user_code import load_object
@@ -398,10 +398,12 @@ def table(tmp_path: Path) -> RowTable:
     return listed(tmp_path / "in").table
 
 
-def relabelled(table: RowTable, tmp_path: Path, text: str | bytes) -> RowTable:
+def relabelled(
+    table: RowTable, tmp_path: Path, text: str | bytes, rules: LabelRules = NO_RULES
+) -> RowTable:
     path = tmp_path / "labels.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return override_labels(table, str(path))
+    return override_labels(table, str(path), rules=rules)
 
 
 HEADERS = pytest.mark.parametrize("header", ["", "key,label\n", "Key, Label\r\n"])
@@ -424,7 +426,8 @@ def test_labels_by_number(table: RowTable, tmp_path: Path, header: str) -> None:
 
 def test_minus_one_is_no_class(table: RowTable, tmp_path: Path) -> None:
     """As in a store, where it stands for none."""
-    found = relabelled(table, tmp_path, "cat/1.jpg,10\ncat/2.jpg,-1\ndog/3.jpg,2\n")
+    rules = LabelRules(kind="number")
+    found = relabelled(table, tmp_path, "cat/1.jpg,10\ncat/2.jpg,-1\ndog/3.jpg,2\n", rules)
     assert found.labels.tolist() == [10, -1, 2]
 
 

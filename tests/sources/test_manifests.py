@@ -79,7 +79,7 @@ def test_columns_are_chosen_by_name(photos: Path) -> None:
     listing = check_source(source)
     assert list(listing.table.keys) == ["a", "b"]
     assert listing.table.labels.tolist() == [1, 0]
-    assert listing.notes[0].endswith("; 1 other columns are not used")
+    assert listing.notes[0].endswith("; not used: 'path'")
     with pytest.raises(SourceError, match=r"has no column 'were' \(did you mean where\?\)"):
         listed(table(photos, text), columns=Columns("were"))
     with pytest.raises(SourceError, match=r"no column of URIs; its first line names 'in/0\.jpg'"):
@@ -258,7 +258,7 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
         ("", "names no file"),
         ("path,label\nin/0.jpg,a\nin/0.jpg,b\n", "has 2 samples in/0.jpg with the labels a and b"),
         ('path\n"in/0.jpg\n', "cannot be read: .*; correct its quotes"),
-        ("path;label\nin/0.jpg;a\n", "';' does not separate columns; commas do, and in .tsv tabs"),
+        ("path|label\nin/0.jpg|a\n", r"'\|' does not separate columns; commas do, semicolons if"),
         ("path,label,label\nin/0.jpg,a,b\n", "has several columns 'label'; rename all but one"),
         (
             "path,label\nin/0.jpg,\"['a', 'b']\"\n",

@@ -53,7 +53,7 @@ def class_names(listing: Listing) -> list[str | None]:
 def test_columns_are_guessed_and_named_in_one_line(tmp_path: Path) -> None:
     source = write(tmp_path / "a.parquet", {"id": [1, 2], "img": [PHOTO] * 2, "cls": ["b", "a"]})
     listing = listed(source)
-    assert listing.notes == ("Images from the column 'img', labels from 'cls'",)
+    assert listing.notes == ("Images from the column 'img', labels from 'cls'; not used: 'id'",)
     assert list(listing.table.keys) == ["a.parquet/0", "a.parquet/1"]
     assert class_names(listing) == ["b", "a"]
 
@@ -68,7 +68,9 @@ def test_of_several_declared_columns_those_with_usual_names_are_taken(tmp_path: 
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     columns = {"mask": [b"no"], "Image": [PHOTO], "sex": [0], "Label": [1]}
     listing = listed(write(tmp_path / "a.parquet", columns, metadata))
-    assert listing.notes == ("Images from the column 'Image', labels from 'Label'",)
+    assert listing.notes == (
+        "Images from the column 'Image', labels from 'Label'; not used: 'mask', 'sex'",
+    )
     assert class_names(listing) == ["bee"]
 
 

@@ -64,6 +64,7 @@ def test_features_of_tensorflows_image_examples_are_found(tmp_path: Path) -> Non
     listing = check_source(open_source(source))
     assert listing.notes == (
         "Images from the feature 'image/encoded', labels from 'image/class/label'",
+        "Features that are not used: 'image/class/text', 'image/format', 'image/height'",
     )
     assert listing.table.labels.tolist() == [0, 1, 2]
     assert list(listing.table.keys) == [f"train.tfrecord/{n}" for n in range(3)]

@@ -11,11 +11,13 @@ import csv
 import io
 import json
 import logging
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from unicodedata import normalize
 
 import numpy as np
@@ -28,7 +30,22 @@ from precache.store.open import open_version
 from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.planning.rows import default_max_failures
-from precache_workers.sources.labels import infer_kind
+from precache_workers.sources.base import (
+    NO_RULES,
+    Doubt,
+    LabelRules,
+    Ways,
+    choice_error,
+    in_service_folder,
+    is_image,
+)
+from precache_workers.sources.label_readings import (
+    doubts_of_classes,
+    note_of_order,
+    settle_labels,
+)
+from precache_workers.sources.labels import in_order, infer_kind, is_nothing
+from precache_workers.sources.manifests import delimiter_of
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +73,18 @@ class _Line(NamedTuple):
 
 
 def override_labels(
-    table: RowTable, path: str, classes: Iterable[str] = (), *, accept_unmatched: bool = False
+    table: RowTable,
+    path: str,
+    classes: Iterable[str] = (),
+    rules: LabelRules = NO_RULES,
+    *,
+    accept_unmatched: bool = False,
 ) -> RowTable:
     """Give samples the labels of a CSV file of (key, label); other samples keep their class.
 
-    Labels that are all whole numbers from -1 up are class numbers, -1 for none; others are class
-    names, sorted together with those of the samples that keep theirs.
+    Labels that are all whole numbers from -1 up are class numbers, -1 for none, unless the names of
+    the source's classes are numbers; others are class names, sorted together with those of the
+    samples that keep theirs. An empty label is none.
 
     Parameters
     ----------
@@ -77,7 +100,7 @@ def override_labels(
         source badly.
     """
     where = shown(path)
-    lines = _read_lines(path)
+    lines = _settled(_read_lines(path), {*table.classes, *classes}, where, rules)
     if not are_classes(table.labels):  # of another kind than those of the file
         table = _relabelled(table, [-1] * len(table), ())
     line_of, unmatched = _matched(table, lines, where)
@@ -88,12 +111,26 @@ def override_labels(
         )
     lines = [*line_of.values(), *unmatched]
     names = {*table.classes, *classes}
-    _require_classes(lines, names, where)
-    numbers = _are_numbers(lines, names, where)
-    labelled = _numbered(table, line_of, where) if numbers else _named(table, line_of)
+    if rules.kind != "name":
+        _require_classes(lines, names, where)
+    numerals = bool(table.classes) and all(map(_NUMBER.fullmatch, table.classes))
+    by_name = rules.kind == "name" or (numerals and rules.kind is None)
+    numbers = not by_name and _are_numbers(lines, names, where)
+    if numbers and rules.kind is None:
+        _require_order([line for line in lines if line.label], where)
+    labelled = (
+        _numbered(table, line_of, where) if numbers else _named(table, line_of, where, rules.order)
+    )
+    if not classes and (doubts := doubts_of_classes(labelled.classes, where)):
+        raise choice_error(doubts)
     bare = [row for row in np.flatnonzero(labelled.labels < 0).tolist() if row not in line_of]
     unlisted = len(table) - len(line_of) - len(bare)
-    notes = []
+    notes = [] if numbers else note_of_order(labelled.classes)
+    if numbers:
+        notes.append(f"labels of {where} are class numbers (--label-kind name: names of classes)")
+    if empty := sum(not line.label for line in line_of.values()):
+        notes.append(f"{empty:,} lines of {where} have no label, and their samples get none")
+    refusable = len(notes)
     if unmatched:
         first = unmatched[0]
         notes.append(
@@ -105,12 +142,12 @@ def override_labels(
             f"{len(bare):,} of {len(table):,} samples get no label, such as "
             f"{_short(table.keys[bare[0]])}"
         )
-    if notes and not accept_unmatched:
+    if notes[refusable:] and not accept_unmatched:
         too_many = len(unmatched) > default_max_failures(len(lines))
         if too_many or len(bare) > default_max_failures(len(table)):
             raise SourceError(
-                f"{'; '.join(notes)}; the source's first key is {_short(table.keys[0])}. Correct "
-                "the file, or accept this with --accept-unmatched"
+                f"{'; '.join(notes[refusable:])}; the source's first key is "
+                f"{_short(table.keys[0])}. Correct the file, or accept this with --accept-unmatched"
             )
     if unlisted:
         notes.append(
@@ -121,13 +158,60 @@ def override_labels(
     return labelled
 
 
+def _settled(lines: list[_Line], known: set[str], where: str, rules: LabelRules) -> list[_Line]:
+    """Read labels by the user's rules; raises if they leave two readings."""
+    if rules.separator or rules.kind == "value":
+        raise SourceError(
+            f"{where} has class names or numbers; give values, or several classes of a sample, in "
+            "a table of URIs as the source"
+        )
+    header = len(lines) > 1 and _is_header((lines[0].key, lines[0].label))
+    rest = lines[header:]
+    if known >= {line.label for line in rest if line.label} and not (rules.none or rules.kind):
+        return lines
+    keys, texts = [line.key for line in rest], [line.label for line in rest]
+    kind = infer_kind(list(texts), keys, where)
+    if kind in ("several names", "several numbers"):
+        return lines  # refused with the number of a line
+    rules = LabelRules(kind=rules.kind, none=rules.none)
+    values = {text for text in texts if text and not is_nothing(text)}
+    whole = kind == "values" and all(re.fullmatch(r"[-+]?[0-9]+(\.0*)?", text) for text in values)
+    if whole and rules.kind is None:  # in such a file no value for a regression
+        rules = LabelRules(kind="number", none=rules.none)
+    # Typed: a name among numbers is refused with the number of its line.
+    settled = settle_labels(texts, kind, keys, where, rules, typed=True, several=False)
+    if settled.doubts:
+        raise choice_error(settled.doubts)
+    return lines[:header] + [
+        line._replace(label=label) for line, label in zip(rest, settled.labels, strict=True)
+    ]
+
+
+def _require_order(lines: Sequence[_Line], where: str) -> None:
+    """Raise `SourceError` for numbers that would be other classes as the names of folders."""
+    labels = sorted({line.label for line in lines if line.label.isdecimal()})
+    pair = next((pair for pair in pairwise(labels) if len(pair[0]) > len(pair[1])), None)
+    if pair is not None:
+        ways = Ways()
+        text = (
+            f"labels of {where} are numbers, and {pair[0]!r} is sorted before {pair[1]!r} as text, "
+            f"as names of class folders are: add {ways('--label-kind', 'number')} if they are "
+            f"class numbers, or {ways('--label-kind', 'name')} to number them as class folders of "
+            "these names"
+        )
+        raise choice_error([Doubt(text, tuple(ways))])
+
+
 def _matched(
     table: RowTable, lines: Sequence[_Line], where: str
 ) -> tuple[dict[int, _Line], list[_Line]]:
     """Match lines with rows: row -> line, and the lines that fit no row."""
     rows: dict[str, int] = {}
     ambiguous: dict[str, int] = {}
-    for row, key in enumerate(table.keys):
+    keys = table.keys
+    if not {line.key.strip() for line in lines} & set(keys):
+        keys = _without_suffixes(keys, lines, where)
+    for row, key in enumerate(keys):
         if rows.setdefault(_composed(key), row) != row:
             ambiguous[_composed(key)] = row
     first_lines: dict[str, _Line] = {}
@@ -159,13 +243,22 @@ def _matched(
     return line_of, unmatched
 
 
+def _without_suffixes(keys: Sequence[str], lines: Sequence[_Line], where: str) -> Sequence[str]:
+    """Return keys without their suffixes if these are what a file of labels names."""
+    stems = [key.rpartition(".")[0] if is_image(key) else key for key in keys]
+    if not {line.key.strip() for line in lines} & set(stems) or len(set(stems)) < len(stems):
+        return keys
+    log.warning("%s names samples without the suffix of their key, such as %r", where, stems[0])
+    return stems
+
+
 def _is_header(cells: Sequence[str]) -> bool:
     return all(cell.strip().lower() in names for cell, names in zip(cells, _HEADER, strict=True))
 
 
 def _require_classes(lines: Sequence[_Line], names: set[str], where: str) -> None:
     """Raise `SourceError` for labels that are no classes, but for known names."""
-    unknown = [line for line in lines if line.label not in names]
+    unknown = [line for line in lines if line.label and line.label not in names]
     keys = [line.key for line in unknown]
     kind = infer_kind([line.label for line in unknown], keys, where)
     if kind not in (None, "names", "numbers"):
@@ -179,18 +272,22 @@ def _require_classes(lines: Sequence[_Line], names: set[str], where: str) -> Non
 
 def _are_numbers(lines: Sequence[_Line], names: set[str], where: str) -> bool:
     """Return whether the labels are class numbers; raises if some are, and others are names."""
+    lines = [line for line in lines if line.label]
     numbers = [line for line in lines if _NUMBER.fullmatch(line.label)]
     if len(numbers) == len(lines):
         return True
     numeral = next((line for line in numbers if line.label not in names), None)
     if numeral is not None:
         name = next(line for line in lines if not _NUMBER.fullmatch(line.label))
-        raise SourceError(
+        ways = Ways()
+        text = (
             f"{where} has {_short(name.label)}, a name, in line {name.number}, and "
             f"{_short(numeral.label)}, a number, in line {numeral.number}; give class names or "
             "class numbers alone, or with --classes names that may be numbers. The header is "
-            "key,label where there is one"
+            f"key,label where there is one. Or add {ways('--label-kind', 'name')} if all are names "
+            f"of classes, or {ways('--no-label', name.label)} if that stands for none"
         )
+        raise choice_error([Doubt(text, tuple(ways))])
     return False
 
 
@@ -198,6 +295,9 @@ def _numbered(table: RowTable, line_of: dict[int, _Line], where: str) -> RowTabl
     labels = table.labels.tolist()
     most = max(MOST_EMPTY_CLASSES, len(table))
     for row, line in line_of.items():
+        if not line.label:
+            labels[row] = -1
+            continue
         digits = line.label.lstrip("0") or "0"
         if digits.startswith("-") and digits != "-1":
             raise SourceError(
@@ -216,12 +316,15 @@ def _numbered(table: RowTable, line_of: dict[int, _Line], where: str) -> RowTabl
     return _relabelled(table, labels, (*source_classes, *names))
 
 
-def _named(table: RowTable, line_of: dict[int, _Line]) -> RowTable:
+def _named(
+    table: RowTable, line_of: dict[int, _Line], where: str, order: Literal["text", "number"]
+) -> RowTable:
     names = _names(table)
     spelt = {_composed(name): name for name in names if name is not None}
     for row, line in line_of.items():
-        names[row] = spelt.setdefault(_composed(line.label), line.label)
-    classes = tuple(sorted({name for name in names if name is not None}))
+        label = spelt.setdefault(_composed(line.label), line.label) if line.label else None
+        names[row] = label
+    classes = in_order({name for name in names if name is not None}, order, where)
     lookup: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
     return _relabelled(table, (lookup.get(name, -1) for name in names), classes)
 
@@ -236,7 +339,10 @@ def _read_lines(path: str) -> list[_Line]:
     where = shown(path)
     text = _read_text(path, where)
     # With a space before it, a quote would be part of the label.
-    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    mark = delimiter_of(text.partition("\n")[0])
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=mark, skipinitialspace=True, strict=True
+    )
     lines, end = [], 0
     try:
         for row in reader:
@@ -278,11 +384,10 @@ def _line(number: int, row: Sequence[str], where: str) -> _Line:
             f"line {number} of {where} is {_short(row)}; each line is key,label{hint}"
         )
     key, label = row[0], row[1].strip()
-    if not key.strip() or not label:
-        missing = "label" if key.strip() else "key"
+    if not key.strip():
         raise SourceError(
-            f"line {number} of {where} has no {missing}; each line is key,label, and a sample "
-            "that is to keep its class needs none"
+            f"line {number} of {where} has no key; each line is key,label, and a sample that is to "
+            "keep its class needs none"
         )
     return _Line(number, key, label)
 
@@ -352,13 +457,19 @@ def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTa
     return _relabelled(table, labels, tuple(classes))
 
 
-def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str, ...]:
-    """Read class names from a store, a JSON list, or a text file with one a line."""
+def read_classes(
+    uri: str,
+    storage_options: StorageOptions = None,
+    order: Literal["text", "number"] = "text",
+) -> tuple[str, ...]:
+    """Read class names from a store, a JSON list, a text file with one a line, or class folders."""
     path, where = Path(uri), f"--classes {shown(uri)}"
     if not path.is_file():
         try:
             return _classes_of(open_version(uri, None, storage_options), where)
         except StoreError as error:
+            if path.is_dir() and (names := class_folders(path)):
+                return in_order(names, order, where)
             raise SourceError(f"{where} is neither a file nor a store: {error}") from None
     try:
         text = path.read_text("utf-8-sig")
@@ -376,6 +487,36 @@ def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str,
     if len(set(map(_composed, classes))) != len(classes) or not classes:
         raise SourceError(f"{where} must name each class once, and at least one")
     return classes
+
+
+def class_folders(path: Path) -> list[str]:
+    """Return the class folders of a local folder: those with an image, as a build finds them.
+
+    Of a folder whose only folder holds all images, these are the folders in that one.
+    """
+    try:
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        names = [
+            entry.name
+            for entry in entries
+            if entry.is_dir() and not in_service_folder(f"{entry.name}/") and _has_image(entry.path)
+        ]
+        if len(names) == 1 and not any(is_image(entry.name) for entry in entries):
+            inner = path / names[0]
+            if not any(is_image(entry.name) for entry in list(inner.iterdir())):
+                below = class_folders(inner)
+                return below if len(below) > 1 else names
+    except OSError as error:
+        raise SourceError(f"cannot list {path}: {error.strerror}") from None
+    return names
+
+
+def _has_image(path: str) -> bool:
+    for _, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not in_service_folder(f"{name}/")]
+        if any(map(is_image, names)):
+            return True
+    return False
 
 
 def _classes_of(version: Version, where: str) -> tuple[str, ...]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -22,16 +24,23 @@ from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix, 
 from precache_workers.ops.identity import decides
 from precache_workers.planning.compared_samples import compare_samples, keep_compared
 from precache_workers.planning.content_reader import ContentReader
-from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
+from precache_workers.planning.labels import (
+    class_folders,
+    freeze_classes,
+    override_labels,
+    read_classes,
+)
 from precache_workers.planning.recorded_code import with_recorded_code, with_recorded_factory
-from precache_workers.planning.request import Request
+from precache_workers.planning.request import Request, label_rules
 from precache_workers.planning.row_placement import Placed, place_rows
 from precache_workers.planning.source_record import RecalledListing, read_record, recall
 from precache_workers.planning.stored_versions import committed_versions, stored_contents
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.sources.base import Listing, Source, Tick
+from precache_workers.sources.base import Doubt, Listing, Source, Tick, Ways, choice_error
 from precache_workers.sources.code_digest import code_of
 from precache_workers.sources.dataset import DatasetSource
+from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.label_readings import is_split, quoted, split_name
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +212,7 @@ def list_rows(
             f"--compare is for a Python dataset, and {shown(request.source)} is none: its samples "
             "are compared without it; leave it out"
         )
-    table = _labelled(request, source, table)
+    table = _labelled(request, source, listing, table)
     placed, recalled = _place(request, store, source, table, listing.ctimes, say)
     fingerprint = recipe.fingerprint(decides(recipe))
     spec = VersionSpec(recipe, fingerprint, placed.table, placed.table.digest)
@@ -218,8 +227,9 @@ def list_rows(
         seconds,
         left_out=listing.left_out,
         examples=listing.examples,
-        notes=(*listing.notes, *_label_notes(table)),
-        index=(name, listing.index) if listing.index is not None else None,
+        notes=(*listing.notes, *_label_notes(request, source, table)),
+        # An index would not tell the next build of a doubt that this one need not settle.
+        index=(name, listing.index) if listing.index is not None and not listing.doubts else None,
         contents=[contents_by_key.get(key, "") for key in placed.table.keys if contents_by_key],
         compares=not isinstance(source, DatasetSource) or source.compares,
         recalled=recalled,
@@ -303,20 +313,66 @@ def _stored_contents(
     return found
 
 
-def _label_notes(table: RowTable) -> list[str]:
-    """Describe labels that are no class numbers, or one class that has folders of its own."""
+def _label_notes(request: Request, source: Source, table: RowTable) -> list[str]:
+    """Describe labels that are no class numbers, or classes of a split that are numbered alone."""
     labels = table.labels
     if labels.ndim == 2:
         return [f"Labels are multi-hot: several of {labels.shape[1]:,} classes for each sample"]
     if not are_classes(labels):
         return ["Labels are numbers: float32, NaN for none"]
-    if len(table.classes) == 1:
-        [name] = table.classes
-        if all("/" in f"/{key}".partition(f"/{name}/")[2] for key in table.keys):
-            one = (
-                f"All samples are of the one class {printable(name)!r}, a folder with folders in it"
+    later = _is_later_split(split_name(shown(request.source)))
+    by_name = table.classes and list(table.classes) == sorted(table.classes)
+    if later and by_name and request.classes is None and not _splits_beside(source):
+        classes = f"The {len(table.classes):,} classes are numbered from this source alone"
+        others = "if the training data may have others, give their store or folder by --classes"
+        return [f"{classes}; {others}"]
+    return []
+
+
+def _is_later_split(name: str) -> bool:
+    """Return True for the name of a split that is not trained on."""
+    return is_split(name) and not re.search("tr(ai)?n", name.lower())
+
+
+def _splits_beside(source: Source) -> list[Path]:
+    """Return the splits beside a local folder, those that are trained on first."""
+    local = source.folder.local("") if isinstance(source, FolderSource) else None
+    beside: list[Path] = []
+    with contextlib.suppress(OSError):  # a parent that may not be listed
+        beside = sorted(local.parent.iterdir()) if local is not None else []
+    splits = [path for path in beside if path != local and is_split(path.name) and path.is_dir()]
+    return sorted(splits, key=lambda path: _is_later_split(path.name))
+
+
+def _doubt_of_split(request: Request, source: Source, table: RowTable) -> list[Doubt]:
+    """Return the doubt about a split whose classes are not those of the training data beside it."""
+    local = source.folder.local("") if isinstance(source, FolderSource) else None
+    if local is None or request.labels is not None or request.classes is not None:
+        return []
+    if not _is_later_split(local.name) or not table.classes or request.label_level not in (None, 1):
+        return []
+    for other in _splits_beside(source):
+        theirs = class_folders(other)
+        if len(theirs) < 2:  # flat, or of one folder
+            continue
+        missing = sorted(set(theirs) - set(table.classes))
+        more = sorted(set(table.classes) - set(theirs))
+        if missing or more:
+            differs = f"lacks {quoted(missing)}" if missing else ""
+            differs += " and " if missing and more else ""
+            differs += f"has {quoted(more)} besides" if more else ""
+            ways = Ways()
+            same = (
+                "" if more else f"{ways('--classes', str(other))} if they are to be as there, or "
             )
-            return [f"{one}; if these are the classes, name it as the source, or pack them alone"]
+            text = (
+                f"{local} {differs}, unlike {other}: its classes would get other numbers. Add "
+                f"{same}{ways('--classes', str(local))} to number them by these folders alone"
+            )
+            if len(table.classes) == 1:
+                text += f", or {ways('--label-level', '0')} for no label"
+            return [Doubt(text, tuple(ways))]
+        return []
     return []
 
 
@@ -363,15 +419,30 @@ def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:
     return recipe.model_copy(update={"fields": {**recipe.fields, **fields}})
 
 
-def _labelled(request: Request, source: Source, table: RowTable) -> RowTable:
-    """Give a listing the labels and classes of the request."""
+def _labelled(request: Request, source: Source, listing: Listing, table: RowTable) -> RowTable:
+    """Give a listing the labels and classes of the request.
+
+    Raises
+    ------
+    ChoiceError
+        They leave two readings.
+    """
     frozen = None
     if request.classes is not None:
-        frozen = read_classes(request.classes, request.storage_options)
+        frozen = read_classes(request.classes, request.storage_options, request.class_order)
+    doubts = [*listing.doubts, *_doubt_of_split(request, source, table)]
     if request.labels is not None:
         table = override_labels(
-            table, request.labels, frozen or (), accept_unmatched=request.accept_unmatched
+            table,
+            request.labels,
+            frozen or (),
+            label_rules(request),
+            accept_unmatched=request.accept_unmatched,
         )
+        doubts = []
+    doubts = [doubt for doubt in doubts if frozen is None or not doubt.by_classes]
+    if doubts:
+        raise choice_error(doubts)
     if request.classes is not None and frozen is not None:
         if source.labels_with_samples and not has_label(table.labels).any():
             raise SourceError(

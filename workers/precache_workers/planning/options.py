@@ -277,7 +277,28 @@ class BuildOptions(RunOptions):
         default=None, description="key,label lines that override the labels of the source"
     )
     classes: Annotated[PathText | None, Flag("FROM")] = Field(
-        default=None, description="store or file whose class map is used as it is"
+        default=None,
+        description="store, file, or folder of class folders, whose class map is used as it is",
+    )
+    label_level: Annotated[NotNegative | None, Flag("N")] = Field(
+        default=None,
+        description="folder of a path that is its class: 1 for the first, 0 for none; default the "
+        "first, or the first below a folder that holds all images",
+    )
+    label_kind: Annotated[Literal["name", "number", "value"] | None, Flag()] = Field(
+        default=None,
+        description="labels are names of classes, class numbers, or values for a regression; "
+        "default by their type and text",
+    )
+    label_separator: Annotated[str | None, Field(min_length=1), Flag("TEXT")] = Field(
+        default=None, description="labels are several classes, with TEXT between them"
+    )
+    no_label: Annotated[tuple[str, ...], BeforeValidator(_plain_paths), Flag("TEXT")] = Field(
+        default=(), description="label that stands for none, such as NaN; repeatable"
+    )
+    class_order: Annotated[Literal["text", "number"], Flag()] = Field(
+        default="text",
+        description="names of classes are sorted as text (default), or as whole numbers",
     )
     accept_unmatched: Annotated[bool, Flag()] = Field(
         default=False,

@@ -12,7 +12,7 @@ from precache.recipe.recipe import Recipe
 from precache.storage.retries import RETRY_SECONDS, SILENT_SECONDS
 from precache_workers.planning.options import BuildOptions
 from precache_workers.planning.rows import default_max_failures
-from precache_workers.sources.base import Columns, Source
+from precache_workers.sources.base import Columns, LabelRules, Source
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.user_code import require_permission
@@ -55,6 +55,7 @@ def check_request(request: Request) -> None:
 
 def source_of(request: Request) -> Source:
     """Open the source of a request."""
+    rules = label_rules(request)
     source = open_source(
         request.source,
         request.storage_options,
@@ -63,9 +64,22 @@ def source_of(request: Request) -> Source:
         kind=request.source_kind,
         columns=Columns(request.image_column, request.label_column, request.key_column),
         sample_name=request.sample_name,
+        # Of text, the rules are for a file of labels, if there is one.
+        rules=rules if request.labels is None else LabelRules(rules.level, order=rules.order),
     )
     if isinstance(source, DatasetSource):
         inputs = tuple((name, field.input) for name, field in request.recipe.fields.items())
         given = request.labels is not None
         return replace(source, fields=inputs, labels_given=given, compare=request.compare)
     return source
+
+
+def label_rules(request: Request) -> LabelRules:
+    """Return the readings of labels that a request chooses."""
+    return LabelRules(
+        request.label_level,
+        request.label_kind,
+        request.label_separator,
+        request.no_label,
+        request.class_order,
+    )

@@ -12,5 +12,8 @@ of `containers`; `manifests` reads tables of URIs.
   time in a tar archive; else it is the container's, and content decides what changed.
 - Units of containers are shuffled among all, rows within groups of units (`planning.rows`), and a
   task fetches the samples of a unit together (`shards.samples`).
+- `labels` has the kinds of labels and their encoding; `label_readings` finds the folders and texts
+  that are classes, and what is in doubt. A listing has the doubts beside its table: a build refuses
+  them, and the viewer, which needs no labels, does not.
 - An index of all containers, kept in the store, spares the next listing those that did not change.
 """

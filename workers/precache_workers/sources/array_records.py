@@ -45,6 +45,7 @@ class ArrayRecordFormat:
     columns: Columns = NO_COLUMNS
     noun: str = FORMAT_NOUN
     suffixes: tuple[str, ...] = (".array_record", ".arrayrecord")
+    typed: bool = True
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         members, where, etag = Members(), folder.path(file.name), container_etag(file)

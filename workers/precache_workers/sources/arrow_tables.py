@@ -40,9 +40,8 @@ from precache_workers.sources.parquet_tables import (
     choose_columns,
     columns_note,
     damaged,
-    label_kind,
-    labels_of,
     name_rows,
+    row_labels,
     texts_of,
 )
 
@@ -64,6 +63,7 @@ class ArrowFormat:
     columns: Columns = NO_COLUMNS
     noun: str = "an Arrow table"
     suffixes: tuple[str, ...] = (".arrow",)
+    typed: bool = True
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         where = folder.path(file.name)
@@ -78,11 +78,13 @@ class ArrowFormat:
                     schema = message.schema()
                     chosen = choose_columns(schema, self.columns, where)
                     members.classes = chosen.classes
-                    if chosen.label is not None:
-                        members.kind = label_kind(schema.field(chosen.label).type)
+                    members.kind = chosen.kind(schema)
+                    members.binary = chosen.binary
                     members.notes[columns_note(chosen)] += 1
                 elif message.kind == _BATCH and chosen is not None:
-                    rows = _rows(folder, file.name, message, schema, chosen, self.columns.key)
+                    rows = _rows(
+                        folder, file.name, message, schema, chosen, self.columns.key, members
+                    )
                     for name, label, start, size in rows:
                         unit, place = max(start, 0) // UNIT_BYTES, f"{start}:{size}:{etag}"
                         location = f"{file.name}#{unit}\t{place}"
@@ -94,7 +96,8 @@ class ArrowFormat:
         name_rows(members, file.name, self.columns.key, where)
         split, slash, _ = file.name.rpartition("/")
         if slash:
-            members.notes[f"{{count}} samples in {split}/"] += len(members.keys)
+            line = f"{{count}} samples in {split}/; to take them alone, name it as the source"
+            members.notes[line] += len(members.keys)
         return members
 
     def read(
@@ -244,6 +247,7 @@ def _rows(
     schema: Any,
     chosen: ChosenColumns,
     key: str | None,
+    members: Members,
 ) -> Iterator[tuple[str, str, int, int]]:
     """Yield (name, label, start, size) of the image of each row; start and size are -1 for none.
 
@@ -256,7 +260,8 @@ def _rows(
     whole = bytearray(prefix + message.body_bytes)
     whole[:prefix] = message.metadata
     memory = pa.py_buffer(whole)
-    taken = [column for column in schema.names if column in (chosen.image, chosen.label, key)]
+    wanted = (chosen.image, *chosen.listed, key)
+    taken = [column for column in schema.names if column in wanted]
     batch = pa.ipc.read_record_batch(memory, schema).select(taken)
     image = batch.column(chosen.image)
     column = image.field("bytes") if chosen.struct else image
@@ -283,7 +288,7 @@ def _rows(
     starts = np.where(present, message.body + images + offsets[:-1], -1)
     sizes = np.where(present, np.diff(offsets), -1)
     empty = [""] * len(column)
-    labels = empty if chosen.label is None else labels_of(batch.column(chosen.label), chosen.label)
+    labels = row_labels(batch, chosen, members)
     if key is not None:
         names = texts_of(batch.column(key), key)
     else:

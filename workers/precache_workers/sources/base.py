@@ -6,18 +6,21 @@ Locations are trusted: they come from a listing of this run and are never stored
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import os
 import re
+import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import xxhash
 
-from precache.errors import FetchError, SampleError
+from precache.errors import ChoiceError, FetchError, SampleError
 from precache.messages import shown
 from precache.storage.backends import EXTRAS
 from precache.storage.base import Folder
@@ -51,6 +54,13 @@ MOST_SUFFIXES, SUFFIXES_SHOWN = 100, 8
 """Suffixes of unused files that are counted apart, and that are shown."""
 
 _SUFFIX = re.compile(r"\.(?=.*[a-z])[a-z0-9_-]{1,16}")
+
+_SERVICE = re.compile(
+    r"(?:^|/)(?:\.[^/]*|__MACOSX|__pycache__|@eaDir|@Recycle|@Recently-Snapshot|#recycle|#snapshot"
+    r"|lost\+found|\$RECYCLE\.BIN|RECYCLER|System Volume Information)/",
+    re.IGNORECASE,
+)
+"""Hidden folders, and folders that systems and programs make beside the user's."""
 
 FILES_PER_TICK = 1000
 """Files between two calls of a `Tick`."""
@@ -91,6 +101,76 @@ Fetched = Sample | FetchError | SampleError
 
 
 @dataclass(frozen=True)
+class LabelRules:
+    """Readings of labels, as chosen by the user.
+
+    Attributes
+    ----------
+    level
+        The folder of a path that is its class: 1 for the first, 0 for none; None to find it.
+    kind
+        Kind of the labels of a column or file: names or numbers of classes, or regression values.
+    separator
+        Text between several classes in a label.
+    none
+        Labels that stand for no label.
+    order
+        Order of the names of classes: as text, or as numbers.
+    """
+
+    level: int | None = None
+    kind: Literal["name", "number", "value"] | None = None
+    separator: str | None = None
+    none: tuple[str, ...] = ()
+    order: Literal["text", "number"] = "text"
+
+
+NO_RULES = LabelRules()
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Two readings of labels that differ; a build refuses it.
+
+    Attributes
+    ----------
+    ways
+        Arguments that decide, as in `ChoiceError`; the text has them, too.
+    by_classes
+        A map of classes that the user gives decides, too.
+    """
+
+    text: str
+    ways: tuple[tuple[str, ...], ...] = ()
+    by_classes: bool = False
+
+
+class Ways(list[tuple[str, ...]]):
+    """Collects the arguments that a text names.
+
+    ::
+
+        ways = Ways()
+        Doubt(f"add {ways('--label-kind', 'name')} if …", tuple(ways))
+    """
+
+    def __call__(self, *arguments: str) -> str:
+        """Add arguments, and return them as the text shows them."""
+        self.append(arguments)
+        return f"`{shlex.join(arguments)}`"
+
+
+def choice_error(doubts: Sequence[Doubt]) -> ChoiceError:
+    """Return the error of all doubts: of one with all ways out, of several with the first ones."""
+    text = ". Also: ".join(doubt.text for doubt in doubts)
+    if len(doubts) == 1:
+        return ChoiceError(text, ways=doubts[0].ways)
+    firsts = [doubt.ways[0] if doubt.ways else () for doubt in doubts]
+    firsts.sort(key=lambda way: not way or way[0].startswith("-"))  # a source comes first
+    return ChoiceError(text, ways=[list(itertools.chain(*firsts))] if all(firsts) else [])
+
+
+@dataclass(frozen=True)
 class Listing:
     """The samples of a source.
 
@@ -115,6 +195,8 @@ class Listing:
     ctimes
         Time in nanoseconds at which the file of each sample changed last in any way, its modes
         and times included; int64, -1 where unknown. None if it is unknown of all.
+    doubts
+        Readings of the labels that the user must choose between; the table has one of them.
     """
 
     table: RowTable
@@ -125,6 +207,7 @@ class Listing:
     index: bytes | None = None
     notes: tuple[str, ...] = ()
     ctimes: np.ndarray | None = None
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,6 +217,18 @@ class Columns:
     image: str | None = None
     label: str | None = None
     key: str | None = None
+
+    def labels(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return the chosen columns of labels; commas join several, one for each class."""
+        if self.label is None:
+            return ()
+        parts = tuple(part.strip() for part in self.label.split(","))
+        return parts if self.label not in names and len(parts) > 1 else (self.label,)
+
+    @property
+    def may_be_several(self) -> bool:
+        """True if several columns of labels may be chosen."""
+        return "," in (self.label or "")
 
 
 NO_COLUMNS = Columns()
@@ -274,3 +369,22 @@ def ignored_text(ignored: Mapping[str, int]) -> str:
         if suffix != "*"
     ]
     return ", ".join([*texts, f"{others:,} of other suffixes"] if others else texts)
+
+
+def folder_at(name: str, level: int) -> str:
+    """Return a folder of a name, from level 1 for the first; empty if the name has none there."""
+    if level == 1:
+        return first_folder(name)
+    parts = name.split("/", level)
+    return parts[level - 1] if 0 < level < len(parts) else ""
+
+
+def in_service_folder(name: str) -> bool:
+    """Return True for a file below a hidden folder, or one that a system or program made."""
+    folder, slash, _ = name.rpartition("/")
+    return bool(slash) and _is_service(folder)
+
+
+@functools.lru_cache(1 << 10)
+def _is_service(folder: str) -> bool:
+    return _SERVICE.search(f"{folder}/") is not None

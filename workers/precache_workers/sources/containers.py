@@ -16,6 +16,7 @@ import io
 import itertools
 import json
 import math
+import operator
 import time
 from array import array
 from collections import Counter, defaultdict
@@ -45,13 +46,28 @@ from precache_workers.runtime.time_limit import FETCHING, notes
 from precache_workers.sources.base import (
     IMAGE_SUFFIXES,
     MOST_SAMPLE_BYTES,
+    NO_COLUMNS,
+    NO_RULES,
+    Doubt,
     Fetched,
+    LabelRules,
     Listing,
     Tick,
+    first_folder,
     is_utf8,
     source_of,
 )
 from precache_workers.sources.container_names import Containers
+from precache_workers.sources.label_readings import (
+    doubt_of_columns,
+    doubts_of_classes,
+    folder_labels,
+    note_of_containers,
+    note_of_order,
+    one_class_each,
+    read_folders,
+    settle_labels,
+)
 from precache_workers.sources.labels import Kind, encode_labels, joined
 from precache_workers.sources.sample_inputs import SampleInputs, merged
 
@@ -122,6 +138,8 @@ class Members:
         Lines for the user, shown once for all containers; the total replaces ``{count}``.
     combinations
         Samples by the suffixes of their images, if samples may have several.
+    binary
+        Columns of only 0 and 1, if no column has labels. An index does not keep them.
     """
 
     keys: list[str] = field(default_factory=list)
@@ -138,6 +156,7 @@ class Members:
     examples: dict[str, str] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
     combinations: dict[str, tuple[int, str]] = field(default_factory=dict)
+    binary: tuple[str, ...] = ()
 
     def add(self, key: str, location: str, *, size: int, mtime: int, etag: str, label: str) -> None:
         self.keys.append(key)
@@ -188,6 +207,10 @@ class Format(Protocol):
     def suffixes(self) -> tuple[str, ...]:
         """Suffixes of its files, in lower case."""
 
+    @property
+    def typed(self) -> bool:
+        """False if labels are text whose kind is inferred, or folders of names."""
+
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         """List the members of a container.
 
@@ -217,6 +240,7 @@ class ContainerSource:
     containers: Containers
     format: Format
     most_bytes: int = MOST_SAMPLE_BYTES
+    rules: LabelRules = NO_RULES
     labels_with_samples: bool = False
     content_decides: bool = True
 
@@ -275,18 +299,28 @@ class ContainerSource:
                 inputs.require_clear(self)
             notes = (*notes, inputs.note("last" if rule == "last-dot" else "first"))
             whole.locations = inputs.with_all(whole.locations)
-        table = row_table(ruled, whole, self, self.folder)
-        _located[self.index_name] = table
+        labelled = row_table(
+            ruled,
+            whole,
+            self,
+            self.folder,
+            self.rules,
+            typed=self.format.typed,
+            paths=not self.format.typed,
+            one_hot=getattr(self.format, "columns", NO_COLUMNS).may_be_several,
+        )
+        _located[self.index_name] = labelled.table
         fresh = complete and any(_identity(file) not in known for file in files)
         return Listing(
-            table,
+            labelled.table,
             dict(sum((members.ignored for _, members in listed), Counter[str]())),
             complete,
             dict(whole.left_out),
             whole.examples,
             _write_index(listed) if fresh or len(known) != len(files) else None,
-            notes,
+            (*notes, *note_of_containers(file.name for file in files), *labelled.notes),
             ctimes,
+            (*labelled.doubts, *doubt_of_columns(_binary_columns(listed), self)),
         )
 
     def _scans(
@@ -513,15 +547,38 @@ def _ctimes(listed: Sequence[tuple[FileInfo, Members]]) -> np.ndarray:
     return np.repeat(np.array(times, np.int64), [len(members.keys) for _, members in listed])
 
 
+@dataclass(frozen=True)
+class LabelledRows:
+    """Members as a row table, with the lines and doubts about their labels."""
+
+    table: RowTable
+    notes: tuple[str, ...]
+    doubts: tuple[Doubt, ...]
+
+
 def row_table(
-    listed: Sequence[tuple[FileInfo, Members]], whole: Members, source: object, folder: Folder
-) -> RowTable:
+    listed: Sequence[tuple[FileInfo, Members]],
+    whole: Members,
+    source: object,
+    folder: Folder,
+    rules: LabelRules = NO_RULES,
+    *,
+    typed: bool = True,
+    paths: bool = False,
+    one_hot: bool = False,
+) -> LabelledRows:
     """Return the members of all containers as a row table, with encoded labels.
 
     Parameters
     ----------
     folder
         The folder that keys are relative to, or locations.
+    typed
+        As in `Format`.
+    paths
+        Labels may be the first folders of the members' names.
+    one_hot
+        Each class has a column of its own.
     """
     kinds: dict[tuple[Kind, tuple[str, ...]], str] = {}
     for file, members in listed:
@@ -539,20 +596,67 @@ def row_table(
             f"in kind ({one[0]}, {other[0]}) or in class names; make them alike"
         )
     names = next((classes for _, classes in kinds), ())
-    labels, classes = encode_labels(whole.labels, kind, names, whole.keys, str(source))
+    notes: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+    labels = whole.labels
+    if one_hot and kind == "several numbers":
+        numbers = one_class_each(labels)
+        labels, kind = (labels, kind) if numbers is None else (numbers, "numbers")
+        each = "one class" if numbers else "several classes or none"
+        notes = (f"Labels from columns of 0 and 1, a class each: rows have {each}",)
+    folders = paths and all(map(operator.eq, labels, map(first_folder, _names_of(whole))))
+    if folders:
+        reading = read_folders(_names_of(whole), rules, source)
+        notes, doubts = (*notes, *reading.notes), reading.doubts
+        if reading.level != 1:
+            labels = folder_labels(_names_of(whole), reading.level)
+        kind = "names" if any(labels) else None
+    elif rules.level is not None:
+        raise SourceError(f"{source} has labels that are not its folders; leave out --label-level")
+    settled = settle_labels(
+        labels,
+        kind,
+        whole.keys,
+        str(source),
+        rules,
+        declared=bool(names),
+        typed=typed or folders,
+        folders=folders,
+    )
+    encoded, classes = encode_labels(
+        settled.labels, settled.kind, names, whole.keys, str(source), rules.order
+    )
     if wrong := [name for name in classes if not is_utf8(name)]:
         raise SourceError(f"{source} has the class {printable(wrong[0])}, which is not UTF-8")
+    notes += tuple(settled.notes)
+    doubts += tuple(settled.doubts)
+    if not names:
+        doubts += tuple(doubts_of_classes(classes, source))
+        notes += tuple(note_of_order(classes))
     sizes, mtimes = np.array(whole.sizes, np.int64), np.array(whole.mtimes, np.int64)
-    return RowTable(
+    table = RowTable(
         keys=whole.keys,
         sizes=sizes,
         mtimes=mtimes,
         etags=whole.etags,
-        labels=labels,
+        labels=encoded,
         classes=classes,
         locations=whole.locations,
         source=source_of(folder),
     )
+    return LabelledRows(table, notes, doubts)
+
+
+def _binary_columns(listed: Sequence[tuple[FileInfo, Members]]) -> list[str]:
+    """Return the columns that have only 0 and 1 in all containers without labels."""
+    columns = [members.binary for _, members in listed]
+    return [name for name in columns[0] if all(name in others for others in columns)]
+
+
+def _names_of(whole: Members) -> Iterator[str]:
+    """Yield the names of all members in their containers; a list of them would take memory."""
+    for key, location in zip(whole.keys, whole.locations, strict=True):
+        yield key[len(unit_of(location).rpartition("#")[0]) + 1 :]
 
 
 # --- index --------------------------------------------------------------------------------------

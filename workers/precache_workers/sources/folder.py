@@ -14,7 +14,7 @@ import numpy as np
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
-from precache.storage.base import NOT_UTF8, FileInfo, Folder, left_out_text
+from precache.storage.base import NOT_UTF8, SERVICE_FOLDER, FileInfo, Folder, left_out_text
 from precache.store.row_table import RowTable
 from precache.units import size as in_units
 from precache_workers.runtime.time_limit import FETCHING, notes
@@ -23,24 +23,37 @@ from precache_workers.sources.base import (
     FILES_PER_TICK,
     IMAGE_SUFFIXES,
     MOST_SAMPLE_BYTES,
+    NO_RULES,
     Fetched,
+    LabelRules,
     Listing,
     Sample,
     Tick,
     container_noun,
     container_suffix,
     count_ignored,
-    first_folder,
+    in_service_folder,
     is_image,
     is_utf8,
     source_of,
 )
-from precache_workers.sources.labels import encode_labels
+from precache_workers.sources.label_readings import (
+    SettledLabels,
+    doubts_of_classes,
+    folder_labels,
+    note_of_order,
+    read_folders,
+    settle_labels,
+)
+from precache_workers.sources.labels import Kind, encode_labels
+
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+"""Suffixes of files that may have labels of the images beside them."""
 
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Image files below a folder; the first folder of a path is the class, if there is one."""
+    """Image files below a folder; a folder of a path is the class, if there is one."""
 
     folder: Folder
     labels_with_samples: bool = False
@@ -51,6 +64,8 @@ class FolderSource:
     index_name: str = ""
     sample_keys: Mapping[str, str] = field(default_factory=dict)
     """File name -> key of its sample, if they differ."""
+
+    rules: LabelRules = NO_RULES
 
     def file_of(self, key: str) -> tuple[Folder, str]:
         return self.folder, key
@@ -65,7 +80,7 @@ class FolderSource:
             raise SourceError(f"the source {self.folder} {_no_folder(kind)}")
         files = _FileColumns()
         ignored, complete, left_out = Counter[str](), True, Counter[str]()
-        container, examples = "", dict[str, str]()
+        container, table_file, examples = "", "", dict[str, str]()
 
         def leave_out(name: str, reason: str) -> None:
             if name.endswith("/") or is_image(name):
@@ -78,9 +93,10 @@ class FolderSource:
                 complete = False
                 break
             if is_image(file.name):
-                if not is_utf8(file.name):
-                    left_out[NOT_UTF8] += 1
-                    examples.setdefault(NOT_UTF8, printable(file.name))
+                reason = SERVICE_FOLDER if in_service_folder(file.name) else NOT_UTF8
+                if reason == SERVICE_FOLDER or not is_utf8(file.name):
+                    left_out[reason] += 1
+                    examples.setdefault(reason, printable(file.name))
                     continue
                 files.add(file)
                 if len(files.keys) % FILES_PER_TICK == 0:
@@ -88,6 +104,8 @@ class FolderSource:
             else:
                 count_ignored(ignored, file.name)
                 container = container or (file.name if container_noun(file.name) else "")
+                if file.name.endswith(_TABLES):
+                    table_file = min(table_file or file.name, file.name)
         if not files.keys:
             images = f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
             images += left_out_text(left_out, examples)
@@ -95,9 +113,45 @@ class FolderSource:
             what = f"the source {self.folder} has no image ({ignored.total()} other files)"
             raise SourceError(f"{what}; {how}")
         tick(len(files.keys))
-        table, ctimes = files.table()
-        table = replace(table, source=source_of(self.folder))
-        return Listing(table, dict(ignored), complete, dict(left_out), examples, ctimes=ctimes)
+        return self._listing(files, ignored, complete, left_out, examples, table_file)
+
+    def _listing(
+        self,
+        files: _FileColumns,
+        ignored: Counter[str],
+        complete: bool,
+        left_out: Counter[str],
+        examples: Mapping[str, str],
+        table_file: str,
+    ) -> Listing:
+        where = "the source"
+        reading = read_folders(files.keys, self.rules, self.folder, self.folder.path)
+        labels = folder_labels(files.keys, reading.level)
+        kind: Kind | None = "names" if any(labels) else None
+        settled = settle_labels(
+            labels, kind, files.keys, where, self.rules, typed=True, folders=True
+        )
+        table, ctimes = files.table(settled, self.rules)
+        beside = f"{printable(table_file)} in the source gives no labels, unless --labels names it"
+        return Listing(
+            replace(table, source=source_of(self.folder)),
+            dict(ignored),
+            complete,
+            dict(left_out),
+            examples,
+            notes=(
+                *([beside] if table_file else []),
+                *reading.notes,
+                *settled.notes,
+                *note_of_order(table.classes),
+            ),
+            ctimes=ctimes,
+            doubts=(
+                *reading.doubts,
+                *settled.doubts,
+                *doubts_of_classes(table.classes, self.folder),
+            ),
+        )
 
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
@@ -177,10 +231,11 @@ class _FileColumns:
         self._ctimes.append(file.ctime_ns)
         self._etags.append(file.etag)
 
-    def table(self) -> tuple[RowTable, np.ndarray]:
-        """Return the files sorted by name, the first folder of each as its class; and ctimes."""
-        folders = [first_folder(key) for key in self.keys]
-        labels, classes = encode_labels(folders, "names", (), self.keys, "the source")
+    def table(self, settled: SettledLabels, rules: LabelRules) -> tuple[RowTable, np.ndarray]:
+        """Return the files with their labels, sorted by name; and their ctimes."""
+        labels, classes = encode_labels(
+            settled.labels, settled.kind, (), self.keys, "the source", rules.order
+        )
         sizes, mtimes = np.array(self._sizes, np.int64), np.array(self._mtimes, np.int64)
         table = RowTable(
             keys=self.keys,

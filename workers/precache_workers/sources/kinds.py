@@ -23,8 +23,10 @@ from precache_workers.sources.base import (
     BY_DATASET,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
+    NO_RULES,
     TAR_SUFFIXES,
     Columns,
+    LabelRules,
     Source,
     container_noun,
 )
@@ -54,6 +56,7 @@ class SourceSpec:
     most_bytes: int = MOST_SAMPLE_BYTES
     columns: Columns = NO_COLUMNS
     sample_name: SampleName | None = None
+    rules: LabelRules = NO_RULES
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class SourceKind:
 
 def _open_folder(spec: SourceSpec) -> Source:
     folder = open_folder(spec.uri, spec.storage_options, follow_links=spec.follow_links)
-    return FolderSource(folder, most_bytes=spec.most_bytes)
+    return FolderSource(folder, most_bytes=spec.most_bytes, rules=spec.rules)
 
 
 def _open_dataset(spec: SourceSpec) -> Source:
@@ -103,7 +106,12 @@ def _open_manifest(spec: SourceSpec) -> Source:
         follow_links=spec.follow_links,
     )
     return manifests.ManifestSource(
-        tables, spec.columns, spec.storage_options, spec.follow_links, spec.most_bytes
+        tables,
+        spec.columns,
+        spec.storage_options,
+        spec.follow_links,
+        spec.most_bytes,
+        rules=spec.rules,
     )
 
 
@@ -112,7 +120,7 @@ def open_containers(spec: SourceSpec, format_: Format) -> ContainerSource:
     containers = Containers.named(
         spec.uri, format_.suffixes, spec.storage_options, follow_links=spec.follow_links
     )
-    return ContainerSource(containers, format_, spec.most_bytes)
+    return ContainerSource(containers, format_, spec.most_bytes, rules=spec.rules)
 
 
 def _open_arrow(spec: SourceSpec) -> Source:
@@ -170,6 +178,7 @@ def open_source(
     kind: str | None = None,
     columns: Columns = NO_COLUMNS,
     sample_name: SampleName | None = None,
+    rules: LabelRules = NO_RULES,
 ) -> Source:
     """Open the source that a path, a URL, a pattern or ``python:module:factory`` names.
 
@@ -189,8 +198,15 @@ def open_source(
     SourceError
         The kind cannot be read, or its plug-in cannot be loaded.
     """
-    spec = SourceSpec(source, storage_options, follow_links, most_bytes, columns, sample_name)
+    spec = SourceSpec(
+        source, storage_options, follow_links, most_bytes, columns, sample_name, rules
+    )
     chosen = _kind_of(spec, kind)
+    if rules != NO_RULES and chosen is KINDS["python"]:
+        raise UsageError(
+            f"{shown(source)} says itself what its labels are; leave out --label-level, "
+            "--label-kind, --label-separator, --no-label and --class-order"
+        )
     if columns != NO_COLUMNS and not chosen.columns:
         raise UsageError(
             f"the source {shown(source)} is of a kind without columns; leave out --image-column, "

@@ -31,6 +31,11 @@ _VALUE = re.compile(
     r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?inf(inity)?", re.IGNORECASE
 )
 
+_NOTHING = frozenset(
+    ("nan", "-nan", "null", "none", "na", "n/a", "#n/a", "<na>", "nil", "nat", "-", "?", "\\n")
+)
+"""Words for no value, as tables have them, in lower case."""
+
 _LIST = re.compile(r"\[\s*(['\"\d.+\-\[]|True\b|False\b).*\]", re.DOTALL)
 """Lists as Python and NumPy print them."""
 
@@ -40,6 +45,11 @@ _JOINED: Mapping[frozenset[Kind], Kind] = {
     frozenset(("numbers", "values")): "values",
 }
 """Kinds of labels that may occur together in a source -> their common kind."""
+
+
+def is_nothing(text: str) -> bool:
+    """Return True for a word that may stand for no value, such as ``NaN``."""
+    return text.lower() in _NOTHING
 
 
 def joined(kinds: Iterable[Kind]) -> Kind | None:
@@ -117,13 +127,12 @@ def infer_kind(labels: list[str], keys: Sequence[str], where: str) -> Kind | Non
                 '["cat", "dog"]'
             )
     if not lists:
-        known = {text for text in texts if text.lower() != "nan"}
+        known = {text for text in texts if not is_nothing(text)}
         identifiers = all(map(str.isdecimal, known)) and max(map(len, known), default=0) > 18
         if not known:
-            return None  # other files decide whether NaN is a number or a name
+            return None  # other files decide whether these are numbers or names
         if identifiers or not all(map(_VALUE.fullmatch, known)):
             return "names"
-        labels[:] = ["" if text.lower() == "nan" else text for text in labels]
         return "numbers" if all(map(_INTEGER.fullmatch, known)) else "values"
     texts_of: dict[str, str] = {"": ""}
     kinds: set[Kind] = set()
@@ -165,6 +174,7 @@ def encode_labels(
     classes: Sequence[str],
     keys: Sequence[str],
     where: str,
+    order: Literal["text", "number"] = "text",
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Encode labels as the array of a row table; returns it and the class names.
 
@@ -172,6 +182,8 @@ def encode_labels(
     ----------
     classes
         Class names by number, if the source lists them separately.
+    order
+        Order of class names that the source does not list.
 
     Raises
     ------
@@ -190,20 +202,40 @@ def encode_labels(
                 return _several_numbers(labels, classes, keys, where), tuple(classes)
             case "several names":
                 lists = [_names(text) for text in labels]
-                named = tuple(sorted({name for names in lists for name in names}))
+                named = in_order({name for names in lists for name in names}, order, where)
                 numbers = {name: number for number, name in enumerate(named)}
                 return _multi_hot(
                     [[numbers[n] for n in some] for some in lists], len(named), where
                 ), named
     except (TypeError, ValueError):
         raise SourceError(f"{where} has labels that are no {kind}") from None
-    named = tuple(sorted(set(labels) - {""}))
+    named = in_order(set(labels) - {""}, order, where)
     numbers = {name: number for number, name in enumerate(named)} | {"": -1}
     return np.fromiter(map(numbers.__getitem__, labels), np.int64, len(labels)), named
 
 
+def in_order(names: Iterable[str], order: Literal["text", "number"], where: str) -> tuple[str, ...]:
+    """Sort names of classes as text or as numbers.
+
+    Raises
+    ------
+    SourceError
+        A name is no whole number, and they are to be sorted as numbers.
+    """
+    ordered = sorted(names)
+    if order == "number":
+        wrong = next((name for name in ordered if not _INTEGER.fullmatch(name)), None)
+        if wrong is not None:
+            raise SourceError(
+                f"{where} has the class {printable(wrong)!r}, which is no whole number; leave out "
+                "--class-order number"
+            )
+        ordered.sort(key=int)
+    return tuple(ordered)
+
+
 def _class_numbers(labels: Sequence[str], classes: Sequence[str], where: str) -> np.ndarray:
-    given = [-1 if text.lower() in ("", "nan") else int(text) for text in labels]
+    given = [-1 if not text or is_nothing(text) else int(text) for text in labels]
     if max(given) >= 1 << 63:
         raise SourceError(f"{where} has the class number {max(given)}, which is too large")
     lowest, highest = min(given), max(given)
@@ -218,7 +250,9 @@ def _class_numbers(labels: Sequence[str], classes: Sequence[str], where: str) ->
 
 def _values(labels: Sequence[str], keys: Sequence[str], where: str) -> np.ndarray:
     with np.errstate(over="ignore"):
-        values = np.array([float(text or "nan") for text in labels]).astype(np.float32)
+        values = np.array(
+            [math.nan if not text or is_nothing(text) else float(text) for text in labels]
+        ).astype(np.float32)
     wrong = np.flatnonzero(np.isinf(values))
     if len(wrong):
         raise SourceError(

@@ -22,13 +22,14 @@ from typing import Any
 
 from precache.errors import SampleError, SourceError, UsageError
 from precache.messages import printable
-from precache.storage.base import NO_NAME, FileInfo, Folder
+from precache.storage.base import NO_NAME, SERVICE_FOLDER, FileInfo, Folder
 from precache_workers.sources.base import (
     FILES_PER_TICK,
     Fetched,
     Sample,
     count_ignored,
     first_folder,
+    in_service_folder,
     is_image,
     starts_as_image,
 )
@@ -57,6 +58,7 @@ class LMDBFormat:
 
     noun: str = "an LMDB database"
     suffixes: tuple[str, ...] = ("data.mdb", ".lmdb")
+    typed: bool = False
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         members, labels, where = Members(), dict[str, str](), folder.path(file.name)
@@ -73,6 +75,8 @@ class LMDBFormat:
                     count_ignored(members.ignored, text)
                 elif key is None:
                     members.left_out[NO_NAME] += 1
+                elif in_service_folder(text):
+                    members.leave_out(SERVICE_FOLDER, key)
                 else:
                     unit, place = len(members.keys) // UNIT_SAMPLES, f"{etag}:{bytes(name).hex()}"
                     location = f"{file.name}#{unit}\t{place}"

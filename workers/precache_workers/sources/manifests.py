@@ -15,6 +15,7 @@ import contextlib
 import csv
 import functools
 import io
+import itertools
 import json
 import math
 import os
@@ -38,10 +39,15 @@ from precache_workers.sources.base import (
     FILES_PER_TICK,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
+    NO_RULES,
     Columns,
+    Doubt,
     Fetched,
+    LabelRules,
     Listing,
     Tick,
+    Ways,
+    is_image,
     is_utf8,
 )
 from precache_workers.sources.container_names import REQUESTS, Containers
@@ -53,11 +59,18 @@ from precache_workers.sources.containers import (
 )
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.label_readings import (
+    binary,
+    doubt_of_columns,
+    one_hot_label,
+    quoted,
+)
 from precache_workers.sources.labels import infer_kind, label_of
 from precache_workers.sources.parquet_tables import (
     LABEL_COLUMNS,
     LISTED_ROWS,
     damaged,
+    may_be_binary,
     open_table,
     values_of,
 )
@@ -91,6 +104,7 @@ class ManifestSource:
     most_bytes: int = MOST_SAMPLE_BYTES
     labels_with_samples: bool = False
     content_decides: bool = True
+    rules: LabelRules = NO_RULES
 
     def __str__(self) -> str:
         return str(self.containers)
@@ -118,9 +132,10 @@ class ManifestSource:
         until = time.monotonic() + seconds
         listed: list[tuple[FileInfo, Members]] = []
         whole, complete = Members(), True
+        binary_columns: dict[str, None] = {}
         for file in self.containers.files(whole.left_out):
             members = Members()
-            for row in self._rows(file, members):
+            for row in self._rows(file, members, binary_columns):
                 count = len(members.keys)
                 if count and count % FILES_PER_TICK == 0 and time.monotonic() > until:
                     complete = False
@@ -131,7 +146,7 @@ class ManifestSource:
                 members.keys.append(row[0])
                 members.locations.append(row[1])
                 members.labels.append(row[2])
-            if not _has_types(file.name):
+            if not _has_types(file.name) and members.kind is None:
                 where = self.folder.path(file.name)
                 members.kind = infer_kind(members.labels, members.keys, where)
             listed.append((file, members))
@@ -156,13 +171,60 @@ class ManifestSource:
             whole.etags.append(_etag(key, location, info) if info else "")
             ctimes.append(info.ctime_ns if info else -1)
         tick(len(whole.keys))
-        table = row_table(listed, whole, self, self.folder)
-        left_out, times = dict(+whole.left_out), np.array(ctimes, np.int64)
-        notes = notes_of(listed)
-        return Listing(table, {}, complete, left_out, whole.examples, notes=notes, ctimes=times)
+        labelled = row_table(
+            listed,
+            whole,
+            self,
+            self.folder,
+            self.rules,
+            typed=all(_has_types(file.name) for file, _ in listed),
+            one_hot=self.columns.may_be_several,
+        )
+        doubts = (
+            *labelled.doubts,
+            *doubt_of_columns(list(binary_columns), self),
+            *self._doubt_of_place(whole),
+        )
+        notes = (*notes_of(listed), *labelled.notes)
+        return Listing(
+            labelled.table,
+            {},
+            complete,
+            dict(+whole.left_out),
+            whole.examples,
+            notes=notes,
+            ctimes=np.array(ctimes, np.int64),
+            doubts=doubts,
+        )
 
-    def _rows(self, file: FileInfo, members: Members) -> Iterator[tuple[str, str, str]]:
-        """Yield key, location and label of each row."""
+    def _doubt_of_place(self, members: Members) -> Sequence[Doubt]:
+        """Return the doubt about a table whose first file lies in another folder beside it."""
+        location, size, mtime = members.locations[0], members.sizes[0], members.mtimes[0]
+        root = self.folder.local("")
+        if root is None or _root(location) or size >= 0 or mtime >= 0:
+            return []
+        beside, _, name = location.rpartition("/")
+        folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
+        if not folders:
+            return []
+        ways = Ways()
+        way = ways(str(folders[0]), "--labels", str(self))
+        text = (
+            f"{self} names {printable(name)!r}, which is not beside it, but in {folders[0]}: build "
+            f"that folder, with the table as its labels: {way}; or write the folder into the table"
+        )
+        return [Doubt(text, tuple(ways))]
+
+    def _rows(
+        self, file: FileInfo, members: Members, binary_columns: dict[str, None]
+    ) -> Iterator[tuple[str, str, str]]:
+        """Yield key, location and label of each row.
+
+        Parameters
+        ----------
+        binary_columns
+            Output: the columns of only 0 and 1, if no column has labels.
+        """
         where = self.folder.path(file.name)
         chosen: _Chosen | None = None
         with (
@@ -171,10 +233,17 @@ class ManifestSource:
         ):
             for number, row in rows:
                 if chosen is None:
-                    chosen = _Chosen.of(self._names(file, row), self.columns, where)
+                    chosen = _Chosen.of(self._names(file, row), self.columns, where, row)
                     members.notes[chosen.note()] += 1
-                uri, label = row.get(chosen.uri), row.get(chosen.label or "")
+                    if len(chosen.labels) > 1:
+                        members.kind, members.classes = "several numbers", chosen.labels
+                    elif self.columns.label is None and not chosen.labels:
+                        binary_columns |= dict.fromkeys(chosen.others)
+                uri = row.get(chosen.uri)
                 line = f"line {number} of {where}"
+                for name in list(binary_columns):
+                    if binary(row.get(name)) is None:
+                        del binary_columns[name]
                 if not isinstance(uri, str) or not uri:
                     raise SourceError(f"{line} has no {chosen.uri}, which must be a path or URL")
                 # Keys are stored: they must not contain credentials of a URL.
@@ -182,15 +251,18 @@ class ManifestSource:
                 if key is None or key == "":
                     raise SourceError(f"{line} has no {chosen.key}, which must name its sample")
                 location = self._location(uri, file.name, line)
-                if _has_types(file.name):
-                    yield str(key), location, _typed(label, chosen.label, line, members)
-                else:
-                    yield str(key), location, _text(label, chosen.label, line)
+                yield str(key), location, _label(row, chosen.labels, file.name, line, members)
 
     def _names(self, file: FileInfo, row: Row) -> Sequence[str]:
-        """Return the column names of the first row, or of all rows of JSON if it has no label."""
+        """Return the columns: of the first row, or of all rows of JSON if that has no label."""
         names = list(row)
-        labels = {self.columns.label} if self.columns.label else {*LABEL_COLUMNS}
+        if _has_types(file.name):
+            with (
+                open_file(self.folder, file) as stream,
+                damaged(self.folder.path(file.name)),
+            ):
+                return list(open_table(stream).schema_arrow.names)
+        labels = {*self.columns.labels(names)} or {*LABEL_COLUMNS}
         if not file.name.lower().endswith(JSON_LINES) or labels & {*map(_plain, names), *names}:
             return names
         where = self.folder.path(file.name)
@@ -299,16 +371,19 @@ class ManifestSource:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The columns of a table that are read."""
+    """The columns of a table that are read, and the others."""
 
     uri: str
-    label: str | None
+    labels: tuple[str, ...]
     key: str | None
-    others: int
+    others: tuple[str, ...]
 
     @classmethod
-    def of(cls, names: Sequence[str], columns: Columns, where: str) -> _Chosen:
-        for name in (columns.image, columns.label, columns.key):
+    def of(
+        cls, names: Sequence[str], columns: Columns, where: str, row: Row | None = None
+    ) -> _Chosen:
+        labels = columns.labels(names)
+        for name in (columns.image, *filter(None, labels), columns.key):
             if name is not None and name not in names:
                 raise SourceError(
                     f"{where} has no column {name!r}{did_you_mean(name, names)}; it has "
@@ -323,23 +398,32 @@ class _Chosen:
         marks = [mark for mark in ";,\t|" if len(names) == 1 and mark in names[0]]
         if uri is None and marks:
             raise SourceError(
-                f"{where}: {marks[0]!r} does not separate columns; commas do, and in .tsv tabs"
+                f"{where}: {marks[0]!r} does not separate columns; commas do, semicolons if the "
+                "first line has no comma, and in .tsv tabs"
             )
+        if uri is None:
+            values = {name: (row or {}).get(name) for name in names}
+            named = [n for n, value in values.items() if isinstance(value, str) and is_image(value)]
+            uri = named[0] if len(named) == 1 and not any(map(is_image, names)) else None
         if uri is None:
             raise SourceError(
                 f"{where} has no column of URIs; its first line names "
                 f"{', '.join(map(repr, names[:20]))}. Choose one by --image-column, or let the "
-                f"first line name it {' or '.join(URI_NAMES[:3])}"
+                f"first line name it {' or '.join(URI_NAMES[:3])}. If its rows label the images of "
+                "a folder, build that folder with --labels"
             )
         guess = next((lower[name] for name in LABEL_COLUMNS if name in lower), None)
-        label = columns.label or (None if guess == uri else guess)
-        others = len(set(names) - {uri, label, columns.key})
-        return cls(uri, label, columns.key, others)
+        if not labels and guess not in (None, uri):
+            labels = (str(guess),)
+        used = {uri, *labels, columns.key}
+        others = tuple(name for name in names if name not in used)
+        return cls(uri, tuple(filter(None, labels)), columns.key, others)
 
     def note(self) -> str:
         """Describe the choice in a line."""
-        labels = f"labels from {self.label!r}" if self.label else "no labels (--label-column)"
-        others = f"; {self.others} other columns are not used" if self.others else ""
+        labels = f"labels from {quoted(self.labels)}" if self.labels else "no labels"
+        labels += "" if self.labels else " (--label-column)"
+        others = f"; not used: {quoted(self.others, 8)}" if self.others else ""
         return f"URIs from the column {self.uri!r}, {labels}{others}"
 
 
@@ -401,12 +485,18 @@ def _has_types(name: str) -> bool:
     return name.lower().endswith(".parquet")
 
 
-def _typed(value: Any, column: str | None, where: str, members: Members) -> str:
-    """Return a label as text, and set the kind of the members' labels."""
+def _label(row: Row, columns: Sequence[str], file: str, where: str, members: Members) -> str:
+    """Return the label of a row as text; of a column with a type, set the kind of the members."""
     try:
+        if len(columns) > 1:
+            return one_hot_label([row.get(name) for name in columns], columns)
+        value = row.get(columns[0]) if columns else None
+        if not _has_types(file):
+            return _text(value, columns[0] if columns else None, where)
         text, kind = label_of(value)
     except ValueError as error:
-        raise SourceError(f"{where}: its {column} {error}") from None
+        column = f"its {columns[0]} " if len(columns) == 1 else ""
+        raise SourceError(f"{where}: {column}{error}") from None
     members.kind = members.kind or kind  # a column has one type
     return text
 
@@ -424,12 +514,19 @@ def _parsed(
         if name.lower().endswith(JSON_LINES):
             yield from _json_rows(_lines(text, where), where)
         else:
-            delimiter = "\t" if name.lower().endswith(".tsv") else ","
-            yield from _csv_rows(_lines(text, where), delimiter, where)
+            lines = _lines(text, where)
+            first = next(lines, "")
+            delimiter = "\t" if name.lower().endswith(".tsv") else delimiter_of(first)
+            yield from _csv_rows(itertools.chain([first], lines), delimiter, where)
     except csv.Error as error:
         raise SourceError(f"{where} cannot be read: {error}; correct its quotes") from None
     finally:
         text.detach()  # its file is closed by the caller
+
+
+def delimiter_of(line: str) -> str:
+    """Return the mark between the columns of CSV: spreadsheets of some countries write ``;``."""
+    return next((mark for mark in ",;\t" if mark in line), ",")
 
 
 def _csv_rows(lines: Iterable[str], delimiter: str, where: str) -> Iterator[tuple[int, Row]]:
@@ -445,7 +542,8 @@ def _csv_rows(lines: Iterable[str], delimiter: str, where: str) -> Iterator[tupl
                 f"line {reader.line_num} of {where} has not as many cells as the first line, "
                 "which names the columns"
             )
-        yield reader.line_num, row
+        if any(row.values()):  # spreadsheets write lines of separators alone
+            yield reader.line_num, row
 
 
 def _lines(text: io.TextIOWrapper, where: str) -> Iterator[str]:
@@ -472,7 +570,9 @@ def _parquet_rows(stream: BinaryIO, columns: Columns, where: str) -> Iterator[tu
     with damaged(where):
         table = open_table(stream)
         chosen = _Chosen.of(table.schema_arrow.names, columns, where)
-        names = [name for name in (chosen.uri, chosen.label, chosen.key) if name is not None]
+        names = [name for name in (chosen.uri, *chosen.labels, chosen.key) if name is not None]
+        if not chosen.labels and columns.label is None:
+            names += [name for name in chosen.others if may_be_binary(table.schema_arrow, name)]
         number = 0
         for batch in table.iter_batches(LISTED_ROWS, columns=names, use_threads=False):
             rows = zip(*map(values_of, batch.columns), strict=True)

@@ -37,6 +37,7 @@ from precache_workers.sources.containers import (
     too_large_error,
 )
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file
+from precache_workers.sources.label_readings import binary, one_hot_label, quoted
 from precache_workers.sources.labels import MOST_TEXT, Kind, infer_kind, label_of
 
 IMAGE_COLUMNS = (
@@ -69,16 +70,35 @@ class ChosenColumns:
         Names of classes by number, if the schema has them.
     paths
         True if the structs have a path.
+    labels
+        Columns of labels: one, or one for each class with 0 and 1.
+    others
+        Columns that are not used.
+    binary
+        If there are no labels: columns whose type may hold 0 and 1.
     folder
         The label of all rows, if it comes from a folder such as ``label=cat``, not from a column.
     """
 
     image: str
     struct: bool
-    label: str | None
+    labels: tuple[str, ...]
     classes: tuple[str, ...]
     paths: bool
     folder: str | None = None
+    others: tuple[str, ...] = ()
+    binary: tuple[str, ...] = ()
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """Columns that a listing reads beside names."""
+        return self.labels or self.binary
+
+    def kind(self, schema: Any) -> Kind | None:
+        """Return the kind of the labels; None if there are none."""
+        if len(self.labels) > 1:
+            return "several numbers"
+        return label_kind(schema.field(self.labels[0]).type) if self.labels else None
 
     @property
     def image_leaf(self) -> str:
@@ -92,6 +112,7 @@ class ParquetFormat:
     columns: Columns = NO_COLUMNS
     noun: str = "a Parquet table"
     suffixes: tuple[str, ...] = (".parquet",)
+    typed: bool = True
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         where = folder.path(file.name)
@@ -102,19 +123,20 @@ class ParquetFormat:
                 raise SourceError(f"{where} claims {rows:,} rows and has {file.size:,} bytes")
             chosen = choose_columns(table.schema_arrow, self.columns, where, file.name)
             members = Members(classes=chosen.classes)
-            if chosen.label is not None:
-                members.kind = label_kind(table.schema_arrow.field(chosen.label).type)
+            members.kind = chosen.kind(table.schema_arrow)
+            members.binary = chosen.binary
             members.notes[columns_note(chosen)] += 1
             keys = _NameReader(self.columns.key, chosen)
             etag = container_etag(file)
             stamp = f"{etag}:{file.ctime_ns}"
             units = _units(table, chosen, file.size)
             several = members.kind in ("several names", "several numbers")
-            flat, at_once = (None, LISTED_LISTS) if several else (chosen.label, LISTED_ROWS)
+            at_once = LISTED_LISTS if several and len(chosen.labels) == 1 else LISTED_ROWS
+            flat = [] if several else chosen.labels
             table = open_table(stream, table.metadata, keys.columns(flat))
             for group in range(table.num_row_groups):
                 place = 0
-                for names, labels in keys.read(table, group, chosen.label, at_once):
+                for names, labels in keys.read(table, group, chosen, at_once, members):
                     if time.monotonic() > until:
                         raise TimeUpError
                     for name, label in zip(names, labels, strict=True):
@@ -327,23 +349,22 @@ class _NameReader:
     def __init__(self, key: str | None, chosen: ChosenColumns) -> None:
         self._key = key or (f"{chosen.image}.path" if chosen.paths else None)
 
-    def columns(self, label: str | None) -> list[str]:
-        return [name for name in (self._key, label) if name is not None]
+    def columns(self, labels: Sequence[str]) -> list[str]:
+        return [name for name in (self._key, *labels) if name is not None]
 
     def read(
-        self, table: Any, group: int, label: str | None, at_once: int
+        self, table: Any, group: int, chosen: ChosenColumns, at_once: int, members: Members
     ) -> Iterator[tuple[list[str], list[str]]]:
-        columns = self.columns(label)
+        columns = self.columns(chosen.listed)
         if not columns:
             rows = table.metadata.row_group(group).num_rows
             yield [""] * rows, [""] * rows
             return
         for batch in table.iter_batches(at_once, [group], columns, use_threads=False):
-            names = labels = [""] * len(batch)
+            names = [""] * len(batch)
             if self._key is not None:
                 names = texts_of(_leaf(batch, self._key), self._key)
-            if label is not None:
-                labels = labels_of(batch.column(label), label)
+            labels = row_labels(batch, chosen, members)
             yield names, labels
 
 
@@ -353,6 +374,27 @@ def _leaf(batch: Any, name: str) -> Any:
         return batch.column(name)
     outer, _, inner = name.partition(".")
     return batch.column(outer).field(inner)
+
+
+def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> list[str]:
+    """Return the labels of rows as text; drop columns from `Members.binary` that are not binary.
+
+    Raises
+    ------
+    ValueError
+        Some value is no label.
+    """
+    members.binary = tuple(
+        name
+        for name in members.binary
+        if all(binary(value) is not None for value in set(batch.column(name).to_pylist()))
+    )
+    if not chosen.labels:
+        return [""] * len(batch)
+    if len(chosen.labels) == 1:
+        return labels_of(batch.column(chosen.labels[0]), chosen.labels[0])
+    values = [batch.column(name).to_pylist() for name in chosen.labels]
+    return [one_hot_label(row, chosen.labels) for row in zip(*values, strict=True)]
 
 
 def labels_of(column: Any, name: str) -> list[str]:
@@ -440,6 +482,14 @@ def values_of(column: Any) -> list[Any]:
     return values
 
 
+def may_be_binary(schema: Any, name: str) -> bool:
+    """Return True if a column's type may hold 0 and 1."""
+    import pyarrow as pa
+
+    kind = schema.field(name).type
+    return is_number(kind) or bool(pa.types.is_floating(kind))
+
+
 def is_number(kind: Any) -> bool:
     import pyarrow as pa
 
@@ -479,7 +529,8 @@ def _require_columns(schema: Any, columns: Columns, folders: Collection[str], wh
 
     structs = [field for field in schema if pa.types.is_struct(field.type)]
     parts = [f"{field.name}.{part.name}" for field in structs for part in field.type]
-    for name, able in ((columns.image, ()), (columns.label, folders), (columns.key, parts)):
+    labels = [(name, folders) for name in columns.labels((*schema.names, *folders)) if name]
+    for name, able in ((columns.image, ()), *labels, (columns.key, parts)):
         if name is not None and name not in (*schema.names, *able):
             raise SourceError(
                 f"{where} has no column {name!r}{did_you_mean(name, schema.names)}; it has "
@@ -515,20 +566,29 @@ def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") ->
     struct = bool(pa.types.is_struct(kind))
     parts = [kind.field(number).name for number in range(kind.num_fields)] if struct else []
     usual = _usual(LABEL_COLUMNS, [*folders])
-    label = columns.label or _guess_label(schema, features) or next(iter(usual), None)
-    folder = folders.get(label or "")
-    label = label if folder is None else None
-    if label is not None and label_kind(schema.field(label).type) is None:
-        raise SourceError(
-            f"{where}: its column {label} has values of type {schema.field(label).type}; a label "
-            "is a class, a number, or a list of classes"
-        )
-    named = features.get(label or "", {})
+    labels = tuple(filter(None, columns.labels((*schema.names, *folders))))
+    guess = None
+    if columns.label is None:
+        guess = _guess_label(schema, features) or next(iter(usual), None)
+        labels = () if guess is None else (guess,)
+    folder = folders.get(labels[0]) if len(labels) == 1 else None
+    labels = labels if folder is None else ()
+    for label in labels:
+        if label_kind(schema.field(label).type) is None:
+            raise SourceError(
+                f"{where}: its column {label} has values of type {schema.field(label).type}; a "
+                "label is a class, a number, or a list of classes"
+            )
+    named = features.get(labels[0], {}) if len(labels) == 1 else {}
     named = named.get("feature", named)  # the element type of a list
     names = named.get("names") if _is_class(named) else None
     classes = tuple(map(str, names)) if isinstance(names, list) else ()
+    classes = labels if len(labels) > 1 else classes
+    others = tuple(name for name in schema.names if name not in (image, *labels, columns.key))
+    bare = not labels and folder is None and columns.label is None
+    possible = tuple(name for name in others if bare and may_be_binary(schema, name))
     paths = "path" in parts and _is_text(kind.field("path").type)
-    return ChosenColumns(image, struct, label, classes, paths, folder)
+    return ChosenColumns(image, struct, labels, classes, paths, folder, others, possible)
 
 
 def _folder_value(text: str) -> str:
@@ -584,6 +644,8 @@ def _is_class(feature: Any) -> bool:
 
 
 def columns_note(chosen: ChosenColumns) -> str:
-    labels = f"labels from {chosen.label!r}" if chosen.label else "no labels (--label-column)"
+    labels = f"labels from {quoted(chosen.labels)}" if chosen.labels else "no labels"
+    labels += "" if chosen.labels else " (--label-column)"
     labels = labels if chosen.folder is None else "labels from the names of folders"
-    return f"Images from the column {chosen.image!r}, {labels}"
+    others = f"; not used: {quoted(chosen.others, 8)}" if chosen.others else ""
+    return f"Images from the column {chosen.image!r}, {labels}{others}"

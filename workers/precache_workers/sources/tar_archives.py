@@ -35,6 +35,7 @@ from precache.storage.base import (
     NOT_UTF8,
     REPLACED,
     SAME_KEY,
+    SERVICE_FOLDER,
     FileInfo,
     Folder,
     Range,
@@ -46,6 +47,7 @@ from precache_workers.sources.base import (
     Sample,
     count_ignored,
     first_folder,
+    in_service_folder,
     is_image,
     is_utf8,
 )
@@ -81,6 +83,7 @@ class TarFormat:
     sample_name: SampleName | None = None
     noun: str = "a tar archive"
     suffixes: tuple[str, ...] = TAR_SUFFIXES
+    typed: bool = False
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         members, where = Members(), folder.path(file.name)
@@ -104,6 +107,8 @@ class TarFormat:
                 image, is_label = is_image(key), key.lower().endswith(".cls")
                 if not (image or is_label):
                     count_ignored(members.ignored, key)
+                elif image and in_service_folder(key[len(file.name) + 1 :]):
+                    members.leave_out(SERVICE_FOLDER, key)
                 elif not is_utf8(member.name):
                     members.leave_out(NOT_UTF8, key)
                 elif image:

@@ -20,6 +20,7 @@ from precache.messages import did_you_mean, first_ones, printable
 from precache.store.labels import MOST_CLASSES
 from precache_workers.sources.base import Columns, Fetched, Sample, starts_as_image
 from precache_workers.sources.containers import Members
+from precache_workers.sources.label_readings import quoted
 from precache_workers.sources.labels import Kind, joined, label_of
 
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")
@@ -99,7 +100,17 @@ def sample_of(record: bytes, columns: Columns) -> Fetched:
 
 
 def require_label(members: Members, columns: Columns, first: Parts | None, where: str) -> None:
-    """Raise `SourceError` if no record has labels and the first lacks the user's label feature."""
+    """Note the features of the first record that are not used.
+
+    Raises
+    ------
+    SourceError
+        No record has labels, and the first lacks the user's label feature.
+    """
+    used = {columns.key} if first is None else {columns.key, first.image_name, first.label_name}
+    others = [name for name in first.names if name not in used] if first is not None else []
+    if others:
+        members.notes[f"Features that are not used: {quoted(sorted(others), 8)}"] += 1
     if columns.label is None or first is None or members.kind is not None:
         return
     if columns.label not in first.names:

@@ -48,6 +48,7 @@ class TFRecordFormat:
     columns: Columns = NO_COLUMNS
     noun: str = "a TFRecord file"
     suffixes: tuple[str, ...] = (".tfrecord", ".tfrecords")
+    typed: bool = True
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         members, where, offset = Members(), folder.path(file.name), 0

@@ -19,13 +19,14 @@ from typing import BinaryIO, NamedTuple
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
-from precache.storage.base import NO_FILE, NO_NAME, REPLACED, FileInfo, Folder
+from precache.storage.base import NO_FILE, NO_NAME, REPLACED, SERVICE_FOLDER, FileInfo, Folder
 from precache_workers.sources.base import (
     FILES_PER_TICK,
     Fetched,
     Sample,
     count_ignored,
     first_folder,
+    in_service_folder,
     is_image,
 )
 from precache_workers.sources.containers import (
@@ -85,6 +86,7 @@ class ZipFormat:
 
     noun: str = "a zip archive"
     suffixes: tuple[str, ...] = (".zip",)
+    typed: bool = False
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         members, where = Members(), folder.path(file.name)
@@ -97,6 +99,8 @@ class ZipFormat:
                 if not key:
                     if not entry.name.endswith("/"):  # a folder
                         members.left_out[NO_FILE if key is not None else NO_NAME] += 1
+                elif is_image(key) and in_service_folder(key[len(file.name) + 1 :]):
+                    members.leave_out(SERVICE_FOLDER, key)
                 elif is_image(key):
                     if key in images:
                         members.leave_out(REPLACED, key)
