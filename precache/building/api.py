@@ -170,7 +170,7 @@ def build(
         version, and samples that were removed from the source leave holes.
     compare
         Read all samples of a Python dataset while listing, and compare them, type, shape, values
-        and label, with those of the current version. Otherwise, samples are compared by the
+        and label, with those of its latest version. Otherwise, samples are compared by the
         dataset's `fingerprint`, or else by its code and the files that it holds.
     recompute
         Compute all rows again; each call makes a new version. Nothing is reused, not even from an

@@ -247,6 +247,20 @@ def test_an_edit_of_a_file_that_the_dataset_holds_is_seen(
     assert [labels(tmp_path / "store")[str(n)] for n in range(8)] == [n % 2 for n in range(8)]
 
 
+def test_samples_are_compared_with_the_latest_version_of_their_own_dataset(
+    source: Module, tmp_path: Path
+) -> None:
+    put(tmp_path, DATA)
+    name = source(BODY)
+    build(name, tmp_path)
+    put(tmp_path, [9, *DATA[1:]])
+    version = build(name, tmp_path, compare=True).version
+    build(source("return np.full((8, 8, 3), n, np.uint8), 0"), tmp_path)
+    assert build(name, tmp_path).version == version
+    assert build(name, tmp_path, compare=True).version == version
+    assert values(tmp_path)[0] == 9
+
+
 # --- labels that come with samples are reused ---------------------------------------------------
 
 NAMED = "def key(self, n): return f'k{n}'\n    def fingerprint(self, n): return str(state()[n])"

@@ -1,4 +1,4 @@
-"""Compare the samples of a Python dataset with those of the current version, by reading them.
+"""Compare the samples of a Python dataset with those of its latest version, by reading them.
 
 The identity of a sample that differs has a ``+`` and a digest after that of the listing. Later
 builds that do not compare keep it, so that they do not go back to what was stored before.
@@ -19,7 +19,7 @@ from precache.store.consistency import has_labels_with_samples
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import RowTable, read_contents, read_etags
 from precache.store.version import ROW_TABLE
-from precache_workers.planning.stored_versions import committed_versions
+from precache_workers.planning.stored_versions import latest_of
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources.base import Fetched, Sample, Tick
 from precache_workers.sources.dataset import DatasetSource
@@ -41,11 +41,11 @@ class _Stored:
 
 def keep_compared(store: Folder, table: RowTable) -> RowTable:
     """Give samples of a listing the identity by which an earlier build compared them."""
-    folder = _current(store)
-    if folder is None:
+    latest = latest_of(store, table.source)
+    if latest is None:
         return table
     try:
-        data = open_own_unchecked(folder).read_checked(ROW_TABLE)
+        data = open_own_unchecked(latest[0]).read_checked(ROW_TABLE)
         if not any("+" in etag for etag in read_etags(data, ROW_TABLE)):
             return table
         before = RowTable.from_parquet(data, ROW_TABLE)
@@ -81,7 +81,7 @@ def compare_samples(
     HangError
         A sample takes too long.
     """
-    stored = _stored_samples(store)
+    stored = _stored_samples(store, table.source)
     again = set(np.linspace(0, len(table) - 1, min(READ_TWICE, len(table))).astype(int).tolist())
     etags, contents = list(table.etags), {}
     for start in range(0, len(table), READ_AT_ONCE):
@@ -142,17 +142,13 @@ def differs(key: str) -> SourceError:
     )
 
 
-def _current(store: Folder) -> Folder | None:
-    return next((folder for folder, _ in committed_versions(store)), None)
-
-
-def _stored_samples(store: Folder) -> dict[str, _Stored]:
-    """Read the samples of the current version, by key; none if it is damaged."""
-    folder = _current(store)
-    if folder is None:
+def _stored_samples(store: Folder, source: str) -> dict[str, _Stored]:
+    """Read the samples of a source's latest version, by key; none if it is damaged."""
+    latest = latest_of(store, source)
+    if latest is None:
         return {}
     try:
-        version = open_own_unchecked(folder)
+        version = open_own_unchecked(latest[0])
         data = version.read_checked(ROW_TABLE)
         table, contents = RowTable.from_parquet(data, ROW_TABLE), read_contents(data, ROW_TABLE)
         brought = has_labels_with_samples(table)

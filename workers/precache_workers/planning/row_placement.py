@@ -9,7 +9,6 @@ import numpy as np
 
 from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
-from precache.store.json_documents import Attributes
 from precache.store.labels import no_labels
 from precache.store.layout import RowShape
 from precache.store.open import open_own_unchecked
@@ -18,7 +17,7 @@ from precache.store.version import ROW_TABLE, Version
 from precache_workers.planning.content_reader import ContentReader, expected_sizes
 from precache_workers.planning.diff import source_changes
 from precache_workers.planning.rows import order_rows
-from precache_workers.planning.stored_versions import committed_versions
+from precache_workers.planning.stored_versions import committed_versions, latest_of
 
 Identity = tuple[int, str]
 """Time and etag by which a row table knows a sample."""
@@ -80,8 +79,8 @@ def place_rows(
         None where identity does not follow from content.
     """
     fresh = order_rows(listing, keep_order)
-    earlier = None if compact else _latest(store, listing.source)
-    if earlier is None:
+    earlier = latest_of(store, listing.source) or next(committed_versions(store), None)
+    if compact or earlier is None:
         return Placed(fresh)
     folder, attributes = earlier
     shapes = {name: RowShape(field.shape, field.dtype) for name, field in attributes.fields.items()}
@@ -106,16 +105,6 @@ def place_rows(
     compactable = placed.digest != fresh.digest
     of_key = {placed.keys[row]: own for row, own in restored.items()}
     return Placed(placed, attributes.rows_per_shard, changed, compactable, of_key)
-
-
-def _latest(store: Folder, source: str) -> tuple[Folder, Attributes] | None:
-    """Return the latest version of a source, or else the current one; None if there is none."""
-    current = None
-    for version in committed_versions(store):
-        if version[1].source == source:
-            return version
-        current = current or version
-    return current
 
 
 def _touched(before: RowTable, now: RowTable, known: Mapping[str, str]) -> list[int]:

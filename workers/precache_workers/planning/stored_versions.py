@@ -44,6 +44,12 @@ def committed_versions(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
             continue  # removed, damaged, or of a newer release
 
 
+def latest_of(store: Folder, source: str) -> tuple[Folder, Attributes] | None:
+    """Return the latest version of a source, as `RowTable.source` names it; None if it has none."""
+    versions = committed_versions(store)
+    return next((version for version in versions if version[1].source == source), None)
+
+
 def is_committed(target: TargetVersion) -> bool:
     """Return whether the version was committed, as far as its document can be read."""
     if target.folder.size(ROOT) is None:
@@ -115,14 +121,13 @@ def stored_contents(
     recipe
         Any recipe.
     """
-    for folder, attributes in committed_versions(store):
-        if attributes.source == source:
-            with contextlib.suppress(StorageError, StoreError):
-                version = open_own_unchecked(folder)
-                data, where = version.read_checked(ROW_TABLE), folder.path(ROW_TABLE)
-                contents = dict(enumerate(contents_of(version)))
-                yield RowTable.from_parquet(data, where), _present(contents)
-            break
+    latest = latest_of(store, source)
+    if latest is not None:
+        with contextlib.suppress(StorageError, StoreError):
+            version, where = open_own_unchecked(latest[0]), latest[0].path(ROW_TABLE)
+            data = version.read_checked(ROW_TABLE)
+            contents = dict(enumerate(read_contents(data, where)))
+            yield RowTable.from_parquet(data, where), _present(contents)
     for name in store.names():
         document = store.get(f"{name}/{DESCRIPTION}") if VERSION.fullmatch(name) else None
         if document is None:
