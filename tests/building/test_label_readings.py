@@ -370,6 +370,20 @@ def test_columns_of_0_and_1_are_refused_with_the_flag_that_takes_them(
     assert "--label-column eel,cat" in builds.printed
 
 
+def test_columns_of_0_and_1_are_refused_once_no_other_table_is_beside_theirs(
+    builds: Builds,
+) -> None:
+    (builds.root / "in").mkdir()
+    in_parquet(builds.root / "in", columns_of(eel=[0, 1, 1], cat=[1, 1, 0]))
+    other = builds.root / "in/other.parquet"
+    pq.write_table(pa.table(columns_of(width=[7, 8, 9])), other)
+    build = ("build", "in/*.parquet", "in.store", "--address", "serial")
+    assert builds.run(*build) == 0, builds.printed
+    other.unlink()
+    assert builds.run(*build) == 2
+    assert "--label-column eel,cat" in builds.printed
+
+
 def test_a_class_that_no_row_has_keeps_its_number(builds: Builds) -> None:
     source = in_parquet(builds.root, columns_of(eel=[0, 0], cat=[1, 0], dog=[0, 1]))
     assert builds.labels(source, "--label-column", "eel,cat,dog") == {"a": "cat", "b": "dog"}

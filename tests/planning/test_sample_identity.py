@@ -335,6 +335,25 @@ def test_a_key_of_a_table_that_names_another_file_is_another_sample(tmp_path: Pa
     assert_rows(store, from_scratch("keys.csv", source, tmp_path / "anew"))
 
 
+def test_tables_with_the_same_keys_sizes_and_times_are_told_apart(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for number, name in enumerate("ab"):
+        columns = {"image": [*photos_from(500 * number).values()], "id": [*"0123456789ab"]}
+        sink = io.BytesIO()
+        pq.write_table(pa.table(columns), sink, compression="none", write_statistics=False)
+        write(tmp_path / f"{name}.parquet", sink.getvalue())
+    sizes = {(tmp_path / f"{name}.parquet").stat().st_size for name in "ab"}
+    assert len(sizes) == 1
+    options = {"key_column": "id", "ignore_ctime": True}
+    for name in "ab":
+        source = str(tmp_path / f"{name}.parquet")
+        build("parquet", source, tmp_path / "store", **options)
+        build("parquet", source, tmp_path / f"{name}.store", **options)
+        assert_rows(tmp_path / "store", pixels(tmp_path / f"{name}.store"))
+
+
 @pytest.mark.parametrize("count", [12, 1])
 def test_many_files_of_another_ctime_are_announced_with_the_flag_that_ignores_it(
     count: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]

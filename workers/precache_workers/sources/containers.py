@@ -92,7 +92,7 @@ _INDEXED = TypeAdapter(
             tuple[
                 Kind | None, LabelRule, tuple[str, ...], dict[str, NonNegativeInt],
                 dict[str, NonNegativeInt], dict[str, str], dict[str, NonNegativeInt],
-                dict[str, tuple[NonNegativeInt, str]],
+                dict[str, tuple[NonNegativeInt, str]], tuple[str, ...],
             ],
         ]
     ]
@@ -100,7 +100,7 @@ _INDEXED = TypeAdapter(
 """Containers of an index: the fields of `FileInfo`, the number of samples, and the attributes of
 `Members` that are not columns."""
 
-INDEX_RULES = b"5"
+INDEX_RULES = b"6"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
@@ -139,7 +139,7 @@ class Members:
     combinations
         Samples by the suffixes of their images, if samples may have several.
     binary
-        Columns of only 0 and 1, if no column has labels. An index does not keep them.
+        Columns of only 0 and 1, if no column has labels.
     """
 
     keys: list[str] = field(default_factory=list)
@@ -436,10 +436,13 @@ def changed(folder: Folder, name: str, key: str) -> FetchError:
 
 
 def container_etag(file: FileInfo) -> str:
-    """Return a digest of a container's identity, the etag of members without one; may be empty."""
+    """Return a digest of a container's identity, the etag of members without one; may be empty.
+
+    Its name counts, as keys need not have it: those of a key column are the same in two tables.
+    """
     if not file.etag and file.mtime_ns < 0:
         return ""
-    times = file.etag or f"{file.size} {file.mtime_ns}"
+    times = file.etag or f"{file.name} {file.size} {file.mtime_ns}"
     return xxhash.xxh3_64_hexdigest(times.encode())
 
 
@@ -673,6 +676,7 @@ def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
             [
                 members.kind, members.label_rule, members.classes, members.ignored,
                 members.left_out, members.examples, members.notes, members.combinations,
+                members.binary,
             ],
         ]
         for file, members in listed
@@ -713,7 +717,7 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
             return {}
         known, start = {}, 0
         for name, size, mtime, etag, ctime, count, rest in containers:
-            kind, rule, classes, ignored, left_out, examples, noted, combinations = rest
+            kind, rule, classes, ignored, left_out, examples, noted, combinations, binary = rest
             part = table.slice(start, count)
             start += count
             members = Members(
@@ -731,6 +735,7 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
                 examples=examples,
                 notes=Counter(noted),
                 combinations=combinations,
+                binary=binary,
             )
             if not all(location.startswith(f"{name}#") for location in members.locations):
                 return {}
