@@ -339,6 +339,30 @@ def test_targets_and_classes_that_do_not_fit_are_refused(
         build(source("(image(n), n % 3)", members), tmp_path / "store")
 
 
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [("'NaN'", "'NaN': give None in its place"), ("'Cat'", "'Cat' and 'cat', which look alike")],
+)
+def test_names_in_targets_that_may_be_no_classes_are_refused(
+    odd: str, why: str, source: Module, tmp_path: Path
+) -> None:
+    given = f"targets = [{odd}, *['cat', 'dog'] * 2, {{}}]"
+    with pytest.raises(SourceError, match=why):
+        build(source("image(n)", given.format("'cat'")), tmp_path / "store")
+    classes = f"    classes = [{odd}, 'dog', 'cat']"
+    build(source("image(n)", f"{given.format(odd)}\n{classes}"), tmp_path / "store")
+    assert in_order(tmp_path / "store") == [0, 2, 1, 2, 1, 0]
+
+
+def test_numbers_as_names_in_targets_are_sorted_as_text_with_a_line(
+    source: Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = source("image(n)", "targets = ['10', '9'] * 3")
+    build(name, tmp_path / "store", progress=True)
+    assert "'10' comes before '9' (an attribute `classes`" in capsys.readouterr().err
+    assert in_order(tmp_path / "store") == [0, 1] * 3
+
+
 def test_the_advice_of_a_refused_label_works(source: Module, tmp_path: Path) -> None:
     for label, targets in (("'cat'", "['cat'] * 6"), ("0.5 + n", "[0.5 + n for n in range(6)]")):
         with pytest.raises(SourceError, match="Give the dataset an attribute `targets`"):

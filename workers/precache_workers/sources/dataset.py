@@ -19,7 +19,7 @@ from precache.errors import FetchError, SampleError, SourceError
 from precache.storage.base import Folder
 from precache.store.row_table import RowTable
 from precache_workers.runtime.time_limit import FETCHING, notes
-from precache_workers.sources.base import Fetched, Listing, Sample, Tick
+from precache_workers.sources.base import Doubt, Fetched, Listing, Sample, Tick
 from precache_workers.sources.dataset_items import (
     CLASS_NUMBERS,
     KnownLabels,
@@ -31,7 +31,8 @@ from precache_workers.sources.dataset_items import (
     read_item,
 )
 from precache_workers.sources.held_files import HeldFiles, held_files
-from precache_workers.sources.labels import Kind, encode_labels, joined, label_of
+from precache_workers.sources.label_readings import doubts_of_classes, note_of_order, quoted
+from precache_workers.sources.labels import Kind, encode_labels, is_nothing, joined, label_of
 from precache_workers.sources.user_code import load_object
 
 
@@ -125,6 +126,7 @@ class DatasetSource:
                 classes=classes,
             ),
             notes=(*self._notes(dataset, known), *self._comparison(files)),
+            doubts=self._doubts(dataset, known, classes),
         )
 
     @property
@@ -153,12 +155,29 @@ class DatasetSource:
         )
         return (line,)
 
+    def _doubts(
+        self, dataset: Any, known: KnownLabels | None, classes: Sequence[str]
+    ) -> tuple[Doubt, ...]:
+        """Return the doubts about names of classes that the dataset does not list."""
+        if known is None or _classes(dataset, self.factory):
+            return ()
+        where = f"the attribute `targets` of {self.factory}"
+        nothing = list(filter(is_nothing, classes))
+        text = (
+            f"{where} has {quoted(nothing)}: give None in its place if that stands for no label, "
+            "or the dataset an attribute `classes` with the names of all classes if it is one"
+        )
+        return (*([Doubt(text)] if nothing else []), *doubts_of_classes(classes, where))
+
     def _notes(self, dataset: Any, known: KnownLabels | None) -> tuple[str, ...]:
         """Return lines about the attribute `targets`, and about labels that are not used."""
         if self.labels_given:
             return ("Labels are those of --labels: labels that samples bring are not used",)
         if known is not None:
-            return ("Labels are the attribute `targets` of the dataset; --labels gives others",)
+            of_targets = "Labels are the attribute `targets` of the dataset; --labels gives others"
+            classes = () if _classes(dataset, self.factory) else self._known_labels(dataset)[1]
+            way = "an attribute `classes` of the dataset lists them in another order"
+            return (of_targets, *note_of_order(classes, way))
         if getattr(dataset, "targets", None) is not None:
             return ("The attribute `targets` of the dataset has paths of files, and no labels",)
         return ()

@@ -555,7 +555,9 @@ def doubts_of_classes(classes: Iterable[str], where: object) -> list[Doubt]:
     return []
 
 
-def note_of_order(classes: Sequence[str]) -> list[str]:
+def note_of_order(
+    classes: Sequence[str], way: str = "--class-order number: as numbers"
+) -> list[str]:
     """Return the line about classes whose names are numbers in the order of text."""
     if not all(name.isascii() and name.isdecimal() for name in classes):
         return []
@@ -563,4 +565,4 @@ def note_of_order(classes: Sequence[str]) -> list[str]:
     if pair is None:
         return []
     why = f"{pair[0]!r} comes before {pair[1]!r}"
-    return [f"Names of classes are sorted as text: {why} (--class-order number: as numbers)"]
+    return [f"Names of classes are sorted as text: {why} ({way})"]
