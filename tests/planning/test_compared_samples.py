@@ -261,6 +261,22 @@ def test_samples_are_compared_with_the_latest_version_of_their_own_dataset(
     assert values(tmp_path)[0] == 9
 
 
+def test_a_refresh_of_changed_data_says_that_a_comparison_comes_first(
+    source: Module, tmp_path: Path
+) -> None:
+    recipe = precache.Recipe.image(random_resized_crop=4, variants=2)
+    put(tmp_path, DATA)
+    name = source(BODY)
+    build(name, tmp_path, recipe)
+    put(tmp_path, [9, *DATA[1:]])
+    options: dict[str, Any] = {"address": "serial", "run_functions": True}
+    with pytest.raises(PrecacheError, match="the same precache build as then, with --compare"):
+        precache.refresh(tmp_path / "store", **options)
+    build(name, tmp_path, recipe, compare=True)
+    precache.refresh(tmp_path / "store", **options)
+    assert values(tmp_path)[0] == 9
+
+
 # --- labels that come with samples are reused ---------------------------------------------------
 
 NAMED = "def key(self, n): return f'k{n}'\n    def fingerprint(self, n): return str(state()[n])"

@@ -39,6 +39,7 @@ from precache_workers.shards.shard_objects import (
 )
 from precache_workers.shards.timing import Timing
 from precache_workers.sources.base import Fetched, Sample
+from precache_workers.sources.dataset import DatasetSource
 
 LARGE_FILE = 16 << 20
 LARGE_MEMORY = 768 << 20
@@ -279,9 +280,11 @@ def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample) ->
     if pinned and sample.content and sample.content != pinned:
         if task.read_before:
             raise differs(key)
+        source = task.job.source
+        unseen = isinstance(source, DatasetSource) and not source.compares
         raise BuildError(
             f"{key} is not what it was when this version was built; have the change built first, "
-            "by the same precache build as then"
+            f"by the same precache build as then{', with --compare' if unseen else ''}"
         )
 
 
