@@ -42,7 +42,7 @@ def base_shard(rows: int = 4, **options: Any) -> BaseShard:
     same, content = [True] * rows, [f"{row:x}" for row in range(rows)]
     fields = {"image": base_field("image"), "mask": base_field("mask")}
     facts = {"fields": fields, "same": same, "content": content, "holes": {}}
-    return BaseShard(**{**facts, "content_decides": True, **options})
+    return BaseShard(**{**facts, **options})
 
 
 def test_nothing_is_known_without_a_base() -> None:
@@ -64,14 +64,11 @@ def test_a_shard_is_linked_where_all_samples_are_the_same() -> None:
 
 
 def test_one_other_sample_is_computed_and_the_rest_copied() -> None:
-    same = [True, True, False, True]
-    base = base_shard(same=same, content_decides=False)
-    actions = decide_actions(RECIPE, SHAPES, 4, base)
+    actions = decide_actions(RECIPE, SHAPES, 4, base_shard(same=[True, True, False, True]))
     assert not actions.linked
-    assert [row.fields["image"] for _, row in actions.runs] == [Copy(), Compute(), Copy()]
+    assert [row.fields["image"] for _, row in actions.runs] == [Link(), Compute(), Link()]
     assert actions.fetched == [2]
-    may_be_same = decide_actions(RECIPE, SHAPES, 4, base_shard(same=same))
-    assert [r.fields["image"] for _, r in may_be_same.runs] == [Link(), Compute(), Link()]
+    assert decide_actions(RECIPE, SHAPES, 5, base_shard()).reuse.fields["image"] == Copy()
 
 
 def test_a_field_that_the_base_lacks_has_all_samples_fetched() -> None:
@@ -96,8 +93,6 @@ def test_the_content_of_a_sample_settles_what_its_identity_did_not() -> None:
     assert set(actions.with_sample(1, "1").fields.values()) == {Link()}
     assert set(actions.with_sample(1, "other").fields.values()) == {Compute()}
     assert actions.with_sample(3, "3").hole == "not an image"
-    listed = decide_actions(RECIPE, SHAPES, 4, base_shard(same=[False] * 4, content_decides=False))
-    assert set(listed.with_sample(1, "1").fields.values()) == {Compute()}
 
 
 def test_a_hole_that_is_computed_again_is_not_reused() -> None:

@@ -84,7 +84,7 @@ PLUG_IN = """
     from precache_workers.sources.kinds import SourceKind
 
     class Counted:
-        labels_with_samples, content_decides, fetch_threads, index_name = False, True, 1, ""
+        labels_with_samples, fetch_threads, index_name = False, 1, ""
 
         def __init__(self, count):
             self.count = count

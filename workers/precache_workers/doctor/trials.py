@@ -40,7 +40,6 @@ class HeldRows:
     rows: Sequence[Mapping[Any, np.ndarray]]
     count: int
     labels_with_samples: bool = False
-    content_decides: bool = False
     fetch_threads: int = 1
     index_name: str = ""
 

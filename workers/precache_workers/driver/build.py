@@ -477,7 +477,7 @@ class _Build:
         """
         fields: dict[tuple[str, int], BaseField] = {}
         for receipt in (receipt for receipt in receipts.values() if receipt.spoiled):
-            part = base.shard(target, receipt.shard, content_decides=False)
+            part = base.shard(target, receipt.shard)
             known = {} if part is None else part.fields
             fields |= {(n, receipt.shard): known[n] for n in receipt.spoiled if n in known}
         if not fields:
@@ -662,9 +662,8 @@ class _Build:
         names = target.shapes if lost is None else lost[shard].objects
         rows = target.rows_of(shard)
         part = slice(rows.start, rows.stop)
-        decides = self.source.content_decides
         contents = self.listed.contents[part]
-        reused = None if base is None else base.shard(target, shard, decides)
+        reused = None if base is None else base.shard(target, shard)
         return ShardTask(
             job=job,
             folder=target.folder,
@@ -679,7 +678,7 @@ class _Build:
             lost=None if lost is None else lost[shard],
             base=reused,
             check_base=self.verifies,
-            pinned=reused.content if reused and decides and self.listed.pinned else contents,
+            pinned=reused.content if reused and self.listed.pinned else contents,
             read_before=bool(contents),
             removed=frozenset(row - rows.start for row in target.table.removed.intersection(rows)),
             lease=lease,

@@ -203,7 +203,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         measure = profiler.measure if timing else profiler.measure_unless_declared
         work = find_work(request, store, listed, target, measure)
         work = work if work.committed else remaining(work)
-        shards = list(plan_shards(work, source.content_decides))
+        shards = list(plan_shards(work))
         cost = profiler.estimate(work, shards) if shards and timing else None
         plan = _plan(request, store, listed, work, shards, cost)
         plan = replace(plan, pixels=(*draws_in_words(listed.spec.declared), *profiler.pixels))

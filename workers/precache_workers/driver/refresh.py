@@ -26,7 +26,7 @@ from precache_workers.driver.build import run_build
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.suspects import KILLS
 from precache_workers.ops.identity import decides
-from precache_workers.planning.listing import ListedSource, source_by_name, with_locations
+from precache_workers.planning.listing import ListedSource, with_locations
 from precache_workers.planning.recorded_code import with_recorded_code
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.row_placement import Placed
@@ -131,11 +131,6 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     recipe, code = with_recorded_code(store, request.recipe)
     fingerprint = recipe.fingerprint(decides(recipe))
     source = source_of(request)
-    if not source.content_decides and table.source != source_by_name(request.source):
-        raise UsageError(
-            f"{shown(request.source)} is not the source of version {version.id[:8]}, and whether "
-            "its samples are the same cannot be told; build from it (precache build)"
-        )
     table = with_locations(request, store, source, table)
     if source.index_name and not any(table.locations):
         raise UsageError(

@@ -48,8 +48,6 @@ class BaseShard:
         again.
     holes
         Place in the shard -> reason.
-    content_decides
-        Whether a sample of another identity but the same content is the same.
     labels
         Labels of rows that came with their samples, which stay; -1 for none. Empty if others are
         known.
@@ -61,14 +59,13 @@ class BaseShard:
     same: Sequence[bool]
     content: Sequence[str]
     holes: Mapping[int, str]
-    content_decides: bool
     labels: Sequence[int] = ()
     retries: bool = False
 
     @classmethod
     def empty(cls) -> BaseShard:
         """Return a base shard of which nothing can be reused."""
-        return cls({}, (), (), {}, content_decides=False)
+        return cls({}, (), (), {})
 
     def only(self, names: Collection[str]) -> BaseShard:
         """Return the shard with these fields alone."""

@@ -94,7 +94,7 @@ class BaseVersion:
             needed += added + sizes[~linked | (not match.encoded)].sum()
         return int(needed)
 
-    def shard(self, target: TargetVersion, shard: int, content_decides: bool) -> BaseShard | None:
+    def shard(self, target: TargetVersion, shard: int) -> BaseShard | None:
         """Return what it has of a shard of the target version; None where it has nothing."""
         if target.rows_per_shard != self.rows_per_shard:
             return None
@@ -111,7 +111,6 @@ class BaseVersion:
             same=self.same[part].tolist(),
             content=self.content[part],
             holes={row - rows.start: self.holes[row] for row in rows if row in self.holes},
-            content_decides=content_decides,
             labels=() if self.labels is None else self._labels(target, part),
             retries=self.retries,
         )

@@ -78,7 +78,7 @@ class ListedSource:
     compares
         Whether a change of the data of samples is seen.
     recalled
-        The listing by the record of the source; None where identity does not follow from content.
+        The listing by the record of the source; None for a Python dataset.
     """
 
     spec: VersionSpec
@@ -273,7 +273,7 @@ def _place(
         compact=request.compact,
         may_have=may_have,
     )
-    if not source.content_decides or isinstance(source, DatasetSource):  # which has no files
+    if isinstance(source, DatasetSource):  # it has no files
         return place(table, read=None), None
     read = ContentReader(source, request.sample_timeout, say)
     recalled_with = functools.partial(

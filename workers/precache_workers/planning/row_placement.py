@@ -76,7 +76,7 @@ def place_rows(
     may_have
         Whether rows of these shapes may come in shards of so many.
     read
-        None where identity does not follow from content.
+        None for a Python dataset.
     """
     fresh = order_rows(listing, keep_order)
     earlier = latest_of(store, listing.source) or next(committed_versions(store), None)

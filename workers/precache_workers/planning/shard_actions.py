@@ -232,9 +232,8 @@ class ShardActions:
         hole
             Reason, where the sample must not be decoded, or could not be fetched.
         """
-        base, unchanged = self.base, content != "" and content == self.content[place]
-        unchanged = unchanged and (base.same[place] or base.content_decides)
-        base_hole = base.holes.get(place, "") if unchanged else ""
+        unchanged = content != "" and content == self.content[place]
+        base_hole = self.base.holes.get(place, "") if unchanged else ""
         if hole or (base_hole and self.finished):
             return self.hole(place, hole or base_hole, unchanged)
         return self.reuse if unchanged and not base_hole else self.compute
@@ -317,8 +316,7 @@ def _linkable(
     removed: Collection[int],
 ) -> set[str]:
     """Return the fields whose objects can be links, unless a sample turns out to be another."""
-    may_be_same = base.content_decides or all(base.same)
-    if len(base.same) < rows or not may_be_same or any(p not in base.holes for p in removed):
+    if len(base.same) < rows or any(place not in base.holes for place in removed):
         return set()
     return {
         name

@@ -88,12 +88,12 @@ class ShardPlan:
     fields: Mapping[str, FieldRows]
 
 
-def plan_shards(work: Work, content_decides: bool) -> Iterator[ShardPlan]:
+def plan_shards(work: Work) -> Iterator[ShardPlan]:
     """Summarise the shards that are to be built, in order."""
     base = work.base
     sizes = {} if base is None else _sizes(base)
     for shard in work.todo:
-        part = None if base is None else base.shard(work.target, shard, content_decides)
+        part = None if base is None else base.shard(work.target, shard)
         if part is not None:
             fields = part.fields.items()
             part = part.only([n for n, f in fields if sizes.get(f.object_id) == f.stored.size])
@@ -129,7 +129,7 @@ def _plan_shard(target: TargetVersion, shard: int, part: BaseShard | None) -> Sh
         reused=_is_reused(actions, len(rows), removed),
         fetched=np.array(fetched, np.int64),
         taken=np.array(actions.reused, np.int64),
-        compared=len(other) if base.content_decides else 0,
+        compared=len(other),
         rows_reused=len(rows) - len(fetched) - len(removed),
         retried=len(base.holes.keys() - removed) if base.retries else 0,
         stay_failed=len(base.holes.keys() - removed - set(fetched)),

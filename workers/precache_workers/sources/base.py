@@ -248,10 +248,6 @@ class Source(Protocol):
         """True if labels are known only after samples are fetched."""
 
     @property
-    def content_decides(self) -> bool:
-        """True if samples with the same content hash are equal, including shape and type."""
-
-    @property
     def fetch_threads(self) -> int:
         """Number of threads of a task that may fetch at the same time."""
 

@@ -242,7 +242,6 @@ class ContainerSource:
     most_bytes: int = MOST_SAMPLE_BYTES
     rules: LabelRules = NO_RULES
     labels_with_samples: bool = False
-    content_decides: bool = True
 
     @property
     def folder(self) -> Folder:

@@ -70,7 +70,6 @@ class DatasetSource:
     fields: tuple[tuple[str, str | int | None], ...] | None = None
     labels_given: bool = False
     compare: bool = False
-    content_decides: bool = True
     index_name: str = ""
 
     @property

@@ -57,7 +57,6 @@ class FolderSource:
 
     folder: Folder
     labels_with_samples: bool = False
-    content_decides: bool = True
     most_bytes: int = MOST_SAMPLE_BYTES
     """Size limit of a sample; larger samples are not fetched."""
 

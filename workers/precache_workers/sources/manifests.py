@@ -103,7 +103,6 @@ class ManifestSource:
     follow_links: bool = False
     most_bytes: int = MOST_SAMPLE_BYTES
     labels_with_samples: bool = False
-    content_decides: bool = True
     rules: LabelRules = NO_RULES
 
     def __str__(self) -> str:
