@@ -482,7 +482,7 @@ def _without_labels(members: Members) -> Members:
 def _record(whole: Members, row: int) -> object:
     """Return a value that is equal for samples of equal bytes; None if that is unknown."""
     etag = whole.etags[row]
-    return (etag, whole.sizes[row]) if etag.startswith("crc32") else None
+    return (etag, whole.sizes[row]) if etag.startswith(CHECKSUM) else None
 
 
 def leave_out_repeated(

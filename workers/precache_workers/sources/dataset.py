@@ -106,6 +106,7 @@ class DatasetSource:
         unknown = np.full(count, -1, np.int64)
         known, classes = self._known_labels(dataset)
         labels = unknown if known is None else known.encoded
+        names = classes if known is not None and not _classes(dataset, self.factory) else ()
         keys = list(_indices(dataset, self.factory))
         files: HeldFiles | None = None
         etags: Sequence[str]
@@ -124,8 +125,8 @@ class DatasetSource:
                 labels=labels,
                 classes=classes,
             ),
-            notes=(*self._notes(dataset, known), *self._comparison(files)),
-            doubts=self._doubts(dataset, known, classes),
+            notes=(*self._notes(dataset, known, names), *self._comparison(files)),
+            doubts=_doubts_of_names(names, f"the attribute `targets` of {self.factory}"),
         )
 
     @property
@@ -154,29 +155,22 @@ class DatasetSource:
         )
         return (line,)
 
-    def _doubts(
-        self, dataset: Any, known: KnownLabels | None, classes: Sequence[str]
-    ) -> tuple[Doubt, ...]:
-        """Return the doubts about names of classes that the dataset does not list."""
-        if known is None or _classes(dataset, self.factory):
-            return ()
-        where = f"the attribute `targets` of {self.factory}"
-        nothing = list(filter(is_nothing, classes))
-        text = (
-            f"{where} has {quoted(nothing)}: give None in its place if that stands for no label, "
-            "or the dataset an attribute `classes` with the names of all classes if it is one"
-        )
-        return (*([Doubt(text)] if nothing else []), *doubts_of_classes(classes, where))
+    def _notes(
+        self, dataset: Any, known: KnownLabels | None, names: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Return lines about the attribute `targets`, and about labels that are not used.
 
-    def _notes(self, dataset: Any, known: KnownLabels | None) -> tuple[str, ...]:
-        """Return lines about the attribute `targets`, and about labels that are not used."""
+        Parameters
+        ----------
+        names
+            Names of classes that the dataset does not list.
+        """
         if self.labels_given:
             return ("Labels are those of --labels: labels that samples bring are not used",)
         if known is not None:
             of_targets = "Labels are the attribute `targets` of the dataset; --labels gives others"
-            classes = () if _classes(dataset, self.factory) else self._known_labels(dataset)[1]
             way = "an attribute `classes` of the dataset lists them in another order"
-            return (of_targets, *note_of_order(classes, way))
+            return (of_targets, *note_of_order(names, way))
         if getattr(dataset, "targets", None) is not None:
             return ("The attribute `targets` of the dataset has paths of files, and no labels",)
         return ()
@@ -335,6 +329,18 @@ def _classes(dataset: Any, factory: str) -> tuple[str, ...]:
             "list of the names, by number"
         )
     return tuple(map(str, given))
+
+
+def _doubts_of_names(names: Sequence[str], where: str) -> tuple[Doubt, ...]:
+    """Return the doubts about names of classes that the dataset does not list."""
+    doubts = doubts_of_classes(names, where)
+    if nothing := list(filter(is_nothing, names)):
+        text = (
+            f"{where} has {quoted(nothing)}: give None in its place if that stands for no label, "
+            "or the dataset an attribute `classes` with the names of all classes if it is one"
+        )
+        doubts.append(Doubt(text))
+    return tuple(doubts)
 
 
 def _targets(dataset: Any) -> Any:
