@@ -407,8 +407,11 @@ class Version:
         """Return whether the version was removed since it was opened, even if it was made again."""
         if self.attributes is None:
             return not self.folder.exists()
-        unchanged = self._stamp is not None and stamp_of(self.folder) == self._stamp
-        return not unchanged and self._is_replaced()
+        if self._stamp is None:
+            return self._is_replaced()
+        now = stamp_of(self.folder)
+        # In the same file, `touch` sets the time, too; the number of a removed file is used again.
+        return now != self._stamp and (now[:1] != self._stamp[:1] or self._is_replaced())
 
     def require_same(self) -> None:
         """Raise a `GoneError` if another version of its id took its place, on a local disk alone.
@@ -584,17 +587,18 @@ def read_attributes(data: bytes, where: str) -> Attributes:
         raise StoreError(f"{error}; {ROOT_HINT}") from None
 
 
-def stamp_of(folder: Folder) -> int | None:
-    """Modification time of a version's document on a local disk, 0 if missing; None elsewhere.
+def stamp_of(folder: Folder) -> tuple[int, ...] | None:
+    """Inode and modification time of a version's document on a local disk; None elsewhere.
 
     The document is written once, so a version that is built or pulled again has another time. In a
     bucket, `Attributes.edition` is compared instead, which saves a request for the time.
     """
     path = folder.local(ROOT)
     try:
-        return None if path is None else path.stat().st_mtime_ns
+        status = None if path is None else path.stat()
     except OSError:
-        return 0
+        return ()
+    return None if status is None else (status.st_ino, status.st_mtime_ns)
 
 
 def gone_error(where: str) -> GoneError:

@@ -220,7 +220,9 @@ COLUMNS: list[tuple[list[str], list[list[Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("labels", "readings"), COLUMNS, ids=[str(pair[0])[:40] for pair in COLUMNS])
+@pytest.mark.parametrize(
+    ("labels", "readings"), COLUMNS, ids=[str(pair[0])[:40] for pair in COLUMNS]
+)
 def test_a_column_of_two_readings_is_refused(
     builds: Builds, labels: list[str], readings: list[list[Any]]
 ) -> None:

@@ -33,6 +33,7 @@ VALUES: dict[str, Any] = {
     "recompute": True,
     "retry_failed": False,
     "check_space": False,
+    "verify": True,
     "cpus": 3,
     "cpus_per_task": 0.5,
     "memory_per_task": "2GB",

@@ -207,6 +207,9 @@ class Rows(HeldRows):
 
     missing: frozenset[str] = frozenset()
 
+    def __fspath__(self) -> str:
+        return "rows"
+
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
     ) -> Fetched:

@@ -160,7 +160,7 @@ def test_a_quarter_of_masks_is_enough_and_a_stray_one_is_not(
     write(photos / "cat" / "mask.png", encoded(mask(1), "PNG"))
     line = "1 of 17 samples tried look like masks"
     assert line in run(capfd, "build", photos, tmp_path / "store", "--resize", "32", *HERE)[1]
-    folder_of(photos / "masks", mask, 8)
+    folder_of(photos / "drawn", mask, 8)
     with pytest.raises(RecipeError, match=r"[89] of 2[45] samples tried look like masks"):
         precache.build(photos, tmp_path / "other", Recipe.image(resize=32), address="serial")
 

@@ -43,6 +43,7 @@ OTHERWISE: dict[str, Any] = {
     "compare": True,
     "retry_failed": True,
     "check_space": False,
+    "verify": True,
     "cpus": 3,
     "cpus_per_task": 0.5,
     "memory_per_task": 2_000_000_000,

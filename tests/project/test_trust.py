@@ -349,7 +349,7 @@ def test_a_factory_in_the_log_runs_only_with_leave(forged: Forged, honest: Path)
     with pytest.raises(UsageError, match=rf"plain names code to be run: '{FACTORY}'"):
         precache.refresh(plain, **SERIAL)
     assert not forged.ran
-    with pytest.raises(PrecacheError, match="is not the source of version"):  # a folder
+    with pytest.raises(PrecacheError, match=r"no key of pack\.part:make"):  # keys of photographs
         precache.refresh(plain, run_functions=True, **SERIAL)
     assert forged.marker.exists()
 

@@ -1011,15 +1011,3 @@ def test_a_factorys_version_of_an_older_release_is_adopted(
     write({"two.py": FACTORIES.replace("data(1)", "data(3)")})
     assert build_here("python:two:train", store, IMAGES).version != old.version
     assert (values(store) == 3).all()
-
-
-def test_what_two_factories_shared_is_not_adopted(
-    write: Write, tmp_path: Path, as_before: Callable[..., precache.BuildResult]
-) -> None:
-    """Older releases took them for one: nothing tells whose rows these are."""
-    store = tmp_path / "store"
-    write({"two.py": FACTORIES})
-    old = as_before("python:two:train", store, IMAGES)
-    assert as_before("python:two:val", store, IMAGES).version == old.version
-    assert build_here("python:two:val", store, IMAGES).version != old.version
-    assert (values(store) == 2).all()
