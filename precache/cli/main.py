@@ -143,7 +143,12 @@ def _other_commands(
         return []
     commands = []
     here = "" if Path(source).is_absolute() else f"{Path.cwd()}/"
-    for first, *rest in ([text.removeprefix(here) for text in way] for way in error.ways):
+
+    def relative(text: str) -> str:
+        short = text.removeprefix(here)
+        return f"./{short}" if short != text and short.startswith("-") else short  # no flag
+
+    for first, *rest in (map(relative, way) for way in error.ways):
         flags = rest if not first.startswith("-") else [first, *rest]
         named = source if first.startswith("-") else first
         words = [named if text == source else text for text in given]

@@ -181,11 +181,43 @@ def test_a_level_without_a_folder_gives_no_label(builds: Builds) -> None:
     assert builds.labels("in", "--label-level", "1", "--no-label", "y") == {"a": "x", "b": None}
 
 
-def test_a_table_in_a_folder_of_images_is_named(builds: Builds) -> None:
+@pytest.mark.parametrize(
+    ("name", "data", "said", "flags"),
+    [
+        (
+            "labels.csv",
+            b"key,label\na.png,cat\n",
+            "by --labels, if it has",
+            "--labels in/labels.csv",
+        ),
+        ("m.csv", b"file_name,label,x\na.png,cat,1\n", "or as the source itself", ""),
+        ("m.jsonl", b'{"file_name": "a.png", "label": "cat"}', "as the source itself", ""),
+        ("m.parquet", b"", "itself, with --source-kind manifest", "--source-kind manifest"),
+    ],
+)
+def test_a_table_in_a_folder_of_images_is_named_with_the_way_to_read_it(
+    builds: Builds, name: str, data: bytes, said: str, flags: str
+) -> None:
     put(builds.root / "in", "a.png")
-    put_csv(builds.root / "in/labels.csv", "key,label", "a.png,cat")
+    write(builds.root / "in" / name, data)
+    if not data:
+        pq.write_table(
+            pa.table({"file_name": ["a.png"], "label": ["cat"]}), builds.root / "in" / name
+        )
     builds.labels("in")
-    assert "labels.csv in the source gives no labels, unless --labels names it" in builds.printed
+    assert f"{name} in the source gives labels only " in builds.printed
+    assert said in builds.printed
+    source = "in" if "--labels" in flags else f"in/{name}"
+    assert builds.labels(source, *flags.split()) == {"a": "cat"}
+
+
+def test_a_folder_of_tars_and_tables_names_the_tars(builds: Builds) -> None:
+    put(builds.root / "x", "a.png")
+    pq.write_table(pa.table({"url": ["http://x"]}), write(builds.root / "in/0.parquet", b""))
+    with tarfile.open(builds.root / "in/0.tar", "w") as tar:
+        tar.add(builds.root / "x/a.png", "a.png")
+    with pytest.raises(SourceError, match=r"0\.tar is a tar archive: give '.*/in/\*\*/\*\.tar'"):
+        precache.build("in", "a.store", address="serial")
 
 
 # --- columns ------------------------------------------------------------------------------------
@@ -212,6 +244,10 @@ COLUMNS: list[tuple[list[str], list[list[Any]]]] = [
     (["0", "1", "unknown"], [[0, 1, None], ["0", "1", "unknown"]]),
     (["a|b", "a"], [[{"a", "b"}, {"a"}], ["a|b", "a"]]),
     (["a|b", "c"], [[{"a", "b"}, {"c"}], ["a|b", "c"]]),
+    (["1", "-1", "1"], [["1", "-1", "1"], [1, None, 1]]),
+    (["-99", "0", "1"], [["-99", "0", "1"], [None, 0, 1], [-99.0, 0.0, 1.0]]),
+    (["-3", "-2", "1"], [["-3", "-2", "1"], [-3.0, -2.0, 1.0]]),
+    (["cat", "-nan", "dog"], [["cat", None, "dog"], ["cat", "-nan", "dog"]]),
     (["1E5", "2E3"], [["1E5", "2E3"], [1e5, 2e3]]),
     (["a b", "b c", "a"], [[{"a", "b"}, {"b", "c"}, {"a"}], ["a b", "b c", "a"]]),
     (["a, b", "b", ""], [[{"a", "b"}, {"b"}, set()], ["a, b", "b", None]]),
@@ -240,6 +276,7 @@ def test_a_column_of_two_readings_is_refused(
             [0, None, None],
             "2 labels that are 'nan', 'null' are taken",
         ),
+        (["0", "-1", "1"], [0, None, 1], "1 labels that are -1 are taken as none (--label-kind"),
         (["0.5", "NaN", "2"], [0.5, None, 2.0], "1 labels that are 'NaN' are taken as none"),
         (["NaN", "", "NaN"], [None] * 3, "2 labels that are 'NaN' are taken as none"),
         (["sea lion", "lion", "red fox"], ["sea lion", "lion", "red fox"], ""),
@@ -386,6 +423,13 @@ def test_columns_of_0_and_1_are_refused_once_no_other_table_is_beside_theirs(
     assert "--label-column eel,cat" in builds.printed
 
 
+def test_columns_of_true_and_false_are_taken_as_those_of_0_and_1(builds: Builds) -> None:
+    put(builds.root, "a.png", "b.png", "c.png")
+    rows = ["a.png,True,False", "b.png,False,True", "c.png,False,True"]
+    put_csv(builds.root / "list.csv", "path,eel,cat", *rows)  # as pandas writes get_dummies
+    assert builds.choices("list.csv")[0] == {"a": "eel", "b": "cat", "c": "cat"}
+
+
 def test_a_class_that_no_row_has_keeps_its_number(builds: Builds) -> None:
     source = in_parquet(builds.root, columns_of(eel=[0, 0], cat=[1, 0], dog=[0, 1]))
     assert builds.labels(source, "--label-column", "eel,cat,dog") == {"a": "cat", "b": "dog"}
@@ -437,6 +481,13 @@ def test_a_table_beside_the_folder_of_its_files(builds: Builds) -> None:
         (["1", "unknown"], [["1", "unknown"], [1, None]]),
         (["a|b", "b"], [["a|b", "b"]]),
         (["10", "9"], [[10, 9], ["10", "9"]]),
+        (["1", "-1"], [["1", "-1"], [1, None]]),
+        (["+1", "-1"], [["+1", "-1"], [1, None]]),
+        (["-99", "0"], [["-99", "0"], [None, 0]]),
+        (["-nan", "cat"], [[None, "cat"], ["-nan", "cat"]]),
+        (["1e5", "2e5"], [["1e5", "2e5"]]),
+        (['"0,5"', '"1,5"'], [["0,5", "1,5"]]),
+        (['"1,000"', '"2,000"', "500"], [["1,000", "2,000", "500"]]),
     ],
 )
 def test_a_file_of_labels_of_two_readings_is_refused(
@@ -449,6 +500,57 @@ def test_a_file_of_labels_of_two_readings_is_refused(
     for reading, choice in zip(readings, choices, strict=False):
         texts = [None if label is None else str(label) for label in reading]
         assert choice == dict(zip(NAMES, texts, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("header", "end", "expected"),
+    [
+        ("id_code,diagnosis", "", {"a": "0", "b": "1", "c": "0"}),
+        ("Image,Id", ",", {"a": "0", "b": "1", "c": "0"}),
+        ("id_code;diagnosis", ";", {"a": "0", "b": "1", "c": "0"}),
+    ],
+)
+def test_a_header_of_other_names_and_blank_rows_need_no_flag(
+    builds: Builds,
+    header: str,
+    end: str,
+    expected: Labels,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    put(builds.root / "in", "a.png", "b.png", "c.png")
+    mark = ";" if ";" in header else ","
+    rows = [f"{name}{mark}{expected[name]}" for name in "abc"]
+    put_csv(builds.root / "labels.csv", header, *rows, end, end, mark="\ufeff")
+    assert builds.labels("in --labels labels.csv") == expected
+    assert f"the names of its columns: {header.split(mark, maxsplit=1)[0]!r}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("x.png,eel", "fit no sample, such as line 1 with 'x.png'"),
+        ("x,cat", "fit no sample, such as line 1 with 'x'"),
+        ("b,eel", ""),
+    ],
+)
+def test_a_first_line_that_may_be_of_a_sample_is_no_header(
+    builds: Builds, first: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(builds.root / "in", "a.png", "b.png")
+    put_csv(builds.root / "labels.csv", first, "a,cat")
+    builds.labels("in --labels labels.csv", "--accept-unmatched")
+    assert said in caplog.text
+    assert "the names of its columns" not in caplog.text
+
+
+def test_a_file_of_labels_in_another_form_is_refused_with_the_way(builds: Builds) -> None:
+    put(builds.root / "in", "a.png")
+    put_csv(builds.root / "labels.jsonl", '{"file_name": "a.png", "label": "cat"}')
+    with pytest.raises(SourceError, match=r"is JSON.*; give a table in JSON Lines .* as the sou"):
+        precache.build("in", "a.store", address="serial", labels="labels.jsonl")
+    put_csv(builds.root / "labels.csv", "id,x,y", "a.png,1,-1")
+    with pytest.raises(SourceError, match="key,label: write a file of these two columns"):
+        precache.build("in", "a.store", address="serial", labels="labels.csv")
 
 
 def test_flags_for_text_apply_to_names_that_the_folders_have(builds: Builds) -> None:
@@ -492,6 +594,9 @@ def test_numbers_of_a_file_of_labels_are_names_where_those_of_the_folders_are(
         ("cat", "c\u200bat"),
         ("cat", "c\u0430t"),
         ("\ufb01sh", "fish"),
+        ("it's", "it\u2019s"),
+        ("t-shirt", "t\u2013shirt"),
+        ("01", "1"),
     ],
 )
 def test_names_that_look_alike_are_refused(builds: Builds, names: tuple[str, str]) -> None:
@@ -503,6 +608,11 @@ def test_names_that_look_alike_are_refused(builds: Builds, names: tuple[str, str
     if names[1] == names[1].strip() and "\u0301" not in names[1]:
         write(builds.root / "classes.txt", "\n".join(names).encode())
         assert builds.labels("in", "--classes", "classes.txt") == {"0": names[0], "1": names[1]}
+
+
+def test_numbers_of_two_signs_are_classes(builds: Builds) -> None:
+    put(builds.root / "in", "-1/1.png", "1/2.png")
+    assert builds.labels("in") == {"1": "-1", "2": "1"}
 
 
 def test_letters_of_two_cases_are_classes(builds: Builds) -> None:
@@ -607,6 +717,12 @@ def test_labels_from_a_file_leave_no_doubt_of_folders(builds: Builds) -> None:
     put(builds.root / "in", "train/a.png", "val/b.png")
     put_csv(builds.root / "labels.csv", "train/a.png,cat", "val/b.png,dog")
     assert builds.labels("in --labels labels.csv") == {"a": "cat", "b": "dog"}
+
+
+def test_a_source_whose_name_begins_with_a_dash_keeps_its_folder(builds: Builds) -> None:
+    for split in ("train", "val"):
+        put_classes(builds.root / "-in" / split)
+    assert builds.choices("./-in")[0] == ANIMALS
 
 
 def test_a_choice_in_python_names_its_ways(tmp_path: Path) -> None:

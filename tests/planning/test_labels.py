@@ -168,7 +168,7 @@ def test_samples_without_a_label_are_refused_above_a_few(relabel: Relabel) -> No
         relabel(keys, lines_of(94))
     assert relabel(keys, lines_of(94), accept_unmatched=True)["99.jpg"] is None
     assert relabel(keys, lines_of(95))["99.jpg"] is None
-    minus = lines_of(94, "{}.jpg,1") + "".join(f"{n}.jpg,-1\n" for n in range(94, 100))
+    minus = lines_of(94, "{}.jpg,0") + "".join(f"{n}.jpg,-1\n" for n in range(94, 100))
     assert relabel(keys, minus)["99.jpg"] is None  # as the file says
 
 
@@ -184,13 +184,13 @@ def test_a_file_may_override_the_classes_of_a_few(relabel: Relabel) -> None:
     ("text", "error"),
     [
         ("a.jpg,17\nb.jpg,cat\n", "'cat', a name, in line 2, and '17', a number, in line 1"),
-        ("Bild,Klasse\na.jpg,17\nb.jpg,3\n", "'Klasse', a name, in line 1.* header is key,label"),
-        ("a.jpg,1\nb.jpg,-2\n", "line 2 .*class number '-2'; they are from 0 up, and -1 for none"),
+        ("Bild,Klasse\na.jpg,17\nb.jpg,3\n", "'17' is sorted before '3' as text"),
+        ("a.jpg,1\nb.jpg,-2\n", "some are below -1, such as -2: add .*--no-label=-2"),
         (f"a.jpg,1\nb.jpg,{'9' * 5000}\n", r"line 2 .*class number '9999.*\(5,002 char.*100,000"),
         ("a.jpg,1\nb.jpg,100001\n", r"line 2 .*'100001'; with \d+ samples.* 100,000\. N"),
         ("a.jpg,x\n , y\n", "line 2 .*labels.csv has no key"),
         ("a.jpg|x\nb.jpg|y\n", r"line 1 .*'a.jpg\|x'.*; each line is key,label, and '\|' does not"),
-        ("a.jpg,x\nb.jpg,y,z\n", "line 2 .*each line is key,label$"),
+        ("a.jpg,x\nb.jpg,y,z\n", "line 2 .*each line is key,label: write a file of these two"),
         ("a.jpg,x\nb.jpg,y\0\n", "line 2 has a NUL byte, as UTF-16 has; save it as UTF-8"),
         ("a.jpg,x\nb.jpg,y\n".encode("utf-16"), "line 1 has the byte 0xff, which is not UTF-8"),
         ("a.jpg,x\nb.jpg,y\n".encode("utf-16-le"), "line 1 has a NUL byte"),

@@ -41,6 +41,8 @@ from precache_workers.sources.base import (
 )
 from precache_workers.sources.label_readings import (
     doubts_of_classes,
+    doubts_of_negative_numbers,
+    no_label,
     note_of_order,
     settle_labels,
 )
@@ -100,14 +102,15 @@ def override_labels(
         source badly.
     """
     where = shown(path)
-    lines = _settled(_read_lines(path), {*table.classes, *classes}, where, rules)
+    lines = _without_header(_read_lines(path), table.keys, where)
+    lines = _settled(lines, {*table.classes, *classes}, where, rules)
     if not are_classes(table.labels):  # of another kind than those of the file
         table = _relabelled(table, [-1] * len(table), ())
     line_of, unmatched = _matched(table, lines, where)
     if not line_of:
         raise SourceError(
             f"no key of {where} is in the source; its first is {_short(unmatched[0].key)}, the "
-            f"source's first {_short(table.keys[0])}"
+            f"source's first {_short(table.keys[0])}: write keys as the source has them"
         )
     lines = [*line_of.values(), *unmatched]
     names = {*table.classes, *classes}
@@ -125,7 +128,9 @@ def override_labels(
         raise choice_error(doubts)
     bare = [row for row in np.flatnonzero(labelled.labels < 0).tolist() if row not in line_of]
     unlisted = len(table) - len(line_of) - len(bare)
-    notes = [] if numbers else note_of_order(labelled.classes)
+    notes = []
+    if not numbers and labelled.classes != table.classes:  # else said of the source
+        notes = note_of_order(labelled.classes)
     if numbers:
         notes.append(f"labels of {where} are class numbers (--label-kind name: names of classes)")
     if empty := sum(not line.label for line in line_of.values()):
@@ -165,26 +170,56 @@ def _settled(lines: list[_Line], known: set[str], where: str, rules: LabelRules)
             f"{where} has class names or numbers; give values, or several classes of a sample, in "
             "a table of URIs as the source"
         )
-    header = len(lines) > 1 and _is_header((lines[0].key, lines[0].label))
-    rest = lines[header:]
-    if known >= {line.label for line in rest if line.label} and not (rules.none or rules.kind):
+    if known >= {line.label for line in lines if line.label} and not (rules.none or rules.kind):
         return lines
-    keys, texts = [line.key for line in rest], [line.label for line in rest]
+    keys, texts = [line.key for line in lines], [line.label for line in lines]
     kind = infer_kind(list(texts), keys, where)
     if kind in ("several names", "several numbers"):
         return lines  # refused with the number of a line
     rules = LabelRules(kind=rules.kind, none=rules.none)
     values = {text for text in texts if text and not is_nothing(text)}
     whole = kind == "values" and all(re.fullmatch(r"[-+]?[0-9]+(\.0*)?", text) for text in values)
-    if whole and rules.kind is None:  # in such a file no value for a regression
+    inferred = whole and rules.kind is None
+    if inferred:  # in such a file no value for a regression
         rules = LabelRules(kind="number", none=rules.none)
     # Typed: a name among numbers is refused with the number of its line.
     settled = settle_labels(texts, kind, keys, where, rules, typed=True, several=False)
-    if settled.doubts:
-        raise choice_error(settled.doubts)
-    return lines[:header] + [
-        line._replace(label=label) for line, label in zip(rest, settled.labels, strict=True)
-    ]
+    doubts = settled.doubts
+    if inferred and not doubts:
+        doubts = doubts_of_negative_numbers(settled.labels, where, values=False)
+    if doubts:
+        raise choice_error(doubts)
+    return [line._replace(label=label) for line, label in zip(lines, settled.labels, strict=True)]
+
+
+def _without_header(lines: list[_Line], keys: Sequence[str], where: str) -> list[_Line]:
+    """Leave out the first line if it names the columns.
+
+    It does if it has usual names, or names that no sample and no other line has.
+    """
+    first, *rest = lines
+    name = _composed(first.key).strip()
+    usual = _is_header((first.key, first.label))
+    other = not (
+        is_image(name)
+        or _is_number(first.label)
+        or any(line.label == first.label for line in rest)
+        or any(name == _composed(key).rpartition(".")[0] for key in keys if is_image(key))
+    )
+    if not rest or not (usual or other) or any(name == _composed(key) for key in keys):
+        return lines
+    if not usual:
+        names = f"{_short(first.key)}, {_short(first.label)}"
+        log.warning("line 1 of %s is taken as the names of its columns: %s", where, names)
+    return rest
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return is_nothing(text) or not text
+    return True
 
 
 def _require_order(lines: Sequence[_Line], where: str) -> None:
@@ -217,13 +252,10 @@ def _matched(
     first_lines: dict[str, _Line] = {}
     line_of: dict[int, _Line] = {}
     unmatched: list[_Line] = []
-    for place, line in enumerate(lines):
+    for line in lines:
         name = _composed(line.key)
         if name not in rows:
             name = name.strip()
-        cells = (line.key, line.label)
-        if place == 0 and name not in rows and _is_header(cells):
-            continue
         before = first_lines.setdefault(name, line)
         if _composed(before.label) != _composed(line.label):
             raise SourceError(
@@ -279,14 +311,15 @@ def _are_numbers(lines: Sequence[_Line], names: set[str], where: str) -> bool:
     numeral = next((line for line in numbers if line.label not in names), None)
     if numeral is not None:
         name = next(line for line in lines if not _NUMBER.fullmatch(line.label))
-        ways = Ways()
+        words, ways = {line.label for line in lines} - {line.label for line in numbers}, Ways()
         text = (
             f"{where} has {_short(name.label)}, a name, in line {name.number}, and "
             f"{_short(numeral.label)}, a number, in line {numeral.number}; give class names or "
-            "class numbers alone, or with --classes names that may be numbers. The header is "
-            f"key,label where there is one. Or add {ways('--label-kind', 'name')} if all are names "
-            f"of classes, or {ways('--no-label', name.label)} if that stands for none"
+            "class numbers alone, or with --classes names that may be numbers. Or add "
+            f"{ways('--label-kind', 'name')} if all are names of classes"
         )
+        if len(words) == 1:
+            text += f", or {ways(*no_label(words))} if that stands for none"
         raise choice_error([Doubt(text, tuple(ways))])
     return False
 
@@ -338,6 +371,11 @@ def _names(table: RowTable) -> list[str | None]:
 def _read_lines(path: str) -> list[_Line]:
     where = shown(path)
     text = _read_text(path, where)
+    if text.lstrip().startswith("{"):
+        raise SourceError(
+            f"{where} is JSON, and a file of labels is CSV with lines key,label; give a table in "
+            "JSON Lines that names the images as the source"
+        )
     # With a space before it, a quote would be part of the label.
     mark = delimiter_of(text.partition("\n")[0])
     reader = csv.reader(
@@ -347,7 +385,7 @@ def _read_lines(path: str) -> list[_Line]:
     try:
         for row in reader:
             end = reader.line_num
-            if row and row != [""]:
+            if any(map(str.strip, row)):  # spreadsheets write lines of separators alone
                 lines.append(_line(end, row, where))
     except csv.Error as error:  # `line_num` is that of the last line that was read
         raise SourceError(f"line {end + 1} of {where} is not CSV: {error}") from None
@@ -380,8 +418,9 @@ def _line(number: int, row: Sequence[str], where: str) -> _Line:
     if len(row) != 2:
         used = [mark for mark in (";", "\t", "|") if len(row) == 1 and mark in row[0]]
         hint = f", and {used[0]!r} does not separate them" if used else ""
+        way = ": write a file of these two columns" if len(row) > 2 else ""
         raise SourceError(
-            f"line {number} of {where} is {_short(row)}; each line is key,label{hint}"
+            f"line {number} of {where} is {_short(row)}; each line is key,label{hint}{way}"
         )
     key, label = row[0], row[1].strip()
     if not key.strip():

@@ -102,7 +102,10 @@ class FolderSource:
                     tick(len(files.keys))
             else:
                 count_ignored(ignored, file.name)
-                container = container or (file.name if container_noun(file.name) else "")
+                if container_noun(file.name) and (
+                    not container or _is_better(file.name, container)
+                ):
+                    container = file.name
                 if file.name.endswith(_TABLES):
                     table_file = min(table_file or file.name, file.name)
         if not files.keys:
@@ -131,7 +134,12 @@ class FolderSource:
             labels, kind, files.keys, where, self.rules, typed=True, folders=True
         )
         table, ctimes = files.table(settled, self.rules)
-        beside = f"{printable(table_file)} in the source gives no labels, unless --labels names it"
+        way = "as the source itself"
+        if table_file.endswith((".csv", ".tsv")):
+            way = f"by --labels, if it has lines key,label, or {way}"
+        elif table_file.endswith(".parquet"):
+            way += ", with --source-kind manifest"
+        beside = f"{printable(table_file)} in the source gives labels only {way}"
         return Listing(
             replace(table, source=source_of(self.folder)),
             dict(ignored),
@@ -246,6 +254,11 @@ class _FileColumns:
         )
         order = sorted(range(len(table)), key=self.keys.__getitem__)
         return table.take(order), np.array(self._ctimes, np.int64)[order]
+
+
+def _is_better(name: str, other: str) -> bool:
+    """Return True for a container in place of a Parquet table, which may only list its photos."""
+    return other.endswith(".parquet") and not name.endswith(".parquet")
 
 
 def _how_to_read(folder: Folder, name: str) -> str:

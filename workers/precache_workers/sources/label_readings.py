@@ -18,7 +18,14 @@ from itertools import pairwise
 
 from precache.errors import SourceError
 from precache.messages import printable
-from precache_workers.sources.base import Doubt, LabelRules, Ways, first_folder, folder_at
+from precache_workers.sources.base import (
+    Doubt,
+    LabelRules,
+    Ways,
+    choice_error,
+    first_folder,
+    folder_at,
+)
 from precache_workers.sources.labels import Kind, infer_kind, is_nothing
 
 _FEW = 3
@@ -273,8 +280,8 @@ def settle_labels(
             ways = Ways()
             text = (
                 f"some labels of {where} are {quoted(nothing)}, beside lists: add "
-                f'{ways(*_none(nothing))} if that stands for no label, or write ["NaN"] if it is a '
-                "class"
+                f"{ways(*no_label(nothing))} if that stands for no label, or write "
+                '["NaN"] if it is a class'
             )
             settled.doubts.append(Doubt(text, tuple(ways)))
         return settled
@@ -287,7 +294,9 @@ def settle_labels(
     elif kind == "names":
         settled.doubts += _doubts_of_names(settled.labels, where, typed, several)
     else:
-        settled.doubts += _doubts_of_numbers(settled.labels, kind, where)
+        settled.doubts += _doubts_of_numbers(settled.labels, kind, where, several)
+        if kind == "numbers" and not declared and not settled.doubts:
+            settled.doubts += doubts_of_negative_numbers(settled.labels, where, values=several)
         _count_nothing(settled)
     return settled
 
@@ -357,13 +366,58 @@ def _count_nothing(settled: SettledLabels) -> None:
         count = sum(label in words for label in settled.labels)
         settled.notes.append(f"{count:,} labels that are {quoted(sorted(words))} are taken as none")
         settled.labels = ["" if label in words else label for label in settled.labels]
+    if settled.kind == "numbers" and (count := settled.labels.count("-1")):
+        settled.notes.append(f"{count:,} labels that are -1 are taken as none (--label-kind name)")
 
 
-def _none(words: Iterable[str]) -> list[str]:
-    return [argument for word in words for argument in ("--no-label", word)]
+def no_label(words: Iterable[str]) -> list[str]:
+    """Return the arguments that take words as no label."""
+    return [argument for word in words for argument in _arguments("--no-label", word)]
 
 
-def _doubts_of_numbers(labels: Collection[str], kind: Kind | None, where: str) -> list[Doubt]:
+def _arguments(flag: str, value: str) -> list[str]:
+    """Return a flag and its value; after a space, a value such as ``-nan`` would be a flag."""
+    return [f"{flag}={value}"] if value.startswith("-") and value != "-" else [flag, value]
+
+
+def doubts_of_negative_numbers(
+    labels: Collection[str], where: str, *, values: bool = True
+) -> list[Doubt]:
+    """Return the doubt about class numbers that are 1 and -1, as -1 stands for no label.
+
+    Parameters
+    ----------
+    values
+        Labels may be values for a regression.
+
+    Raises
+    ------
+    ChoiceError
+        A number is below -1, and so no class number.
+    """
+    numbers = {int(text) for text in set(labels) if text and not is_nothing(text)}
+    below, ways = sorted(number for number in numbers if number < -1), Ways()
+    name = f"{ways('--label-kind', 'name')} if each number is a class"
+    if below:
+        choices = [name]
+        if len(below) == 1:
+            choices.append(f"{ways(*no_label(map(str, below)))} if that stands for no label")
+        if values:
+            choices.append(f"{ways('--label-kind', 'value')} for a regression")
+        text = f"labels of {where} are whole numbers, and some are below -1, such as {below[0]}"
+        raise choice_error([Doubt(f"{text}: add {', or '.join(choices)}", tuple(ways))])
+    if numbers == {-1, 1}:
+        text = (
+            f"labels of {where} are 1 and -1, and -1 may stand for no label: add {name}, or "
+            f"{ways('--label-kind', 'number')} if -1 stands for no label"
+        )
+        return [Doubt(text, tuple(ways))]
+    return []
+
+
+def _doubts_of_numbers(
+    labels: Collection[str], kind: Kind | None, where: str, several: bool
+) -> list[Doubt]:
     ways = Ways()
     texts = {text for text in set(labels) if text and not is_nothing(text)}
     if kind == "numbers":
@@ -380,7 +434,11 @@ def _doubts_of_numbers(labels: Collection[str], kind: Kind | None, where: str) -
             text = (
                 f"labels of {where} such as {quoted(codes)} are codes, or have an exponent: "
                 f"add {ways('--label-kind', 'name')} if they are codes, one class each, or "
+            )
+            text += (
                 f"{ways('--label-kind', 'value')} for a regression"
+                if several
+                else "give values for a regression in a table of URIs"
             )
             return [Doubt(text, tuple(ways))]
         blank = sum(not label or is_nothing(label) for label in labels)
@@ -402,7 +460,7 @@ def _doubts_of_names(labels: Sequence[str], where: str, typed: bool, several: bo
     if nothing:
         count = sum(label in nothing for label in labels)
         text = (
-            f"{count:,} labels of {where} are {quoted(nothing)}: add {ways(*_none(nothing))} if "
+            f"{count:,} labels of {where} are {quoted(nothing)}: add {ways(*no_label(nothing))} if "
             f"that stands for no label, or {ways('--label-kind', 'name')} if it is a class"
         )
         doubts.append(Doubt(text, tuple(ways)))
@@ -411,16 +469,19 @@ def _doubts_of_names(labels: Sequence[str], where: str, typed: bool, several: bo
     words = sorted(text for text in texts if _number(text) is None)
     if not typed and len(words) == 1 and len(texts) > 2:
         text = (
-            f"all labels of {where} are numbers but {quoted(words)}: add {ways(*_none(words))} if "
-            f"that stands for no label, or {ways('--label-kind', 'name')} if all are names of "
-            "classes"
+            f"all labels of {where} are numbers but {quoted(words)}: add "
+            f"{ways(*no_label(words))} if that stands for no label, or "
+            f"{ways('--label-kind', 'name')} if all are names of classes"
         )
         doubts.append(Doubt(text, tuple(ways)))
-    elif several and words and all(map(_DECIMAL_COMMA.fullmatch, words)):
+    elif words and all(map(_DECIMAL_COMMA.fullmatch, words)):
+        way = ""
+        if several:
+            way = f"add {ways('--label-separator', ',')} if they are several classes, or "
         text = (
             f"labels of {where} such as {quoted(words)} may be numbers with a decimal comma: write "
-            f"them with a point, or add {ways('--label-separator', ',')} if they are several "
-            f"classes, or {ways('--label-kind', 'name')} if they are names of classes"
+            f"them with a point, or {way}add {ways('--label-kind', 'name')} if they are names of "
+            "classes"
         )
         doubts.append(Doubt(text, tuple(ways)))
     elif separator := next((mark for mark in _SEPARATORS if _joins(texts, mark)), ""):
@@ -458,10 +519,14 @@ def _joins(texts: Collection[str], separator: str) -> bool:
 # --- a column for each class --------------------------------------------------------------------
 
 
+_BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+"""Texts of 0 and 1 in lower case; pandas writes columns of `get_dummies` as True and False."""
+
+
 def binary(value: object) -> int | None:
     """Return 0 or 1 for a value of a column of such; None for any other value."""
     if isinstance(value, str):
-        return {"0": 0, "1": 1, "0.0": 0, "1.0": 1}.get(value.strip())
+        return _BITS.get(value.strip().lower())
     return int(value) if isinstance(value, int | float) and value in (0, 1) else None
 
 
@@ -506,7 +571,7 @@ def doubt_of_columns(names: Sequence[str], where: object) -> list[Doubt]:
         way = "rename those that have a comma in their name, and choose them by --label-column"
     else:
         way = (
-            f"add {ways('--label-column', ','.join(names))} if each is a class, or "
+            f"add {ways(*_arguments('--label-column', ','.join(names)))} if each is a class, or "
             f"{ways('--label-column', '')} for no label"
         )
     text = (
@@ -518,20 +583,22 @@ def doubt_of_columns(names: Sequence[str], where: object) -> list[Doubt]:
 
 # --- names of classes ---------------------------------------------------------------------------
 
-_BETWEEN = re.compile(r"[\s_-]+")
+_BETWEEN = re.compile(r"[\s_\u2010-\u2015\u2212-]+")
 
 _LATIN = str.maketrans(
     "\u0410\u0412\u0415\u0405\u0406\u0408\u041a\u041c\u041d\u041e\u0420\u0421\u0422"
     "\u0425\u0423\u0430\u0435\u043e\u0455\u0456\u0458\u0440\u0441\u0445\u0443\u0391"
     "\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7"
-    "\u03bf\u0501\u051b\u051d",
-    "ABESIJKMHOPCTXYaeosijpcxyABEZHIKMNOPTYXodqw",
+    "\u03bf\u0501\u051b\u051d\u2018\u2019\u02bc\u00b4",
+    "ABESIJKMHOPCTXYaeosijpcxyABEZHIKMNOPTYXodqw''''",
 )
-"""Letters of other scripts that look like Latin ones."""
+"""Letters of other scripts that look like Latin ones, and apostrophes."""
 
 
 def spelling(name: str) -> str:
     """Return a text that is equal for names that look alike."""
+    if _INTEGER.fullmatch(name):
+        return str(int(name))  # its sign counts
     text = name
     if not name.isascii():
         text = unicodedata.normalize("NFKC", name)
@@ -559,7 +626,7 @@ def note_of_order(
     classes: Sequence[str], way: str = "--class-order number: as numbers"
 ) -> list[str]:
     """Return the line about classes whose names are numbers in the order of text."""
-    if not all(name.isascii() and name.isdecimal() for name in classes):
+    if not all(map(_INTEGER.fullmatch, classes)):
         return []
     pair = next((pair for pair in pairwise(classes) if int(pair[0]) > int(pair[1])), None)
     if pair is None:
