@@ -33,6 +33,10 @@ GREY = (0.299, 0.587, 0.114)
 """Weights of R, G and B in grey (ITU-R BT.601)."""
 
 
+LEAST_MASK = 8
+"""Least height and width of an array (N, H, W) that is taken for a picture or mask."""
+
+
 def _signed(value: int) -> int:
     """Convert a 64-bit pattern to the int64 that torch computes with."""
     return value - (1 << 64) if value >= 1 << 63 else value
@@ -170,8 +174,8 @@ def _shows(values: Any, images: torch.Tensor) -> bool:
     if not isinstance(values, torch.Tensor) or values.ndim < 3 or min(values.shape[-2:]) < 2:
         return False
     (height, width), (rows, columns) = values.shape[-2:], images.shape[-2:]
-    if values.ndim == 3:
-        return (height, width) == (rows, columns)
+    if values.ndim == 3 and min(height, width) < LEAST_MASK:
+        return False  # a matrix
     return height * columns == width * rows
 
 
@@ -412,7 +416,7 @@ class RandomResizedCrop(ImageTransform):
         return torch.stack([top, left, h, w], 1)
 
     def _all_of(self, names: tuple[str, ...]) -> str:
-        return f"Give {_example(names)} to crop all by one box: bilinear suits pictures"
+        return f"Give {_fields_of(names)} to crop all by one box: nearest suits masks"
 
     def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         nearest = self.interpolation[field] == "nearest"
@@ -450,14 +454,14 @@ def _interpolations(given: Any, names: tuple[str, ...]) -> dict[str, str]:
         return dict(given)
     if names != ("image",):
         raise UsageError(
-            f"RandomResizedCrop resamples {' and '.join(names)}; say how: {_example(names)}"
+            f"RandomResizedCrop resamples {' and '.join(names)}; say how: "
+            f"{_fields_of(names)}, where nearest suits masks"
         )
     return {"image": "bilinear"}
 
 
-def _example(names: tuple[str, ...]) -> str:
-    known = {name: "bilinear" if name == "image" else "nearest" for name in names}
-    return f"fields={known}, where nearest suits masks"
+def _fields_of(names: tuple[str, ...]) -> str:
+    return f"fields={ {name: 'bilinear' if name == 'image' else 'nearest' for name in names} }"
 
 
 def _nearest_pixels(length: torch.Tensor, out: int) -> torch.Tensor:
@@ -526,6 +530,10 @@ def _top(images: torch.Tensor, name: str) -> float:
     return 255.0
 
 
+NEAR = 0.01
+"""Distance from 0 to 1 that rounding may bring."""
+
+
 class ColorJitter(ImageTransform):
     """Brightness, contrast, saturation and hue, changed in this order, on RGB.
 
@@ -548,10 +556,20 @@ class ColorJitter(ImageTransform):
             _number("contrast", contrast, 0),
             _number("saturation", saturation, 0),
         )
+        self._unseen = True
         self.hue = _number("hue", hue, 0, 0.5)
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         top = _top(images, "ColorJitter")
+        if self._unseen and images.is_floating_point() and not images.is_meta and len(images):
+            self._unseen = False  # on a device, a look waits for it
+            least, most = float(images.amin()), float(images.amax())
+            if least < -NEAR or most > 1 + NEAR:
+                raise UsageError(
+                    f"ColorJitter takes floats of 0 to 1, and the pixels are {images.dtype} of "
+                    f"{least:.3g} to {most:.3g}; put it before Normalize, or divide pixels of 0 to "
+                    "255 by 255 before it"
+                )
         pixels = images.float() / top
         u = draw.uniform(4) * 2 - 1
         factors = [
@@ -591,6 +609,15 @@ def _turn_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     return value[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp(0, 1)
 
 
+FAR = 10
+"""Least distance from the mean, in std, that pixels do not have on average in the right units."""
+
+
+def _of_one(values: Sequence[float]) -> bool:
+    """Return True for values of pixels of 0 to 1; those that are all whole may be of any."""
+    return max(map(abs, values)) <= 1 and not all(value.is_integer() for value in values)
+
+
 class Normalize(ImageTransform):
     """(images - mean) / std by channel, as `dtype`.
 
@@ -624,8 +651,7 @@ class Normalize(ImageTransform):
         self.dtype = dtype
         self.channels_last = channels_last
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
-        values = [*self.mean, *self.std]
-        self._of_one = max(map(abs, values)) <= 1 and not all(v.is_integer() for v in values)
+        self._of_one = _of_one([*self.mean, *self.std])
         self._of_255 = max(self.mean) > 2 or min(self.std) > 2
         self._unseen = True
 
@@ -645,31 +671,59 @@ class Normalize(ImageTransform):
         It is done only where mean and std suggest it.
         """
         self._unseen = False
-        if self._of_255 if images.is_floating_point() else self._of_one:
+        if images.is_floating_point() and self._of_one:
+            self.require_units(images.dtype, float(images.abs().mean()))
+        elif self._of_255 if images.is_floating_point() else self._of_one:
             self.require_units(images.dtype, float(images.abs().amax()))
+        if self._of_255 and _of_one(self.std):
+            self._require_one_unit(images)
+
+    def _require_one_unit(self, images: torch.Tensor) -> None:
+        """Raise `UsageError` if the std is too small for the spread of the pixels."""
+        mean, std = (_constant(v, images)[None, :, None, None] for v in (self.mean, self.std))
+        spread = float(((images - mean) / std).abs().mean())
+        if spread > FAR:
+            raise UsageError(
+                f"Normalize has mean {self.mean} of pixels of 0 to 255, and std {self.std} of "
+                f"pixels of 0 to 1: the pixels would be {spread:.0f} std from the mean on average. "
+                f"Give {self._scaled(std=255)}"
+            )
 
     def require_units(self, dtype: torch.dtype, top: float) -> None:
-        """Raise `UsageError` if mean and std do not suit pixels up to `top`, by a factor of 255."""
+        """Raise `UsageError` if mean and std do not suit pixels up to `top`, by a factor of 255.
+
+        Of floats that may be of any size, `top` is their mean.
+        """
         own = f"Normalize has mean {self.mean} and std {self.std}, of pixels of 0 to"
         if dtype.is_floating_point:
             if self._of_255 and 0 < top <= 1:
+                mean, std = (1 if _of_one(v) else 1 / 255 for v in (self.mean, self.std))
                 raise UsageError(
                     f"{own} 255, and the pixels are {dtype} of 0 to 1. They are too large by a "
-                    f"factor of 255. Give {self._scaled(1 / 255)}"
+                    f"factor of 255. Give {self._scaled(mean, std)}"
+                )
+            if self._of_one and top > FAR:
+                raise UsageError(
+                    f"{own} 1, and the pixels are {dtype} of about {top:.0f} on average. "
+                    f"Give {self._scaled(255, 255)}, if they are of 0 to 255, or divide them by "
+                    "255 before"
                 )
         elif self._of_one and top > 1:
             way_out = "Give those of the stored values"
             if dtype == torch.uint8:
                 way_out = (
-                    f"They are too small by a factor of 255. Give {self._scaled(255)}, or put "
+                    f"They are too small by a factor of 255. Give {self._scaled(255, 255)}, or put "
                     "ToDType(torch.float32) before it, which divides by 255"
                 )
             raise UsageError(f"{own} 1, and the pixels are {dtype} of 0 to 255. {way_out}")
 
-    def _scaled(self, factor: float) -> str:
-        """Format this with other units."""
-        mean, std = ([float(f"{v * factor:.6g}") for v in vs] for vs in (self.mean, self.std))
-        return f"Normalize({mean}, {std})"
+    def _scaled(self, mean: float = 1, std: float = 1) -> str:
+        """Format this with mean and std multiplied by these factors."""
+        means, stds = (
+            [float(f"{v * factor:.6g}") for v in values]
+            for values, factor in ((self.mean, mean), (self.std, std))
+        )
+        return f"Normalize({means}, {stds})"
 
     def _in_one_pass(self, images: torch.Tensor) -> torch.Tensor:
         """Do as `images`, up to rounding, with uint8 ones: on CUDA it takes half the time."""

@@ -267,10 +267,11 @@ class CachedDataset(Dataset[Batch]):
 
     def __read(self, indices: Sequence[int]) -> Sequence[RowOfBatch]:
         reader = self.__opened.reader.at_epoch(self.__epoch)
-        count = len(self)  # a subclass may have fewer samples, or more than there are rows
+        known = len(reader.valid)
+        if type(self).__getitem__ is CachedDataset.__getitem__:  # else its indices are of its own
+            known = min(known, len(self))
         numbers = np.array([operator.index(index) for index in indices], np.int64)
-        numbers[numbers < 0] += count
-        known = min(count, len(reader.valid))
+        numbers[numbers < 0] += known
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < known):
             raise IndexError(f"an index of {list(indices)} is outside of the {known} samples")
         rows = reader.valid(numbers)

@@ -84,6 +84,8 @@ MASKS: dict[str, tuple[Make, str, tuple[str, ...]]] = {
     "TIFF": (mask, "TIFF", RESIZE),
     "colours": (lambda n: in_palette(mask(n)).convert("RGB"), "PNG", RESIZE),
     "random crop": (mask, "PNG", ("--random-resized-crop", "40", "--variants", "2")),
+    "neighbouring numbers": (lambda n: mask(n).point(lambda v: v % 3), "PNG", RESIZE),
+    "two neighbours": (lambda n: mask(n).point(lambda v: v % 2), "PNG", RESIZE),
     "one bit": (lambda n: mask(n).point(lambda v: 255 * (v > 9)).convert("1"), "PNG", RESIZE),
 }
 

@@ -521,6 +521,27 @@ def test_fewer_samples_than_rows(stores: dict[str, BuiltStore]) -> None:
     assert int(dataset[-1]["row"]) == int(dataset[4]["row"])
 
 
+def test_a_class_of_fewer_samples_chooses_them_by_the_indices_of_all(
+    stores: dict[str, BuiltStore],
+) -> None:
+    class Chosen(precache.CachedDataset):
+        def __init__(self, store: Path, chosen: Sequence[int]) -> None:
+            super().__init__(store)
+            self.chosen = chosen
+
+        def __len__(self) -> int:
+            return len(self.chosen)
+
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(self.chosen[index])["row"]
+
+    chosen = [20, 3, -1, 11]
+    dataset: Any = Chosen(stores["raw"].path, chosen)
+    rows = [int(precache.CachedDataset(stores["raw"].path)[index]["row"]) for index in chosen]
+    assert [int(row) for row in dataset] == rows
+    assert torch.cat([*DataLoader(dataset, 3)]).tolist() == rows
+
+
 # --- labels -------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ from precache.transforms import (
     run,
 )
 from tests.conftest import BuiltStore
-from tests.support.building import encoded, write
+from tests.support.building import encoded, write, write_jpegs
 
 ROWS = torch.arange(100, 124)
 GREY = np.array([0.299, 0.587, 0.114], np.float32)
@@ -720,7 +720,9 @@ def test_a_field_that_would_stay_behind_is_refused(name: str, other: str) -> Non
         ("frames", (4, 3, 20, 26), True),
         ("another aspect", (3, 20, 20), False),
         ("one pixel", (512, 1, 1), False),
+        ("half the size, without channels", (10, 13), True),
         ("tokens", (20, 25), False),
+        ("a matrix of the same aspect", (4, 4), False),
         ("a vector", (26,), False),
     ],
 )
@@ -912,6 +914,41 @@ def test_means_of_their_own_pixels_are_taken(
         found = normalize.apply({"image": images}, _draw())["image"]
         means, stds = (torch.tensor(values)[:, None, None] for values in (mean, std))
         assert torch.allclose(found, (images - means) / stds, atol=1e-4)
+
+
+def test_a_mean_of_pixels_up_to_one_is_refused_for_floats_of_bytes(tmp_path: Path) -> None:
+    """Floats of 0 to 255, stored or made by a function, gave a mean of 438."""
+    floats = {**_batch(), "image": _images().float()}
+    with pytest.raises(UsageError, match=r"of 0 to 1, and the pixels are .*float32 of about \d\d"):
+        Normalize(*IMAGENET).apply(floats, _draw())
+    with pytest.raises(UsageError, match="divide them by 255 before") as caught:
+        Normalize(*IMAGENET).apply(floats, _draw())
+    expected = Normalize(*IMAGENET).apply({"image": _images() / 255}, _draw())["image"]
+    found = _literal(str(caught.value)).apply(floats, _draw())["image"]
+    assert torch.allclose(found, expected, atol=1e-3)
+    ops = [precache.Decode(), precache.ToDType(dtype="float32")]
+    recipe = precache.Recipe(fields={"image": precache.Field(ops=ops, codec="zstd")})
+    source = write_jpegs(tmp_path / "photos", 4, size=(32, 32))
+    store = precache.build(source, tmp_path / "store", recipe, address="serial").path
+    with pytest.raises(UsageError, match="float32 of about"):
+        precache.Loader(store, 4, transform=Compose([RandomCrop(16), Normalize(*IMAGENET)]))
+
+
+def test_a_mean_and_a_std_of_two_units_are_refused() -> None:
+    mean, std = [123.675, 116.28, 103.53], IMAGENET[1]
+    for images in (_images(), _images().float(), _images() / 255):
+        with pytest.raises(UsageError, match="Normalize has mean") as caught:
+            Normalize(mean, std).apply({"image": images}, _draw())
+        found = _literal(str(caught.value)).apply({"image": images}, _draw())["image"]
+        expected = Normalize(*IMAGENET).apply({"image": _images() / 255}, _draw())["image"]
+        assert torch.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("images", [_images().float(), _images() / 127.5 - 1])
+def test_colours_are_not_clipped_from_other_units(images: torch.Tensor) -> None:
+    """Floats of 0 to 255 became white."""
+    with pytest.raises(UsageError, match="ColorJitter takes floats of 0 to 1"):
+        ColorJitter(0.1).apply({"image": images}, _draw())
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.bool])

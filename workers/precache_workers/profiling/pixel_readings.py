@@ -91,23 +91,21 @@ class PixelReadings:
         if not is_palette and not any(map(_blends, ops)):
             return
         before: set[object] | None = None
+        plain = np.empty(0)
         for number, (op, value) in enumerate(recipe.steps(sample, key)):
             if isinstance(op, Decode) and is_palette and not op.states("mode"):
                 values = few_values(np.asarray(value))
                 if values is not None and op.mode != "P":
                     seen.palettes.append(f"{key} is a palette image of {len(values)} colours")
             if _blends(op) and before is not None:
-                after = _counts(np.asarray(value), MOST_COUNTED)
-                if after is None or not after.keys() <= before:
-                    assert op is not None
-                    count = f"over {MOST_COUNTED}" if after is None else len(after)
-                    seen.blended.append(
-                        f"{key} has {len(before)} values, of which {op.op} makes {count}"
-                    )
+                assert op is not None
+                if made := _blended(before, plain, np.asarray(value)):
+                    seen.blended.append(f"{key} has {len(before)} values, {made.format(op.op)}")
                     seen.grey &= facts.mode == "L"
                     return
             if number < len(ops) and _blends(ops[number]):
-                before = few_values(np.asarray(value))
+                plain = np.array(value)
+                before = few_values(plain)
 
     def require_clear(self) -> None:
         """Raise `RecipeError` if samples suggest another reading than one that was not stated."""
@@ -197,6 +195,17 @@ def _blends(op: Op | None) -> bool:
         and op.interpolation != "nearest"
         and not op.states("interpolation")
     )
+
+
+def _blended(values: set[object], before: np.ndarray, after: np.ndarray) -> str:
+    """Say what an op made of an array of few values; empty if it did not blend them.
+
+    Of class numbers that follow each other, a blend makes others of the same: 1 and 3 become 2.
+    """
+    made = _counts(after, MOST_COUNTED)
+    if made is None or not made.keys() <= values:
+        return f"of which {{}} makes {f'over {MOST_COUNTED}' if made is None else len(made)}"
+    return "" if len(values) == 1 or np.array_equal(before, after) else "which {} blends"
 
 
 def few_values(array: np.ndarray) -> set[object] | None:
