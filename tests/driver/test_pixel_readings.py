@@ -200,7 +200,11 @@ def test_grey_of_a_palette_is_refused_sample_by_sample(
     assert "--mode P --interpolation nearest" in text
 
 
-def test_a_transparent_picture_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_transparent_picture_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without progress, too."""
+
     def half(number: int) -> Image.Image:
         image = cut(number).convert("RGBA")
         image.putalpha(Image.linear_gradient("L").resize(image.size))
@@ -213,6 +217,10 @@ def test_a_transparent_picture_is_said(tmp_path: Path, capfd: pytest.CaptureFixt
     keeps = ("build", source, tmp_path / "rgba", *RESIZE, "--mode", "RGBA", *HERE)
     assert "transparent pixels" not in run(capfd, *keeps)[1]
     assert {row.shape[0] for row in pixels(tmp_path / "rgba").values()} == {4}
+    caplog.clear()
+    run(capfd, "build", source, tmp_path / "quiet", *RESIZE, *HERE, "--quiet")
+    precache.build(source, tmp_path / "python", Recipe.image(resize=40), address="serial")
+    assert [record.message.startswith(line) for record in caplog.records] == [True, True]
 
 
 # --- bits ---------------------------------------------------------------------------------------

@@ -316,7 +316,7 @@ class _Build:
             listed.warn_of_missing_labels()
         frozen = draws_in_words(listed.spec.declared)
         for line in (*listed.notes, *listed.unfollowed(), *frozen):
-            self.progress.say(line)
+            self.progress.note(line)
         self.timings["list"] = listed.seconds
         listed.keep_index(self.store)
         return listed
@@ -336,7 +336,7 @@ class _Build:
         self.barred |= task.barred
         measured = probed_rows(outcome, self.request.source)
         for line in (*measured.notes, *measured.pixels):
-            self.progress.say(line)
+            self.progress.note(line)
         return measured
 
     def _job(self) -> Job:

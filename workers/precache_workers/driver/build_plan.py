@@ -196,7 +196,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         if request.labels is None:  # else its own warning names them
             listed.warn_of_missing_labels()
         for line in (*listed.notes, *listed.unfollowed()):
-            progress.say(line)
+            progress.note(line)
         progress.phase("Comparing")
         profiler = _Profiler(request, store, source, listed, progress, stack)
         target = requested_target(request, store, listed.spec)
@@ -273,7 +273,7 @@ class _Profiler:
         measured = probed_rows(outcome, self._request.source)
         self.pixels = measured.pixels
         for line in measured.notes:
-            self._progress.say(line)
+            self._progress.note(line)
         return measured
 
     def measure_unless_declared(self, spec: VersionSpec) -> MeasuredRows:

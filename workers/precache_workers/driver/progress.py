@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from datetime import timedelta
 from types import TracebackType
@@ -22,6 +23,8 @@ from precache.runtime.terminal import Terminal
 from precache.units import size
 from precache_workers.driver.node_table import Cpus, NodeProgress
 from precache_workers.driver.totals import BuildTotals
+
+log = logging.getLogger(__name__)
 
 LINE_EVERY = 10.0
 """Least seconds between two progress lines, if there is no terminal to redraw."""
@@ -70,6 +73,13 @@ class BuildProgress:
         """Print a line above the bar."""
         if self._shown:
             self._progress.print(text, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Print a line that the user must see: without progress, as a warning."""
+        if self._shown:
+            self.say(text)
+        else:
+            log.warning("%s", text)
 
     def finish(self, text: str) -> None:
         """Replace the bar by a last line."""
