@@ -471,6 +471,33 @@ def test_old_times_that_return_bring_no_old_pixels(tmp_path: Path, many_touched:
     assert_rows(store, from_scratch("folder", source, tmp_path / "anew"))
 
 
+@pytest.mark.parametrize("between", ["another size", "the same size", "removed"])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_old_size_and_time_that_return_bring_no_old_pixels(
+    form: str, between: str, tmp_path: Path
+) -> None:
+    """As of archives that are unpacked with fixed times, one after the other."""
+    photos, store = photos_from(0), tmp_path / "store"
+    root = tmp_path / "photos"
+    source = write_source(form, root, photos)
+    build(form, source, store)
+    key = list(photos)[4]
+    later = photos | {key: photos_from(300)[key] + b"+" * (between == "another size")}
+    if between == "removed":
+        del later[key]
+        (root / key).unlink(missing_ok=True)
+    write_source(form, root, later)
+    for path in files_of(form, root, later):
+        if form not in ("folder", "csv", "keys.csv") or path.name in key:
+            os.utime(path, (LONG_AGO + 9, LONG_AGO + 9))
+    build(form, source, store)
+    source = write_source(form, root, photos | {key: photos_from(500)[key]})
+    last = build(form, source, store).version
+    assert_rows(store, from_scratch(form, source, tmp_path / "anew"))
+    assert build(form, source, store).version == last
+    assert not fetched
+
+
 def test_gc_keeps_the_records_of_sources_that_stay(tmp_path: Path) -> None:
     store = tmp_path / "store"
     for name in ("one", "other"):

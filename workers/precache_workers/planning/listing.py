@@ -34,7 +34,11 @@ from precache_workers.planning.recorded_code import with_recorded_code, with_rec
 from precache_workers.planning.request import Request, label_rules
 from precache_workers.planning.row_placement import Placed, place_rows
 from precache_workers.planning.source_record import RecalledListing, read_record, recall
-from precache_workers.planning.stored_versions import committed_versions, stored_contents
+from precache_workers.planning.stored_versions import (
+    committed_versions,
+    earlier_contents,
+    stored_contents,
+)
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.sources.base import Doubt, Listing, Source, Tick, Ways, choice_error
 from precache_workers.sources.code_digest import code_of
@@ -276,24 +280,17 @@ def _place(
     if isinstance(source, DatasetSource):  # it has no files
         return place(table, read=None), None
     read = ContentReader(source, request.sample_timeout, say)
-    recalled_with = functools.partial(
-        recall,
+    recalled = recall(
         read_record(store, table.source),
         table,
         ctimes,
         read,
         functools.partial(_stored_contents, request, store),
+        functools.partial(earlier_contents, store),
         most_bytes=request.max_sample_bytes,
         ignore_ctime=request.ignore_ctime,
     )
-    recalled = recalled_with()
     placed = place(recalled.table, read=read)
-    if recalled.left and placed.table.digest in {
-        attributes.rows_digest for _, attributes in committed_versions(store)
-    }:
-        # By their times alone these samples are those of an earlier version; they need not be.
-        recalled = recalled_with(all_touched=True)
-        placed = place(recalled.table, read=read)
     return placed, recalled.with_identities(placed.restored)
 
 

@@ -51,7 +51,7 @@ def read_record(store: Folder, source: str) -> Any:
 
 
 Stored = Callable[[RowTable, np.ndarray], Mapping[int, Collection[str]]]
-"""Contents that versions, begun ones among them, have of rows of a listing, by row."""
+"""Contents that versions have of rows of a listing, by row."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,6 @@ class RecalledListing:
         Ctimes for which the identities hold.
     contents
         Row -> content, of samples that were read.
-    left
-        Whether samples of another time or etag are left to the build, as they are too many.
     record
         The record before.
     places
@@ -80,7 +78,6 @@ class RecalledListing:
     listed: RowTable
     ctimes: np.ndarray
     contents: Mapping[int, str] = field(default_factory=dict)
-    left: bool = False
     record: Any = None
     places: np.ndarray | None = None
 
@@ -172,28 +169,30 @@ def recall(
     ctimes: np.ndarray | None,
     read: ContentReader,
     stored: Stored,
+    earlier: Stored,
     *,
     most_bytes: int,
     ignore_ctime: bool,
-    all_touched: bool = False,
 ) -> RecalledListing:
     """Give the samples of a listing the identities by which the record knows them.
 
     Samples of which it knows another ctime are read, unless no version has anything of them; so are
-    samples of the same size but another time or etag, unless they are many.
+    samples of the same size but another time or etag, unless they are many, and those that it does
+    not know as they are, if an earlier version has one of the same key, size, time and etag: old
+    times that return need not bring the old content.
 
     Parameters
     ----------
     ctimes
         As in `Listing`.
     stored
-        Finds contents that versions have.
+        Finds contents that the latest version has, or one that was begun.
+    earlier
+        Finds contents that committed versions have.
     most_bytes
         Size limit of a sample that is fetched.
     ignore_ctime
         Take samples for unchanged that differ by their ctimes alone.
-    all_touched
-        Read all samples of another time or etag, however many there are.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -231,17 +230,24 @@ def recall(
     unused = np.setdiff1d(unknown, list(of_versions))
     current[unused], stale[unused] = True, False
     touched = np.flatnonzero(same_size & ~alike)
-    left = not (all_touched or are_few(expected_sizes(listing, touched)))
-    touched = touched[:0] if left else touched
+    if not are_few(expected_sizes(listing, touched)):  # the build reads them
+        touched = touched[:0]
+    new = np.flatnonzero(~alike & (ctimes >= 0) & (listing.sizes <= most_bytes))
+    of_earlier = earlier(listing, new) if len(new) else {}
     _announce(listing, np.flatnonzero(stale), read.say)
     rows = np.union1d(np.flatnonzero(stale), touched)
+    rows = np.union1d(rows, np.array(list(of_earlier), np.int64))
     contents = dict(zip(rows.tolist(), read(listing, rows.tolist()), strict=True))
     recorded = _taken(record, "content", at[rows]).to_pylist()
     keeps = current | settled
     for (row, content), was in zip(contents.items(), recorded, strict=True):
-        keeps[row] = bool(content) and of_versions.get(row, {was}) == {content}
+        known_content = same_size[row] and of_versions.get(row, {was}) == {content}
+        keeps[row] = bool(content) and known_content
     identities = known(np.flatnonzero(keeps & other))
-    for row in np.flatnonzero(stale & ~keeps).tolist():
+    returned = [row for row, known_by in of_earlier.items() if {contents[row]} != set(known_by)]
+    for row in sorted({*np.flatnonzero(stale).tolist(), *returned}):
+        if keeps[row]:
+            continue
         own = contents[row] or f"ctime {ctimes[row]}"
         identities[row] = int(listing.mtimes[row]), f"{OWN}{own}"
     exact = (current & (before == ctimes)) | settled
@@ -251,7 +257,6 @@ def recall(
         listing,
         np.where(settled, before, ctimes),
         contents,
-        left,
         record,
         np.where(exact, places, -1),
     )

@@ -20,9 +20,13 @@ from precache.store.consistency import Flaw, inspect
 from precache.store.json_documents import Attributes, Identity
 from precache.store.open import open_own_unchecked
 from precache.store.receipts import Receipt
-from precache.store.row_table import RowTable, read_contents
+from precache.store.row_table import COLUMN_TYPES, RowTable, read_columns, read_contents
 from precache.store.version import ROW_TABLE, Version, read_attributes
 from precache_workers.planning.target_version import TargetVersion, VersionSpec, target_like
+
+_CONTENT_COLUMNS = {
+    name: COLUMN_TYPES[name] for name in ("key", "size", "mtime_ns", "etag", "content")
+}
 
 RECEIPTS = 64
 """Receipts read at a time."""
@@ -147,6 +151,36 @@ def stored_contents(
                 for row, content in zip(target.rows_of(shard), receipt.content, strict=True)
             }
             yield table, _present(contents)
+
+
+def earlier_contents(store: Folder, listing: RowTable, rows: np.ndarray) -> dict[int, set[str]]:
+    """Find contents that committed versions of a source have of samples of a listing, by row.
+
+    These samples have the same key, size, time and etag.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    keys = pa.array([listing.keys[row] for row in rows.tolist()], pa.string())
+    etags = pa.array([listing.etags[row] for row in rows.tolist()], pa.string())
+    found: dict[int, set[str]] = {}
+    for folder, attributes in committed_versions(store):
+        if attributes.source != listing.source:
+            continue
+        with contextlib.suppress(StorageError, StoreError):
+            data = open_own_unchecked(folder).read_checked(ROW_TABLE)
+            table = read_columns(data, _CONTENT_COLUMNS, folder.path(ROW_TABLE))
+            places = pc.index_in(keys, value_set=table["key"].combine_chunks())
+            stored = table.take(places.fill_null(0))
+            same = places.is_valid().to_numpy(zero_copy_only=False)
+            same &= stored["size"].to_numpy() == listing.sizes[rows]
+            same &= stored["mtime_ns"].to_numpy() == listing.mtimes[rows]
+            same &= pc.equal(stored["etag"], etags).to_numpy().astype(np.bool_)
+            for place in np.flatnonzero(same).tolist():
+                content = stored["content"][place].as_py()
+                if content:
+                    found.setdefault(int(rows[place]), set()).add(content)
+    return found
 
 
 def _present(contents: Mapping[int, str]) -> dict[int, str]:
