@@ -262,6 +262,7 @@ TEXTS = "['b', 'a', 'c', 'b', 'a', 'c']"
         ("[1, 0, 1, 0, 1, 0]", "{1: 'b', 0: 'a'}", [1, 0, 1, 0, 1, 0], ("a", "b")),
         ("torch.arange(6) / 2", "()", [0, 0.5, 1, 1.5, 2, 2.5], ()),
         ("torch.eye(6)", "()", np.eye(6).tolist(), ()),
+        ("np.arange(6)[:, None] % 3", "()", [0, 1, 2, 0, 1, 2], ()),
     ],
 )
 def test_targets_may_be_of_any_kind(
@@ -329,6 +330,7 @@ def test_labels_of_samples_that_differ_from_the_targets_are_refused(
         ("{n: n for n in range(6)}", "()", r"targets are object \(\)"),
         ("'abcabc'", "()", r"targets are <U6 \(\)"),
         ("[[.5, .5]] * 6", "()", r"target of sample 0 is \[0\.5, 0\.5\]"),
+        ("[b'cat'] * 6", "()", "target of sample 0 is b'cat'; a target is a class name as text"),
     ],
 )
 def test_targets_and_classes_that_do_not_fit_are_refused(
@@ -361,6 +363,20 @@ def test_numbers_as_names_in_targets_are_sorted_as_text_with_a_line(
     build(name, tmp_path / "store", progress=True)
     assert "'10' comes before '9' (an attribute `classes`" in capsys.readouterr().err
     assert in_order(tmp_path / "store") == [0, 1] * 3
+
+
+def test_names_in_targets_that_look_alike_are_refused_and_listed_names_decide(
+    source: Module, tmp_path: Path
+) -> None:
+    targets = "targets = ['cat', 'Cat', 'dog'] * 2"
+    name, store = source("image(n)", targets), tmp_path / "store"
+    with pytest.raises(SourceError, match=r"'Cat' and 'cat', which look alike: .* by --classes"):
+        build(name, store)
+    (tmp_path / "names.txt").write_text("cat\nCat\ndog\n")
+    build(name, store, classes=str(tmp_path / "names.txt"))
+    assert in_order(store) == [0, 1, 2, 0, 1, 2]
+    build(source("image(n)", targets + "\n    classes = ['dog', 'cat', 'Cat']"), store)
+    assert in_order(store) == [1, 2, 0, 1, 2, 0]
 
 
 def test_the_advice_of_a_refused_label_works(source: Module, tmp_path: Path) -> None:

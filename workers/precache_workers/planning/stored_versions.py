@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from precache.errors import GoneError, StorageError, StoreError
+from precache.errors import DamageError, GoneError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.runtime.operating_system import usable_cores
 from precache.runtime.ordered_map import prefetch
@@ -127,7 +127,7 @@ def stored_contents(
     """
     latest = latest_of(store, source)
     if latest is not None:
-        with contextlib.suppress(StorageError, StoreError):
+        with contextlib.suppress(DamageError, StorageError, StoreError):
             version, where = open_own_unchecked(latest[0]), latest[0].path(ROW_TABLE)
             data = version.read_checked(ROW_TABLE)
             contents = dict(enumerate(read_contents(data, where)))
@@ -136,7 +136,7 @@ def stored_contents(
         document = store.get(f"{name}/{DESCRIPTION}") if VERSION.fullmatch(name) else None
         if document is None:
             continue
-        with contextlib.suppress(StorageError, StoreError):
+        with contextlib.suppress(DamageError, StorageError, StoreError):
             begun = Identity.read(document, store.path(f"{name}/{DESCRIPTION}"))
             if begun.source != source:
                 continue
@@ -167,7 +167,7 @@ def earlier_contents(store: Folder, listing: RowTable, rows: np.ndarray) -> dict
     for folder, attributes in committed_versions(store):
         if attributes.source != listing.source:
             continue
-        with contextlib.suppress(StorageError, StoreError):
+        with contextlib.suppress(DamageError, StorageError, StoreError):
             data = open_own_unchecked(folder).read_checked(ROW_TABLE)
             table = read_columns(data, _CONTENT_COLUMNS, folder.path(ROW_TABLE))
             places = pc.index_in(keys, value_set=table["key"].combine_chunks())

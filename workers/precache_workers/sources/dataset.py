@@ -147,7 +147,8 @@ class DatasetSource:
         """Return a line about data whose changes are not seen."""
         if files is None or self.compare:
             return ()
-        seen = f" and of {files.count:,} files that it holds" if files.count else ""
+        held = f" and of size or time of {files.count:,} files that it holds"
+        seen = held if files.count else ""
         line = (
             f"{self.factory}: samples not compared: changes of its code{seen} are seen, and no "
             "other change of its data. Give the dataset a method fingerprint(i), or build with "
@@ -374,6 +375,8 @@ def _labels(targets: Any, classes: Sequence[str], count: int) -> tuple[np.ndarra
         labels = np.asarray(targets)
     except (TypeError, ValueError):  # lists of different lengths, or a type that NumPy lacks
         labels = np.empty((), object)
+    if labels.shape == (count, 1) and labels.dtype.kind in "iub" and hasattr(targets, "dtype"):
+        labels = labels[:, 0]  # a column: a list of lists may be several classes
     if labels.shape == (count,) and labels.dtype.kind in "iub":
         if _is_class_number(labels.min()) and _is_class_number(labels.max()):
             _require_class(int(labels.max()), classes, where)
@@ -464,4 +467,7 @@ def _text(row: int, some: Any) -> tuple[str, Kind | None]:
             value = [part.item() if hasattr(part, "item") else part for part in value]
         return label_of(value)
     except (TypeError, ValueError) as error:
-        raise SourceError(f"the dataset's target of sample {row} {error}") from None
+        raise SourceError(
+            f"the dataset's target of sample {row} {error}; a target is a class name as text, a "
+            "number, or a list of these"
+        ) from None
