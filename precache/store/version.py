@@ -50,6 +50,9 @@ ROOT_HINT = (
     "command again to rebuild the version"
 )
 """Advice on a version's own document that cannot be read."""
+Stamp = tuple[int, int]
+"""Inode and modification time in nanoseconds of a version's document."""
+NO_DOCUMENT: Stamp = (0, 0)
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory."""
 
@@ -138,7 +141,7 @@ class Version:
         arrays: Mapping[str, tuple[str, zarr_metadata.Array]],
         rows: int,
         ahead: Readable | None = None,
-        stamp: int | None = None,
+        stamp: Stamp | None = None,
     ) -> None:
         self.folder = folder
         self._ahead = ahead or folder
@@ -409,9 +412,9 @@ class Version:
             return not self.folder.exists()
         if self._stamp is None:
             return self._is_replaced()
-        now = stamp_of(self.folder)
-        # In the same file, `touch` sets the time, too; the number of a removed file is used again.
-        return now != self._stamp and (now[:1] != self._stamp[:1] or self._is_replaced())
+        inode, time = stamp_of(self.folder) or NO_DOCUMENT
+        # In the same file, `touch` sets the time, too; the inode of a removed file is used again.
+        return inode != self._stamp[0] or (time != self._stamp[1] and self._is_replaced())
 
     def require_same(self) -> None:
         """Raise a `GoneError` if another version of its id took its place, on a local disk alone.
@@ -587,7 +590,7 @@ def read_attributes(data: bytes, where: str) -> Attributes:
         raise StoreError(f"{error}; {ROOT_HINT}") from None
 
 
-def stamp_of(folder: Folder) -> tuple[int, ...] | None:
+def stamp_of(folder: Folder) -> Stamp | None:
     """Inode and modification time of a version's document on a local disk; None elsewhere.
 
     The document is written once, so a version that is built or pulled again has another time. In a
@@ -597,7 +600,7 @@ def stamp_of(folder: Folder) -> tuple[int, ...] | None:
     try:
         status = None if path is None else path.stat()
     except OSError:
-        return ()
+        return NO_DOCUMENT
     return None if status is None else (status.st_ino, status.st_mtime_ns)
 
 
