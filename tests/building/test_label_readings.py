@@ -502,6 +502,19 @@ def test_a_file_of_labels_of_two_readings_is_refused(
         assert choice == dict(zip(NAMES, texts, strict=False))
 
 
+def test_samples_without_a_line_keep_no_class_that_is_in_doubt(builds: Builds) -> None:
+    put(builds.root / "in/train/cat", "a.png")
+    put(builds.root / "in/val/cat", "b.png")
+    put_csv(builds.root / "labels.csv", "key,label", "train/cat/a.png,eel")
+    build = ("build", "in", "in.store", "--labels", "labels.csv", "--address", "serial")
+    assert builds.run(*build) == 2
+    assert "1 of 2 samples have no line in labels.csv" in builds.printed
+    assert "look like splits" in builds.printed
+    assert builds.labels("in --labels labels.csv", "--label-level", "2") == {"a": "eel", "b": "cat"}
+    put_csv(builds.root / "labels.csv", "key,label", "train/cat/a.png,eel", "val/cat/b.png,ant")
+    assert builds.labels("in --labels labels.csv") == {"a": "eel", "b": "ant"}
+
+
 @pytest.mark.parametrize(
     ("header", "end", "expected"),
     [

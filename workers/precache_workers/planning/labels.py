@@ -81,6 +81,7 @@ def override_labels(
     rules: LabelRules = NO_RULES,
     *,
     accept_unmatched: bool = False,
+    doubts: Sequence[Doubt] = (),
 ) -> RowTable:
     """Give samples the labels of a CSV file of (key, label); other samples keep their class.
 
@@ -94,6 +95,8 @@ def override_labels(
         Names beside those of the source; only names of classes may be numbers among other names.
     accept_unmatched
         Accept any number of lines that fit no sample, and of samples without a label.
+    doubts
+        Doubts about the classes of the source, which no sample then may keep.
 
     Raises
     ------
@@ -124,8 +127,8 @@ def override_labels(
     labelled = (
         _numbered(table, line_of, where) if numbers else _named(table, line_of, where, rules.order)
     )
-    if not classes and (doubts := doubts_of_classes(labelled.classes, where)):
-        raise choice_error(doubts)
+    if not classes and (alike := doubts_of_classes(labelled.classes, where)):
+        raise choice_error(alike)
     bare = [row for row in np.flatnonzero(labelled.labels < 0).tolist() if row not in line_of]
     unlisted = len(table) - len(line_of) - len(bare)
     notes = []
@@ -154,6 +157,12 @@ def override_labels(
                 f"{'; '.join(notes[refusable:])}; the source's first key is "
                 f"{_short(table.keys[0])}. Correct the file, or accept this with --accept-unmatched"
             )
+    if unlisted and doubts:
+        raise SourceError(
+            f"{unlisted:,} of {len(table):,} samples have no line in {where}, and would keep a "
+            "class that is in doubt: give each a line (an empty label is none), or settle this: "
+            + "; ".join(doubt.text for doubt in doubts)
+        )
     if unlisted:
         notes.append(
             f"{unlisted:,} of {len(table):,} samples have no line in {where}, and keep their class"

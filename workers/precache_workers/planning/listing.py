@@ -435,6 +435,7 @@ def _labelled(request: Request, source: Source, listing: Listing, table: RowTabl
             frozen or (),
             label_rules(request),
             accept_unmatched=request.accept_unmatched,
+            doubts=listing.doubts if isinstance(source, FolderSource) else (),
         )
         doubts = []
     doubts = [doubt for doubt in doubts if frozen is None or not doubt.by_classes]
