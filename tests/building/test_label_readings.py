@@ -163,6 +163,7 @@ def test_folders_that_may_be_no_classes_are_refused(
         (["valid/a", "invalid/b"], {"a": "valid", "b": "invalid"}, ""),
         (["mask/a", "no_mask/b"], {"a": "mask", "b": "no_mask"}, ""),
         (["n01/images/a", "n02/images/b"], {"a": "n01", "b": "n02"}, "n01/images; --label-level 2"),
+        (["00000/a", "00001/b"], {"a": "00000", "b": "00001"}, "--label-level 0 gives no label"),
         (["pet/cat/a", "tree/oak/b"], {"a": "pet", "b": "tree"}, "pet/cat; --label-level 2 takes"),
     ],
 )
@@ -610,6 +611,8 @@ def test_numbers_of_a_file_of_labels_are_names_where_those_of_the_folders_are(
         ("it's", "it\u2019s"),
         ("t-shirt", "t\u2013shirt"),
         ("01", "1"),
+        ("cat", "cat (1)"),
+        ("cat", "Cat - Copy (2)"),
     ],
 )
 def test_names_that_look_alike_are_refused(builds: Builds, names: tuple[str, str]) -> None:

@@ -95,6 +95,10 @@ class FolderReading:
     doubts: tuple[Doubt, ...] = ()
 
 
+_PART = re.compile(r"[0-9]{4,}")
+"""Names of folders that files are spread over, as by img2dataset."""
+
+
 def read_folders(
     names: Iterable[str],
     rules: LabelRules,
@@ -148,6 +152,11 @@ def read_folders(
         notes.append(
             f"Classes are the {len(inner):,} first folders ({quoted(sorted(inner))}), which have "
             f"folders in them, such as {printable(below[0])}; --label-level 2 takes these"
+        )
+    if len(inner) > 1 and len({*map(len, inner)}) == 1 and all(map(_PART.fullmatch, inner)):
+        notes.append(
+            f"Classes are the {len(inner):,} numbered folders ({quoted(sorted(inner))}); if these "
+            "are parts of one data set, --label-level 0 gives no label"
         )
     if splits := sorted(filter(is_split, inner)):
         notes.append(
@@ -583,6 +592,9 @@ def doubt_of_columns(names: Sequence[str], where: object) -> list[Doubt]:
 
 # --- names of classes ---------------------------------------------------------------------------
 
+_COPY = re.compile(r"(?: \(\d+\)| - copy)+$", re.IGNORECASE)
+"""Ends of the names that systems give to copies of a folder."""
+
 _BETWEEN = re.compile(r"[\s_\u2010-\u2015\u2212-]+")
 
 _LATIN = str.maketrans(
@@ -604,7 +616,7 @@ def spelling(name: str) -> str:
         text = unicodedata.normalize("NFKC", name)
         text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
         text = text.translate(_LATIN)
-    text = " ".join(_BETWEEN.split(text)).strip()
+    text = " ".join(_BETWEEN.split(_COPY.sub("", text))).strip()
     return text.casefold() if len(text) > 1 else text
 
 
