@@ -307,6 +307,9 @@ def settle_labels(
         if kind == "numbers" and not declared and not settled.doubts:
             settled.doubts += doubts_of_negative_numbers(settled.labels, where, values=several)
         _count_nothing(settled)
+        if kind == "numbers" and not declared and (count := settled.labels.count("-1")):
+            none = f"{count:,} labels that are -1 are taken as none (--label-kind name)"
+            settled.notes.append(none)
     return settled
 
 
@@ -375,8 +378,6 @@ def _count_nothing(settled: SettledLabels) -> None:
         count = sum(label in words for label in settled.labels)
         settled.notes.append(f"{count:,} labels that are {quoted(sorted(words))} are taken as none")
         settled.labels = ["" if label in words else label for label in settled.labels]
-    if settled.kind == "numbers" and (count := settled.labels.count("-1")):
-        settled.notes.append(f"{count:,} labels that are -1 are taken as none (--label-kind name)")
 
 
 def no_label(words: Iterable[str]) -> list[str]:
