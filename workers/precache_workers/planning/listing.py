@@ -17,6 +17,7 @@ from precache.errors import RecipeError, SourceError, StorageError, UsageError
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
+from precache.storage.rename import is_link
 from precache.store.commit_log import CodeDigests, recordable_source
 from precache.store.labels import are_classes, has_label
 from precache.store.layout import RowShape, rows_per_shard
@@ -130,8 +131,9 @@ class ListedSource:
         if self.recalled is None:
             return
         data = self.recalled.new_record(content_of)
-        if data is not None:
-            with contextlib.suppress(StorageError):  # read-only: then the next listing reads again
+        with contextlib.suppress(StorageError):  # read-only: then the next listing reads again
+            _remove_unfinished(store)
+            if data is not None:
                 store.put(self.recalled.record_name, [data])
 
     @property
@@ -174,6 +176,15 @@ class ListedSource:
             for name, code in codes.items()
             if code is not None and code.unfollowed
         ]
+
+
+def _remove_unfinished(store: Folder) -> None:
+    """Remove what a killed build left of an index or a record; one being written is begun anew."""
+    if store.local("") is None or is_link(store, LISTINGS_FOLDER):
+        return
+    for name in store.names(LISTINGS_FOLDER):
+        if name.startswith(".") and name.endswith(".tmp"):
+            store.remove(f"{LISTINGS_FOLDER}/{name}")
 
 
 def list_rows(
