@@ -215,6 +215,10 @@ def test_a_fingerprint_that_misses_a_change_is_compared_too(source: Module, tmp_
 
 HOLDERS = {
     "samples": ("samples = [(str(p), 0) for p in sorted(HERE.glob('*.png'))]", 1),
+    "samples with a text and their file": (
+        "samples = [(HERE / 'state.json', 'cat', p) for p in sorted(HERE.glob('*.png'))]",
+        1,
+    ),
     "paths": ("files = sorted(HERE.glob('*.png'))", 8),
     "names": ("root = str(HERE); files = sorted(p.name for p in HERE.glob('*.png'))", 8),
     "dicts": ("rows = [{'a': 1, 'file': str(p)} for p in sorted(HERE.glob('*.png'))]", 8),

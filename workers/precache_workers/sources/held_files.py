@@ -32,7 +32,7 @@ class HeldFiles:
     count
         Number of files.
     of_samples
-        Name, size and time of the file of each sample; None if files are not one a sample.
+        Names, sizes and times of the files of each sample; None if it is not known whose they are.
     others
         Digest of the names, sizes and times of all other files; empty if there are none.
     """
@@ -44,24 +44,34 @@ class HeldFiles:
 
 def held_files(dataset: Any) -> HeldFiles:
     """Find the files that a dataset holds, and read their sizes and times."""
-    own: Sequence[str] | None = None
+    own: Sequence[Sequence[str]] | None = None
     seen: dict[int, Any] = {}  # lists by their ids; kept, so that no other object gets its id
     with contextlib.suppress(Exception):  # attributes of the user's class, which may raise anything
         own = _paths_of_samples(dataset, seen)
     if own is None:
         seen.clear()
     found = dict.fromkeys(_paths_of(dataset, ("",), MOST_DEPTH, seen))
-    states = {path: _state(path) for path in dict.fromkeys((*(own or ()), *found))}
-    of_samples = None if own is None else [f"{path} {states[path]}" for path in own]
-    others = {path: state for path, state in states.items() if state}
-    for path in own or ():
-        others.pop(path, None)
+    owned = dict.fromkeys(path for paths in own or () for path in paths)
+    states = {path: _state(path) for path in (owned | found)}
+    of_samples = None if own is None else [_identity(paths, states) for paths in own]
+    others = {path: state for path, state in states.items() if state and path not in owned}
     digest = xxhash.xxh3_64_hexdigest(repr(list(others.items())).encode()) if others else ""
     return HeldFiles(sum(map(bool, states.values())), of_samples, digest)
 
 
-def _paths_of_samples(dataset: Any, seen: dict[int, Any]) -> list[str] | None:
-    """Return the path of each sample, of a dataset like torchvision's `ImageFolder`."""
+def _identity(paths: Sequence[str], states: Mapping[str, str]) -> str:
+    """Write names, sizes and times of a sample's files; text that names none is left out."""
+    first, *others = paths
+    files = (first, *(path for path in others if states[path]))
+    return " ".join(f"{path} {states[path]}" for path in files)
+
+
+def _paths_of_samples(dataset: Any, seen: dict[int, Any]) -> list[tuple[str, ...]] | None:
+    """Return the paths of each sample, of a dataset like torchvision's `ImageFolder`.
+
+    A sample is a tuple that begins with a path. Other parts of it may be paths, as of masks, or
+    text.
+    """
     if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # a `Subset`
         whole = _paths_of_samples(dataset.dataset, seen)
         return None if whole is None else [whole[number] for number in dataset.indices]
@@ -71,7 +81,7 @@ def _paths_of_samples(dataset: Any, seen: dict[int, Any]) -> list[str] | None:
     if not all(isinstance(sample, tuple) and _is_path(sample[0]) for sample in samples):
         return None
     seen[id(samples)] = samples
-    return [os.fspath(sample[0]) for sample in samples]
+    return [tuple(os.fspath(part) for part in sample if _is_path(part)) for sample in samples]
 
 
 def _paths_of(
