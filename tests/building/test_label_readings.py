@@ -145,6 +145,8 @@ def test_folders_that_may_be_no_classes_are_refused(
     for labels in choices:  # of a part of them as the source
         assert labels.keys() <= {name.rpartition("/")[2] for name in files}
     assert "--label-level" in builds.printed
+    targets = any(name.startswith(("masks/", "SegmentationClass/")) for name in files)
+    assert ("a torch Dataset as the source" in builds.printed) == targets
 
 
 @PACKED
@@ -563,7 +565,10 @@ def test_a_file_of_labels_in_another_form_is_refused_with_the_way(builds: Builds
     with pytest.raises(SourceError, match=r"is JSON.*; give a table in JSON Lines .* as the sou"):
         precache.build("in", "a.store", address="serial", labels="labels.jsonl")
     put_csv(builds.root / "labels.csv", "id,x,y", "a.png,1,-1")
-    with pytest.raises(SourceError, match="key,label: write a file of these two columns"):
+    with pytest.raises(SourceError, match=r"key,label: write a file of these two columns$"):
+        precache.build("in", "a.store", address="serial", labels="labels.csv")
+    put_csv(builds.root / "labels.csv", ",file,label", "0,a.png,1")
+    with pytest.raises(SourceError, match=r"these two columns, with pandas by .*index=False"):
         precache.build("in", "a.store", address="serial", labels="labels.csv")
 
 

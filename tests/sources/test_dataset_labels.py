@@ -183,6 +183,16 @@ def test_what_a_field_reads_is_no_label(source: Module, tmp_path: Path) -> None:
     assert pixels(tmp_path / "d.store", "mask")["3"].max() == 3
 
 
+@pytest.mark.parametrize("item", ["(image(n), image(n)[..., 0])", "(image(n), n, image(n))"])
+def test_the_number_of_an_item_in_quotes_is_refused_with_the_way(
+    item: str, source: Module, tmp_path: Path
+) -> None:
+    with pytest.raises(SourceError, match=r"field 'mask' has input = \"1\".*input = 1, without q"):
+        build(source(item), tmp_path / "store", fields(image=0, mask="1"))
+    part = "{'0': image(n), '1': image(n)[..., 0], 'label': n}"
+    build(source(part), tmp_path / "store", fields(image="0", mask="1"))  # a dict has such names
+
+
 def test_two_fields_do_not_start_from_the_first_part_by_default(
     source: Module, tmp_path: Path
 ) -> None:

@@ -103,6 +103,6 @@ def _variants(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
     for name, field in fields.items():
         new, dropped = field.first_variant + field.variants - 1, field.first_variant - 1
         yield (
-            f"variant {new} of {name} is new; there are variants {variants_text(field)}: "
-            f"{field.variants - 1} unchanged, and variant {dropped} is dropped"
+            f"variant {new} of {name} is new; there are variants {variants_text(field)}; "
+            f"variant {dropped} is dropped, and the others are unchanged"
         )

@@ -108,7 +108,8 @@ def decode(
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise SampleError(
             f"decode was given {array.dtype} {array.shape}; it takes bytes, a Pillow image, "
-            "(H, W, C) uint8 or a (C, H, W) uint8 tensor: leave decode out for other arrays"
+            "(H, W, C) uint8 or a (C, H, W) uint8 tensor. Return the image without transforms such "
+            "as ToTensor, or leave decode out of the recipe for other arrays"
         )
     image = Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
     return _to_array(image, op)

@@ -63,6 +63,8 @@ _HEADER = (
     frozenset(("label", "class", "class_name", "target")),
 )
 
+_TABLE = "a table of URIs as the source, whose paths are relative to the folder of the table"
+
 _NUMBER = re.compile(r"-?[0-9]+")
 
 
@@ -176,8 +178,8 @@ def _settled(lines: list[_Line], known: set[str], where: str, rules: LabelRules)
     """Read labels by the user's rules; raises if they leave two readings."""
     if rules.separator or rules.kind == "value":
         raise SourceError(
-            f"{where} has class names or numbers; give values, or several classes of a sample, in "
-            "a table of URIs as the source"
+            f"{where} is a file of labels, which has class names or class numbers only; give "
+            f"values, or several classes of a sample, in {_TABLE}"
         )
     if known >= {line.label for line in lines if line.label} and not (rules.none or rules.kind):
         return lines
@@ -306,8 +308,8 @@ def _require_classes(lines: Sequence[_Line], names: set[str], where: str) -> Non
         first = next(line for line in unknown if not _NUMBER.fullmatch(line.label))
         raise SourceError(
             f"line {first.number} of {where} has the label {_short(first.label)}; such a file has "
-            "class names or numbers: give values, or several classes of a sample, in a table of "
-            "URIs; if it is a class name of an earlier version, add --classes STORE"
+            "class names or numbers: give values, or several classes of a sample, in "
+            f"{_TABLE}; if it is a class name of an earlier version, add --classes STORE"
         )
 
 
@@ -428,6 +430,8 @@ def _line(number: int, row: Sequence[str], where: str) -> _Line:
         used = [mark for mark in (";", "\t", "|") if len(row) == 1 and mark in row[0]]
         hint = f", and {used[0]!r} does not separate them" if used else ""
         way = ": write a file of these two columns" if len(row) > 2 else ""
+        if len(row) > 2 and not row[0]:  # what pandas writes above the numbers of rows
+            way += ", with pandas by to_csv(…, index=False)"
         raise SourceError(
             f"line {number} of {where} is {_short(row)}; each line is key,label{hint}{way}"
         )

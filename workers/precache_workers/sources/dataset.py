@@ -147,12 +147,12 @@ class DatasetSource:
         """Return a line about data whose changes are not seen."""
         if files is None or self.compare:
             return ()
-        held = f" and of size or time of {files.count:,} files that it holds"
+        held = f", and of size or time of {files.count:,} files that its attributes name"
         seen = held if files.count else ""
         line = (
-            f"{self.factory}: samples not compared: changes of its code{seen} are seen, and no "
-            "other change of its data. Give the dataset a method fingerprint(i), or build with "
-            "--compare, which reads all samples"
+            f"{self.factory}: samples not compared: a later build sees a change of its code{seen}, "
+            "but no other change of its data. Give the dataset a method fingerprint(i), or build "
+            "with --compare, which reads all samples"
         )
         return (line,)
 

@@ -150,6 +150,12 @@ def _layout(
     tuple
         Also True if the label is found by its name.
     """
+    for field, given in fields:
+        if names is not None and isinstance(given, str) and given in map(str, parts):
+            raise LabelError(
+                f'field {field!r} has input = "{given}", and the items of a tuple are numbers: '
+                f"write input = {given}, without quotes"
+            )
     first = next((part for part in parts if not _is_label(part)), next(iter(parts), None))
     read: set[Part | None] = {given for _, given in fields if given is not None}
     read |= {name if name in parts else first for name, given in fields if given is None}

@@ -222,6 +222,8 @@ def _doubt(
         if names:
             texts.append(f"{ways('--label-level', str(number))} for the classes {quoted(names)}")
     texts.append(f"{ways('--label-level', '0')} for no label")
+    if images and targets and not splits:
+        texts.append("a torch Dataset as the source, which returns both as parts of one sample")
     return Doubt(f"{here}: {why}. Choose: {'; or '.join(texts)}", tuple(ways))
 
 
