@@ -124,7 +124,7 @@ def test_flags_name_columns(photos: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     done = cli("build", tmp_path / "list.ndjson", store, *flags, "--address", "serial")
     assert done.returncode == 0, done.stderr
-    assert "URIs from the column 'where', labels from 'what'; 1 other columns" in done.stderr
+    assert "URIs from the column 'where', labels from 'what'; not used: 'image'" in done.stderr
     assert precache.open(store).classes == ("cat", "dog", "eel")
 
 
@@ -180,7 +180,7 @@ def test_gc_removes_indexes_of_sources_that_no_version_has(photos: Path, tmp_pat
 @pytest.mark.heavy
 def test_an_archive_of_one_folder_with_folders_is_named(photos: Path, tmp_path: Path) -> None:
     """As ``tar cf photos.tar photos`` and ``zip -r photos.zip photos`` write it."""
-    note = "All samples are of the one class 'in', a folder with folders in it"
+    note = "Classes are the 3 folders of in/, which holds all images"
     for root, inside in ((photos.parent, photos.name), (photos, ".")):
         archive = shutil.make_archive(str(tmp_path / "photos"), "zip", root, inside)
         plan = cli("plan", archive, tmp_path / "store", "--crop", 32, "--no-timing")
