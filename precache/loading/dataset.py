@@ -201,7 +201,7 @@ class CachedDataset(Dataset[Batch]):
         CachedDataset.set_epoch(self, variant)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Have `__getitem__` and `__getitems__`, which a `DataLoader` prefers, give the same.
+        """Make `__getitem__` and `__getitems__`, which a `DataLoader` prefers, give the same.
 
         A class that overrides one of them gets the other one as well, made from its own; so
         ``super()`` in either is its base.
