@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from precache.errors import (
         BuildError,
         DamageError,
-        PipelineError,
         PrecacheError,
         RecipeError,
         SourceError,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from precache.loading.dataset import CachedDataset
     from precache.loading.loader import Loader
     from precache.loading.mixing import Mixture, mix
+    from precache.loading.tuple_batch import TupleBatch
     from precache.maintenance.diff import diff
     from precache.maintenance.gc import gc
     from precache.maintenance.info import info
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         ToDType,
     )
     from precache.recipe.recipe import Field, Recipe
-    from precache.recipe.recipe import Recipe as Pipeline
     from precache.simulation.model import Simulation, simulate
     from precache.store.open import open_version as open
     from precache.store.version import Version
@@ -68,7 +67,6 @@ _HOMES = {
     "precache.errors": [
         "BuildError",
         "DamageError",
-        "PipelineError",
         "RecipeError",
         "PrecacheError",
         "SourceError",
@@ -82,6 +80,7 @@ _HOMES = {
     "precache.loading.loader": ["Loader"],
     "precache.metering.meter": ["Meter", "meter"],
     "precache.loading.mixing": ["Mixture", "mix"],
+    "precache.loading.tuple_batch": ["TupleBatch"],
     "precache.recipe.ops": [
         "CenterCrop",
         "Decode",
@@ -91,7 +90,7 @@ _HOMES = {
         "Resize",
         "ToDType",
     ],
-    "precache.recipe.recipe": ["Field", "Pipeline", "Recipe"],
+    "precache.recipe.recipe": ["Field", "Recipe"],
     "precache.building.refresh": ["refresh", "submit_refresh"],
     "precache.building.verify": ["verify"],
     "precache.metering.report": ["StallReport"],
@@ -106,7 +105,6 @@ _HOMES = {
     "precache_workers.driver.build_result": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_ELSEWHERE = {"open": "open_version", "Pipeline": "Recipe"}
 
 __all__ = [
     "BuildError",
@@ -123,8 +121,6 @@ __all__ = [
     "Loader",
     "Meter",
     "Mixture",
-    "Pipeline",
-    "PipelineError",
     "Recipe",
     "RecipeError",
     "PrecacheError",
@@ -137,6 +133,7 @@ __all__ = [
     "StorageError",
     "StoreError",
     "ToDType",
+    "TupleBatch",
     "UsageError",
     "Version",
     "bench",
@@ -169,7 +166,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'precache' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF[name]), _ELSEWHERE.get(name, name))
+    own_name = "open_version" if name == "open" else name
+    value = getattr(importlib.import_module(_HOME_OF[name]), own_name)
     globals()[name] = value
     return value
 

@@ -8,7 +8,7 @@
     │   ├── SourceError         a source that is missing, empty or unusable
     │   │   └── ChoiceError         labels or samples that can be read in two ways
     │   └── StoreError          no such store or version, or one that cannot be read
-    │       ├── NewerFormatError    a store that a newer release wrote
+    │       ├── FormatError         a version of another store format
     │       └── GoneError           a version that was removed
     ├── BuildError              a build that failed or ended incomplete: exit status 1
     │   ├── CrashError          a task whose worker process died on each attempt
@@ -25,10 +25,15 @@ secrets of URLs, wherever its parts come from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from precache.messages import printable, without_secrets
+
+_PACKAGES = {"cv2": "opencv-python-headless", "PIL": "pillow"}
+"""Names of packages that are not called as their modules. The cv2 of opencv-python, without
+headless, needs libraries of a desktop."""
 
 MAX_MESSAGE = 10_000
 """Longest message in characters: parts of it may come from a foreign document."""
@@ -39,13 +44,19 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_MESSAGE else f"{text[:half]} … {text[-half:]}"
 
 
+def _readable(text: str) -> str:
+    """Return text in one line; only a traceback that torch brings from a worker keeps its lines."""
+    brought = text.startswith("Caught ") and "\nOriginal Traceback" in text
+    return "\n".join(map(printable, text.split("\n"))) if brought else printable(text)
+
+
 class PrecacheError(Exception):
     """Base of all errors of precache; the command line exits with `exit_status`."""
 
     exit_status = 1
 
     def __init__(self, *parts: object) -> None:
-        super().__init__(*(_shortened(printable(without_secrets(str(part)))) for part in parts))
+        super().__init__(*(_shortened(_readable(without_secrets(str(part)))) for part in parts))
 
 
 class UsageError(PrecacheError):
@@ -56,10 +67,6 @@ class UsageError(PrecacheError):
 
 class RecipeError(UsageError):
     """A recipe with an unknown op, an invalid parameter, or ops that do not fit together."""
-
-
-PipelineError = RecipeError
-"""An older name of `RecipeError`."""
 
 
 class SourceError(UsageError):
@@ -84,8 +91,8 @@ class StoreError(UsageError):
     """A store or version that does not exist or that this release cannot read."""
 
 
-class NewerFormatError(StoreError):
-    """A store that a newer release wrote."""
+class FormatError(StoreError):
+    """A version of another store format."""
 
 
 class GoneError(StoreError):
@@ -121,9 +128,9 @@ class HangError(BuildError):
         Key -> reason. Of several samples, one hangs, and the others may only wait for it.
     """
 
-    def __init__(self, *parts: object, late: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, *parts: object, late: Mapping[str, str] | None = None) -> None:
         super().__init__(*parts)
-        self.late = dict(late)
+        self.late = dict(late or {})
 
 
 class StorageError(PrecacheError):
@@ -140,3 +147,48 @@ class SampleError(PrecacheError):
 
 class DamageError(PrecacheError):
     """Stored bytes fail their checksum or are cut short; names shard and key."""
+
+
+def missing_library(what: str, name: str | None, extra: str = "workers") -> UsageError:
+    """Return the error of an optional library that is missing.
+
+    Parameters
+    ----------
+    what
+        Subject of the sentence: what needs it.
+    name
+        Name of the missing module, if it is known.
+    extra
+        Extra of this package that installs it.
+    """
+    library = name or "a library that is not installed"
+    return UsageError(f"{what} needs {library}: pip install 'precache[{extra}]'")
+
+
+@contextlib.contextmanager
+def needs(what: str, extra: str = "workers") -> Iterator[None]:
+    """Raise `missing_library` for an import of what is not installed, and name a failed one.
+
+    Also a decorator of a function that imports what it needs when it is called.
+    """
+    try:
+        yield
+    except ImportError as error:
+        name = (error.name or "").partition(".")[0]
+        if isinstance(error, ModuleNotFoundError):
+            raise missing_library(what, name, extra) from None
+        name = _failing_library(error) or name
+        raise UsageError(
+            f"{what} needs {name}, whose import fails ({error}): pip install --force-reinstall "
+            f"{_PACKAGES.get(name, name)}"
+        ) from error
+
+
+def _failing_library(error: ImportError) -> str:
+    """Return the innermost library whose code imported what failed; empty if it was none's."""
+    import traceback  # as few programs need it
+
+    frames = traceback.walk_tb(error.__traceback__)
+    names = [frame.f_globals["__name__"].partition(".")[0] for frame, _ in frames]
+    ours = {"precache", "precache_workers", *sys.stdlib_module_names}
+    return next((name for name in reversed(names) if name not in ours), "")

@@ -106,23 +106,24 @@ class StallMonitor(Callback):
         """Report remaining steps."""
         if self._has_batch:
             self._recorder.batch_requested()
-        self._finish(trainer, self._has_batch)
+        self._finish(self._has_batch)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Restore the profiler."""
+        """Log the last reports, and restore the profiler."""
+        self._recorder.publisher.flush()
+        self._log_reports(trainer)
         if isinstance(trainer.profiler, _ObservedProfiler):
             trainer.profiler = trainer.profiler.profiler
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Report remaining steps and restore the profiler."""
-        self._finish(trainer, False)
+        self._finish(False)
         self.on_train_end(trainer, pl_module)
 
-    def _finish(self, trainer: Any, ended: bool) -> None:
+    def _finish(self, ended: bool) -> None:
         if self._running:
             self._running = False
             self._recorder.finish(ended)
-            self._log_reports(trainer)
 
     def _log_reports(self, trainer: Any) -> None:
         while self._reports:

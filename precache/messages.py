@@ -9,9 +9,11 @@ tables when they are printed (`precache.runtime.terminal`).
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 SHOWN = 10
 """Number of holes, keys and classes that are listed; the rest is only counted."""
@@ -34,6 +36,10 @@ _PARAMETER = re.compile(
 """Keys and signatures that libraries quote without their URL."""
 
 
+_HEADER = re.compile(r"(authorization\W{1,9}(?:basic|bearer|digest))\s+[^'\"\r\n]+", re.IGNORECASE)
+"""Headers of a request that a server repeats."""
+
+
 def printable(text: str) -> str:
     r"""Return the text on one line, with control characters as ``\x1b``, ``\n``, ``\u202e``."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
@@ -50,18 +56,20 @@ def shown(uri: str | os.PathLike[str]) -> str:
     URLs of object stores have no fragment: their keys may contain ``#``. There ``?`` is part of a
     key or a pattern, unless ``name=`` follows it.
     """
-    scheme, mark, rest = os.fspath(uri).partition("://")
-    if not mark:
-        return scheme
-    rest = rest[len(_user(scheme, rest)) :]
-    end = "[?#]" if scheme.lower() in _WITH_PORTS else r"[?](?=[^/?]*=)"
-    return f"{scheme}://{re.split(end, rest, maxsplit=1)[0]}"
+    scheme, mark, _ = os.fspath(uri).partition("://")
+    return f"{scheme}://{url_parts(uri)[1]}" if mark else scheme
 
 
-def credentials_of(uri: str | os.PathLike[str]) -> str:
-    """Return ``user:password`` of a URL, empty if it has none."""
+def url_parts(uri: str | os.PathLike[str]) -> tuple[str, str, str]:
+    """Return ``user:password@`` of a URL, its host and path, and its query and fragment.
+
+    Together they are what follows ``://``. What `shown` leaves out may be empty.
+    """
     scheme, _, rest = os.fspath(uri).partition("://")
-    return _user(scheme, rest).removesuffix("@")
+    user = _user(scheme, rest)
+    end = "[?#]" if scheme.lower() in _WITH_PORTS else r"[?](?=[^/?]*=)"
+    place = re.split(end, rest[len(user) :], maxsplit=1)[0]
+    return user, place, rest[len(user) + len(place) :]
 
 
 def _user(scheme: str, rest: str) -> str:
@@ -86,7 +94,7 @@ def without_secrets(text: str) -> str:
     """Return text with every URL in it replaced by `shown`."""
     if "://" in text:
         text = _URL.sub(lambda match: shown(match[0]), text)
-    return _PARAMETER.sub(r"\1=…", text)
+    return _HEADER.sub(r"\1 …", _PARAMETER.sub(r"\1=…", text))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -95,6 +103,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     near = difflib.get_close_matches(name, known, 1, cutoff=0.7)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def plain_data(value: Any) -> Any:
+    """Return a result as plain data for JSON; numbers that it cannot hold are None."""
+    import dataclasses  # not to be loaded by a command line that names no command
+
+    if hasattr(value, "to_dict"):
+        return plain_data(value.to_dict())
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: plain_data(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {name: plain_data(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_data(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # --- the text of results ------------------------------------------------------------------------
@@ -118,21 +142,63 @@ def aligned(rows: Iterable[tuple[str, str]], width: int = 0) -> Iterator[str]:
     return (name.ljust(width) + value for name, value in rows)
 
 
-def columns(rows: Sequence[Sequence[str]], numbers: range) -> Iterator[str]:
-    """Yield the lines of a table; the columns of `numbers` are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        yield "  ".join(
-            text.rjust(width) if number in numbers else text.ljust(width)
-            for number, (text, width) in enumerate(cells)
-        )
+class Table(NamedTuple):
+    """Rows of text below headings, for a terminal, for a page (``parts.html``), and for JSON.
+
+    Attributes
+    ----------
+    headings
+        May have several lines.
+    text
+        Headings of the columns that are left-aligned, besides the first; others hold numbers.
+    total
+        Number of all rows, if `rows` are only the first ones.
+    """
+
+    headings: Sequence[str]
+    rows: list[Sequence[str]]
+    text: Collection[str] = ()
+    total: int = 0
+
+    def add_row(self, *cells: str) -> None:
+        """Append a row; missing cells are empty."""
+        self.rows.append((*cells, *[""] * (len(self.headings) - len(cells))))
+
+    def is_text(self, column: int) -> bool:
+        """Return True if a column is left-aligned."""
+        return column == 0 or self.headings[column] in self.text
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines for a terminal."""
+        heads = [heading.split("\n") for heading in self.headings]
+        height = max(map(len, heads), default=0)
+        above = zip(*([""] * (height - len(head)) + head for head in heads), strict=True)
+        rows = [[printable(cell) for cell in row] for row in (*above, *self.rows)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = enumerate(zip(row, widths, strict=True))
+            yield "  ".join(
+                text.ljust(width) if self.is_text(column) else text.rjust(width)
+                for column, (text, width) in cells
+            ).rstrip()
+
+    def to_dict(self) -> list[dict[str, str]]:
+        """Return each row by heading, for JSON."""
+        names = [heading.replace("\n", " ") for heading in self.headings]
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
 
 
 def first_ones(items: Sequence[str], separator: str = ", ") -> str:
     """List the first `SHOWN` of the items, and count the rest."""
     rest = f" … and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
     return separator.join(items[:SHOWN]) + rest
+
+
+def hole_lines(holes: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a line for each of the first `SHOWN` holes (key, reason), and count the rest."""
+    lines = [f"hole: {key}: {reason}" for key, reason in holes[:SHOWN]]
+    rest = len(holes) - len(lines)
+    return [*lines, *([f"… and {rest:,} more holes"] if rest else [])]
 
 
 def statistics_text(

@@ -1,7 +1,8 @@
 """Outputs of a stall meter: each function here returns a callable that takes a report.
 
 Any callable that takes a `StallReport` is an output; these serve common tools. They are called on
-the meter's own thread, on every rank. All but `prometheus` skip reports that are `quiet`.
+the meter's own thread, on every rank. Lines, of `terminal` and `log`, are written by each rank that
+stalls. `jsonl`, `tensorboard` and `wandb` take all reports of rank 0, and of others if they stall.
 """
 
 from __future__ import annotations
@@ -22,23 +23,22 @@ Output = Callable[[StallReport], None]
 
 
 def _unless_quiet(output: Output) -> Output:
-    @functools.wraps(output)
-    def write(report: StallReport) -> None:
-        if not report.quiet:
-            output(report)
+    return lambda report: None if report.quiet else output(report)
 
-    return write
+
+def _if_it_stalls(output: Output) -> Output:
+    return lambda report: output(report) if report.stalls else None
 
 
 def terminal() -> Output:
-    """Print one line per report on standard error, the default of a meter."""
-    return _unless_quiet(lambda report: say(str(report), stderr=True))
+    """Print a line on standard error for each report of a stall, the default of a meter."""
+    return _if_it_stalls(lambda report: say(str(report), stderr=True))
 
 
 def log(logger: logging.Logger | None = None, level: int = logging.INFO) -> Output:
-    """Log one line per report; by default to the logger ``precache.meter``."""
+    """Log a line for each report of a stall; by default to the logger ``precache.meter``."""
     chosen = logger or logging.getLogger("precache.meter")
-    return _unless_quiet(lambda report: chosen.log(level, "%s", report))
+    return _if_it_stalls(lambda report: chosen.log(level, "%s", report))
 
 
 def jsonl(path: str | os.PathLike[str]) -> Output:

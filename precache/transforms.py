@@ -7,15 +7,18 @@ which all ranks share, replaces the row number, so that it gets new random numbe
 transforms that mix samples (`MixUp`, `CutMix`) depend on the batch.
 
 Fields of one scene, such as an image and its mask, move together only if `fields` names them. A
-transform that moves or mixes pixels refuses a batch with another such field that nobody named.
+transform that moves or mixes pixels refuses a batch with another such field that nobody named, or
+with coordinates of the scene, such as boxes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar
@@ -35,6 +38,15 @@ GREY = (0.299, 0.587, 0.114)
 
 LEAST_MASK = 8
 """Least height and width of an array (N, H, W) that is taken for a picture or mask."""
+
+MOST_CHANNELS = 4
+"""Most channels of a picture; a last axis as short as that, behind longer ones, holds channels."""
+
+COORDINATES = ("box", "keypoint", "landmark", "polygon")
+"""Parts of names of fields that hold coordinates."""
+
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Dtypes that torch moves, but cannot flip -> those of the same size that it can."""
 
 
 def _signed(value: int) -> int:
@@ -92,8 +104,19 @@ class Draw:
         return hashlib.blake2b(repr(self.key).encode(), digest_size=8).digest()
 
 
+def _refuse_call(self: Any, *_: Any, **__: Any) -> Any:
+    """Raise `UsageError`: a transform has no random numbers but those of a `Loader`."""
+    name = type(self).__name__
+    raise UsageError(
+        f"{name} is called, and its random numbers come from the Loader; give it as it is, as "
+        f"transform={name}(…), and beside functions of a batch as a step of a Compose"
+    )
+
+
 class Transform(ABC):
     """A change of a batch on its device; its random numbers come from `draw` alone."""
+
+    __call__ = _refuse_call
 
     @abstractmethod
     def apply(self, batch: Batch, draw: Draw) -> Batch:
@@ -112,10 +135,13 @@ class FieldTransform(Transform):
         True if pixels change places or are mixed, so that fields of one scene belong together.
     of_one_size
         True if the fields must have the same height and width.
+    by_axis
+        True if channels, height and width are treated differently.
     """
 
     fields: tuple[str, ...] | None = None
     moves: ClassVar[bool] = False
+    by_axis: ClassVar[bool] = True
     of_one_size: ClassVar[bool] = False
 
     def _images(self, batch: Batch) -> dict[str, torch.Tensor]:
@@ -124,7 +150,8 @@ class FieldTransform(Transform):
         Raises
         ------
         UsageError
-            A field is missing or has another shape, or one would stay behind that nobody named.
+            A field is missing, or has another shape or its channels last, or one would stay behind
+            that nobody named.
         """
         name = type(self).__name__
         for field in self.fields or ("image",):
@@ -137,6 +164,16 @@ class FieldTransform(Transform):
                 )
             if values.ndim != 4 and (self.fields is None or values.ndim < 3):
                 raise UsageError(f"{name} takes (N, C, H, W), not {tuple(values.shape)}")
+            if self.by_axis and _ends_in_channels(values):
+                axes = (0, 3, 1, 2) if values.ndim == 4 else (0, 1, 4, 2, 3)
+                moved = f"{{**batch, {field!r}: batch[{field!r}].permute{axes}}}"
+                raise UsageError(
+                    f"{name} takes (N, C, H, W), and {field} {tuple(values.shape)} has its "
+                    "channels last. Store (C, H, W), which transpose(2, 0, 1) makes of it; "
+                    f"or put this before it, in a Compose: lambda batch: {moved}"
+                )
+            if self.moves and values.ndim == 3 and _holds_coordinates(field, values):
+                raise UsageError(f"{name} moves pixels, and {_not_moved(field, values)}")
         images = {field: batch[field] for field in self.fields or ("image",)}
         if self.moves and self.fields is None:
             self._require_alone(images["image"], batch)
@@ -147,36 +184,79 @@ class FieldTransform(Transform):
         return {field: _as_images(values) for field, values in images.items()}
 
     def _require_alone(self, images: torch.Tensor, batch: Batch) -> None:
-        """Raise `UsageError` if another field shows the scene of ``image``, judged by its shape."""
+        """Raise `UsageError` if another field shows the scene of ``image``, or points into it."""
         others = [
             name for name, values in batch.items() if name != "image" and _shows(values, images)
         ]
+        points = [name for name, values in batch.items() if _holds_coordinates(name, values)]
+        if not others and not points:
+            return
+        reasons, ways = list[str](), list[str]()
         if others:
-            height, width = batch[others[0]].shape[-2:]
-            way_out = self._all_of(("image", *others))
-            sizes = {tuple(batch[name].shape[-2:]) for name in ("image", *others)}
-            if self.of_one_size and len(sizes) > 1:
-                way_out = "Store them with one height and width to change all by one draw"
-            raise UsageError(
-                f"{type(self).__name__} changes image alone, and {' and '.join(others)} would stay "
-                f"behind: {others[0]} has {height} x {width} pixels, and image "
-                f"{images.shape[2]} x {images.shape[3]}. {way_out}; "
-                "give fields=('image',) to change image alone"
-            )
+            height, width = _size(batch[others[0]])
+            of_image = f"{images.shape[2]} x {images.shape[3]}"
+            reasons = [f"{others[0]} has {height} x {width} pixels, and image {of_image}"]
+            sizes = {_size(batch[name]) for name in ("image", *others)}
+            last = [name for name in others if _ends_in_channels(batch[name])]
+            if last:
+                ways = [f"Store {' and '.join(last)} as (C, H, W) to change all by one draw"]
+            elif self.of_one_size and len(sizes) > 1:
+                ways = ["Store them with one height and width to change all by one draw"]
+            else:
+                ways = [self._all_of(("image", *others))]
+        if points:
+            reasons.append(_not_moved(points[0], batch[points[0]]))
+        way_out = "; ".join([*ways, "give fields=('image',) to change image alone"])
+        raise UsageError(
+            f"{type(self).__name__} changes image alone, and {' and '.join(others + points)} would "
+            f"stay behind: {'; '.join(reasons)}. {way_out[0].upper()}{way_out[1:]}"
+        )
 
     def _all_of(self, names: tuple[str, ...]) -> str:
         """Advice for changing all of these fields."""
         return f"Give fields={names} to change all by one draw"
 
 
+def _ends_in_channels(values: torch.Tensor) -> bool:
+    """Return True for pictures (N, …, H, W, C), judged by their shape."""
+    if values.ndim < 4:
+        return False
+    height, width, channels = values.shape[-3:]
+    return channels <= MOST_CHANNELS < min(height, width)
+
+
+def _size(values: torch.Tensor) -> tuple[int, int]:
+    """Return height and width of pictures (N, C, H, W), (N, H, W) or (N, H, W, C)."""
+    height, width = values.shape[-3:-1] if _ends_in_channels(values) else values.shape[-2:]
+    return height, width
+
+
 def _shows(values: Any, images: torch.Tensor) -> bool:
     """Return True for an array of the size of (N, C, H, W) `images`, or a picture of its aspect."""
-    if not isinstance(values, torch.Tensor) or values.ndim < 3 or min(values.shape[-2:]) < 2:
+    if not isinstance(values, torch.Tensor) or values.ndim < 3 or min(_size(values)) < 2:
         return False
-    (height, width), (rows, columns) = values.shape[-2:], images.shape[-2:]
+    (height, width), (rows, columns) = _size(values), images.shape[-2:]
     if values.ndim == 3 and min(height, width) < LEAST_MASK:
         return False  # a matrix
     return height * columns == width * rows
+
+
+def _holds_coordinates(name: str, values: Any) -> bool:
+    """Return True for boxes (N, 4) or (N, K, 4), and for fields whose names say coordinates."""
+    if not isinstance(values, torch.Tensor) or values.ndim not in (2, 3):
+        return False
+    if name in ("image", "label") or values.dtype == torch.bool:
+        return False
+    named = any(word in name.lower() for word in COORDINATES)
+    matrix = values.ndim == 3 and values.shape[1] == 4
+    return named or (values.shape[-1] == 4 and not matrix)
+
+
+def _not_moved(name: str, values: torch.Tensor) -> str:
+    return (
+        f"{name} {tuple(values.shape)} looks like coordinates, which no transform moves: a "
+        "function of the batch can move them with the image"
+    )
 
 
 def _as_images(values: torch.Tensor) -> torch.Tensor:
@@ -236,6 +316,8 @@ def _constant(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
 class Compose:
     """Transforms, and any callables on the batch, one after another."""
 
+    __call__ = _refuse_call
+
     def __init__(self, steps: Sequence[Transform | Compose | Callable[[Any], Any]]) -> None:
         if not isinstance(steps, Sequence):
             raise UsageError(f"Compose takes a list of transforms, not {steps!r}")
@@ -251,8 +333,8 @@ def require_step(name: str, step: Any) -> Any:
     """Return `step`; raise `UsageError` if it is neither a transform nor a function of a batch."""
     if isinstance(step, type) and issubclass(step, Transform | Compose):
         raise UsageError(f"{name} is the class {step.__name__}; make one, as {step.__name__}(…)")
-    is_op = isinstance(step, type) and issubclass(step, Operation)
-    if (is_op or not callable(step)) and not isinstance(step, Transform | Compose):
+    is_op = issubclass(step if isinstance(step, type) else type(step), Operation)
+    if is_op or not callable(step):
         raise UsageError(
             f"{name} is {step!r}; give one of precache.transforms, several in a Compose, or a "
             "function of a batch"
@@ -280,7 +362,7 @@ def require_fitting(
     """Raise `UsageError` if a transform cannot change batches of such rows.
 
     Steps are tried on tensors without values, up to the first that is not of this module: it may
-    need values, and return anything.
+    need values, and return anything. Beyond it, fields are normalized once as well.
 
     Parameters
     ----------
@@ -295,35 +377,73 @@ def require_fitting(
         for name, (shape, dtype) in rows.items()
     }
     draw = Draw((0, 0), 0, torch.empty(2, dtype=torch.int64, device="meta"))
-    steps = [transform]
-    while steps:
-        step = steps.pop(0)
-        if isinstance(step, Compose):
-            steps = [*step.steps, *steps]
-            continue
+    normalized = dict[str, Normalize]()
+    known = True
+    for step in _steps(transform):
         if type(step).__module__ != __name__:
-            return
+            known = False
+            continue
         before = batch
         try:
-            batch = step.apply(batch, draw)
+            batch = step.apply(batch, draw) if known else batch
         except UsageError:
             raise
         except Exception:  # of a dtype that a device may have; the first batch raises it if not
-            return
+            known = False
         names = (step.fields or ("image",)) if isinstance(step, Normalize | ToDType) else ()
-        for name in reached.keys() & set(names):
+        if isinstance(step, Normalize):
+            for name in names:
+                if name in normalized:
+                    way_out = "" if known else ", or make one function of both and what is between"
+                    raise UsageError(
+                        f"{step} changes {name} a second time, after {normalized[name]}, which "
+                        f"left its pixels with a mean near 0; remove one of them{way_out}"
+                    )
+                if any(step.mean):  # not one that divides alone, as by 255
+                    normalized[name] = step
+        for name in reached.keys() & set(names) if known else ():
             if isinstance(step, Normalize):
                 step.require_units(before[name].dtype, reached.pop(name))
             elif batch[name].is_floating_point() and not before[name].is_floating_point():
                 reached[name] = 1.0
 
 
-def _number(name: str, value: Any, least: float, most: float = math.inf) -> float:
+def unmoved(transform: Any, fields: Iterable[str]) -> str | None:
+    """Return a line about fields that transforms which move pixels leave; None if there are none.
+
+    They may hold coordinates under any name. A transform that names its fields is silent.
+    """
+    names = [name for name in fields if name not in ("image", "label", "row", "repeated")]
+    moving = {
+        type(step).__name__: None
+        for step in _steps(transform)
+        if isinstance(step, FieldTransform) and step.moves and step.fields is None
+    }
+    if not names or not moving:
+        return None
+    return (
+        f"{', '.join(moving)} changes image alone, and not {', '.join(names)}: wrong if that holds "
+        "coordinates, which a function of the batch can move with the image; give "
+        "fields=('image',) to say that it is right"
+    )
+
+
+def _steps(transform: Any) -> Iterator[Any]:
+    """Yield the steps of a transform, those within a `Compose` one by one."""
+    if isinstance(transform, Compose):
+        for step in transform.steps:
+            yield from _steps(step)
+    else:
+        yield transform
+
+
+def _number(name: str, value: Any, least: float, most: float = sys.float_info.max) -> float:
     """Convert to a float; raise `UsageError` if it is no number from `least` to `most`."""
-    if not isinstance(value, Real) or not least <= float(value) <= most:
-        limits = f"from {least:g} up" if most == math.inf else f"from {least:g} to {most:g}"
-        raise UsageError(f"{name} is {value!r}; give a number {limits}")
-    return float(value)
+    with contextlib.suppress(OverflowError):
+        if isinstance(value, Real) and least <= float(value) <= most:
+            return float(value)
+    limits = f"to {most:g}" if most < sys.float_info.max else "up"
+    raise UsageError(f"{name} is {value!r}; give a number from {least:g} {limits}")
 
 
 def _range(name: str, value: Any) -> tuple[float, float]:
@@ -495,7 +615,8 @@ class HorizontalFlip(ImageTransform):
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         flip = draw.uniform(1)[:, 0] < self.p
-        return torch.where(flip[:, None, None, None], images.flip(3), images)
+        pixels = images.view(SIGNED.get(images.dtype, images.dtype))
+        return torch.where(flip[:, None, None, None], pixels.flip(3), pixels).view(images.dtype)
 
 
 # --- colour and values --------------------------------------------------------------------------
@@ -609,13 +730,23 @@ def _turn_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     return value[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp(0, 1)
 
 
-FAR = 10
+FAR = 5
 """Least distance from the mean, in std, that pixels do not have on average in the right units."""
 
 
 def _of_one(values: Sequence[float]) -> bool:
     """Return True for values of pixels of 0 to 1; those that are all whole may be of any."""
     return max(map(abs, values)) <= 1 and not all(value.is_integer() for value in values)
+
+
+def _finite(values: Any) -> list[float]:
+    """Convert to numbers, one for each channel; none if they are no finite numbers."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        listed = values.tolist() if hasattr(values, "tolist") else values
+        numbers = np.array(listed, np.float64)
+        if numbers.ndim and np.isfinite(numbers).all():
+            return [float(number) for number in numbers.ravel()]
+    return []
 
 
 class Normalize(ImageTransform):
@@ -626,7 +757,8 @@ class Normalize(ImageTransform):
     mean, std
         In stored units (0 to 255 for uint8), such as ``version.mean["image"]`` and
         ``version.std["image"]`` of ``version = precache.open(uri)``. Those of pixels of 0 to 1 are
-        refused for pixels of 0 to 255, and those of 0 to 255 for pixels of 0 to 1.
+        refused for pixels of 0 to 255, those of 0 to 255 for pixels of 0 to 1 and for integers
+        of more bits, and a mean of one with a std of the other.
     channels_last
         Use the memory layout that is fastest for convolutions on CUDA.
     fields
@@ -644,39 +776,75 @@ class Normalize(ImageTransform):
         super().__init__(fields)
         if not getattr(dtype, "is_floating_point", False):
             raise UsageError(f"Normalize gives floats, not {dtype}; give a dtype of torch")
-        sized = all(hasattr(values, "__len__") for values in (mean, std))
-        if not sized or len(mean) != len(std) or min(std) <= 0:
-            raise UsageError("Normalize takes a mean and a std above 0 for each channel")
-        self.mean, self.std = [float(v) for v in mean], [float(v) for v in std]
+        self.mean, self.std = _finite(mean), _finite(std)
+        if not self.mean or len(self.mean) != len(self.std) or min(self.std) <= 0:
+            raise UsageError(
+                f"Normalize takes a mean and a std above 0 for each channel, not {mean!r} and "
+                f"{std!r}; give version.mean['image'] and version.std['image']"
+            )
         self.dtype = dtype
         self.channels_last = channels_last
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
         self._of_one = _of_one([*self.mean, *self.std])
         self._of_255 = max(self.mean) > 2 or min(self.std) > 2
+        # Pixels of 0 to 255 with a mean m have a variance of m (255 - m) at most.
+        pairs = zip(self.mean, self.std, strict=True)
+        beyond = any(s * s > m * (255 - m) for m, s in pairs)
+        self._of_two = _of_one(self.mean) and min(self.std) > 2 and beyond
         self._unseen = True
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         if images.shape[1] != len(self.mean):
-            raise UsageError(f"Normalize has {len(self.mean)} channels, images {images.shape[1]}")
+            raise UsageError(
+                f"Normalize has {len(self.mean)} channels, images {images.shape[1]}; give a mean "
+                "and a std for each"
+            )
         if self._unseen and not images.is_meta and len(images):
             self._look(images)
         if images.is_cuda and images.dtype == torch.uint8:
             return self._in_one_pass(images)
         mean, std = (_constant(v, images)[None, :, None, None] for v in (self.mean, self.std))
-        return (images - mean).div_(std).to(self.dtype, memory_format=self._layout)
+        pixels = images.float() if images.dtype in SIGNED else images
+        return (pixels - mean).div_(std).to(self.dtype, memory_format=self._layout)
 
     def _look(self, images: torch.Tensor) -> None:
         """Check the units by the first images; on a device that waits for it.
 
-        It is done only where mean and std suggest it.
+        It is done only where mean and std, or a dtype of more bits, suggest it.
         """
         self._unseen = False
-        if images.is_floating_point() and self._of_one:
-            self.require_units(images.dtype, float(images.abs().mean()))
-        elif self._of_255 if images.is_floating_point() else self._of_one:
-            self.require_units(images.dtype, float(images.abs().amax()))
+        is_float = images.is_floating_point()
+        suspect = self._of_one or self._of_two or (self._of_255 and _of_one(self.std))
+        if images.dtype == torch.uint8 and not suspect:
+            return
+        pixels = images if is_float else images.float()
+        if is_float and self._of_one:
+            self.require_units(images.dtype, float(pixels.abs().mean()))
+        elif self._of_255 if is_float else self._of_one or self._of_two:
+            self.require_units(images.dtype, float(pixels.abs().amax()))
+        if is_float and self._of_two and pixels.amin() >= 0 and 1 < pixels.amax() <= 255:
+            raise self._two_units(images.dtype)
         if self._of_255 and _of_one(self.std):
             self._require_one_unit(images)
+        if not is_float and images.dtype != torch.uint8 and self._of_255:
+            self._require_eight_bits(images.dtype, pixels)
+
+    def _require_eight_bits(self, dtype: torch.dtype, pixels: torch.Tensor) -> None:
+        """Raise `UsageError` if mean and std are of 8 bits, and the pixels of more."""
+        top = int(pixels.amax())
+        if top <= 255 or max(*self.mean, *self.std) > 255:
+            return
+        mean, std = (_constant(v, pixels)[None, :, None, None] for v in (self.mean, self.std))
+        spread = float(((pixels - mean) / std).abs().mean())
+        if spread > FAR:
+            bits = top.bit_length() + top.bit_length() % 2
+            factor = 2 ** (bits - 8)
+            raise UsageError(
+                f"Normalize has mean {self.mean} and std {self.std}, of pixels of 0 to 255, and "
+                f"the pixels are {dtype} of up to {top}, as of {bits} bits: they would be "
+                f"{spread:.0f} std from the mean on average. They are too large by a factor of "
+                f"{factor}. Give {self._scaled(factor, factor)}, or those of the stored values"
+            )
 
     def _require_one_unit(self, images: torch.Tensor) -> None:
         """Raise `UsageError` if the std is too small for the spread of the pixels."""
@@ -708,7 +876,9 @@ class Normalize(ImageTransform):
                     f"Give {self._scaled(255, 255)}, if they are of 0 to 255, or divide them by "
                     "255 before"
                 )
-        elif self._of_one and top > 1:
+        if self._of_two and top > 1 and dtype == torch.uint8:
+            raise self._two_units(dtype)
+        if self._of_one and top > 1 and not dtype.is_floating_point:
             way_out = "Give those of the stored values"
             if dtype == torch.uint8:
                 way_out = (
@@ -716,6 +886,15 @@ class Normalize(ImageTransform):
                     "ToDType(torch.float32) before it, which divides by 255"
                 )
             raise UsageError(f"{own} 1, and the pixels are {dtype} of 0 to 255. {way_out}")
+
+    def _two_units(self, dtype: torch.dtype) -> UsageError:
+        return UsageError(
+            f"Normalize has mean {self.mean} of pixels of 0 to 1, and std {self.std} of pixels of "
+            f"0 to 255, and the pixels are {dtype} of 0 to 255. Give {self._scaled(mean=255)}"
+        )
+
+    def __repr__(self) -> str:
+        return self._scaled()
 
     def _scaled(self, mean: float = 1, std: float = 1) -> str:
         """Format this with mean and std multiplied by these factors."""
@@ -741,6 +920,8 @@ class ToDType(ImageTransform):
 
     `fields` names the fields; by default ``image``.
     """
+
+    by_axis = False
 
     def __init__(
         self, dtype: torch.dtype = torch.float32, fields: Iterable[str] | None = None
@@ -800,7 +981,13 @@ class Mixing(FieldTransform):
 
     def _shared(self, batch: Batch, share: torch.Tensor) -> torch.Tensor:
         """Return (N, classes) float32: `share` of each label, the rest of its predecessor's."""
-        labels = batch["label"]
+        labels = batch.get("label")
+        if labels is None:
+            raise UsageError(
+                f"{type(self).__name__} mixes labels with their images, and the batch has "
+                f"{', '.join(batch)}; read 'label' as well, as by fields=('image', 'label') of the "
+                "Loader"
+            )
         if labels.ndim != 1 or labels.is_floating_point():
             raise UsageError(
                 f"{type(self).__name__} takes a whole number as each label, not {labels.dtype} "

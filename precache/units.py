@@ -1,9 +1,15 @@
-"""Quantities as text, for people."""
+"""Quantities as text for people, and ages from text."""
 
 from __future__ import annotations
 
+import re
 import time
 from decimal import Decimal
+
+from precache.errors import UsageError
+
+_AGE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhdw])\s*", re.IGNORECASE)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def plain(value: float, digits: int) -> str:
@@ -38,6 +44,24 @@ def duration(seconds: float) -> str:
         if seconds < most:
             return f"{plain(seconds / length, 2)} {unit}"
     return f"{plain(seconds / 86400, 2)} days"
+
+
+def parse_age(text: str) -> float:
+    """Return the seconds of an age such as ``30s``, ``5m``, ``2h``, ``3d`` or ``1w``, or of ``0``.
+
+    Raises
+    ------
+    UsageError
+        It is not an age.
+    """
+    if text.strip() == "0":
+        return 0.0
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"{text!r} is not an age; give a number with a unit (s, m, h, d or w), such as 7d"
+        )
+    return float(match[1]) * _SECONDS[match[2].lower()]
 
 
 def ago(seconds: float) -> str:

@@ -26,6 +26,7 @@ import precache
 from precache.storage import retries
 from precache.storage.local import LocalFolder
 from tests.support.gcs_server import GCSServer
+from tests.support.layouts import Builds
 from tests.support.servers import Azurite, FaultProxy, S3Server
 
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
@@ -55,6 +56,15 @@ def hasty_threads() -> Iterator[None]:
 def many_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of another time are left to the build, as where there are many."""
     monkeypatch.setattr("precache_workers.planning.row_placement.MOST_TOUCHED", 0)
+
+
+@pytest.fixture
+def builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Builds:
+    """Builds by the command, in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+    return Builds(tmp_path, capsys)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -202,6 +212,12 @@ def store(request: pytest.FixtureRequest, stores: dict[str, BuiltStore]) -> Buil
 
 
 @pytest.fixture(scope="session")
+def image_store(stores: dict[str, BuiltStore]) -> BuiltStore:
+    """The store of `photos` with filtered rows, where the codec makes no difference."""
+    return stores["image"]
+
+
+@pytest.fixture(scope="session")
 def tiles(image_folder: Callable[..., Path]) -> Path:
     """73 images of 32 x 32, one of them black, and two files that are none."""
     return image_folder(73, (TILE, TILE), broken=2, black=1)
@@ -220,6 +236,12 @@ def tile_stores(tiles: Path, make_store: Callable[..., BuiltStore]) -> dict[str,
 def tile_store(request: pytest.FixtureRequest, tile_stores: dict[str, BuiltStore]) -> BuiltStore:
     """The store of `tiles`, once for each codec."""
     return tile_stores[request.param]
+
+
+@pytest.fixture(scope="session")
+def image_tiles(tile_stores: dict[str, BuiltStore]) -> BuiltStore:
+    """The store of `tiles` with filtered rows, where the codec makes no difference."""
+    return tile_stores["image"]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 OUTSIDE = {
     "README.md": "index.md",
+    "ARCHITECTURE.md": "architecture.md",
     "deploy/README.md": "deploy.md",
     "tests/bench/README.md": "benchmarks.md",
     "CHANGELOG.md": "changelog.md",

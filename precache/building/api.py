@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from precache.errors import UsageError
+from precache.errors import UsageError, needs
 from precache.maintenance.location import require_apart
 from precache.recipe.recipe import Recipe, require_stated_draws
 from precache.runtime.integers import whole
@@ -24,37 +23,8 @@ if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
     from precache_workers.planning.request import Request
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 
-
-def takes_recipe(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Require Linux, and reject calls that older releases took, with the names or order of now."""
-
-    @functools.wraps(function)
-    def checked(*values: Parameters.args, **keywords: Parameters.kwargs) -> Result:
-        require_linux(function.__name__)
-        if "pipeline" in keywords:
-            raise TypeError(f"{function.__name__}() takes a recipe as recipe=, not as pipeline=")
-        if values and not keywords.get("source_kind") and _is_recipe(values[0]):
-            code = function.__code__
-            *names, last = code.co_varnames[: code.co_argcount]
-            raise UsageError(
-                f"{function.__name__} takes {', '.join(names)} and {last} in this order; "
-                "the first argument is a recipe"
-            )
-        return function(*values, **keywords)
-
-    return checked
-
-
-def _is_recipe(value: Any) -> bool:
-    name = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
-    is_file = isinstance(name, str) and name.endswith(".toml") and Path(name).is_file()
-    return is_file or isinstance(value, Recipe)
-
-
-@takes_recipe
+@needs("building")
 def build(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
@@ -64,16 +34,17 @@ def build(
     labels: str | os.PathLike[str] | None = None,
     classes: str | os.PathLike[str] | None = None,
     label_level: int | None = None,
-    label_kind: str | None = None,
+    label_kind: Literal["name", "number", "value"] | None = None,
     label_separator: str | None = None,
     no_label: str | Sequence[str] = (),
-    class_order: str = "text",
+    class_order: Literal["text", "number"] = "text",
+    all_splits: bool = False,
     accept_unmatched: bool = False,
     follow_links: bool = False,
     keep_order: bool = False,
     shard_samples: int | None = None,
     ignore_ctime: bool = False,
-    on_error: str = "skip",
+    on_error: Literal["skip", "raise"] = "skip",
     max_failures: int | None = None,
     accept_missing: bool = False,
     check_space: bool = True,
@@ -107,8 +78,9 @@ def build(
     ----------
     source
         A folder of images, containers of samples (tar, Parquet, zip, tables of URIs), as path, URL
-        or pattern such as ``data/*.parquet`` and ``shards-{0000..0099}.tar``; or
-        ``python:module:factory`` for a torch map-style `Dataset`.
+        or pattern such as ``data/*.parquet`` and ``shards-{0000..0099}.tar``; folders whose files
+        of one name are one sample, such as ``data/{images,masks}``; or ``python:module:factory``
+        for a torch map-style `Dataset`.
     store
         Folder of the store, as path or URL; created if missing.
     recipe
@@ -118,8 +90,8 @@ def build(
         ``local`` (worker processes on this machine), ``serial`` (this process), ``auto``
         or ``ray://host:port`` (a running cluster).
     labels
-        CSV file of (key, label) lines that override the source's labels. Keys are compared in
-        Unicode's NFC; a key may occur twice, but not with two labels.
+        Table of keys and labels (CSV, TSV, JSON Lines or Parquet) that override the source's
+        labels. Keys are compared in Unicode's NFC; a key may occur twice, but not with two labels.
     classes
         Store, file, or folder of class folders, whose class map is used, so that training and
         validation agree.
@@ -136,6 +108,9 @@ def build(
         Labels that stand for none, such as ``NaN``.
     class_order
         ``text`` or ``number``: the order in which names of classes are sorted.
+    all_splits
+        Take samples of all splits together, where files or a column of a table name several, such
+        as ``train`` and ``test``; by default they are refused.
     accept_unmatched
         Accept `labels` even if many lines match no sample, or many samples get no label. By
         default 1%, at least 5, are accepted, and their number is logged.
@@ -216,7 +191,9 @@ def build(
     image_column, label_column, key_column
         Columns of a table with images or their URIs, labels, and names of samples. By default the
         first two are guessed, and a sample's key is its place, or its URI. The type of the labels
-        decides their kind: classes, numbers (float32), or several classes (multi-hot).
+        decides their kind: classes, numbers (float32), or several classes (multi-hot). If labels
+        come from a file of their own, `label_column` is a column of that file, and so is
+        `key_column`, unless the source is a table.
     sample_name
         Part of a name in a tar archive that names a sample: up to the first dot (``first-dot``, as
         in WebDataset) or the last one (``last-dot``), or each image is a sample (``whole``). By
@@ -229,13 +206,14 @@ def build(
     BuildError, StorageError
         The build is incomplete; the same call continues it, unless `recompute` is set.
     """
+    require_linux("build")
     request = new_request(**locals())
     from precache_workers.driver.build import run_build
 
     return run_build(request, progress)
 
 
-@takes_recipe
+@needs("building")
 def plan(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
@@ -252,8 +230,8 @@ def plan(
         As in `build`.
     timing
         Compute a few dozen rows in memory, in this process or on the cluster at `address`, to
-        estimate the time and size of the build. Otherwise rows are computed only if their shapes
-        are not known otherwise.
+        estimate the time and size of the build. Otherwise samples are read only if row shapes are
+        not known, or the recipe does not state whether pixels are of pictures or of masks.
     options
         The other options of `build`.
 
@@ -268,6 +246,7 @@ def plan(
     UsageError, SourceError, RecipeError
         The build would fail with the same error.
     """
+    require_linux("plan")
     require_known("plan", options, BuildOptions.model_fields)
     request = new_request(source, store, recipe, **options)
     from precache_workers.driver.build_plan import run_plan
@@ -295,10 +274,8 @@ def new_request(
     UsageError
         An option's value is not allowed, or a library of the workers is missing.
     """
-    try:
-        from precache_workers.planning.request import Request
-    except ModuleNotFoundError as error:
-        raise UsageError(f"building needs {error.name}: pip install 'precache[workers]'") from None
+    from precache_workers.planning.request import Request
+
     if not isinstance(source, str | os.PathLike):
         raise UsageError(
             f"source is a {type(source).__name__}; give a folder or URL, or for a torch Dataset "
@@ -313,7 +290,6 @@ def new_request(
     return read_options(Request, {**options, **own})
 
 
-@takes_recipe
 def submit(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
@@ -357,9 +333,10 @@ def submit(
     BuildError
         The cluster cannot be reached.
     """
+    require_linux("submit")
     from precache_workers.jobs.job_package import pack
     from precache_workers.jobs.submission import submit_package
-    from precache_workers.sources.user_code import require_permission
+    from precache_workers.user_code.loading import require_permission
 
     require_known("submit", options, BuildOptions.model_fields)
     checked = read_options(BuildOptions, {"progress": True, **options, "address": "auto"})
@@ -370,7 +347,7 @@ def submit(
     return submit_package(package, address)
 
 
-@takes_recipe
+@needs("doctor decodes samples and")
 def doctor(
     source: str | os.PathLike[str],
     recipe: Recipe | str | os.PathLike[str] | None = None,
@@ -416,13 +393,10 @@ def doctor(
         A number is out of range, or the source is missing, empty, or without a sample that the
         recipe can process.
     """
-    try:
-        from precache_workers.doctor.measure import DoctorRequest, examine
-        from precache_workers.sources.base import Columns
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"doctor decodes samples and needs {error.name}: pip install 'precache[workers]'"
-        ) from None
+    require_linux("doctor")
+    from precache_workers.doctor.measure import DoctorRequest, examine
+    from precache_workers.sources.base import Columns
+
     recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
     request = DoctorRequest(
         source=os.fspath(source),

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-from precache.building.api import new_request, require_known, submit, takes_recipe
-from precache.errors import UsageError
+from precache.building.api import new_request, require_known, submit
+from precache.errors import UsageError, needs
 from precache.recipe.recipe import Recipe
+from precache.runtime.operating_system import require_linux
 from precache.storage.open import StorageOptions
 from precache.store.version import Version
 from precache_workers.planning.options import BuildOptions
 
 
-@takes_recipe
+@needs("building")
 def ensure(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
@@ -57,14 +58,15 @@ def ensure(
         process ends.
     follow
         Return as soon as the first shards can be read, so that a `Loader` can begin with them; the
-        build continues in its own process or on the cluster. In the first epoch, rows come in the
-        order in which shards are completed, shuffled within each shard. All ranks read this order
-        from one log: step k has the same rows on every rank, each row comes once, and all ranks
-        have the same number of batches, which follows from the number of samples. Rows from the
+        build continues in its own process or on the cluster. The first epoch takes the shards in
+        their order, shuffled within each, and waits for those that are not finished. This order
+        depends on the seed alone, also if the version is complete by then, so that ranks and
+        resumed trainings that start later read the same. Each row comes once, and all ranks have
+        the same number of batches, which follows from the number of samples. Rows from the
         beginning of the epoch are repeated in place of holes; the log and `Loader.stats` count
-        them. Later epochs wait for the commit and are fully shuffled. `follow` has no effect on a
-        complete version, unless another process followed its build: then the store keeps that
-        order for ranks and resumed trainings that start later.
+        them. Later epochs wait for the commit and are fully shuffled. With `rows`, `weights`,
+        `resident`, `order` or ``shuffle=False``, a `Loader` needs a complete version, on which
+        `follow` then has no effect.
     progress
         Show the progress of the build, or the reason for waiting, on standard error.
     code
@@ -93,8 +95,7 @@ def ensure(
     >>> loader = Loader(version)  # doctest: +SKIP
     >>> loader = Loader(ensure("photos/", "photos.store", recipe, follow=True))  # doctest: +SKIP
     """
-    if source is None:
-        raise UsageError("ensure takes source, store and recipe in this order; source is None")
+    require_linux("ensure")
     seconds = _seconds(wait)
     if follow and wait is not True:
         raise UsageError(f"follow returns at the first shard, and wait is {wait}; leave out one")

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from precache.building.api import new_request, require_known
-from precache.errors import PrecacheError
-from precache.maintenance.gc import parse_age
-from precache.runtime.integers import whole
+from precache.errors import PrecacheError, needs
 from precache.runtime.operating_system import require_linux
-from precache.store.commit_log import ReplacedError
 from precache.store.open import open_version
 from precache_workers.planning.options import RunOptions, read_options
 
@@ -22,18 +17,14 @@ if TYPE_CHECKING:
     from precache_workers.driver.build_result import BuildResult
     from precache_workers.jobs.submission import ClusterJob
 
-log = logging.getLogger(__name__)
 
-
+@needs("building")
 def refresh(
     store: str | os.PathLike[str],
     source: str | os.PathLike[str] | None = None,
-    *,
-    times: int = 1,
-    every: float | str | None = None,
     **options: Any,
-) -> list[BuildResult]:
-    """Compute fresh variants of a store's samples, as child versions that become current.
+) -> BuildResult:
+    """Compute fresh variants of a store's samples, as a child version that becomes current.
 
     In each field with variants, a fresh variant replaces the oldest one; everything else is linked.
     The rows are those of the current version. A `Loader` with ``refresh="epoch"`` reads the current
@@ -41,14 +32,11 @@ def refresh(
 
     Parameters
     ----------
+    store
+        As in `build`.
     source
         Source of the samples; by default that of the current version, as recorded in the commit
         log.
-    times
-        Number of child versions to build, one after another.
-    every
-        Seconds from the start of one child version to the start of the next, or a time such as
-        ``"30m"``.
     options
         Options of `build` for where and how it runs. ``run_functions=True`` permits running the
         functions in the store's recipe, and a ``python:`` source in its log; set it only for a
@@ -64,49 +52,19 @@ def refresh(
     BuildError
         The child version is incomplete (the same call continues it), or a sample has changed; or
         another build made its version current meanwhile, of which the same call builds a child.
-        With `every`, the next turn does that.
     """
-    return list(refreshes(store, source, times=times, every=every, **options))
-
-
-def refreshes(
-    store: str | os.PathLike[str],
-    source: str | os.PathLike[str] | None = None,
-    *,
-    times: int | None = None,
-    every: float | str | None = None,
-    **options: Any,
-) -> Iterator[BuildResult]:
-    """Yield the results of `refresh` one by one; `every` without `times` repeats without end."""
     require_linux("refresh")
     require_known("refresh", options, RunOptions.model_fields)
-    times, seconds = _schedule(times, every)
     request = new_request(source or "", store, None, **options)
     from precache_workers.driver.refresh import refresh_once
 
-    number = 0
-    while True:
-        began = time.monotonic()
-        try:
-            result = refresh_once(request, request.progress)
-        except ReplacedError as error:
-            if seconds is None:
-                raise
-            log.warning("%s", error)
-        else:
-            number += 1
-            yield result
-        if number == (times or (1 if every is None else None)):
-            return
-        time.sleep(max(0.0, began + (seconds or 0.0) - time.monotonic()))
+    return refresh_once(request, request.progress)
 
 
 def submit_refresh(
     store: str | os.PathLike[str],
     source: str | os.PathLike[str] | None = None,
     *,
-    times: int | None = None,
-    every: float | str | None = None,
     address: str | None = None,
     code: Sequence[str | os.PathLike[str]] = (),
     **options: Any,
@@ -117,9 +75,8 @@ def submit_refresh(
 
     Parameters
     ----------
-    store, source, times, every
-        As in `refresh`, except that `every` without `times` repeats without end; paths are those of
-        the cluster's nodes.
+    store, source
+        As in `refresh`; paths are those of the cluster's nodes.
     address, code
         As in `submit`.
     options
@@ -142,10 +99,9 @@ def submit_refresh(
     require_linux("submit_refresh")
     require_known("submit_refresh", options, RunOptions.model_fields)
     checked = read_options(RunOptions, {"progress": True, **options, "address": "auto"})
-    times, seconds = _schedule(times, every)
     from precache_workers.jobs.job_package import pack_refresh
     from precache_workers.jobs.submission import submit_package
-    from precache_workers.sources.user_code import require_permission
+    from precache_workers.user_code.loading import require_permission
 
     recipe = None
     with contextlib.suppress(PrecacheError):  # the cluster's nodes may be able to open it
@@ -153,13 +109,5 @@ def submit_refresh(
     if recipe is not None:
         require_permission(recipe, checked.run_functions)
     place = None if source is None else os.fspath(source)
-    package = pack_refresh(
-        place, os.fspath(store), recipe, checked, code, times=times, every=seconds
-    )
+    package = pack_refresh(place, os.fspath(store), recipe, checked, code)
     return submit_package(package, address)
-
-
-def _schedule(times: int | None, every: float | str | None) -> tuple[int | None, float | None]:
-    """Check `times`, and convert `every` to seconds."""
-    number = None if times is None else whole("times", times, 1)
-    return number, None if every is None else parse_age(every)

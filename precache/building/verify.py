@@ -41,31 +41,28 @@ def verify(
 
 def check_recipe(version: Version) -> Iterator[str]:
     """Yield the reason if it cannot be confirmed that the recipe produced the rows."""
+    from precache.recipe.ops import Function
     from precache_workers.ops.behaviour import digest_of
-    from precache_workers.ops.identity import as_recorded, named_ops, ops_digest
+    from precache_workers.ops.identity import ops_digest, recipe_steps, select_identities
 
     attributes = version.attributes
     assert attributes is not None  # open_unchecked refuses others
     try:
         recipe = version.recipe
-        arrays, rule = recipe.by_array(), as_recorded(attributes)
-        if not attributes.decides and any(not op.version for op in recipe.functions):
-            yield "the recipe: it calls functions whose code is not in the store"
-            return
-        fingerprint = recipe.fingerprint(rule(recipe))
+        arrays, decided = recipe.by_array(), attributes.decides
+        fingerprint = recipe.fingerprint(select_identities(recipe, decided))
         digests = {
-            name: ops_digest(arrays, name, len(field.ops), rule)
+            name: ops_digest(arrays, name, len(field.ops), decided)
             for name, field in arrays.fields.items()
         }
     except (PackageNotFoundError, PrecacheError) as error:
         yield f"the recipe: {error}"
         return
     stored = {name: field.recipe for name, field in attributes.fields.items()}
-    outputs, decides = attributes.behaviours, attributes.decides
     same = all(
-        digest_of(outputs.get(name, {})) == decides[name]
-        for name, _, step in named_ops(recipe)
-        if step is not None and name in decides
+        digest_of(attributes.behaviours.get(step.name, {})) == decided.get(step.name)
+        for step in recipe_steps(recipe)
+        if not isinstance(step.op, Function)
     )
     if (fingerprint, digests) != (attributes.fingerprint, stored) or not same:
         yield (

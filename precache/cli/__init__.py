@@ -1,1 +1,5 @@
-"""The command line: `main` lists the commands, and each has a module in `commands`."""
+"""The command line, derived from the public functions.
+
+`main` lists the commands, `signatures` makes a parser of a function's signature and docstring, and
+`calls` calls it and prints the result.
+"""

@@ -1,10 +1,9 @@
-"""The command line: ``precache build | plan | refresh | submit | status | info | verify | …``."""
+"""The command line: its commands, their errors and exit statuses."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import re
 import shlex
 import sys
@@ -47,10 +46,10 @@ COMMANDS = {
         "push": "copy a version into another store, such as a remote one",
     },
 }
-"""Commands with their help, by heading; each is a module of `precache.cli.commands`."""
+"""Commands with their help, by heading; each calls the public function of its name."""
 
 _LISTED = [name for group in COMMANDS.values() for name in group]
-_NAMES = (*_LISTED, "job")
+_RESUMED = ("build", "pull", "push", "refresh")
 
 _EPILOG = """\
 examples:
@@ -88,29 +87,31 @@ class _Parser(argparse.ArgumentParser):
         """Refuse unknown arguments and suggest similar flags; show values only if not `secret`."""
         flags = [match[0] for text in unknown if (match := re.match(r"--[\w-]+|-\w", text))]
         if flags:
-            known = re.findall(r"--[\w-]+", self.format_usage())
+            usage = self.format_usage()
+            known, places = re.findall(r"--[\w-]+", usage), usage.rpartition("]")[2].split()
             said = [f"there is no {flag}{did_you_mean(flag, known)}" for flag in flags]
+            if any(flag.lstrip("-").upper() in places for flag in flags):
+                said.append(f"give {' '.join(places)} without flags")
             self.error("; ".join(said))
         self.error(f"unexpected argument: {'too many' if secret else ' '.join(unknown)}")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line, and import the module of its command.
+    """Parse a command line, and import the function of its command.
 
     Returns
     -------
     argparse.Namespace
-        `run` is the command's function.
+        The arguments that were given, `command`, and `json`, a stream or None.
     """
     name, *rest = arguments or ["--help"]
-    if name not in _NAMES:
+    if name not in (*_LISTED, "job"):
         _help_or_refuse(name)
-    import inspect
+    from precache.cli.signatures import add_arguments
 
-    command = importlib.import_module(f"precache.cli.commands.{name}")
-    parser = _Parser(prog=f"precache {name}", description=inspect.getdoc(command.run))
-    parser.set_defaults(command=name, run=command.run)
-    command.add_arguments(parser)
+    parser = _Parser(prog=f"precache {name}")
+    parser.set_defaults(command=name)
+    add_arguments(parser, name)
     options, unknown = parser.parse_known_args(rest)
     if unknown:
         parser.refuse(unknown, any(text.startswith("--storage") for text in rest))
@@ -138,7 +139,7 @@ def _other_commands(
     """Return commands by which a source builds that can be read in two ways; none with secrets."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     source = str(getattr(options, "source", ""))
-    secret = any(text.startswith("--storage-option") for text in given)
+    secret = any(text.startswith("--storage-options") for text in given)
     if not isinstance(error, ChoiceError) or secret or given.count(source) != 1:
         return []
     commands = []
@@ -162,16 +163,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a key must not break an ASCII terminal
-    options = argparse.Namespace(command="")
+    options = argparse.Namespace(command="", json=None)
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         from precache.runtime.terminal import guard_output
 
         guard_output()
         # With --json, only results go to standard output: Ray and users' ops print, too.
-        elsewhere = sys.stderr if getattr(options, "json", None) else sys.stdout
+        elsewhere = sys.stderr if options.json else sys.stdout
         with contextlib.redirect_stdout(elsewhere):
-            status: int = options.run(options) or 0
+            from precache.cli import calls
+
+            run = getattr(calls, f"run_{options.command}", calls.run)
+            status: int = run(options.command, options)
     except PrecacheError as error:
         from precache.runtime.terminal import say_error
 
@@ -181,9 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         kept = "; what was done is kept, run it again to continue"
-        keeps = options.command in ("build", "pull", "push", "refresh") and not getattr(
-            options, "recompute", False
-        )
+        keeps = options.command in _RESUMED and not getattr(options, "recompute", False)
         sys.stderr.write(f"precache: interrupted{kept if keeps else ''}\n")
         return 130
     return status

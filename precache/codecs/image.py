@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from precache.codecs import kernels
-from precache.errors import UsageError
+from precache.errors import UsageError, missing_library
 
 IMAGE_FILTER = "precache.image"
 IMAGE_FILTER_VERSION = 1
@@ -148,10 +148,9 @@ def import_zstd() -> ModuleType:
     try:
         return importlib.import_module(ZSTD_MODULE)
     except ImportError:
-        remedy = "use a Python built with libzstd"
         if ZSTD_MODULE.startswith("backports"):
-            remedy = "pip install 'precache[workers]'"
-        raise UsageError(f"building needs {ZSTD_MODULE}: {remedy}") from None
+            raise missing_library("building", ZSTD_MODULE) from None
+        raise UsageError(f"building needs {ZSTD_MODULE}: use a Python built with libzstd") from None
 
 
 def _block_size(channel: int) -> int:

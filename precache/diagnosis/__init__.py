@@ -1,4 +1,4 @@
 """Find the bottleneck of a training loop, predict the gain of remedies; benchmark a store.
 
-`loop_probes` measures; `verdict` and `remedies` are pure functions of the measurements.
+`loop_probes` measures; `loop_model` and `judgement` are pure functions of the measurements.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ import numpy as np
 from precache.codecs import kernels
 from precache.errors import UsageError
 from precache.loading.loader import Loader
-from precache.messages import as_text, columns
+from precache.messages import Table, as_text
 from precache.runtime.integers import whole
+from precache.runtime.spread import Spread
+from precache.storage.open import StorageOptions
 from precache.store.open import open_version
 from precache.units import size
 
@@ -74,7 +75,7 @@ class BenchResult:
         ratio = f"{self.cpu_ratio:.2f}"
         lines = [
             f"{what}, batches of {self.batch_size}",
-            *columns([("", "samples/s", "CPU-ms per 1,000"), *rows], range(1, 3)),
+            *Table(("", "samples/s", "CPU-ms per 1,000"), list(rows)).lines(),
             f"a warm epoch takes {ratio} times the CPU time of copying as many plain bytes",
         ]
         return as_text(lines if self.compiled else [*lines, kernels.NO_COMPILED_CODE])
@@ -86,21 +87,33 @@ def bench(
     epochs: int = 3,
     num_threads: int | None = None,
     tick: Callable[[str], None] = lambda name: None,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    storage_options: StorageOptions = None,
     **loader_options: Any,
 ) -> BenchResult:
     """Benchmark whole shuffled epochs on the CPU, and measure the copy limit between them.
 
     Parameters
     ----------
+    uri
+        A store, or ``STORE@prefix`` for a version; path or URL.
     batch_size
         Rows per batch; all rows if the store has fewer.
     epochs
         Epochs after the first.
+    num_threads
+        Decoding threads; by default those of a `Loader`.
     tick
         Called with the name of each measurement.
+    cache_dir, cache_limit
+        Local folder for shards of a remote store, and the size that it never exceeds, such as
+        ``"200GB"``.
+    storage_options
+        As in `build`.
     loader_options
-        Options of the `Loader`, such as `cache_dir` and `storage_options` for a remote store; not
-        `device`, `output` and `rows`.
+        Other options of the `Loader`; not `device`, `output` and `rows`.
 
     Raises
     ------
@@ -113,14 +126,16 @@ def bench(
                 f"bench has no option {name}: it reads all rows, as dicts, on the CPU; leave it out"
             )
     batch_size, epochs = whole("batch_size", batch_size, 1), whole("epochs", epochs, 1)
-    version = open_version(uri, None, loader_options.get("storage_options"))
+    version = open_version(uri, None, storage_options)
     rows = version.rows - len(version.hole_rows)
     fields = version.fields
     row_nbytes = sum(field.row_nbytes for field in fields.values())
     batch_size = min(batch_size, rows)
     copy = _make_copy(rows, row_nbytes, batch_size)
     loader_options = {
-        "device": "cpu", "num_threads": num_threads, "rank": 0, "world_size": 1, **loader_options
+        "device": "cpu", "num_threads": num_threads, "rank": 0, "world_size": 1,
+        "cache_dir": cache_dir, "cache_limit": cache_limit, "storage_options": storage_options,
+        **loader_options,
     }  # fmt: skip
     with Loader(uri, batch_size, **loader_options) as loader:
         tick("first epoch")
@@ -174,6 +189,6 @@ def _measure(work: Callable[[], int]) -> ReadCost:
 
 def _median(costs: list[ReadCost]) -> ReadCost:
     return ReadCost(
-        statistics.median(cost.samples_per_s for cost in costs),
-        statistics.median(cost.cpu_ms_per_1000 for cost in costs),
+        Spread.of([cost.samples_per_s for cost in costs]).median,
+        Spread.of([cost.cpu_ms_per_1000 for cost in costs]).median,
     )

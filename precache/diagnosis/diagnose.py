@@ -12,66 +12,102 @@ from typing import Any
 
 import torch
 
-from precache.diagnosis.loop_probes import Limits, measure
+from precache.diagnosis.judgement import (
+    Remedy,
+    Verdict,
+    find_flags,
+    find_remedies,
+    find_verdict,
+)
+from precache.diagnosis.loop_model import LoopModel
+from precache.diagnosis.loop_probes import Limits, Probes
 from precache.diagnosis.measurements import Measurements, TimedRun
-from precache.diagnosis.verdict import Judgement, judge
 from precache.errors import UsageError
 from precache.loading.options import named_device
+from precache.messages import as_text
 from precache.runtime.integers import whole
+from precache.runtime.spread import Spread
 from precache.runtime.terminal import Terminal
+from precache.simulation.model import Simulation
 from precache.units import in_ms, number, plain
 
 CONFIDENCE_TEXT = {"high": "sure", "medium": "fairly sure", "low": "a guess"}
 HELPFUL_GAIN = 1.05
 """Gain from which a remedy is reported as helpful."""
-
 SAME_SHARE = 0.02
 """Difference of two shares below which they are reported as one."""
 
 
 @dataclass(frozen=True)
-class Diagnosis(Judgement):
+class Diagnosis:
     """The bottleneck of a training loop; ``str()`` gives the text for people.
 
     Attributes
     ----------
     verdict
         The bottleneck. ``compute-bound``: the step, not the data. ``CPU-bound``: preprocessing.
-        ``storage-bound``: waiting for a disk, a network or the like. ``transfer-bound``: copies to
-        the device. ``variance-bound``: rare slow batches.
+        ``storage-bound``: waiting for a disk, a network or the like. ``contention-bound``: workers
+        wait for each other. ``startup-bound``: starting workers in each epoch.
+        ``transfer-bound``: copies to the device. ``variance-bound``: rare slow batches.
     reason
         One sentence that explains the verdict.
-    evidence
-        Figures that support the verdict.
     remedies
         Possible changes with predicted gains, largest first; a gain of 1 means no improvement.
     flags
         Other problems, one sentence each.
     batches_per_s
-        Current speed of the loop.
+        Current speed of the loop, the start of each epoch included.
     without_waiting
         Batches/s if the step never waited for data; no remedy exceeds it.
+    simulation
+        Timeline of the loop, from the measured times.
     measurements
         Everything that was measured.
     """
 
+    verdict: Verdict
+    reason: str
+    remedies: tuple[Remedy, ...]
+    flags: tuple[str, ...]
+    batches_per_s: float
+    without_waiting: float
+    simulation: Simulation
     measurements: Measurements
 
     @classmethod
     def of(cls, measurements: Measurements) -> Diagnosis:
-        """Judge measurements; the verdict depends on nothing else."""
-        return cls(**vars(judge(measurements)), measurements=measurements)
+        """Judge measurements; the result depends on nothing else."""
+        model = LoopModel(measurements)
+        verdict, reason = find_verdict(model)
+        return cls(
+            verdict=verdict,
+            reason=reason,
+            remedies=find_remedies(model),
+            flags=tuple(find_flags(model)),
+            batches_per_s=model.now,
+            without_waiting=1 / model.step,
+            simulation=model.run(),
+            measurements=measurements,
+        )
+
+    @property
+    def lost_share(self) -> float:
+        """Share of its time that the loop would save if it never waited for data."""
+        return max(0.0, 1 - self.batches_per_s / self.without_waiting)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the judgement, the setup and the note on cold files, for JSON."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        measured: Measurements = values.pop("measurements")
-        values["evidence"] = list(map(vars, self.evidence))
-        values["remedies"] = list(map(vars, self.remedies))
-        values["flags"] = list(self.flags)
-        values["setup"] = dataclasses.asdict(measured.setup)
-        values["cold_note"] = measured.cold_note
-        return values
+        """Return the judgement, the setup and the figures of each run, for JSON."""
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "remedies": list(map(vars, self.remedies)),
+            "flags": list(self.flags),
+            "batches_per_s": self.batches_per_s,
+            "without_waiting": self.without_waiting,
+            "runs": {name: run_figures(run) for name, run in self.measurements.runs.items()},
+            "setup": dataclasses.asdict(self.measurements.setup),
+            "cold_note": self.measurements.cold_note,
+        }
 
     def html(self, path: str | os.PathLike[str], after: Diagnosis | None = None) -> None:
         """Write a page: one file that needs no network; ``pip install "precache[report]"``.
@@ -84,19 +120,25 @@ class Diagnosis(Judgement):
         Raises
         ------
         UsageError
-            If matplotlib is not installed.
+            If jinja2 is not installed.
         StorageError
             If the file cannot be written.
         """
         from precache.diagnosis.page import render_diagnosis
-        from precache.html.charts import need_matplotlib
         from precache.html.pages import save
 
-        need_matplotlib(os.fspath(path))
         save(render_diagnosis(self, after), os.fspath(path))
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return as_text(_lines(self))
+
+
+def run_figures(run: TimedRun) -> dict[str, float]:
+    """Return seconds per batch, and busy cores and bytes/s read from a disk where known."""
+    usage, spread = run.usage, Spread.of(run.seconds)
+    figures = {"mean": run.mean, "p50": spread.median, "p95": spread.p95, "max": spread.max}
+    known = {"cores": usage.cpu, "read_bytes_per_s": usage.read_bytes}
+    return figures | {name: run.share(value) for name, value in known.items() if value is not None}
 
 
 def diagnose(
@@ -106,6 +148,7 @@ def diagnose(
     seconds: float = 5.0,
     steps: int = 200,
     device: str | torch.device | None = None,
+    cold: bool = False,
     files: Iterable[str | os.PathLike[str]] | None = None,
     restore: Sequence[Any] = (),
     progress: bool = False,
@@ -113,9 +156,9 @@ def diagnose(
     """Find the bottleneck of a training loop, and predict the gain of remedies.
 
     Short runs measure the step alone (on one batch on the device), the loader alone, both together,
-    and one worker alone if there are several. If the loader's files are known and can be dropped
-    from the page cache, the loader is first measured from the disk. The step really trains: pass
-    the objects that it changes as `restore`.
+    and one worker alone if there are several. The step really trains: pass the objects that it
+    changes as `restore`. Of several ranks, each has its own diagnosis: a step that waits for other
+    ranks counts as a long step.
 
     Parameters
     ----------
@@ -129,9 +172,12 @@ def diagnose(
         batches (or `steps`, if fewer) unless these take over three times `seconds`.
     device
         Device of the step; by default the current CUDA device if the step uses CUDA.
+    cold
+        First drop the loader's files from the page cache, and measure the loader from the disk. The
+        other runs, and whoever else uses these files, then read them from the disk again.
     files
-        Files that the loader reads, to measure it from the disk. By default, the files of a
-        precache store, or the paths that a `DataLoader`'s dataset lists, as torchvision's do.
+        Files that the loader reads, for `cold`. By default, the files of a precache store, or the
+        paths that a `DataLoader`'s dataset lists, as torchvision's do.
     restore
         Objects with a `state_dict` to restore afterwards, such as models and optimizers. Random
         states and the position of a `Loader` or a `Mixture` are always restored.
@@ -166,23 +212,20 @@ def diagnose(
         raise UsageError(
             f"files has {missing[0]}, which is not a file; give the files that the loader reads"
         )
+    if paths and not cold:
+        raise UsageError("files is given without cold=True, which alone needs it; give both")
     console = Terminal(stderr=True, quiet=not progress)
-    limits = Limits(seconds, steps)
-
-    def tick(name: str) -> None:
-        console.print(f"measuring {name} …")
-
-    return Diagnosis.of(
-        measure(
-            loader,
-            step,
-            limits=limits,
-            device=_device(device),
-            files=paths,
-            restore=restore,
-            tick=tick,
-        )
+    probes = Probes(
+        loader=loader,
+        step=step,
+        limits=Limits(seconds, steps),
+        device=_device(device),
+        cold=cold,
+        files=paths,
+        restore=restore,
+        tick=lambda name: console.print(f"measuring {name} …"),
     )
+    return Diagnosis.of(probes.run())
 
 
 def _device(device: str | torch.device | None) -> torch.device | None:
@@ -194,20 +237,20 @@ def _device(device: str | torch.device | None) -> torch.device | None:
 
 def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     measured = diagnosis.measurements
-    yield headline(diagnosis)
+    yield f"{diagnosis.verdict}: {diagnosis.reason}"
     yield (
         f"{number(diagnosis.batches_per_s)} batches/s; {number(diagnosis.without_waiting)} without "
-        f"waiting for data, so {lost_share(diagnosis):.0%} of the time is lost to data."
+        f"waiting for data, so {diagnosis.lost_share:.0%} of the time is lost to data."
     )
     yield from waiting_notes(diagnosis)
     yield "mean time per batch"
-    yield from (f"  {name:14}{_describe(run)}" for name, run in timed_runs(diagnosis).items())
+    yield from (f"  {name:14}{_describe(run)}" for name, run in measured.runs.items())
     if measured.copies:
         copies = measured.copies
         pinned = in_ms(copies.from_pinned)
         yield f"  {'copy':14}{in_ms(copies.as_given):>9}  (from page-locked memory {pinned})"
     if measured.cold_note:
-        yield f"  the loader was not measured from the disk: {measured.cold_note}"
+        yield f"  from the disk: {measured.cold_note}"
     helpful = [remedy for remedy in diagnosis.remedies if remedy.gain >= HELPFUL_GAIN]
     if helpful:
         yield "predicted gains"
@@ -220,19 +263,9 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield from (f"note: {flag}" for flag in diagnosis.flags)
 
 
-def headline(diagnosis: Diagnosis) -> str:
-    """Return the verdict and its reason."""
-    return f"{diagnosis.verdict}: {diagnosis.reason}"
-
-
-def lost_share(diagnosis: Diagnosis) -> float:
-    """Return the share of its time that the loop would save if it never waited for data."""
-    return max(0.0, 1 - diagnosis.batches_per_s / diagnosis.without_waiting)
-
-
 def waiting_notes(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield notes: the wait for transforms, and why the wait differs from the time lost to data."""
-    measured, lost = diagnosis.measurements, lost_share(diagnosis)
+    measured, lost = diagnosis.measurements, diagnosis.lost_share
     stall = measured.together.stall
     transforms = stall * measured.together.transform_share
     if transforms >= SAME_SHARE:
@@ -244,31 +277,21 @@ def waiting_notes(diagnosis: Diagnosis) -> Iterator[str]:
         return
     if measured.setup.cuda:
         why = "the host runs ahead of the device, and only idle time of the device is lost"
-    elif measured.cold is not None and not measured.fits:
+    elif measured.cold and not measured.setup.fits:
         why = "its files were in memory, but training would read them from the disk"
+    elif measured.setup.workers and measured.setup.epoch:
+        why = "that leaves out the start of each epoch, and what loading slows the step down"
     else:
         why = "loading also slows the step down, as they share the cores"
     yield f"The loop waited for data {stall:.0%} of the measured time: {why}."
 
 
-def timed_runs(diagnosis: Diagnosis) -> dict[str, TimedRun]:
-    """Return the runs by name."""
-    measured = diagnosis.measurements
-    runs = {
-        "step alone": measured.step,
-        "loader alone": measured.loader,
-        "one worker": measured.single_worker,
-        "loader, cold": measured.cold,
-        "both together": measured.together,
-    }
-    return {name: run for name, run in runs.items() if run}
-
-
 def _describe(run: TimedRun) -> str:
-    text = f"{in_ms(run.mean):>9}  (p50 {in_ms(run.median)}"
-    text += f", p95 {in_ms(run.p95)}, max {in_ms(run.max)}"
-    if run.cores is not None:
-        text += f"; CPU {run.cores:.2f} cores"
-    if run.usage.read_bytes:
-        text += f"; {plain(run.usage.read_bytes / run.usage.wall / 1e6, 3)} MB/s from the disk"
+    figures = run_figures(run)
+    mean, p50, p95, longest = map(in_ms, list(figures.values())[:4])
+    text = f"{mean:>9}  (p50 {p50}, p95 {p95}, max {longest}"
+    if "cores" in figures:
+        text += f"; CPU {figures['cores']:.2f} cores"
+    if reads := figures.get("read_bytes_per_s"):
+        text += f"; {plain(reads / 1e6, 3)} MB/s from the disk"
     return text + ")"

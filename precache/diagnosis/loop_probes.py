@@ -17,19 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from precache.diagnosis.measurements import Copies, Measurements, Setup, TimedRun
-from precache.diagnosis.page_cache import (
-    Files,
-    StrPath,
-    evict,
-    files_of,
-    loaders_of,
-    sequential_rate,
-    versions_of,
-)
+from precache.diagnosis.page_cache import StrPath, evict, files_of, loaders_of, versions_of
 from precache.diagnosis.snapshot import Snapshot
 from precache.errors import UsageError
 from precache.loading.mixing import work_time_of
 from precache.loading.slots import map_tensors
+from precache.runtime.spread import Spread
 from precache.runtime.usage import available_bytes, cores, read_usage
 
 WARMUP = 3
@@ -92,66 +85,59 @@ class LoaderBatches:
             self._loader._iterator = None  # ends persistent workers
 
 
-def measure(
-    loader: Iterable[Any],
-    step: Callable[[Any], Any],
-    *,
-    limits: Limits,
-    device: torch.device | None,
-    files: Sequence[StrPath] | None,
-    restore: Sequence[Any],
-    tick: Callable[[str], None],
-) -> Measurements:
-    """Run all probes, then restore the saved states."""
-    paths = list(files) if files is not None else files_of(loader)
-    with Snapshot(loader, restore) as snapshot, contextlib.closing(LoaderBatches(loader)) as own:
-        return _Probes(
-            loader,
-            step,
-            limits=limits,
-            device=device,
-            paths=paths,
-            batches=own,
-            snapshot=snapshot,
-            tick=tick,
-        ).measure()
+@dataclass
+class Probes:
+    """The probes of one diagnosis.
 
+    Attributes
+    ----------
+    cold
+        Drop the loader's files from the page cache, and time the loader from the disk.
+    files
+        Files that the loader reads; None to find them.
+    tick
+        Called with the name of each measurement.
+    """
 
-class _Probes:
-    """The probes of one diagnosis."""
+    loader: Any
+    step: Callable[[Any], Any]
+    limits: Limits
+    device: torch.device | None
+    cold: bool
+    files: Sequence[StrPath] | None
+    restore: Sequence[Any]
+    tick: Callable[[str], None]
 
-    def __init__(
-        self,
-        loader: Any,
-        step: Callable[[Any], Any],
-        *,
-        limits: Limits,
-        device: torch.device | None,
-        paths: list[StrPath],
-        batches: LoaderBatches,
-        snapshot: Snapshot,
-        tick: Callable[[str], None],
-    ) -> None:
-        self._loader, self._step, self._limits, self._device = loader, step, limits, device
-        self._paths, self._batches, self._snapshot, self._tick = paths, batches, snapshot, tick
+    def __post_init__(self) -> None:
+        loader = self.loader
         self._workers = loader.num_workers if isinstance(loader, DataLoader) else None
         self._together = sum(source.together for source in loaders_of(loader)) or 1
         self._prefetch = getattr(loader, "prefetch_factor", None) or 2
-        self._single_pass = isinstance(loader, Iterator)
+        self._fits = True
 
-    def measure(self) -> Measurements:
+    def run(self) -> Measurements:
+        """Run all probes, then restore the saved states."""
+        self._batches = LoaderBatches(self.loader)
+        with (
+            Snapshot(self.loader, self.restore) as self._snapshot,
+            contextlib.closing(self._batches),
+        ):
+            return self._measure().without_outlier()
+
+    def _measure(self) -> Measurements:
         cold, cold_note = self._load_cold()
         rewind = cold is not None  # so that warm runs read the same files
-        self._tick("the step alone")
+        self.tick("the step alone")
         self._rewind()
         began = time.perf_counter()
         batch, _ = self._batches.take()
         start = time.perf_counter() - began
         step, copies, setup, synchronisations = self._measure_step(batch)
         del batch
-        self._tick("the loader alone")
+        self.tick("the loader alone")
+        take = self._take_ready()
         loader = self._load(rewind)
-        self._tick("both together")
+        self.tick("both together")
         together = self._train(rewind)
         return Measurements(
             step=step,
@@ -159,10 +145,10 @@ class _Probes:
             together=together,
             setup=setup,
             start=start,
+            take=take,
             single_worker=self._load_with_one_worker(rewind),
             cold=cold,
             cold_note=cold_note,
-            sequential=sequential_rate(self._paths) if cold else None,
             copies=copies,
             synchronisations=synchronisations,
         )
@@ -170,47 +156,58 @@ class _Probes:
     def _measure_step(self, batch: Any) -> tuple[TimedRun, Copies | None, Setup, tuple[str, ...]]:
         """Time the step on a batch on the device and, on CUDA, on the batch as it was loaded."""
         self._run_step(batch)
-        device = self._device or _current_device()
+        device = self.device or _current_device()
         on_device = map_tensors(batch, lambda tensor: tensor.to(device))
         for _ in range(WARMUP):
             self._run_step(on_device)
-        step = _time(lambda: self._run_step(on_device), self._limits)
+        step = _time(lambda: self._run_step(on_device), self.limits)
         copies = self._copies(batch, device, step)
         setup = self._setup(device, sum(array.nbytes for array in _arrays(batch)))
         return step, copies, setup, _synchronisations(lambda: self._run_step(on_device), device)
 
     def _load_cold(self) -> tuple[TimedRun | None, str]:
         """Time the loader with its files dropped from the page cache, or return why that failed."""
-        if self._single_pass:
+        if not self.cold:
+            return None, ""
+        if isinstance(self.loader, Iterator):
             return None, "the loader is an iterator, which cannot be restarted"
-        if not self._paths:
+        paths = list(files_of(self.loader) if self.files is None else self.files)
+        if not paths:
             return None, "the loader's files are not known; give files="
-        limits, length, ahead = self._limits, _length(self._loader), self._ahead
+        limits, length, ahead = self.limits, _length(self.loader), self._ahead
         if length is not None:  # at most one epoch: the next one would read the page cache
             left = length - ahead
             if left < ahead + self._stride:  # all would be read before a timed batch is requested
                 why = f"an epoch of {length} batches is too short; up to {ahead} are loaded ahead"
                 return None, why
             limits = replace(limits, steps=min(limits.steps, left - left % self._stride))
-        self._tick("the loader alone, from the disk")
-        if why := evict(self._paths, self._limits.seconds):
+        self.tick("the loader alone, from the disk")
+        nbytes, why = evict(paths, self.limits.seconds)
+        if why:
             return None, why
+        self._fits = nbytes < 0.8 * available_bytes()
         run = self._load(True, limits)
         if not run.usage.read_bytes:
-            return (
-                None,
-                "after the page cache was dropped, the files were still not read from a disk",
-            )
-        return run, ""
+            return None, "dropped from the page cache, the files were still not read from a disk"
+        return run, f"{len(paths):,} files were dropped from the page cache"
 
     def _run_step(self, batch: Any) -> tuple[bool, float]:
-        self._step(map_tensors(batch, lambda tensor: tensor))  # which may pop from its containers
+        self.step(map_tensors(batch, lambda tensor: tensor))  # which may pop from its containers
         return True, 0.0
+
+    def _take_ready(self) -> float:
+        """Time to take a batch of those that workers have prefetched during the steps."""
+        times = []
+        for _ in range((self._workers or 0) * self._prefetch):
+            began = time.perf_counter()
+            self._batches.take()
+            times.append(time.perf_counter() - began)
+        return Spread.of(times).median
 
     def _load(self, rewind: bool, limits: Limits | None = None) -> TimedRun:
         if rewind:
             self._rewind()
-        limits = limits or self._limits
+        limits = limits or self.limits
         return _time(lambda: self._fetch(self._batches), limits, self._ahead, self._stride)
 
     def _train(self, rewind: bool) -> TimedRun:
@@ -223,13 +220,13 @@ class _Probes:
             started = time.perf_counter()
             batch, fresh = self._batches.take()
             waits.append(time.perf_counter() - started)
-            self._step(batch)
+            self.step(batch)
             return self._counts(fresh), waits[-1]
 
-        before = work_time_of(self._loader)
-        run = _time(once, self._limits, self._ahead, self._stride)
+        before = work_time_of(self.loader)
+        run = _time(once, self.limits, self._ahead, self._stride)
         waited = sum(waits)
-        transforms = work_time_of(self._loader).plus(before, -1).wait_for_transforms(waited)
+        transforms = work_time_of(self.loader).plus(before, -1).wait_for_transforms(waited)
         return replace(run, transform_share=transforms / max(waited, 1e-9))
 
     def _fetch(self, batches: LoaderBatches) -> tuple[bool, float]:
@@ -264,26 +261,23 @@ class _Probes:
         self._batches.close()
         if rewind:
             self._snapshot.rewind()
-        self._tick("one worker alone")
-        with contextlib.closing(LoaderBatches(self._loader, workers=1)) as batches:
-            return _time(lambda: self._fetch(batches), self._limits, self._prefetch)
+        self.tick("one worker alone")
+        with contextlib.closing(LoaderBatches(self.loader, workers=1)) as batches:
+            return _time(lambda: self._fetch(batches), self.limits, self._prefetch)
 
     def _setup(self, device: torch.device, nbytes: int) -> Setup:
-        loader = self._loader
-        shuffles = [source.identity()["shuffle"] for source in loaders_of(loader)]
         return Setup(
             workers=self._workers,
             prefetch=self._prefetch,
-            pin_memory=bool(getattr(loader, "pin_memory", False)),
-            persistent=bool(getattr(loader, "persistent_workers", False)),
-            epoch=_length(loader),
-            cached=bool(versions_of(loader)),
-            block_shuffle=bool(shuffles) and all(s and s["kind"] == "block" for s in shuffles),
+            in_order=getattr(self.loader, "in_order", True),
+            pin_memory=bool(getattr(self.loader, "pin_memory", False)),
+            persistent=bool(getattr(self.loader, "persistent_workers", False)),
+            epoch=_length(self.loader),
+            cached=bool(versions_of(self.loader)),
             cuda=device.type == "cuda",
             cores=cores(),
             batch_nbytes=nbytes,
-            memory=available_bytes(),
-            files=Files.of(self._paths),
+            fits=self._fits,
         )
 
     def _copies(self, batch: Any, device: torch.device, step: TimedRun) -> Copies | None:
@@ -291,12 +285,12 @@ class _Probes:
         tensors = [tensor for tensor in tensors if tensor.device.type == "cpu"]
         if device.type != "cuda" or not tensors:
             return None
-        self._tick("copies to the device")
+        self.tick("copies to the device")
         pinned = all(tensor.is_pinned() for tensor in tensors)
         locked = [tensor.pin_memory() for tensor in tensors]
         as_given = _copy_seconds(tensors, device)
         from_pinned = as_given if pinned else _copy_seconds(locked, device)
-        stepped = _time(lambda: self._run_step(batch), self._limits)
+        stepped = _time(lambda: self._run_step(batch), self.limits)
         return Copies(pinned, as_given, from_pinned, max(0.0, stepped.mean - step.mean))
 
 

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from precache.diagnosis.page_cache import Files
+from precache.runtime.spread import Spread
 from precache.runtime.usage import Usage
+from precache.simulation.loop import Times
 
 SLOW = 3
 """Multiple of the median from which a batch counts as slow."""
-
 OUTLIER = 10
-"""Multiple of the median from which a single slow batch counts as an outlier."""
-
-OUTLIER_BATCHES = 10
-"""Fewest batches of a run that can have an outlier."""
+"""Multiple of the median from which the only slow batch of all runs counts as an outlier."""
 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """Times and resource usage of one short run.
+    """Times and resource usage of one short run, in seconds.
 
     Attributes
     ----------
@@ -45,68 +41,45 @@ class TimedRun:
     waits: tuple[float, ...] = ()
     transform_share: float = 0.0
 
-    @functools.cached_property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
+    @cached_property
+    def times(self) -> Times:
+        return np.array(self.seconds)
 
     @property
-    def p95(self) -> float:
-        return float(np.percentile(self.seconds, 95))
-
-    @property
-    def max(self) -> float:
-        return max(self.seconds)
-
-    @functools.cached_property
     def slow(self) -> list[int]:
-        """Indices of the batches that took several times the median."""
-        return [i for i, seconds in enumerate(self.seconds) if seconds > SLOW * self.median]
-
-    @functools.cached_property
-    def outlier(self) -> int | None:
-        """Index of the only slow batch, if it alone distorts the mean."""
-        slow = self.slow
-        if len(self.seconds) < OUTLIER_BATCHES or len(slow) != 1:
-            return None
-        seconds = self.seconds[slow[0]]
-        distorts = seconds > OUTLIER * self.median and seconds / sum(self.seconds) > 0.2
-        return slow[0] if distorts else None
+        """Indices of the slow batches."""
+        return np.flatnonzero(self.times > SLOW * Spread.of(self.seconds).median).tolist()
 
     @property
     def mean(self) -> float:
-        """Mean seconds per batch, without an outlier."""
-        if self.outlier is None:
-            return self.total / len(self.seconds)
-        return max(0.0, self.total - self.seconds[self.outlier]) / (len(self.seconds) - 1)
-
-    @property
-    def tail(self) -> float:
-        """Share of the time by which slow batches exceed the median, without an outlier."""
-        slow = [self.seconds[i] - self.median for i in self.slow if i != self.outlier]
-        return sum(slow) / sum(self.seconds)
+        """Mean time of a batch, until the device has finished too."""
+        return max(1e-9, self.total / len(self.seconds))
 
     @property
     def stall(self) -> float:
-        """Share of the time spent in the loader, without an outlier."""
-        kept = [i for i in range(len(self.waits)) if i != self.outlier]
-        return min(1.0, sum(self.waits[i] for i in kept) / max(self.mean * len(kept), 1e-9))
+        """Share of the time spent in the loader."""
+        return min(1.0, sum(self.waits) / self.total) if self.waits else 0.0
+
+    def without(self, batch: int) -> TimedRun:
+        """Leave one batch out."""
+        seconds, waits = (
+            values[:batch] + values[batch + 1 :] for values in (self.seconds, self.waits)
+        )
+        return replace(self, seconds=seconds, waits=waits, total=self.total - self.seconds[batch])
 
     @property
-    def cores(self) -> float | None:
-        """Mean number of busy cores; None if unknown."""
-        return None if self.usage.cpu is None else self.usage.cpu / max(self.usage.wall, 1e-9)
+    def computing(self) -> float:
+        """Share of the time in which a process computes or waits for a core; 0 if unknown.
 
-    @property
-    def busy(self) -> float | None:
-        """CPU time over the time in which a core was available; None if unknown."""
-        if self.usage.cpu is None:
-            return None
-        available = self.usage.wall - (self.usage.delay or 0.0)
-        return self.usage.cpu / max(available, 0.1 * self.usage.wall, 1e-9)
+        At most the share of the rest of the time in which it computes: on a machine that others
+        use, short waits for a core do not make a process that sleeps one that computes.
+        """
+        busy, ready = self.share(self.usage.cpu), self.share(self.usage.delay)
+        return min(busy + ready, busy / max(0.1, 1 - ready))
 
-    def per_batch(self, counter: float | None) -> float:
-        """Return a counter of `usage` per batch; 0 if unknown."""
-        return 0.0 if counter is None else counter / max(self.usage.wall, 1e-9) * self.mean
+    def share(self, seconds: float | None) -> float:
+        """Return seconds of `usage` over the time of the run; 0 if unknown."""
+        return (seconds or 0.0) / max(self.usage.wall, 1e-9)
 
 
 @dataclass(frozen=True)
@@ -116,7 +89,7 @@ class Copies:
     Attributes
     ----------
     pinned
-        Whether the loader's tensors are page-locked.
+        The loader's tensors are page-locked.
     as_given, from_pinned
         Time to copy the batch as the loader gives it, and from page-locked memory.
     exposed
@@ -136,39 +109,34 @@ class Setup:
 
     Attributes
     ----------
-    workers, prefetch
-        Number of workers of a `DataLoader`, None for other loaders; and the number of batches that
-        each worker prefetches.
-    pin_memory, persistent
-        Options of a `DataLoader`.
+    workers, prefetch, in_order, pin_memory, persistent
+        Options of a `DataLoader`; `workers` is None for other loaders.
     epoch
         Batches per epoch, if the loader has a length.
-    cached, block_shuffle
-        Whether the loader reads a precache store, and whether it shuffles blocks.
+    cached
+        The loader reads a precache store.
     cuda
-        Whether the step runs on CUDA.
+        The step runs on CUDA.
     cores
         Cores available to this process.
     batch_nbytes
         Size of the batch's tensors and NumPy arrays.
-    memory
-        Memory in bytes that the page cache could use.
-    files
-        Files that the loader reads, if known.
+    fits
+        The loader's files fit into memory, so that later epochs read the page cache; True if the
+        files are unknown.
     """
 
     workers: int | None = None
     prefetch: int = 2
+    in_order: bool = True
     pin_memory: bool = False
     persistent: bool = False
     epoch: int | None = None
     cached: bool = False
-    block_shuffle: bool = False
     cuda: bool = False
     cores: int = 1
     batch_nbytes: int = 0
-    memory: int | None = None
-    files: Files | None = None
+    fits: bool = True
 
 
 @dataclass(frozen=True)
@@ -185,18 +153,20 @@ class Measurements:
         Loader and step, as in training.
     start
         Seconds until the first batch of an iteration, which also starts workers.
+    take
+        Seconds to take a batch that is ready from a worker.
     single_worker
         One worker of the loader alone, if it has several.
     cold
         The loader alone, after its files were dropped from the page cache.
     cold_note
-        Reason for the lack of a `cold` run; empty if there is one.
-    sequential
-        Bytes/s of reading one of the files sequentially from the disk.
+        Files that were dropped from the page cache, and the reason for the lack of a `cold` run.
     copies
         Copy times, if batches move from the host to a CUDA device.
     synchronisations
         Lines of the step at which the host waits for the device.
+    outlier
+        Seconds of the only slow batch of all runs, which they leave out; 0 if there is none.
     """
 
     step: TimedRun
@@ -204,12 +174,29 @@ class Measurements:
     together: TimedRun
     setup: Setup
     start: float = 0.0
+    take: float = 0.0
     single_worker: TimedRun | None = None
     cold: TimedRun | None = None
     cold_note: str = ""
-    sequential: float | None = None
     copies: Copies | None = None
     synchronisations: tuple[str, ...] = ()
+    outlier: float = 0.0
+
+    def without_outlier(self) -> Measurements:
+        """Leave out a batch that is much slower than all others, of all runs of the loader."""
+        runs = {
+            "loader": self.loader,
+            "single_worker": self.single_worker,
+            "together": self.together,
+        }
+        slow = [(name, run, batch) for name, run in runs.items() if run for batch in run.slow]
+        if len(slow) != 1:
+            return self
+        [(name, run, batch)] = slow
+        seconds = run.seconds[batch]
+        if seconds < max(OUTLIER * Spread.of(run.seconds).median, 0.1 * run.total):
+            return self
+        return replace(self, **{name: run.without(batch), "outlier": seconds})  # type: ignore[arg-type]
 
     @property
     def by_worker(self) -> TimedRun:
@@ -217,7 +204,13 @@ class Measurements:
         return self.single_worker or self.loader
 
     @property
-    def fits(self) -> bool:
-        """True if later epochs read the page cache: the files fit into memory, or are unknown."""
-        files, memory = self.setup.files, self.setup.memory
-        return files is None or memory is None or files.nbytes < 0.8 * memory
+    def runs(self) -> dict[str, TimedRun]:
+        """The runs by name."""
+        runs = {
+            "step alone": self.step,
+            "loader alone": self.loader,
+            "one worker": self.single_worker,
+            "loader, cold": self.cold,
+            "both together": self.together,
+        }
+        return {name: run for name, run in runs.items() if run}

@@ -1,187 +1,44 @@
-"""Charts drawn with matplotlib, as SVG in a page."""
+"""Charts as values, with positions in percent; ``charts.html`` draws them as SVG.
+
+A drawing is as wide as its page. Whatever has to be read stands beside it as text.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from markupsafe import Markup, escape
 
-from precache.errors import UsageError
-from precache.html.pages import part
-from precache.messages import printable
+from precache.runtime.spread import Spread
 from precache.units import in_ms
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import FigureBase
-
-WIDTHS = {"wide": 920, "narrow": 344}
-"""Width in CSS pixels of a chart on wide and on narrow screens."""
 MAX_DOTS = 200
 """Maximum number of dots in a row; of more values, evenly spaced quantiles are drawn."""
+LEAST_MS = 1e-4
 LOG_SCALE_RATIO = 5
 """The scale is logarithmic if the longest time is at least this multiple of the shortest."""
-
-Palette = Mapping[str, str]
-"""Colours by their names in the style sheet."""
-LIGHT: Palette = dict(re.findall(r"--(\w+): (#\w+)", part("page.css").partition("@media")[0]))
-"""Light colours, for a PNG."""
-PLACEHOLDERS: Palette = {name: f"#{number:06x}" for number, name in enumerate(LIGHT, 1)}
-"""Colours of a drawing that `_svg` replaces by the style sheet's variables, light or dark."""
-
-DrawChart = Callable[["FigureBase", Palette, bool], None]
-"""Draws on a figure; the last argument is True for a wide one."""
-
-_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+MARGIN = 0.03
+"""Share of a scale that stays free at either end."""
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A chart that can be drawn.
+class Tick(NamedTuple):
+    """A labelled position on an axis."""
 
-    Attributes
-    ----------
-    name
-        One word, unique in its page.
-    alt
-        Text alternative.
-    heights
-        CSS pixels on wide and on narrow screens.
-    """
+    at: float
+    text: str
+
+
+class Bar(NamedTuple):
+    """A bar, its length in percent."""
 
     name: str
-    title: str
-    alt: str
-    heights: tuple[float, float]
-    draw: DrawChart
-    note: str = ""
-
-    @property
-    def svg(self) -> Markup:
-        """Two drawings, for wide and for narrow screens; the style sheet shows one of them."""
-        return Markup("\n").join(map(_svg, [self] * 2, WIDTHS, self.heights))
-
-
-def _svg(chart: Chart, kind: str, height: float) -> Markup:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with _style(PLACEHOLDERS), mpl.rc_context({"svg.hashsalt": f"{chart.name}-{kind}"}):
-        figure = Figure(figsize=(WIDTHS[kind] / 72, height / 72), layout="constrained")
-        chart.draw(figure, PLACEHOLDERS, kind == "wide")
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
-    inside = buffer.getvalue().partition("<svg")[2].partition(">")[2]
-    inside = re.sub(r'<g id="[^"]*"', "<g", inside)
-    inside = re.sub(r"<style.*?</style>", "", inside, flags=re.DOTALL)
-    inside = re.sub(r' (?:d|x|y|transform)="[^"]*"', _round, inside)
-    inside = re.sub(r' style="([^"]*)"', _as_attributes, inside)
-    for name, colour in PLACEHOLDERS.items():
-        inside = inside.replace(colour, f"var(--{name})")
-    head = f'<svg class="chart {kind}" viewBox="0 0 {WIDTHS[kind]} {height:g}" role="img"'
-    # matplotlib has escaped all text in `inside`.
-    return Markup(f'{head} aria-label="{escape(printable(chart.alt))}">{inside}')
-
-
-def _round(attribute: re.Match[str]) -> str:
-    """Cut coordinates to a tenth of a pixel."""
-    return re.sub(r"(\.\d)\d+", r"\1", attribute[0])
-
-
-def _as_attributes(style: re.Match[str]) -> str:
-    """Turn an inline style, which the pages' policy blocks, into attributes of the element.
-
-    The font family is dropped, so that the page's own applies.
-    """
-    attributes = dict(re.findall(r"([\w-]+): ([^;]+)", style[1]))
-    attributes.pop("font-family", None)
-    if font := attributes.pop("font", ""):
-        [(weight, size)] = re.findall(r"(?:(bold|\d+) )?([\d.]+px) ", font)
-        attributes |= {"font-size": size} | ({"font-weight": weight} if weight else {})
-    return "".join(f' {name}="{value}"' for name, value in attributes.items())
-
-
-@contextlib.contextmanager
-def _style(palette: Palette) -> Iterator[None]:
-    import matplotlib as mpl
-
-    settings: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "text.parse_math": False,
-        "font.size": 12,
-        "text.color": palette["ink"],
-        "axes.edgecolor": palette["line"],
-        "axes.labelcolor": palette["soft"],
-        "axes.titlecolor": palette["soft"],
-        "axes.titlelocation": "left",
-        "axes.titlesize": 12,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.xmargin": 0,
-        "grid.color": palette["line"],
-        "hatch.linewidth": 1.5,
-        "legend.frameon": False,
-        "legend.fontsize": 11,
-        "xtick.color": palette["soft"],
-        "ytick.color": palette["soft"],
-        "xtick.major.size": 0,
-        "ytick.major.size": 0,
-        "xtick.minor.size": 0,
-    }
-    # matplotlib warns when it lists fonts, or if it has no home directory to cache the list.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    with mpl.rc_context(settings):
-        yield
-
-
-def need_matplotlib(path: str | Path) -> None:
-    """Require matplotlib, which draws `path`.
-
-    Raises
-    ------
-    UsageError
-        If it is not installed.
-    """
-    try:
-        import matplotlib.figure  # noqa: F401  # only to see that it can be imported
-    except ImportError:
-        raise UsageError(
-            f'drawing {path} needs matplotlib: pip install "precache[report]"'
-        ) from None
-
-
-def check_page(path: str | Path) -> None:
-    """Check in advance that a page can be drawn and written.
-
-    Raises
-    ------
-    UsageError
-        If matplotlib or the folder of `path` is missing, or `path` is a folder.
-    """
-    need_matplotlib(path)
-    if not Path(path).absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no such folder")
-    if Path(path).is_dir():
-        raise UsageError(f"{path} is a folder; give the name of a file")
-
-
-def ascii_text(text: str) -> str:
-    """Replace non-ASCII characters: the font used for measuring text may lack them."""
-    return printable(text).encode("ascii", "replace").decode()
-
-
-# --- kinds of charts ----------------------------------------------------------------------------
+    label: str
+    colour: str
+    length: float
 
 
 @dataclass(frozen=True)
@@ -206,131 +63,184 @@ class Panel:
     line: tuple[float, str] | None = None
     top: float = 0.0
 
-
-def bars(
-    name: str,
-    title: str,
-    rows: Sequence[str],
-    panels: Sequence[Panel],
-    colours: Sequence[str],
-    note: str = "",
-) -> Chart:
-    """Make a bar chart with one panel per quantity; on narrow screens they are stacked."""
-
-    def draw(figure: FigureBase, palette: Palette, wide: bool) -> None:
-        shape = (1, len(panels)) if wide else (len(panels), 1)
-        grid = figure.subplots(*shape, squeeze=False, sharey=wide)
-        for panel, axes in zip(panels, grid.flat, strict=True):
-            _draw_panel(axes, panel, colours, palette)
-        for axes in grid[:, 0]:
-            axes.set_yticks(range(len(rows)), [_shorten(row, wide) for row in rows])
-            axes.tick_params(axis="y", labelcolor=palette["ink"])
-            axes.invert_yaxis()
-
-    height = 36 + 25 * len(rows)
-    descriptions = (
-        f"{panel.heading}: " + ", ".join(map(" ".join, zip(rows, panel.labels, strict=True)))
-        for panel in panels
-    )
-    heights = (height, len(panels) * (height + 6))
-    return Chart(name, title, "; ".join([title, *descriptions]), heights, draw, note)
+    def length(self, value: float) -> float:
+        """Return a value in percent of the scale; 0 if it is unknown."""
+        known = [value for value in self.values if math.isfinite(value)]
+        top = max([*known, self.top, self.line[0] if self.line else 0.0])
+        return 100 * value / top if top and math.isfinite(value) else 0.0
 
 
-def _draw_panel(axes: Axes, panel: Panel, colours: Sequence[str], palette: Palette) -> None:
-    values, heading = np.nan_to_num(np.array(panel.values, float), posinf=0), panel.heading
-    if panel.line:
-        value, meaning = panel.line
-        axes.axvline(value, color=palette["soft"], linewidth=1.5, linestyle="--", zorder=3)
-        heading += f" (line: {meaning})"
-    top = max([*values.tolist(), panel.top, panel.line[0] if panel.line else 0.0]) or 1.0
-    rectangles = axes.barh(range(len(values)), values, 0.7, color=[palette[c] for c in colours])
-    labels = list(map(ascii_text, panel.labels))
-    background = {"facecolor": palette["bg"], "edgecolor": "none", "pad": 1}
-    axes.bar_label(rectangles, labels, padding=5, color=palette["ink"], bbox=background, zorder=4)
-    axes.set_xlim(0, 1.4 * top)
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)
-    axes.set_title(ascii_text(heading))
+@dataclass(frozen=True)
+class Bars:
+    """Bars of each quantity below each other, in one panel per quantity."""
+
+    kind: ClassVar = "bars"
+    title: str
+    rows: Sequence[str]
+    panels: Sequence[Panel]
+    colours: Sequence[str]
+    note: str = ""
+
+    def bars(self, panel: Panel) -> Iterator[Bar]:
+        """Yield a panel's bars."""
+        lengths = map(panel.length, panel.values)
+        yield from map(Bar, self.rows, panel.labels, self.colours, lengths)
 
 
-def _shorten(text: str, wide: bool) -> str:
-    """Shorten a name beside an axis."""
-    limit = 34 if wide else 24
-    label = ascii_text(text)
-    return label if len(label) <= limit else f"{label[: limit - 3]}..."
+@dataclass(frozen=True)
+class Dots:
+    """Times of samples or batches in ms, with a row for each entry of `rows`."""
+
+    kind: ClassVar = "dots"
+    title: str
+    rows: Mapping[str, npt.NDArray[np.float64]]
+    note: str = ""
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        """The shortest positive time, at least `LEAST_MS`, and the longest."""
+        every = np.concatenate(list(self.rows.values()))
+        high = max(LEAST_MS, float(every.max()))
+        return max(LEAST_MS, float(every[every > 0].min(initial=high))), high
+
+    @property
+    def is_logarithmic(self) -> bool:
+        """True if times differ widely."""
+        low, high = self._range
+        return high >= LOG_SCALE_RATIO * low
+
+    def at(self, ms: float) -> float:
+        """Return the position of a time; that of the shortest positive one for 0."""
+        low, high = self._range
+        if not self.is_logarithmic:
+            return 100 * (1 - MARGIN) * ms / high
+        share = math.log(max(ms, low) / low) / math.log(high / low)
+        return 100 * (MARGIN + (1 - 2 * MARGIN) * share)
+
+    @property
+    def ticks(self) -> list[Tick]:
+        """Labelled times."""
+        low, high = self._range
+        if not self.is_logarithmic:
+            return [Tick(self.at(ms), f"{ms:,.12g}") for ms in round_numbers(high, 5)]
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        each = (1, 2, 5) if high < 300 * low else (1,)
+        powers = decades[:: 1 + len(decades) // 8]
+        times = [digit * 10.0**power for power in powers for digit in each]
+        return [Tick(self.at(ms), f"{ms:,.12g}") for ms in times if low <= ms <= high]
+
+    def spread(self, row: str) -> Spread:
+        """Return the figures of a row, in ms."""
+        return Spread.of(self.rows[row])
+
+    def text(self, row: str) -> str:
+        """Return the figures of a row as text."""
+        median, mean, p95, most = (
+            in_ms(getattr(self.spread(row), name) / 1e3)
+            for name in ("median", "mean", "p95", "max")
+        )
+        return f"median {median}, mean {mean}, 95th percentile {p95}, longest {most}"
+
+    def dots(self, row: str) -> Iterator[tuple[float, float]]:
+        """Yield the positions of a row's dots."""
+        ms = np.sort(self.rows[row])
+        if len(ms) > MAX_DOTS:
+            ms = ms[np.linspace(0, len(ms) - 1, MAX_DOTS).round().astype(int)]
+        # A deterministic jitter: multiples of the golden ratio.
+        jitter = 20 + 60 * (np.arange(len(ms)) * (math.sqrt(5) - 1) / 2 % 1)
+        yield from zip(map(self.at, ms.tolist()), jitter.tolist(), strict=True)
 
 
-def distributions(
-    name: str, title: str, rows: Mapping[str, npt.NDArray[np.float64]], note: str = ""
-) -> Chart:
-    """Make a chart of times of samples or batches in ms, with a row for each entry of `rows`."""
+@dataclass(frozen=True)
+class TimeAxis:
+    """The axis of charts over time, from 0 to `end` seconds."""
 
-    def draw(figure: FigureBase, palette: Palette, wide: bool) -> None:
-        axes = figure.subplots()
-        least = _least_positive(rows.values())
-        clipped = [np.maximum(ms, least) for ms in rows.values()]
-        for row, ms in enumerate(clipped):
-            _draw_row(axes, row, ms, palette)
-        _set_scale(axes, clipped, wide)
-        axes.grid(axis="x")
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_yticks(range(len(rows)), [_shorten(row, wide) for row in rows])
-        axes.tick_params(axis="y", labelcolor=palette["ink"])
-        axes.spines["left"].set_visible(False)
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4 if wide else 2)
+    end: float
 
-    descriptions = (
-        f"{row}: median {in_ms(np.median(ms) / 1e3)}, mean {in_ms(ms.mean() / 1e3)}, "
-        f"95th percentile {in_ms(np.percentile(ms, 95) / 1e3)}, longest {in_ms(ms.max() / 1e3)}"
-        for row, ms in rows.items()
-    )
-    heights = (80 + 40 * len(rows), 100 + 40 * len(rows))
-    return Chart(name, title, "; ".join([title, *descriptions]), heights, draw, note)
+    def at(self, seconds: float) -> float:
+        """Return the position of a time."""
+        return 100 * seconds / self.end
+
+    @property
+    def ticks(self) -> list[Tick]:
+        """Labelled times, in a suitable unit."""
+        unit, length = (
+            ("s", 1) if self.end < 180 else ("min", 60) if self.end < 10800 else ("h", 3600)
+        )
+        times = round_numbers(self.end / length, 5)
+        return [Tick(self.at(time * length), f"{time:,.12g} {unit}") for time in times]
 
 
-def _least_positive(rows: Iterable[npt.NDArray[np.float64]]) -> float:
-    """Return the shortest positive time, at least 1e-4 ms.
+@dataclass(frozen=True)
+class Curves:
+    """Quantities over time.
 
-    It is drawn in place of zero, which a logarithmic scale cannot show.
+    Attributes
+    ----------
+    alt
+        Text alternative.
+    series
+        Colour -> value at each of the times.
     """
-    above = [float(ms[ms > 0].min()) for ms in rows if (ms > 0).any()]
-    return max(1e-4, min(above, default=1e-4))
+
+    kind: ClassVar = "curves"
+    title: str
+    alt: str
+    axis: TimeAxis
+    seconds: Sequence[float]
+    series: Mapping[str, Sequence[float]]
+    legend: Sequence[tuple[str, str]] = ()
+    note: str = ""
+
+    @property
+    def _top(self) -> float:
+        return max(max(values) for values in self.series.values()) or 1.0
+
+    @property
+    def levels(self) -> list[Tick]:
+        """Labelled values, from above."""
+        values = round_numbers(self._top, 4)
+        return [Tick(100 - 100 * value / self._top, f"{value:,.12g}") for value in values]
+
+    def line(self, colour: str) -> str:
+        """Return the points of a curve."""
+        points = zip(self.seconds, self.series[colour], strict=True)
+        return " ".join(
+            f"{self.axis.at(seconds):.2f},{100 - 100 * value / self._top:.2f}"
+            for seconds, value in points
+        )
 
 
-def _set_scale(axes: Axes, rows: Sequence[npt.NDArray[np.float64]], wide: bool) -> None:
-    """Use a logarithmic scale if times differ widely, with margins."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+class Box(NamedTuple):
+    """A rectangle, in percent of its lane."""
 
-    low, high = min(float(ms.min()) for ms in rows), max(float(ms.max()) for ms in rows)
-    if high < LOG_SCALE_RATIO * low:
-        axes.set_xlim(0, 1.05 * high)
-        axes.set_xlabel("ms")
-        return
-    decades = math.log10(high / low)
-    axes.set_xscale("log")
-    axes.set_xlim(low / 10 ** (0.03 * decades), high * 10 ** (0.03 * decades))
-    ticks = (1.0,) if decades > (3.5 if wide else 1.5) else (1.0, 2.0, 5.0)
-    axes.xaxis.set_major_locator(LogLocator(subs=ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
-    axes.set_xlabel("ms, logarithmic scale")
+    colour: str
+    left: float
+    top: float
+    width: float
+    height: float
 
 
-def _draw_row(axes: Axes, row: int, ms: npt.NDArray[np.float64], palette: Palette) -> None:
-    dots = np.sort(ms)
-    if len(dots) > MAX_DOTS:
-        dots = dots[np.linspace(0, len(dots) - 1, MAX_DOTS).round().astype(int)]
-    # A deterministic jitter: multiples of the golden ratio.
-    jitter = (np.arange(len(dots)) * (math.sqrt(5) - 1) / 2 % 1 - 0.5) * 0.6
-    label = "single" if row == 0 else None
-    axes.plot(dots, row + jitter, "o", color=palette["blue"], ms=4, mew=0, alpha=0.6, label=label)
-    p50, p95 = np.percentile(ms, [50, 95]).tolist()
-    for value, colour, text, line in ((p50, "ink", "median", "-"), (p95, "orange", "p95", ":")):
-        axes.plot(
-            [value, value], [row - 0.38, row + 0.38], line, color=palette[colour], linewidth=2.5,
-            label=text if row == 0 else None,
-        )  # fmt: skip
-    axes.plot(
-        [ms.mean()], [row], "D", color=palette["bg"], mec=palette["ink"], mew=1.5, ms=7,
-        label="mean" if row == 0 else None,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Lanes:
+    """Spans of time, in a lane for each entry of `rows`; `height` is that of a lane in pixels."""
+
+    kind: ClassVar = "lanes"
+    title: str
+    alt: str
+    axis: TimeAxis
+    rows: Mapping[str, Sequence[Box]]
+    height: float
+    legend: Sequence[tuple[str, str]] = ()
+    note: str = ""
+
+
+Chart = Bars | Dots | Curves | Lanes
+
+
+def round_numbers(top: float, most: int) -> list[float]:
+    """Return multiples of 1, 2 or 5 times a power of ten from 0 to `top`, about `most` of them."""
+    rough = top / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * (1 - 1e-9))
+    return [step * number for number in range(math.floor(top / step + 1e-9) + 1)]

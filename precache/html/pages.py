@@ -7,11 +7,13 @@ import functools
 import hashlib
 from pathlib import Path
 
-import jinja2
-from markupsafe import Markup
-
-from precache.errors import StorageError
+from precache.errors import StorageError, UsageError, needs
+from precache.messages import Table
 from precache.units import size
+
+with needs("a page", "report"):
+    import jinja2
+    from markupsafe import Markup
 
 TABLE_ROWS = 200
 """Maximum number of rows of a table; a page only counts the rest."""
@@ -32,7 +34,7 @@ def style_sheet(styles: str = "") -> Markup:
 
 
 @functools.cache
-def content_policy(styles: str = "", script: str = "", *, served: bool = False) -> str:
+def content_policy(styles: str, script: str = "", *, served: bool = False) -> str:
     """Return the Content-Security-Policy of a page: its style sheet and at most one script.
 
     Inline styles and scripts are blocked, so text that was put into a page unescaped can neither
@@ -43,13 +45,13 @@ def content_policy(styles: str = "", script: str = "", *, served: bool = False) 
     styles, script
         As in `render`.
     served
-        Allow images and forms of the page's own server.
+        Allow forms of the page's own server.
     """
     scripts = f"script-src {_source(part(script))}; " if script else ""
-    images, forms = ("'self' data:", "'self'") if served else ("data:", "'none'")
+    forms = "'self'" if served else "'none'"
     return (
         f"default-src 'none'; {scripts}style-src {_source(style_sheet(styles))}; "
-        f"img-src {images}; form-action {forms}; base-uri 'none'"
+        f"img-src data:; form-action {forms}; base-uri 'none'"
     )
 
 
@@ -68,7 +70,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["size"] = size
+    environment.filters["percent"] = "{:.2f}%".format
     environment.filters["integer"] = "{:,.0f}".format
+    environment.globals["Table"] = Table
     return environment
 
 
@@ -84,7 +88,7 @@ def render(
     script
         Name of the only script that can run in the page.
     served
-        The page is served over HTTP and loads images from there; otherwise it is one file.
+        The page is served over HTTP, and its forms lead there; otherwise it is one file.
     """
     return (
         _environment()
@@ -107,6 +111,20 @@ def bar(share: float, colour: str = "blue") -> Markup:
 def hyperlink(text: str, target: str) -> Markup:
     """Return a link for a table cell."""
     return Markup('<a href="{}">{}</a>').format(target, text)
+
+
+def check_page(path: str | Path) -> None:
+    """Check in advance that a page can be written.
+
+    Raises
+    ------
+    UsageError
+        If its folder is missing, or `path` is a folder.
+    """
+    if not Path(path).absolute().parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no such folder")
+    if Path(path).is_dir():
+        raise UsageError(f"{path} is a folder; give the name of a file")
 
 
 def save(html: str, path: str | Path) -> None:

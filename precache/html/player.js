@@ -2,17 +2,18 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = id => document.getElementById(id);
 const MAX_CELLS = 24, MAX_SLOTS = 48;
-const {end, capacity, loaders, batches} = data;
+const {end, capacity, workers, batches} = data;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const digits = Math.min(6, Math.max(1, 3 - Math.floor(Math.log10(end / 1000))));
 const seconds = ms => (ms / 1000).toFixed(digits) + " s";
 
 // --- the state at a time -----------------------------------------------------------------------
-const mine = Array.from({length: loaders}, () => []);
-batches.loader.forEach((loader, batch) => mine[loader].push(batch));
+const mine = Array.from({length: workers}, () => []);
+batches.worker.forEach((worker, batch) => mine[worker].push(batch));
 const order = batches.taken.map((_, batch) => batch)
-  .filter(batch => batches.taken[batch] !== null && batches.taken[batch] <= end)
-  .sort((a, b) => batches.taken[a] - batches.taken[b] || batches.queued[a] - batches.queued[b]);
+  .filter(batch => batches.taken[batch] <= end)
+  .sort((a, b) => batches.taken[a] - batches.taken[b]);
+const waits = order.slice(1).map((batch, n) => batches.taken[batch] - batches.done[order[n]]);
 
 function lastUpTo(list, times, t) {
   let low = 0, high = list.length;
@@ -22,11 +23,10 @@ function lastUpTo(list, times, t) {
   }
   return low - 1;
 }
-function loaderAt(loader, t) {
-  const batch = mine[loader][lastUpTo(mine[loader], batches.begun, t)];
+function workerAt(worker, t) {
+  const batch = mine[worker][lastUpTo(mine[worker], batches.begun, t)];
   const begun = batches.begun[batch], ready = batches.ready[batch];
-  if (batch === undefined || (batches.queued[batch] !== null && t >= batches.queued[batch])) return {idle: true, share: 0};
-  return t < ready ? {batch, share: (t - begun) / (ready - begun)} : {batch, share: 1, blocked: true};
+  return batch === undefined || t >= ready ? {idle: true, share: 0} : {share: (t - begun) / (ready - begun)};
 }
 function consumerAt(t) {
   const n = lastUpTo(order, batches.taken, t), batch = order[n];
@@ -34,21 +34,29 @@ function consumerAt(t) {
   const taken = batches.taken[batch];
   return {n, batch, share: (t - taken) / (batches.done[batch] - taken)};
 }
-const changes = data.queue.from;
+const changes = [0], depths = [0];
+for (const [time, change] of [...batches.ready.map(t => [t, 1]), ...order.map(batch => [batches.taken[batch], -1])]
+  .filter(([time]) => time <= end).sort((a, b) => a[0] - b[0])) {
+  const depth = depths.at(-1) + change;
+  if (time > changes.at(-1)) {
+    changes.push(time);
+    depths.push(depth);
+  } else depths[depths.length - 1] = depth;
+}
 const positions = changes.map((_, n) => n);
-const most = data.queue.batches.reduce((a, b) => Math.max(a, b), 0);
-const depthAt = t => data.queue.batches[lastUpTo(positions, changes, t)];
+const most = depths.reduce((a, b) => Math.max(a, b), 0);
+const depthAt = t => depths[lastUpTo(positions, changes, t)];
 
 // --- the stage --------------------------------------------------------------------------------
-const cells = Array.from({length: Math.min(loaders, MAX_CELLS)}, () => cell($("loaders")));
+const cells = Array.from({length: Math.min(workers, MAX_CELLS)}, () => cell($("workers")));
 const slots = Array.from({length: Math.min(capacity, MAX_SLOTS)}, () => {
   const slot = document.createElement("div");
   slot.className = "slot";
   $("slots").append(slot);
   return slot;
 });
-if (loaders > MAX_CELLS) $("loaders-name").textContent = `Loaders, ${MAX_CELLS} of ${loaders}`;
-$("queue-name").textContent = capacity > MAX_SLOTS ? `Queue, ${MAX_SLOTS} of ${capacity} slots` : `Queue, ${capacity} slots`;
+if (workers > MAX_CELLS) $("workers-name").textContent = `Workers, ${MAX_CELLS} of ${workers}`;
+$("queue-name").textContent = capacity > MAX_SLOTS ? `Ready, ${MAX_SLOTS} of ${capacity} at most` : `Ready, ${capacity} at most`;
 function cell(parent) {
   const box = document.createElement("div");
   box.className = "cell";
@@ -62,13 +70,12 @@ function show(box, kind, text, share) {
   box.lastChild.style.width = 100 * share + "%";
 }
 function drawStage(t) {
-  let blocked = 0, idle = 0;
-  for (let loader = 0; loader < loaders; loader++) {
-    const state = loaderAt(loader, t);
-    if (state.blocked) blocked++;
+  let idle = 0;
+  for (let worker = 0; worker < workers; worker++) {
+    const state = workerAt(worker, t);
     if (state.idle) idle++;
-    if (loader < cells.length)
-      show(cells[loader], state.blocked ? "blocked" : "", `${loader + 1}: ${state.blocked ? "blocked" : state.idle ? "idle" : Math.floor(100 * state.share) + "%"}`, state.share);
+    if (worker < cells.length)
+      show(cells[worker], "", `${worker + 1}: ${state.idle ? "idle" : Math.floor(100 * state.share) + "%"}`, state.share);
   }
   const depth = depthAt(t);
   slots.forEach((slot, n) => {
@@ -78,8 +85,7 @@ function drawStage(t) {
   const consumer = consumerAt(t);
   show($("consumer"), consumer.waiting ? "wait" : "work", consumer.waiting ? "waiting" : "working", consumer.waiting ? 1 : consumer.share);
   const done = consumer.n + (consumer.waiting ? 1 : 0);
-  const held = blocked ? `, ${blocked} blocked` : "";
-  return `At ${seconds(t)}: ${loaders - blocked - idle} of ${loaders} ${loaders === 1 ? "loader" : "loaders"} loading${held}; ${depth} of ${capacity} in the queue; ` +
+  return `At ${seconds(t)}: ${workers - idle} of ${workers} ${workers === 1 ? "worker" : "workers"} loading; ${depth} ready; ` +
     `the training loop ${consumer.waiting ? "waits for data" : "works"}; ${done} ${done === 1 ? "batch" : "batches"} done.`;
 }
 
@@ -156,10 +162,10 @@ function cursor(pen, at, height) {
   pen.stroke();
 }
 function drawLanes(t) {
-  const lanes = Math.min(loaders, MAX_CELLS), row = 18, height = (lanes + 1) * row + 8;
+  const lanes = Math.min(workers, MAX_CELLS), row = 18, height = (lanes + 1) * row + 8;
   const [pen, width] = sized($("lanes"), height + 22);
   const [from, until] = view(t), x = timeAxis(pen, width, from, until, height);
-  const blockedFill = hatch(pen, "orange"), waitFill = hatch(pen, "bad");
+  const waitFill = hatch(pen, "bad");
   const bar = (a, b, y, fill) => {
     const left = x(Math.max(a, from)), right = x(Math.min(b, until));
     if (b < from || a > until || right <= left) return;
@@ -170,13 +176,11 @@ function drawLanes(t) {
     pen.fillStyle = colour.soft;
     pen.fillText(text, GUTTER - 6, y + row / 2);
   };
-  for (let loader = 0; loader < lanes; loader++) {
-    const list = mine[loader], y = loader * row;
-    name(`loader ${loader + 1}`, y);
+  for (let worker = 0; worker < lanes; worker++) {
+    const list = mine[worker], y = worker * row;
+    name(`worker ${worker + 1}`, y);
     for (let n = Math.max(0, lastUpTo(list, batches.begun, from)); n < list.length && batches.begun[list[n]] <= until; n++) {
-      const batch = list[n], queued = batches.queued[batch];
-      bar(batches.begun[batch], Math.min(batches.ready[batch], end), y, colour.blue);
-      bar(batches.ready[batch], queued === null ? end : queued, y, blockedFill);
+      bar(batches.begun[list[n]], Math.min(batches.ready[list[n]], end), y, colour.blue);
     }
   }
   const y = lanes * row + 6;
@@ -193,7 +197,6 @@ function drawLanes(t) {
   cursor(pen, x(t), height);
 }
 function drawQueue(t) {
-  if (!capacity) return;
   const height = 90, [pen, width] = sized($("queue"), height + 22);
   const [from, until] = view(t), x = timeAxis(pen, width, from, until, height);
   const top = Math.max(1, 4 * most < capacity ? most : capacity);
@@ -205,19 +208,19 @@ function drawQueue(t) {
   pen.beginPath();
   let n = Math.max(0, lastUpTo(positions, changes, from));
   pen.moveTo(x(from), y(0));
-  pen.lineTo(x(from), y(data.queue.batches[n]));
+  pen.lineTo(x(from), y(depths[n]));
   for (n++; n < changes.length && changes[n] <= until; n++) {
-    pen.lineTo(x(changes[n]), y(data.queue.batches[n - 1]));
-    pen.lineTo(x(changes[n]), y(data.queue.batches[n]));
+    pen.lineTo(x(changes[n]), y(depths[n - 1]));
+    pen.lineTo(x(changes[n]), y(depths[n]));
   }
-  pen.lineTo(x(until), y(data.queue.batches[n - 1]));
+  pen.lineTo(x(until), y(depths[n - 1]));
   pen.lineTo(x(until), y(0));
   pen.fill();
   cursor(pen, x(t), height);
 }
 function drawWaits(t) {
   const height = 120, [pen, width] = sized($("waits"), height + 22);
-  const waits = data.waits.slice(1), top = Math.max(0, ...waits), room = width - GUTTER - RIGHT;
+  const top = waits.reduce((a, b) => Math.max(a, b), 0), room = width - GUTTER - RIGHT;
   const y = wait => height - 4 - (top ? wait / top : 0) * (height - 14);
   pen.textAlign = "right";
   pen.fillStyle = colour.soft;

@@ -22,14 +22,15 @@ import torch
 import xxhash
 
 from precache.errors import UsageError
-from precache.loading.arrival_order import ArrivalOrder
 from precache.loading.gpu import resident
 from precache.loading.options import LoaderOptions
 from precache.loading.position import require_same
 from precache.loading.rank_check import BLOCK
 from precache.loading.selection import Selection
+from precache.loading.shard_order import CommittedShards, ShardOrder
 from precache.loading.slots import as_array, as_tensor, map_tensors, row_nbytes
 from precache.loading.stream import BatchStream, Rows
+from precache.loading.tuple_batch import TupleBatch
 from precache.loading.version_follower import VersionFollower
 from precache.messages import printable, without_secrets
 from precache.reading.disk_cache import DiskCache
@@ -46,6 +47,7 @@ from precache.transforms import (
     label_mixing,
     require_fitting,
     run,
+    unmoved,
 )
 
 log = logging.getLogger(__name__)
@@ -55,8 +57,8 @@ STATE_FORMAT = 1
 SHUFFLE_WINDOW = 8
 """Shards that a block shuffle mixes by default."""
 
-FINISHED = "finished"
-"""Name in a loader's state of the order in which shards are finished."""
+BY_SHARD = "shard"
+"""Name in a loader's state of the order that takes shard after shard."""
 
 FinishedBatch = tuple[int, int, int, list[Any]]
 """Rows of a batch, those of them that are repeated, its bytes, and a list that holds the output
@@ -114,7 +116,7 @@ class BatchSource:
     in_rounds
         Whether small batches may be made several at a time.
     output
-        Fields of a batch that is a tuple; None for a dict.
+        Fields of a batch that is a `TupleBatch`; None for a dict.
     """
 
     changes = False
@@ -133,23 +135,19 @@ class BatchSource:
         cache = None
         # A resident version needs no copy on a disk.
         if options.cache_dir and not options.resident:
-            cache = DiskCache.at(
-                options.cache_dir, options.cache_limit, shared=options.cache_shared
-            )
+            cache = DiskCache.at(options.cache_dir, options.cache_limit)
         self.reader = VersionReader(
             uri, options.fields, options.verify, options.storage_options, options.access, cache
         )
-        if options.gather == "device" and not self.reader.local:
-            raise UsageError(
-                f"gather='device' maps shards of a local disk, and {self.version.path} is remote; "
-                "fetch it with precache pull first, or leave gather out"
-            )
         self._copied = options.device.type not in ("cpu", "cuda")
         if self._copied:
             self._require_dtypes()
         self.marks_repeated = options.world_size > 1 and not options.drop_last
         shuffle = _choose_shuffle(options, self.reader)
-        self._selection = Selection.of(self.reader, options.rows, options.weights)
+        as_stored = shuffle is None and options.order == "row"
+        self._selection = Selection.of(
+            self.reader, options.rows, options.weights, as_stored=as_stored
+        )
         self._mixing = label_mixing(options.transform)
         if self._mixing:
             self._require_labels(self._rows_with_labels())
@@ -166,6 +164,7 @@ class BatchSource:
         self._row_nbytes = sum(row_nbytes(*column) for column in self.reader.shapes.values())
         self._transform_time = ThreadTime()
         self._earlier = WorkTime()
+        self._warned_of_mark = False
         # Other callables may expect batches one after another, on the thread of the loop.
         self._transforms_early = (
             options.device.type != "cuda"
@@ -194,6 +193,11 @@ class BatchSource:
         threads, transforms = self.stream.thread_time.wall, self._transform_time.wall
         own = (threads, transforms, 0.0) if self._transforms_early else (threads, 0.0, transforms)
         return self._earlier.plus(WorkTime(*own))
+
+    def unmoved(self) -> str | None:
+        """Return a line about fields of numbers that the transform leaves as they are."""
+        numbers = [name for name, (_, d) in self.reader.shapes.items() if np.dtype(d).kind in "iuf"]
+        return unmoved(self._options.transform, numbers)
 
     # --- which version an epoch reads ---
 
@@ -319,8 +323,9 @@ class BatchSource:
         """Apply the transform, and shape the output."""
         rows = len(batch["row"])
         repeated = self.order.repeated(number)
-        if self.marks_repeated:
-            batch = {**batch, "repeated": _mark(repeated, batch["row"])}
+        mark = _mark(repeated, batch["row"]) if self.marks_repeated else None
+        if mark is not None:
+            batch = {**batch, "repeated": mark}
         transform = self._options.transform
         if transform is not None:
             numbers, again = batch["row"], self.order.again(number)
@@ -330,9 +335,39 @@ class BatchSource:
             draw = Draw((self.order.seed, epoch), number, numbers)
             with self._transform_time.counted():
                 batch = run(transform, batch, draw)
-        output = batch if self.output is None else tuple(batch[name] for name in self.output)
         count = 0 if repeated is None else int(repeated.sum())
+        if count and mark is not None:
+            self._require_mark(batch)
+        output = self._tuple_of(batch, mark is not None) if self.output is not None else batch
         return rows, count, rows * self._row_nbytes, [output]
+
+    def _tuple_of(self, batch: Any, marked: bool) -> Any:
+        """Return a dict as a tuple, with the mark that it has; anything else as it is."""
+        if not isinstance(batch, Mapping):
+            return batch
+        wanted = self.output or ()
+        missing = [name for name in wanted if name not in batch]
+        if missing:
+            raise UsageError(
+                f"output='tuple' gives ({', '.join(wanted)}), and the transform returns a dict of "
+                f"{', '.join(map(str, batch)) or 'nothing'}, without {missing[0]!r}: return it as "
+                "well, return a tuple of your own, or use output='dict'"
+            )
+        parts = [batch[name] for name in wanted]
+        lost = marked and "repeated" not in batch
+        return TupleBatch(parts) if lost else TupleBatch.of(parts, batch.get("repeated"))
+
+    def _require_mark(self, batch: Any) -> None:
+        """Log a warning if the transform left out the mark of repeated rows, once."""
+        if not self._warned_of_mark and not (isinstance(batch, Mapping) and "repeated" in batch):
+            self._warned_of_mark = True
+            log.warning(
+                "rank %d: rows at the end of an epoch of %s repeat others, and the transform "
+                "returns batches without 'repeated', which marks them: a metric counts them twice; "
+                "return batch['repeated'] as well",
+                self._options.rank,
+                self.version.path,
+            )
 
     def _require_dtypes(self) -> None:
         """Raise `UsageError` for a field whose dtype the device does not have."""
@@ -354,7 +389,7 @@ class BatchSource:
 
     # --- opening ---
 
-    def _make_order(self, shuffle: Shuffle | None) -> Order | ArrivalOrder:
+    def _make_order(self, shuffle: Shuffle | None) -> Order | ShardOrder:
         options, weights, valid = self._options, self._selection.weights, self._selection.valid
         ranks = options.world_size
         if options.batch_size * ranks > len(valid):
@@ -399,7 +434,6 @@ class BatchSource:
             num_threads=options.num_threads,
             prefetch_batches=options.prefetch_batches,
             decompress=options.decompress,
-            gather=options.gather,
             in_rounds=self.in_rounds,
         )
 
@@ -478,16 +512,16 @@ class CurrentVersionSource(BatchSource):
 
 
 class LiveSource(BatchSource):
-    """Batches of a version that is being built, in the order in which its shards are finished.
+    """Batches of a version that may still be built; the first epoch takes shard after shard.
 
-    Epochs after the first wait for the build, and read the version that it commits.
+    It does so even if the version is complete: ranks and resumed trainings may come later than the
+    commit. Epochs after the first wait for the build, and read the version that it commits.
     """
 
     changes = True
     in_rounds = False  # a batch may have to wait for the build, and must not delay the one before
 
-    def __init__(self, version: LiveVersion, options: LoaderOptions, *args: Any) -> None:
-        _require_supported(options)
+    def __init__(self, version: Version, options: LoaderOptions, *args: Any) -> None:
         self._live = version
         super().__init__(version, options, *args)
         self.marks_repeated = True
@@ -497,7 +531,7 @@ class LiveSource(BatchSource):
 
     def at_state(self, state: Mapping[str, Any]) -> BatchSource:
         # The state of a later epoch has another order.
-        return self if state.get("order") == FINISHED else self._await_version()
+        return self if state.get("order") == BY_SHARD else self._await_version()
 
     def rows_of_batch(self, epoch: int, batch: int) -> np.ndarray:
         if epoch:
@@ -505,7 +539,8 @@ class LiveSource(BatchSource):
         return super().rows_of_batch(epoch, batch)
 
     def _await_version(self) -> BatchSource:
-        version = self._live.await_commit(self._closed)
+        live = self._live
+        version = live.await_commit(self._closed) if isinstance(live, LiveVersion) else live
         if version is None:
             return self
         source = self._reopen(version, BatchSource).take_over(self)
@@ -513,12 +548,15 @@ class LiveSource(BatchSource):
         return source
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "order": FINISHED}
+        return {**super().identity(), "order": BY_SHARD}
 
-    def _make_order(self, shuffle: Shuffle | None) -> ArrivalOrder:
-        options = self._options
-        return ArrivalOrder(
-            self._live,
+    def settings(self, start: int = 0) -> dict[str, Any]:
+        return {**super().settings(start), "rows": "all"}
+
+    def _make_order(self, shuffle: Shuffle | None) -> ShardOrder:
+        options, live = self._options, self._live
+        return ShardOrder(
+            live if isinstance(live, LiveVersion) else CommittedShards(live),
             batch_size=options.batch_size,
             seed=options.seed,
             drop_last=options.drop_last,
@@ -529,6 +567,8 @@ class LiveSource(BatchSource):
 
     def _rows_with_labels(self) -> np.ndarray:
         rows = super()._rows_with_labels()
+        if self._live.committed:
+            return rows
         labelled: np.ndarray = rows[has_label(self._live.labels[rows])]
         return labelled
 
@@ -551,8 +591,12 @@ def open_batch_source(
     end_iterators: Callable[[], None],
 ) -> BatchSource:
     """Open the source that the options choose, with the version of the first epoch."""
-    if isinstance(uri, LiveVersion):
-        return LiveSource(uri, options, closed, end_iterators)
+    if isinstance(uri, Version) and uri.followed:
+        unsupported = _unsupported(options)
+        if not unsupported:
+            return LiveSource(uri, options, closed, end_iterators)
+        if not uri.committed:
+            raise UsageError(unsupported)
     name = uri if isinstance(uri, Version) else os.fspath(uri)
     if options.refresh:
         follower = VersionFollower(os.fspath(name), options.storage_options)
@@ -602,18 +646,17 @@ def _choose_output(output: str, reader: VersionReader) -> tuple[str, str] | None
     return ("image", "label")
 
 
-def _require_supported(options: LoaderOptions) -> None:
-    """Refuse options that need a version whose build has ended."""
+def _unsupported(options: LoaderOptions) -> str:
+    """Return why options need a version whose build has ended; empty if they do not."""
     for name in ("rows", "weights", "resident", "refresh"):
         if getattr(options, name) is not None:
-            raise UsageError(
+            return (
                 f"{name} needs a finished version, and this one is followed while it is built; "
                 f"leave out {name}, or follow=True"
             )
-    if options.gather == "device":
-        raise UsageError("gather='device' needs a finished version; leave it out, or follow=True")
     if options.shuffle is False or options.order == "key":
-        raise UsageError(
-            "rows come in the order in which shards are finished while a version is built; leave "
-            "out shuffle=False and order, or follow=True"
+        return (
+            "rows come shard by shard, mixed within each, while a version is built; leave out "
+            "shuffle=False and order, or follow=True"
         )
+    return ""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import operator
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any, overload
 
 import numpy as np
@@ -16,12 +19,15 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from precache.errors import StoreError
+from precache.loading.options import CHOICES, require_choice
 from precache.loading.slots import as_tensor, require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader, read_small_field
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
 from precache.store.version import RowKeys, Version
 from precache.transforms import Batch
+
+log = logging.getLogger(__name__)
 
 LARGE_NBYTES = 1 << 30
 """Batches from this size on are checked against the available memory before they are allocated."""
@@ -146,6 +152,29 @@ class _AtHand(threading.local):
 _at_hand = _AtHand()
 
 
+class _ByName:
+    """A method that only code which names it finds.
+
+    A wrapper's ``__getattr__`` that passes on any name does not: torch, which looks for the method,
+    calls the wrapper's own ``__getitem__``.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        functools.update_wrapper(self, function)
+
+    def __get__(self, dataset: Any, kind: Any = None) -> Any:
+        code = sys._getframe(1).f_code
+        name = "__getitems__"
+        if name not in code.co_names and name not in code.co_consts:
+            raise AttributeError(f"{name} is found by its name alone", name=name, obj=dataset)
+        return self if dataset is None else MethodType(self, dataset)
+
+    def __call__(self, dataset: CachedDataset, indices: Sequence[int]) -> Sequence[Any]:
+        samples: Sequence[Any] = self._function(dataset, indices)
+        return samples
+
+
 class CachedDataset(Dataset[Batch]):
     """The valid rows of a version, for any `DataLoader`, with fork and spawn workers.
 
@@ -157,7 +186,7 @@ class CachedDataset(Dataset[Batch]):
         Names of the fields to read, by default all; or name -> path of an array in a group that
         other software wrote.
     verify
-        When checksums of chunks are checked: ``first``, ``always`` or ``off``.
+        Check the checksum of each chunk the first time that a process reads it, as `Loader` does.
     access
         ``map``, or ``pread`` for a network file system. Rows of a remote store are read by range
         requests, those of a batch together.
@@ -187,11 +216,13 @@ class CachedDataset(Dataset[Batch]):
         uri: str | os.PathLike[str],
         *,
         fields: FieldNames = None,
-        verify: str = "first",
+        verify: bool = True,
         access: str = "map",
         storage_options: StorageOptions = None,
         variant: int = 0,
     ) -> None:
+        for option, value in (("verify", verify), ("access", access)):
+            require_choice(option, value, CHOICES[option])
         self.__opened = _OpenedVersion(
             os.fspath(uri),
             dict(fields) if isinstance(fields, Mapping) else fields,
@@ -199,26 +230,29 @@ class CachedDataset(Dataset[Batch]):
         )
         self.__reads_together = True
         CachedDataset.set_epoch(self, variant)
+        rows, samples = self.version.rows, len(self.__opened.reader.valid)
+        if samples < rows:
+            log.warning(
+                "%d of %d rows of %s are holes, which the indices of the dataset leave out: give "
+                "samplers and subsets its labels and keys, and not version.labels",
+                rows - samples, rows, self.version.path,
+            )  # fmt: skip
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Make `__getitem__` and `__getitems__`, which a `DataLoader` prefers, give the same.
 
         A class that overrides one of them gets the other one as well, made from its own; so
-        ``super()`` in either is its base.
+        ``super()`` in either is its base. A `__getitem__` may also be set later.
         """
         super().__init_subclass__(**options)
-        one, several = (
-            next(number for number, base in enumerate(cls.__mro__) if name in vars(base))
-            for name in ("__getitem__", "__getitems__")
-        )
-        if one < several:
+        if "__getitems__" not in vars(cls):
 
             def read_several(self: CachedDataset, indices: Sequence[int]) -> Sequence[Any]:
                 """Return the samples at `indices`, with their rows read together."""
-                return self.__own_samples(cls, indices)
+                return self.__samples(cls, indices)
 
-            cls.__getitems__ = read_several  # type: ignore[method-assign]
-        elif cls.__getitem__ is CachedDataset.__getitem__ and several < one:
+            cls.__getitems__ = _ByName(read_several)  # type: ignore[method-assign]
+        if cls.__getitem__ is _ROW and _own_method(cls.__mro__):
 
             def read_one(self: CachedDataset, index: int) -> Any:
                 """Return a sample."""
@@ -261,14 +295,26 @@ class CachedDataset(Dataset[Batch]):
         rows = _at_hand.rows and _at_hand.rows.get((id(self), self.__epoch, operator.index(index)))
         return dict(rows.pop() if rows else self.__read([index])[0])
 
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[RowOfBatch]:
+    @_ByName
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
         """Return the samples at `indices`, read together."""
-        return self.__read(indices)
+        return self.__samples(CachedDataset, indices)
+
+    def __samples(self, kind: type[CachedDataset], indices: Sequence[int]) -> Sequence[Any]:
+        """Return samples as `kind` and its bases make them, whichever of the two has a method."""
+        classes = type(self).__mro__
+        name, method = _own_method(classes[classes.index(kind) :]) or ("", None)
+        if method is None:
+            return self.__read(indices)
+        if name == "__getitem__":
+            return self.__own_samples(method.__get__(self), indices)
+        samples: Sequence[Any] = method.__get__(self)(indices)
+        return samples
 
     def __read(self, indices: Sequence[int]) -> Sequence[RowOfBatch]:
         reader = self.__opened.reader.at_epoch(self.__epoch)
         known = len(reader.valid)
-        if type(self).__getitem__ is CachedDataset.__getitem__:  # else its indices are of its own
+        if type(self).__getitem__ is _ROW:  # else its indices are of its own
             known = min(known, len(self))
         numbers = np.array([operator.index(index) for index in indices], np.int64)
         numbers[numbers < 0] += known
@@ -284,8 +330,8 @@ class CachedDataset(Dataset[Batch]):
         reader.read(rows, batch)
         return _RowsOfBatch(batch={name: as_tensor(values) for name, values in batch.items()})
 
-    def __own_samples(self, kind: type[CachedDataset], indices: Sequence[int]) -> Sequence[Any]:
-        """Return the samples that the `__getitem__` of a subclass makes."""
+    def __own_samples(self, one: Callable[[int], Any], indices: Sequence[int]) -> Sequence[Any]:
+        """Return the samples that a `__getitem__` of the user makes."""
         rows: dict[tuple[int, int, int], list[RowOfBatch]] = {}
         # What cannot be read is read again below, where the subclass may handle the error.
         with contextlib.suppress(Exception):
@@ -295,7 +341,7 @@ class CachedDataset(Dataset[Batch]):
                     rows.setdefault(key, []).append(row)
         outer, _at_hand.rows = _at_hand.rows, rows
         try:
-            samples = [kind.__getitem__(self, index) for index in indices]
+            samples = [one(index) for index in indices]
         finally:
             _at_hand.rows = outer
         if rows and sum(map(len, rows.values())) == len(indices):  # it has others in mind
@@ -315,3 +361,22 @@ class CachedDataset(Dataset[Batch]):
         read = vars(self.__opened)
         kept = {n: value for n, value in attributes.items() if read.get(n, self) is not value}
         return (kept, slots) if slots else kept
+
+
+_ROW = CachedDataset.__getitem__
+"""The method itself, which a user may replace."""
+
+
+def _own_method(classes: Sequence[type]) -> tuple[str, Any] | None:
+    """Return the first `__getitems__` or `__getitem__` of a user among classes, with its name.
+
+    Those behind `CachedDataset` are replaced by its own.
+    """
+    for base in classes:
+        for name in ("__getitems__", "__getitem__"):
+            method = vars(base).get(name, _ROW)
+            if method is not _ROW and not isinstance(method, _ByName):
+                return name, method
+        if base is CachedDataset:
+            break
+    return None

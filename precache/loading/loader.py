@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import logging
 import os
 import threading
 import weakref
@@ -20,16 +21,22 @@ from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
 from precache.loading.batch_source import BatchSource, SourceCounts, open_batch_source
 from precache.loading.cuda_clock import stall_clock
-from precache.loading.options import LoaderOptions, refuse_renamed
+from precache.loading.options import LoaderOptions
 from precache.loading.position import Position, require_same
 from precache.loading.rank_check import RankCheck
-from precache.loading.ranks import require_rank
+from precache.loading.ranks import find_rank, require_rank
+from precache.loading.selection import row_numbers
 from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import LoaderStats, WorkTime
 from precache.storage.open import StorageOptions
 from precache.store.version import Version
 from precache.transforms import Compose, Transform
+
+log = logging.getLogger(__name__)
+
+PARTS = "rank=RANK * info.num_workers + info.id, world_size=WORLD_SIZE * info.num_workers"
+"""Which part of the rows a worker of a `DataLoader` reads, where there are several processes."""
 
 
 class Loader:
@@ -40,8 +47,8 @@ class Loader:
     uri
         A store, ``STORE@prefix`` for one version, or a Zarr group together with a mapping as
         `fields`; or a `Version`, as `open` and `ensure` return it. A version from ``ensure`` with
-        ``follow=True`` may still be built: its first epoch reads the shards in the order in which
-        they are finished; later epochs wait for the build, and are shuffled as described here.
+        ``follow=True`` may still be built: its first epoch reads shard after shard, mixed within
+        each; later epochs wait for the build, and are shuffled as described here.
     batch_size
         Rows of a batch of each rank; the last one is smaller unless `drop_last`.
     shuffle, seed
@@ -65,11 +72,14 @@ class Loader:
         ``dict``: field -> tensor, with `row` (int64), and `label`: class numbers (int64), numbers
         (float32), or uint8 (N, classes) of several classes. With several ranks and without
         `drop_last`, and of a version that is still being built, also `repeated` (N,), bool: True
-        for rows that only fill up the epoch. ``tuple``: (image, label), after the transform.
+        for rows that only fill up the epoch. ``tuple``: (image, label) of the dict that the
+        transform returns, as a `TupleBatch`, whose attribute `repeated` is that mark, or None. What
+        is no dict is handed out as the transform returns it.
     order
         Without shuffle: ``row`` (as stored) or ``key`` (sorted by key).
     verify
-        When checksums of chunks are checked: ``first`` (once per process), ``always`` or ``off``.
+        Check the checksum of each chunk the first time that this process reads it; otherwise only
+        those of zstd frames are checked. `precache.verify` reads and checks all bytes at any time.
     num_threads
         Decoding threads; by default one where reading is copying, else up to four, and no more than
         the cores that this process may use by its affinity and the CPU quota of its control group.
@@ -87,26 +97,15 @@ class Loader:
         ``host``, or ``device``: zstd frames go to the CUDA device as they are, and nvCOMP
         decompresses them there. Falls back to the host, and logs why, if there is no nvCOMP or no
         CUDA device. Checksums of frames are checked on the host, as `verify` says.
-    gather
-        ``host``, or ``device``: shards of `raw` fields, and with ``decompress="device"`` those of
-        zstd frames, are registered with the CUDA driver, and the device reads their rows directly;
-        the CPU only checks them, as `verify` says. All shards stay page-locked until `close`, and
-        are first read from the disk; refused if they take more than half of the available memory.
-        If the driver cannot register read-only memory, each process registers its own copy. If it
-        cannot register any, or there is no CUDA device or no such field, the host reads. Either
-        is logged.
     access
         ``map``, or ``pread`` for a network file system, where another client may truncate a mapped
         file, which would end the process.
     cache_dir, cache_limit
         Folder on a local disk for whole shards of a remote store, fetched ahead of need and
         checked, and the size in bytes that it never exceeds, such as ``"200GB"``; by default nine
-        tenths of the disk. All loaders of a node may share it. Without one, rows of a remote store
-        are read by range requests: slower, and again in each epoch.
-    cache_shared
-        Share `cache_dir` with the members of its group. They must trust each other, since each of
-        them can replace and remove its files. By default it belongs to this user alone, and is
-        refused if another user owns it. Links in it are never followed.
+        tenths of the disk. All loaders of this user on a node may share it; it is refused if
+        another user owns it or others can write to it, and links in it are never followed. Without
+        one, rows of a remote store are read by range requests: slower, and again in each epoch.
     storage_options
         Options of a remote file system, as its fsspec class takes them.
     rank, world_size
@@ -118,7 +117,8 @@ class Loader:
         disagrees with another in what decides the rows; `stats` counts the ranks compared.
     rows
         Row numbers, or (rows,) bool, of the rows to read, as `Version.rows_of_classes` and
-        `Version.rows_of_keys` return them; holes among them are left out.
+        `Version.rows_of_keys` return them; holes among them are left out. Each is read once in an
+        epoch, so a repeated one is refused; without `shuffle` they must ascend, as they are read.
     weights
         (rows,) of the version, not negative: an epoch draws as many rows as there are, with
         replacement, in proportion to their weights.
@@ -153,7 +153,6 @@ class Loader:
     ...         step(image.float() / 255, label)
     """
 
-    @refuse_renamed
     def __init__(
         self,
         uri: str | os.PathLike[str] | Version,
@@ -167,17 +166,15 @@ class Loader:
         *,
         output: str = "dict",
         order: str = "row",
-        verify: str = "first",
+        verify: bool = True,
         num_threads: int | None = None,
         prefetch_batches: int | None = None,
         resident: str | None = None,
         shuffle_window: int | None = None,
         decompress: str = "host",
-        gather: str = "host",
         access: str = "map",
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
-        cache_shared: bool = False,
         storage_options: StorageOptions = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -188,12 +185,14 @@ class Loader:
     ) -> None:
         parameters = {n: v for n, v in locals().items() if n not in ("self", "uri")}
         self._options = LoaderOptions.validated(parameters)
-        self._has_rank = rank is not None
+        self._has_rank, self._counted_parts = rank is not None, False
         self.device = self._options.device
         self._closed = threading.Event()
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         end_iterators = functools.partial(end_all, self._iterators)
         self._source = open_batch_source(uri, self._options, self._closed, end_iterators)
+        if self.rank == 0 and (line := self._source.unmoved()):
+            log.warning("%s", line)
         # A mixture of this loader has a check of its own.
         self.rank_check = RankCheck(self.rank, self.world_size)
         # At exit, while modules can still be used, and before the source is finalized.
@@ -222,8 +221,13 @@ class Loader:
         return self._options.world_size
 
     @property
+    def output(self) -> str:
+        """Form of the batches: ``dict`` or ``tuple``."""
+        return self._options.output
+
+    @property
     def follows(self) -> bool:
-        """True if a later epoch may read another version: with `refresh`, or during a build."""
+        """True if a later epoch may read another version: with `refresh`, or after ``follow``."""
         return self._source.changes
 
     @property
@@ -240,9 +244,14 @@ class Loader:
         return self._source.order.batches
 
     def keys(self, rows: torch.Tensor | np.ndarray | Iterable[int]) -> list[str]:
-        """Keys of the given row numbers, such as ``batch["row"]``."""
-        numbers = rows.tolist() if isinstance(rows, torch.Tensor | np.ndarray) else list(rows)
-        return [self.version.keys[row] for row in numbers]
+        """Keys of the given row numbers, such as ``batch["row"]``.
+
+        Raises
+        ------
+        UsageError
+            They are no row numbers, or the version has no such row.
+        """
+        return [self.version.keys[row] for row in row_numbers(self.version, rows).tolist()]
 
     def locate(self) -> Callable[[], tuple[str, ...]]:
         """Return a function that looks up the keys of the batch that was handed out last."""
@@ -318,18 +327,37 @@ class Loader:
     def _require_own_rows(self) -> None:
         """Raise `UsageError` if each of several workers of a `DataLoader` would read all rows."""
         worker = get_worker_info()
-        if worker is None or worker.num_workers == 1:
-            return
-        if not self._has_rank and self._options.rows is None:
-            rank, world_size = "info.id", "info.num_workers"
+        workers = worker.num_workers if worker else 1
+        if workers > 1 and not self._has_rank:
+            parts = "rank=info.id, world_size=info.num_workers"
+            same = "rank=0, world_size=1"
             if self.world_size > 1:
-                rank, world_size = f"RANK * {world_size} + {rank}", f"WORLD_SIZE * {world_size}"
+                parts, same = PARTS, "rank=RANK, world_size=WORLD_SIZE"
             raise UsageError(
-                f"this loader is used in {worker.num_workers} workers of a DataLoader, and each of "
+                f"this loader is used in {workers} workers of a DataLoader, and each of "
                 "them would read all rows; give num_workers=0, as a Loader reads ahead by itself, "
-                f"or give each worker its part, such as rank={rank}, world_size={world_size}, "
-                "with info = torch.utils.data.get_worker_info()"
+                f"or give each worker its part, such as {parts}, "
+                "with info = torch.utils.data.get_worker_info(); where each worker gives rows= of "
+                f"its own, {same}"
             )
+        if self._has_rank and not self._counted_parts and self._options.rows is None:
+            self._counted_parts = True
+            self._warn_of_few_parts(workers)
+
+    def _warn_of_few_parts(self, workers: int) -> None:
+        """Log that there are more processes, with so many workers each, than parts."""
+        processes = 1
+        with contextlib.suppress(UsageError):  # it is unclear
+            processes = find_rank()[1]
+        alone = self.world_size == workers == 1
+        if self.world_size < processes * workers and not alone:
+            log.warning(
+                "rank=%d, world_size=%d was given, and rows would be dealt out to %d: processes "
+                "(%d) times workers of a DataLoader (%d). Unless processes share their rows, some "
+                "read the same ones: give %s",
+                self.rank, self.world_size, processes * workers, processes, workers,
+                PARTS if workers > 1 else "the rank and the number of all processes",
+            )  # fmt: skip
 
     def _use(self, source: BatchSource) -> BatchSource:
         if source is not self._source:
@@ -343,7 +371,7 @@ class Loader:
         before, self._reported_work = self._reported_work, self._source.work_time
         counts, self._counts = self._take_counts(), SourceCounts()
         work = self._reported_work.plus(before, -1)
-        stats = self._clock.report(counts.cpu_seconds, counts.fetched, work)
+        stats = self._clock.take().stats(counts.cpu_seconds, counts.fetched, work)
         ranks, compared = self.world_size, self.rank_check.count()
         return dataclasses.replace(stats, repeated=counts.repeated, ranks=ranks, compared=compared)
 

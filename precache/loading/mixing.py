@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
+import logging
 import threading
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -21,9 +23,12 @@ from precache.loading.loader import Loader, end_all
 from precache.loading.position import Position, require_same
 from precache.loading.rank_check import RankCheck
 from precache.loading.slots import SlotPool
+from precache.loading.tuple_batch import TupleBatch
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import FetchedObjects, LoaderStats, WorkTime
 from precache.sampling.mix_schedule import MixSchedule, shares_of
+
+log = logging.getLogger(__name__)
 
 MIXTURE_STATE_FORMAT = 1
 
@@ -73,8 +78,8 @@ def mix(
     Raises
     ------
     UsageError
-        The loaders have different ranks or devices, an option makes no sense, or a source would
-        have no batch.
+        The loaders have different ranks, devices or `output`, an option makes no sense, or a source
+        would have no batch.
 
     Notes
     -----
@@ -118,7 +123,22 @@ def mix(
     marks_repeated = any(loader.marks_repeated for loader in loaders)
     for loader in loaders:
         loader.marks_repeated = marks_repeated
+    _warn_of_classes(loaders)
     return Mixture(loaders, schedule, settings)
+
+
+def _warn_of_classes(loaders: Sequence[Loader]) -> None:
+    """Log once that a class number means different names in two sources."""
+    classes = [loader.version.classes for loader in loaders]
+    for (one, names), (other, others) in itertools.combinations(enumerate(classes), 2):
+        for number, (name, another) in enumerate(zip(names, others, strict=False)):
+            if name != another:
+                log.warning(
+                    "class %d is %r in source %d of the mixture, and %r in source %d; to share the "
+                    "numbers, build one with --classes and the store of the other",
+                    *(number, name, one, another, other),
+                )
+                return
 
 
 def _require_compatible(loaders: Any) -> None:
@@ -133,6 +153,11 @@ def _require_compatible(loaders: Any) -> None:
         one, other = (f"rank {x.rank} of {x.world_size} on {x.device}" for x in (first, loader))
         if one != other:
             raise UsageError(f"source 0 is for {one}, and source {number} for {other}")
+        if loader.output != first.output:
+            raise UsageError(
+                f"source 0 has output={first.output!r}, and source {number} has "
+                f"output={loader.output!r}; give all the same output="
+            )
         if loader.follows:
             raise UsageError(
                 f"source {number} has refresh='epoch' or follows a build, and the shares of a "
@@ -229,7 +254,7 @@ class Mixture:
         fetched = FetchedObjects(
             sum(part.fetched.objects for part in parts), sum(part.fetched.nbytes for part in parts)
         )
-        stats = self._clock.report(sum(part.cpu_seconds for part in parts), fetched, work)
+        stats = self._clock.take().stats(sum(part.cpu_seconds for part in parts), fetched, work)
         return dataclasses.replace(
             stats,
             repeated=sum(part.repeated for part in parts),
@@ -304,7 +329,8 @@ def _add_source(batch: Any, source: int) -> Any:
         _require_no_source(batch, source)
         return {**batch, "source": source}
     if isinstance(batch, tuple):
-        return (*batch, source)
+        parts = (*batch, source)
+        return batch.with_parts(parts) if isinstance(batch, TupleBatch) else parts
     raise UsageError(
         f"the transform of source {source} returns a {type(batch).__name__}; return a dict or a "
         "tuple, to which the number of the source can be added"
@@ -340,7 +366,13 @@ class _Joiner:
         firsts = [next(iter(part.values())) for part in named]
         numbers = [torch.full((len(v),), n, device=v.device) for n, v in enumerate(firsts)]
         batch["source"] = torch.cat(numbers)
-        return tuple(batch.values()) if isinstance(parts[0], tuple) else batch
+        if not isinstance(parts[0], tuple):
+            return batch
+        repeated = batch.pop("repeated", None)
+        joined = tuple(batch.values())
+        if repeated is not None:
+            return TupleBatch.of(joined, repeated)
+        return parts[0].with_parts(joined) if isinstance(parts[0], TupleBatch) else joined
 
     def _concat(self, name: Any, parts: list[torch.Tensor]) -> torch.Tensor:
         """Concatenate tensors as `torch.cat` does.
@@ -364,6 +396,8 @@ class _Joiner:
 def _named(batch: Any, source: int) -> dict[Any, torch.Tensor]:
     """Return a batch as name -> tensor; members of a tuple are named by their index."""
     named = dict(enumerate(batch)) if isinstance(batch, tuple) else batch
+    if isinstance(batch, TupleBatch) and vars(batch).get("repeated") is not None:
+        named["repeated"] = batch.repeated
     if not isinstance(named, Mapping) or not all(torch.is_tensor(v) for v in named.values()):
         raise UsageError(
             f"the transform of source {source} does not return a dict or tuple of tensors, so it "

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,24 +17,13 @@ from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
 from precache.transforms import Compose, Transform, require_step
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
-RENAMED = {
-    "threads": "num_threads",
-    "num_workers": "num_threads",
-    "ahead": "prefetch_batches",
-    "window": "shuffle_window",
-}
-
 CHOICES: Mapping[str, tuple[Any, ...]] = {
     "shuffle": (True, False, "full", "block"),
     "output": ("dict", "tuple"),
     "order": ("row", "key"),
-    "verify": ("first", "always", "off"),
+    "verify": (True, False),
     "resident": (None, "host", "device"),
     "decompress": ("host", "device"),
-    "gather": ("host", "device"),
     "access": ("map", "pread"),
     "refresh": (None, "epoch"),
 }
@@ -69,17 +57,15 @@ class LoaderOptions:
     transform: Transform | Compose | Callable[[Any], Any] | None
     output: str
     order: str
-    verify: str
+    verify: bool
     num_threads: int | None
     prefetch_batches: int | None
     resident: str | None
     shuffle_window: int | None
     decompress: str
-    gather: str
     access: str
     cache_dir: str | os.PathLike[str] | None
     cache_limit: int | str | None
-    cache_shared: bool
     storage_options: StorageOptions
     rank: int
     world_size: int
@@ -119,14 +105,9 @@ class LoaderOptions:
         return options
 
     def _require_consistent(self) -> None:
-        by_device = self.gather == "device"
         of_one_version = (self.rows, self.weights, self.resident)
-        if self.refresh and (by_device or any(value is not None for value in of_one_version)):
-            raise UsageError(
-                "rows, weights, resident and gather need one version; leave out refresh"
-            )
-        if by_device and (self.resident or self.access != "map"):
-            raise UsageError("gather='device' maps shards; leave out resident and access")
+        if self.refresh and any(value is not None for value in of_one_version):
+            raise UsageError("rows, weights and resident need one version; leave out refresh")
         if self.resident == "device" and self.device.type not in ("cpu", "cuda"):
             raise UsageError(
                 f"resident='device' needs a CUDA device, and device is {str(self.device)!r}; give "
@@ -136,20 +117,6 @@ class LoaderOptions:
             raise UsageError(
                 f"cache_limit is {self.cache_limit!r} and there is no cache_dir; give both"
             )
-        if self.cache_shared and self.cache_dir is None:
-            raise UsageError("cache_shared is True and there is no cache_dir; give both")
-
-
-def refuse_renamed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorate a function so that an old name of a keyword is refused with the new one."""
-
-    @functools.wraps(function)
-    def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        for old in RENAMED.keys() & kwargs.keys():
-            raise UsageError(f"Loader has no option {old}; give {RENAMED[old]}")
-        return function(*args, **kwargs)
-
-    return checked
 
 
 def require_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:

@@ -2,7 +2,8 @@
 
 Sources of the variables' names: torchrun's documentation, srun(1) and sbatch(1), Open MPI's
 "Environment variables set for MPI applications", the user guide of MVAPICH2, Hydra of MPICH and
-Intel MPI, HPE PALS, flux-environment(7), jsrun, and horovodrun.
+Intel MPI, HPE PALS, HPE MPT, flux-environment(7), jsrun, horovodrun, Paddle, JAX and dmlc; for
+hints aprun(1), IBM's poe, LSF's blaunch, and Lightning.
 """
 
 from __future__ import annotations
@@ -40,9 +41,21 @@ LAUNCHERS = (
     Launcher("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
     Launcher("PALS_RANKID", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
     Launcher("PMIX_RANK", "", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
+    Launcher("MPT_MPI_RANK", "MPT_MPI_SIZE"),
+    Launcher("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"),
+    Launcher("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
+    Launcher("DMLC_RANK", "DMLC_NUM_WORKER"),
     SLURM,
 )
 """The innermost first: Slurm starts mpirun, which starts torchrun."""
+
+HINTS = {
+    "ALPS_APP_PE": "",
+    "MP_CHILD": "MP_PROCS",
+    "LSF_PM_TASKID": "LSB_DJOB_NUMPROC",
+    "NODE_RANK": "NNODES",
+}
+"""Variables that number processes, daemons or nodes -> how many there are: no rank of a process."""
 
 STEP_TASKS, JOB_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS"), "SLURM_NTASKS_PER_NODE"
 STEP, STEP_NODES, JOB = "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID"
@@ -50,6 +63,7 @@ ELASTIC = "TORCHELASTIC_RUN_ID"
 VARIABLES = frozenset(
     [name for launcher in LAUNCHERS for name in astuple(launcher) if name]
     + [*STEP_TASKS, JOB_TASKS, STEP, STEP_NODES, JOB, ELASTIC]
+    + [name for names in HINTS.items() for name in names if name]
 )
 """All variables that are read."""
 
@@ -191,6 +205,10 @@ def _require_alone(readings: dict[Launcher, Reading]) -> None:
             if size is None:
                 half = "a rank, and not the number of processes"
             raise _unclear(f"the launcher gave this process {half}", astuple(launcher)[:2])
+    for names in HINTS.items():
+        number, count = map(_number, names)
+        if number is not None and count != 1:
+            raise _unclear("this process may be one of several", names)
     tasks = [name for name in (*STEP_TASKS, JOB_TASKS) if (_number(name) or 1) > 1]
     if tasks or (_number(SLURM.rank) is not None and JOB not in os.environ):
         raise _unclear(

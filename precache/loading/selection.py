@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 import xxhash
 
 from precache.errors import UsageError
@@ -42,45 +45,100 @@ class Selection:
         reader: VersionReader,
         rows: np.ndarray | Sequence[int] | None,
         weights: np.ndarray | Sequence[float] | None,
+        *,
+        as_stored: bool = False,
     ) -> Selection:
         """Select the rows that a user chose, without the holes.
+
+        Parameters
+        ----------
+        as_stored
+            They are read in ascending order.
 
         Raises
         ------
         UsageError
-            There are no such rows, or none is valid; there is not one weight for each row of the
-            version, or the weights make no sense.
+            There are no such rows, or none is valid; some come twice, or will be read in another
+            order; there is not one weight for each row of the version, or the weights make no
+            sense.
         """
         valid: ValidRows | ChosenRows = reader.valid
         if rows is None and weights is None:
             return cls(valid, None)
         rows_digest = None
         if rows is not None:
-            chosen = _chosen(reader, np.asarray(rows))
+            chosen = _chosen(reader, rows, as_stored)
             rows_digest = xxhash.xxh3_64_hexdigest(chosen.tobytes())
             valid = ChosenRows(chosen)
         if weights is None:
             return cls(valid, None, rows_digest)
-        by_index = _weights(reader, np.asarray(weights))[valid(np.arange(len(valid)))]
+        by_index = _weights(reader, _array(weights))[valid(np.arange(len(valid)))]
         if not by_index.sum() > 0:
             raise UsageError("all weights are zero; give some row a weight above that")
         return cls(valid, by_index, rows_digest, xxhash.xxh3_64_hexdigest(by_index.tobytes()))
 
 
-def _chosen(reader: VersionReader, rows: np.ndarray) -> np.ndarray:
-    count = reader.version.rows
-    if rows.dtype == np.bool_:
+def row_numbers(version: Version, given: Any) -> np.ndarray:
+    """Return (n,) int64: the row numbers that a user gave, or those that a (rows,) bool chooses.
+
+    Raises
+    ------
+    UsageError
+        They are no row numbers, or the version has no such row.
+    """
+    count, rows = version.rows, _array(given)
+    if rows.dtype == np.bool_ and rows.ndim:
         if rows.shape != (count,):
             raise UsageError(f"rows has shape {rows.shape}, and there are {count} rows to choose")
-        rows = np.flatnonzero(rows)
+        return np.flatnonzero(rows)
     if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
-        raise UsageError(f"rows is {rows.dtype} {rows.shape}; give row numbers, or (rows,) bool")
-    outside = rows[(rows < 0) | (rows >= count)] if len(rows) else rows
+        raise UsageError(
+            f"rows is {reprlib.repr(given)}, {rows.dtype} {rows.shape}; give row numbers, as "
+            "[0, 5], or (rows,) bool"
+        )
+    outside = rows[(rows < 0) | (rows >= count)]
     if len(outside):
-        raise UsageError(f"rows has {outside[0]}, and {reader.version.path} has {count} rows")
-    chosen = np.setdiff1d(rows.astype(np.int64), reader.version.hole_rows)
+        raise UsageError(
+            f"rows has {outside[0]}, and {version.path} has {count} rows, counted from 0"
+        )
+    return rows.astype(np.int64)
+
+
+def _array(values: Any) -> np.ndarray:
+    """Convert to an array, of objects if the values have no other."""
+    if isinstance(values, torch.Tensor):
+        values = values.cpu()
+    elif isinstance(values, Iterable) and not isinstance(values, np.ndarray):
+        values = list(values)
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError):  # such as lists of several lengths
+        return np.array(None)
+
+
+def _chosen(reader: VersionReader, rows: np.ndarray | Sequence[int], as_stored: bool) -> np.ndarray:
+    given, version = row_numbers(reader.version, rows), reader.version
+    unique, counts = np.unique(given, return_counts=True)
+    if len(unique) < len(given):
+        if len(given) == version.rows and unique[-1] <= 1:
+            raise UsageError(
+                f"rows has 0 and 1 for each of the {version.rows} rows, and as integers they are "
+                "row numbers; give a mask as bool: np.asarray(rows, bool)"
+            )
+        raise UsageError(
+            f"rows has {unique[counts.argmax()]} {counts.max()} times, and an epoch reads each of "
+            f"its rows once; give np.unique(rows), {len(unique)} of {len(given)}, or to draw some "
+            f"more often weights=np.bincount(rows, minlength={version.rows})"
+        )
+    if as_stored and (np.diff(given) < 0).any():
+        raise UsageError(
+            "rows are not in ascending order, and with shuffle=False they are read as stored; "
+            "give np.sort(rows), or read them in your order by a DataLoader of Subset(dataset, "
+            "np.searchsorted(np.flatnonzero(dataset.version.valid), rows)) of a CachedDataset"
+        )
+    chosen = np.setdiff1d(given, version.hole_rows)
     if not len(chosen):
-        raise UsageError(f"rows names no row of {reader.version.path} that is valid")
+        raise UsageError(f"rows names no row of {version.path} that is valid")
     return chosen
 
 

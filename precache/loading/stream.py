@@ -20,7 +20,6 @@ import torch
 
 from precache.errors import DamageError
 from precache.loading.gpu.device_slots import DeviceSlots, FilledSlot, FrameFailures, framed_fields
-from precache.loading.gpu.registered import register_shards
 from precache.loading.slots import (
     STEPS_AHEAD,
     DeviceCopier,
@@ -172,8 +171,6 @@ class BatchStream:
         As of `Loader`; None for the choice of `Schedule.plan`.
     decompress
         ``host``, or ``device`` to decompress zstd frames there if possible.
-    gather
-        ``host``, or ``device`` to read plain rows there if possible.
     in_rounds
         A thread may make several small batches at a time.
     """
@@ -187,30 +184,25 @@ class BatchStream:
         num_threads: int | None = None,
         prefetch_batches: int | None = None,
         decompress: str = "host",
-        gather: str = "host",
         in_rounds: bool = True,
     ) -> None:
         self._reader = reader
         cuda = device if device.type == "cuda" else None
         framed = framed_fields(reader, device) if decompress == "device" else {}
-        registered = None
-        if gather == "device":
-            registered = register_shards(reader, device, frames=bool(framed))
         sizes = {name: row_nbytes(*column) for name, column in reader.shapes.items()}
         # Small fields get their own memory: a list of all labels must not keep all images alive.
         self._small = {name for name, nbytes in sizes.items() if nbytes <= SMALL_ROW_NBYTES}
         if "label" in sizes and not reader.version.foreign:
             self._small.add("label")  # multi-hot ones may have any number of classes
-        slots = DeviceSlots(reader, batch_size, framed, registered, self._small) if cuda else None
-        self._gathered = slots.gathered if slots else set[str]()
+        slots = DeviceSlots(reader, batch_size, framed, self._small) if cuda else None
         self._schedule = Schedule.plan(
             batch_size,
             batch_size * sum(sizes.values()),
             num_threads,
             prefetch_batches,
             copying=all(n in framed or r.copying for n, r in reader.readers.items()),
-            # Remote rows are requested, and the device reads rows, for a whole batch at a time.
-            divisible=reader.mapped and not framed and not self._gathered,
+            # Remote rows are requested, and frames joined, for a whole batch at a time.
+            divisible=reader.mapped and not framed,
             in_rounds=in_rounds,
         )
         shapes = {n: column for n, column in reader.shapes.items() if n not in self._small}
@@ -296,14 +288,11 @@ class BatchStream:
         failures.settle(wait=True)
 
     def close(self) -> None:
-        """Release the memory of free slots, and of shards that the device reads."""
+        """Release the memory of free slots."""
         self._pool.close()
-        if self._device:
-            self._device[0].close()
 
     def _make_read_ahead(self, reader: VersionReader) -> ReadAhead:
-        readers = [array for n, array in reader.readers.items() if n not in self._gathered]
-        return ReadAhead(readers, self.thread_time)
+        return ReadAhead(list(reader.readers.values()), self.thread_time)
 
     def _split(
         self, batches: Iterable[np.ndarray], finishes: Iterator[Finish] | None = None

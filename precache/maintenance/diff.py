@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from precache.errors import StoreError, UsageError
+from precache.errors import StoreError, needs
 from precache.messages import as_text
-from precache.recipe.recipe import Recipe, op_texts
+from precache.recipe.recipe import Recipe
 from precache.recipe.variants import variants_of
 from precache.storage.open import StorageOptions
 from precache.store.json_documents import Attributes
@@ -264,12 +264,8 @@ def listed_samples(table: RowTable) -> Samples:
 
 def _read_raw(version: Version) -> tuple[RowTable, list[str]]:
     data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
-    try:
+    with needs("comparing samples"):
         return RowTable.from_parquet(data, where), read_contents(data, where)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"comparing samples needs {error.name}: pip install 'precache[workers]'"
-        ) from None
 
 
 # --- comparing ----------------------------------------------------------------------------------
@@ -277,7 +273,7 @@ def _read_raw(version: Version) -> tuple[RowTable, list[str]]:
 
 def compare(one: Attributes, other: Attributes, before: Samples, after: Samples) -> Difference:
     """Compare two versions by their attributes and samples."""
-    recipe = compare_recipes(*(Recipe.from_dict(a.pipeline) for a in (one, other)))
+    recipe = compare_recipes(one.recipe, other.recipe)
     if not recipe and one.fingerprint != other.fingerprint:
         # The same recipe, with other decoders or other code of its functions.
         recipe.append(Change("fingerprint", one.fingerprint, other.fingerprint))
@@ -402,13 +398,13 @@ def _in_words(change: RecipeChange, one: Recipe, other: Recipe) -> Change:
     match change.path:
         case ():
             texts = [
-                None if value is None else " → ".join(op_texts(recipe.fields[change.field]))
+                None if value is None else " → ".join(map(str, recipe.fields[change.field].ops))
                 for recipe, value in sides
             ]
             return Change(f"field {change.field}", *texts)
         case ("ops", int(number), _):
             texts = [
-                None if value is None else op_texts(recipe.fields[change.field])[number]
+                None if value is None else str(recipe.fields[change.field].ops[number])
                 for recipe, value in sides
             ]
             return Change(f"{change.field} op {number + 1}", *texts)

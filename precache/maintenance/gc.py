@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from precache.errors import BuildError, StoreError, UsageError
+from precache.errors import BuildError, StoreError
 from precache.maintenance.scan import (
     COPIES,
     TRASH,
@@ -67,17 +67,13 @@ from precache.store.lease import (
     remove_ended_leases,
 )
 from precache.store.row_table import LISTINGS_FOLDER, listing_prefix, record_prefix
-from precache.store.shard_log import followed_log_name
-from precache.units import ago, size
+from precache.units import ago, parse_age, size
 
 _MOVED = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
 """Names below ``_gc`` on a local disk; in a bucket they are version ids."""
 
 REMOVALS = 16
 """Objects of a bucket that are removed at the same time."""
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_AGE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhdw])\s*")
 
 
 @dataclass(frozen=True)
@@ -163,8 +159,12 @@ def gc(
 
     The commit log keeps its entries. If it is killed, the same call finishes the removal.
 
+    Processes that read a version are not seen: choose an age longer than a training run.
+
     Parameters
     ----------
+    store
+        A store, as path or URL.
     keep
         Number of versions that stay at any age: those that were current last, including
         the current one.
@@ -181,9 +181,9 @@ def gc(
         There is no store.
     """
     keep = whole("keep", keep, 0)
-    if isinstance(older_than, int | float) and older_than != 0:
-        raise UsageError(f"older_than is {older_than}; give a unit with it, such as '3d' or '3h'")
-    min_age = parse_age(older_than)
+    if isinstance(older_than, timedelta):
+        older_than = f"{older_than.total_seconds():f}s"
+    min_age = parse_age(older_than if isinstance(older_than, str) else f"{older_than:g}")
     folder = open_folder(store, storage_options)
     refuse_link(folder, TRASH)
     if not dry_run:
@@ -242,30 +242,6 @@ def _latest_time(folders: Sequence[StoredVersion]) -> float:
     """Return this machine's time, but no earlier than any object of the store."""
     times = [item.mtime for folder in folders for item in folder.objects]
     return max(time.time(), *(mtime for mtime in times if mtime < math.inf), 0.0)
-
-
-def parse_age(age: str | float | timedelta) -> float:
-    """Return an age in seconds.
-
-    Raises
-    ------
-    UsageError
-        It is not an age.
-    """
-    if isinstance(age, timedelta):
-        age = age.total_seconds()
-    if isinstance(age, str):
-        if age.strip() == "0":
-            return 0.0
-        match = _AGE.fullmatch(age.lower())
-        if match is None:
-            raise UsageError(
-                f"{age!r} is not an age; give a number with a unit (s, m, h, d or w), such as 7d"
-            )
-        return float(match[1]) * _UNITS[match[2]]
-    if not 0 <= age < float("inf"):
-        raise UsageError(f"{age!r} is not an age; give seconds from 0 up, or such as '7d'")
-    return float(age)
 
 
 # --- the plan -----------------------------------------------------------------------------------
@@ -434,8 +410,6 @@ def _empty_trash_of(store: Folder, trash: str, decision: ExclusiveLease) -> bool
     log, rebuilt = read_commits(store), store.exists(f"{version}/{ROOT}")
     is_current = bool(log) and log[-1].version == version and not rebuilt
     started = rebuilt or store.exists(f"{version}/{DESCRIPTION}")
-    if not (is_current or started):
-        store.remove(followed_log_name(version))
     if path is None:
         started = started or store.size(f"{COPIES}/{version}") is not None
         document = store.get(trash)

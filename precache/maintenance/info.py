@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from precache.messages import SHOWN, aligned, as_text, first_ones, statistics_text
-from precache.recipe.recipe import Recipe, op_texts
+from precache.messages import aligned, as_text, first_ones, hole_lines, statistics_text
+from precache.recipe.recipe import Recipe
 from precache.recipe.variants import variants_text
 from precache.storage.open import StorageOptions
 from precache.store.open import open_version
-from precache.store.version import FieldInfo
+from precache.store.version import FieldInfo, Version
 from precache.units import size
 
 
@@ -28,7 +28,7 @@ class VersionInfo:
     rows
         Number of rows, holes included.
     holes
-        (key, reason) of every hole.
+        (key, reason) of every hole, all of which ``--json`` has; the text lists the first ten.
     labels
         Kind of the labels: class numbers, numbers, or multi-hot; empty where unknown.
     fields
@@ -52,12 +52,13 @@ class VersionInfo:
     libraries: Mapping[str, str]
     labels: str = ""
 
-    def __str__(self) -> str:
+    def facts(self) -> list[tuple[str, str]]:
+        """Return names and values, for people."""
         rows = [
             ("version", self.version),
             ("path", self.path),
             ("created", self.created),
-            ("rows", f"{self.rows:,}, {len(self.holes)} of them holes"),
+            ("rows", f"{self.rows:,}, {len(self.holes):,} of them holes"),
             *((name, _field_text(field)) for name, field in self.fields.items()),
             *([("labels", self.labels)] if self.labels else []),
             *statistics_text(self.mean, self.std),
@@ -65,9 +66,12 @@ class VersionInfo:
         if self.classes:
             rows.append((f"{len(self.classes)} classes", first_ones(self.classes)))
         for name, recipe in self.recipe.fields.items():
-            rows.append((f"{name} recipe", " → ".join(op_texts(recipe))))
-        holes = (f"hole: {key}: {reason}" for key, reason in self.holes[:SHOWN])
-        return as_text([*aligned(rows), *holes])
+            rows.append((f"{name} recipe", " → ".join(map(str, recipe.ops))))
+        libraries = ", ".join(f"{name} {number}" for name, number in self.libraries.items())
+        return rows + ([("libraries", libraries)] if libraries else [])
+
+    def __str__(self) -> str:
+        return as_text([*aligned(self.facts()), *hole_lines(self.holes)])
 
 
 def _field_text(field: FieldInfo) -> str:
@@ -94,7 +98,11 @@ def info(store: str | os.PathLike[str], storage_options: StorageOptions = None) 
     StoreError
         There is no such version.
     """
-    version = open_version(store, None, storage_options)
+    return summarize(open_version(store, None, storage_options))
+
+
+def summarize(version: Version) -> VersionInfo:
+    """Summarise an open version."""
     attributes = version.attributes
     return VersionInfo(
         version=version.id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 
 from precache.errors import UsageError
@@ -14,16 +14,12 @@ from precache.storage.backends import EXTRAS, WEB
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.remote import RemoteFolder
-from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
+from precache.store.commit_log import BUILD, ROOT, read_commits
 from precache.store.lease import LEASES_FOLDER
-from precache.store.open import split_uri
+from precache.store.open import possible_versions, split_uri
 from precache.store.row_table import LISTINGS_FOLDER
-from precache.store.shard_log import FOLLOWED_FOLDER
 
-LISTED = 1000
-"""Objects of a bucket that are listed: one page. If the first are not a store's, none is."""
-
-_OWN_FOLDERS = {COPIES, TRASH, LEASES_FOLDER, FOLLOWED_FOLDER, LISTINGS_FOLDER}
+_OWN_FOLDERS = {COPIES, TRASH, LEASES_FOLDER, LISTINGS_FOLDER}
 _NAMED = 3
 """Foreign files that an error names."""
 
@@ -63,8 +59,8 @@ def require_apart(
 
 def open_for_writing(
     store: str | os.PathLike[str],
-    source: str | os.PathLike[str] = "",
-    options: StorageOptions = None,
+    source: str | os.PathLike[str],
+    options: StorageOptions,
 ) -> Folder:
     """Open the folder of a store, to write to it; nothing is written yet.
 
@@ -89,8 +85,10 @@ def open_for_writing(
         raise UsageError(f"{named} is a file; choose a folder for the store")
     if read_commits(folder, newest=True):
         return folder
-    names = _names(folder)
-    if names and not any(_is_own(folder, name) for name in names):
+    # In a bucket those of the first objects: if they are not a store's, none is.
+    listed = set(folder.names(first=True)) - {"lost+found"}
+    names = sorted(name for name in listed if not name.startswith("."))
+    if names and not _is_begun(folder, names):
         more = ", …" if len(names) > _NAMED else ""
         raise UsageError(
             f"{named} is not a store, and holds other files ({', '.join(names[:_NAMED])}{more}); "
@@ -106,17 +104,10 @@ def _parts(folder: Folder) -> tuple[str, ...]:
     return "file", *Path(os.path.realpath(str(folder))).parts
 
 
-def _names(folder: Folder) -> list[str]:
-    """Names in a folder, of a bucket those of its first objects; hidden ones do not count."""
-    if folder.local("") is not None:
-        names = set(folder.names())
-    else:
-        names = {file.name.partition("/")[0] for file in islice(folder.walk(), LISTED)}
-    return sorted(name for name in names - {"lost+found"} if not name.startswith("."))
-
-
-def _is_own(folder: Folder, name: str) -> bool:
-    """Return whether only a store has a folder of this name, as of a build that was cut off."""
-    if not VERSION.fullmatch(name):
-        return name in _OWN_FOLDERS
-    return folder.exists(f"{name}/{BUILD}") or folder.exists(f"{name}/{ROOT}")
+def _is_begun(folder: Folder, names: Sequence[str]) -> bool:
+    """Return True if only a store has some of these names, as after a build that was cut off."""
+    return not _OWN_FOLDERS.isdisjoint(names) or any(
+        folder.exists(f"{name}/{part}")
+        for name in possible_versions(names)
+        for part in (BUILD, ROOT)
+    )

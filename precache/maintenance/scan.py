@@ -28,7 +28,7 @@ from precache.errors import StorageError
 from precache.storage.base import Folder, is_missing
 from precache.storage.rename import is_link
 from precache.store.build_status import DESCRIPTION, BuildStatus, read_build_or_none
-from precache.store.commit_log import BUILD, NUMBERED, ROOT, VERSION, Commit
+from precache.store.commit_log import BUILD, ROOT, VERSION, Commit
 
 COPIES = "_pull"
 """Folder of a store for copies in progress: on a local disk it holds their folders; in a bucket, by
@@ -38,10 +38,7 @@ TRASH = "_gc"
 """Folder of a store for versions that are being removed."""
 
 _ARRAY = r"[A-Za-z_]\w*(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)"
-_SCRATCH = (
-    r"build\.json|rows\.parquet|heartbeat|fate|receipts/[0-9]{8}\.json"
-    rf"|(leases|permits|tmp)/[0-9a-f]{{32}}(\.json)?|(finished|_claims/[a-z]+)/{NUMBERED.pattern}"
-)
+_SCRATCH = r"build\.json|rows\.parquet|receipts/[0-9]{8}\.json|(leases|tmp)/[0-9a-f]{32}(\.json)?"
 _OBJECT = re.compile(
     rf"zarr\.json|(shards|_sums)/zarr\.json|((shards|_sums)/)?{_ARRAY}|{BUILD}/({_SCRATCH})"
     r"|(.*/)?\.([^/]+\.)?[0-9a-f]{32}\.tmp"

@@ -38,17 +38,14 @@ from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder, is_missing
 from precache.storage.local import LocalFolder
-from precache.storage.open import StorageOptions, open_folder
+from precache.storage.open import StorageOptions
 from precache.storage.rename import exchange, move, refuse_link, remove_if_empty
 from precache.store.build_status import remove_abandoned_scratch
 from precache.store.commit_log import (
     BUILD,
     ROOT,
-    CodeDigests,
     Commit,
     append_commit,
-    read_commits,
-    recorded_code,
     require_create_only,
 )
 from precache.store.lease import ExclusiveLease, NamedLease, decision_lease, live_leases
@@ -196,9 +193,7 @@ def pull(
             )
         try:
             with version.unless_gone():
-                log = read_commits(open_folder(origin, storage_options))
-                code = recorded_code(log, version.id)
-                return _pull(version, store, tick, code)
+                return _pull(version, store, tick)
         except GoneError:
             if version.id == last:
                 raise
@@ -214,12 +209,17 @@ def push(
 ) -> Transferred:
     """Copy a version to another store, such as one in a bucket; `pull` under the other name.
 
-    Parameters and errors are those of `pull`.
+    Errors are those of `pull`.
+
+    Parameters
+    ----------
+    uri, to, tick, storage_options
+        As in `pull`.
     """
     return pull(uri, to, tick, storage_options)
 
 
-def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Transferred:
+def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
     target, progress = store.folder(version.id), _Progress(tick)
     refuse_link(store, COPIES)
     with NamedLease(store, pull_lease_name(version.id)).acquire():
@@ -241,7 +241,7 @@ def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Tra
                     else:
                         store.put(_copy_name(version.id), [metadata.root])
                         _copy_to_bucket(version.folder, metadata, target, progress, decision)
-        append_commit(store, version.id, code=code)
+        append_commit(store, version.id)
         # Not needed once the version is complete and current.
         store.remove(_copy_name(version.id))
         remove_if_empty(store, COPIES)
@@ -323,7 +323,6 @@ def _read_metadata(version: Version) -> _Metadata:
     for _ in range(2):  # a transfer can corrupt bytes
         names = [ROOT, *contents.small]
         objects = dict(zip(names, prefetch(version.small_object, names, THREADS, 8), strict=True))
-        objects |= _read_existing(version.folder, contents.sums)
         root = objects.pop(ROOT)
         with tempfile.TemporaryDirectory(prefix="precache-pull-") as path:
             for name, data in [*objects.items(), (ROOT, root)]:

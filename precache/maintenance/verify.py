@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from precache.errors import DamageError, PrecacheError, StorageError, StoreError
+from precache.errors import DamageError, PrecacheError, StorageError, StoreError, missing_library
 from precache.messages import as_text, first_ones
 from precache.reading.array_reader import ArrayReader
+from precache.reading.remote_shards import RangedShardFiles
 from precache.storage.base import is_missing
 from precache.storage.local_files import map_file
 from precache.store.array_metadata import SUMS
@@ -139,7 +140,8 @@ def _verify(
                 f"the shards of {name}: {why} is damaged; verify again after the repair"
             )
             continue
-        reader = ArrayReader(version, name, verify="always")
+        # What is not mapped is checked at each read, whatever this process has checked before.
+        reader = ArrayReader(version, name, objects=RangedShardFiles(version, name))
         shards: list[Damage] = []
         for number in range(reader.array.objects):
             shard = f"{name}/{reader.array.object_name(number)}"
@@ -175,8 +177,7 @@ def check_metadata(version: Version) -> tuple[list[Flaw], list[str]]:
         flaws = list(_check_reasons(version))
     except ModuleNotFoundError as error:
         unchecked.append(
-            f"keys, labels and classes against the row table: this needs {error.name}: "
-            "pip install 'precache[workers]'"
+            f"keys, labels and classes against the row table: {missing_library('this', error.name)}"
         )
     except StoreError as error:
         flaws = [Flaw(ROW_TABLE, str(error))]

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from precache.errors import PrecacheError, StorageError, StoreError, UsageError
+from precache.errors import StorageError, StoreError, UsageError
 from precache.maintenance.scan import StoredVersion, real_nbytes, scan_store
-from precache.messages import as_text, columns, shown
-from precache.recipe.recipe import Recipe, op_texts
+from precache.messages import Table, as_text, shown
+from precache.recipe.recipe import Recipe
 from precache.recipe.variants import variants_text
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
@@ -26,8 +26,8 @@ from precache.units import ago, size
 # --- results ------------------------------------------------------------------------------------
 
 _HEADINGS = ("", "version", "committed", "rows", "holes", "size", "shared", "recipe")
-_NUMBERS = range(3, 7)
-"""Columns that are right-aligned."""
+_TEXT = ("version", "committed", "recipe")
+"""Columns that are left-aligned."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,6 @@ class VersionSummary:
     shared_nbytes: int
     recipe: str
     problem: str
-
-    @property
-    def pipeline(self) -> str:
-        """An older name of `recipe`."""
-        return self.recipe
 
     def cells(self) -> tuple[str, ...]:
         """Return what stands below `_HEADINGS` in the table of versions."""
@@ -100,8 +95,7 @@ class Unfinished:
     def __str__(self) -> str:
         kind, done = "copy or removal", ""
         if self.build is not None:
-            shards = "?" if self.build.shards is None else f"{self.build.shards:,}"
-            kind, done = "build", f"{self.build.done:,} of {shards} shards, "
+            kind, done = "build", f"{self.build.done:,} of {self.build.shards:,} shards, "
         return (
             f"unfinished {kind} of {self.version[:12]}: {done}{size(self.nbytes)}; last change "
             f"{ago(self.idle_seconds)}"
@@ -126,11 +120,11 @@ class StoreListing:
     nbytes: int
 
     def __str__(self) -> str:
-        rows = [version.cells() for version in self.versions]
+        table = Table(_HEADINGS, [version.cells() for version in self.versions], _TEXT)
         return as_text(
             [
                 f"{self.store}: {size(self.nbytes)}; * marks the current version",
-                *(columns([_HEADINGS, *rows], _NUMBERS) if rows else ()),
+                *(table.lines() if table.rows else ()),
                 *map(str, self.unfinished),
             ]
         )
@@ -157,7 +151,12 @@ class UseResult:
 def versions(store: str | os.PathLike[str], storage_options: StorageOptions = None) -> StoreListing:
     """List the versions of a store, and its unfinished builds and copies.
 
-    It lists every object and writes nothing.
+    It lists every object and writes nothing. Bytes that versions share by hard links count once.
+
+    Parameters
+    ----------
+    store
+        A store, as path or URL.
 
     Raises
     ------
@@ -237,7 +236,7 @@ def _summarize(
         holes=attributes.holes if attributes else None,
         nbytes=folder.nbytes,
         shared_nbytes=shared[folder.name],
-        recipe=_summarize_recipe(attributes) if attributes else "",
+        recipe=_summarize_recipe(attributes.recipe) if attributes else "",
         problem=problem,
     )
 
@@ -250,15 +249,11 @@ def _attributes(store: Folder, name: str) -> tuple[Attributes | None, str]:
         return None, str(error)
 
 
-def _summarize_recipe(attributes: Attributes) -> str:
-    try:
-        recipe = Recipe.from_dict(attributes.pipeline)
-    except PrecacheError:
-        return "a recipe of another release"
+def _summarize_recipe(recipe: Recipe) -> str:
     fields = []
     for name, field in recipe.fields.items():
         several = f", variants {variants_text(field)}" if field.variants > 1 else ""
-        ops = " → ".join(op_texts(field))
+        ops = " → ".join(map(str, field.ops))
         fields.append(f"{name}: {ops}, {field.stored_as.name}{several}")
     return "; ".join(fields)
 

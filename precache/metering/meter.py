@@ -68,6 +68,10 @@ class Meter(Generic[Batch]):
         """
         return self._recorder.take()
 
+    def flush(self) -> None:
+        """Wait until all reports so far are published."""
+        self._recorder.publisher.flush()
+
     def _locate(self, batch: Batch) -> Callable[[], SampleKeys]:
         loader = self.loader
         if isinstance(loader, Loader):
@@ -100,15 +104,17 @@ def meter(
     loader
         Any iterable of batches; it is iterated once per epoch.
     every
-        Steps between two reports, or seconds, such as ``"30s"``. Remaining steps are reported at
-        the end of an iteration.
+        Steps between two reports, or a time such as ``"30s"`` or ``"5m"``. Remaining steps are
+        reported at the end of an iteration.
     name
-        Name in the reports, to distinguish several meters; the same on all ranks.
+        Name in the reports, to distinguish several meters; the same on all ranks. Steps and reports
+        of a name are numbered through, also if each epoch makes its own meter.
     to
-        Callables that take a `StallReport`, such as those of `precache.outputs`; by default one
-        line on standard error.
+        Callables that take a `StallReport`, such as those of `precache.outputs`; by default
+        `precache.outputs.terminal`: a line on standard error if this rank stalls.
     threshold
-        Stall ratio above which ranks other than 0 report too, and rare slow samples are listed.
+        Stall ratio above which a rank stalls: lines are written, and rare slow samples listed. With
+        0 each wait is a stall.
     device
         Device whose time counts: ``"cpu"`` for the host; by default the current CUDA device if
         CUDA is in use when an iteration begins.
@@ -117,7 +123,8 @@ def meter(
     -------
     Meter
         Iterate over it in place of `loader`, for any number of epochs. `Meter.loader` is the
-        loader, ``len()`` its length, and `Meter.report` returns a report at once.
+        loader, ``len()`` its length, and `Meter.report` returns a report at once. `Meter.flush`
+        waits for the reports so far, as the end of the process does for up to 2 seconds.
 
     Raises
     ------
@@ -143,12 +150,13 @@ def meter(
     longest waits with the keys of their batches: of a `Loader` or a `CachedDataset`, or of a batch
     that is a mapping with a field ``key`` or ``row``.
 
+    **Reports** are made and sent on one thread, which stays for the life of the process. Neither a
+    step nor the end of an iteration waits for it.
+
     **Ranks** exchange figures through the key-value store at ``MASTER_ADDR`` that
-    `torch.distributed` uses, on a thread that no step waits for and without collectives. Rank 0
-    reports the rank with the highest stall ratio. The report of another rank is `quiet` unless its
-    own stall ratio is above `threshold`; only your own callables and `precache.outputs.prometheus`
-    handle quiet reports. At the end of an iteration rank 0 waits up to a second for the others'
-    last figures. Without such a store, every rank reports for itself.
+    `torch.distributed` uses, on that thread and without collectives. Rank 0 reports the rank with
+    the highest stall ratio, of those that have a meter. Without such a store, every rank knows its
+    own figures alone. `precache.outputs` says which reports of other ranks are written.
 
     **Machine.** Each report also has, where available, the CPU time of the process tree (psutil),
     the GPU utilisation (nvidia-ml-py) and the I/O wait (Linux). ``pip install "precache[meter]"``

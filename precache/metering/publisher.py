@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import operator
-import re
+import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from numbers import Real
 from typing import Any
 
@@ -25,10 +27,14 @@ from precache.metering.rank_kv import RankKeyValue
 from precache.metering.report import RankStalls, SlowStep, StallReport, rare, slowest
 from precache.outputs import Output
 from precache.runtime.machine import Machine, MachineReader
-from precache.runtime.ordered_map import Threads, collected
-from precache.runtime.step_clock import LoaderStats
+from precache.runtime.ordered_map import watch_process
+from precache.runtime.step_clock import Steps, WorkTime
+from precache.units import parse_age
 
 log = logging.getLogger(__name__)
+
+EXIT_SECONDS = 2.0
+"""Seconds that the exit of the process waits for reports that are due."""
 
 SampleKeys = tuple[str | int, ...]
 
@@ -62,14 +68,14 @@ class MeterSettings:
         """Check the options of `precache.meter`; raises `UsageError`."""
         steps = seconds = math.inf
         if isinstance(every, str):
-            match = re.fullmatch(r"(\d+(?:\.\d+)?) ?s", every)
-            seconds = float(match[1]) if match else 0
+            with contextlib.suppress(UsageError):
+                seconds = parse_age(every)
         elif not isinstance(every, bool):
             with contextlib.suppress(TypeError):
                 steps = operator.index(every)
         if not (seconds > 0 and steps >= 1) or steps == seconds:
             raise UsageError(
-                f"every is {every!r}; give steps such as 100, or seconds such as '30s'"
+                f"every is {every!r}; give steps such as 100, or a time such as '30s' or '5m'"
             )
         if not isinstance(threshold, Real) or not 0 <= float(threshold) <= 1:
             raise UsageError(f"threshold is {threshold!r}; give a share from 0 to 1 such as 0.01")
@@ -95,42 +101,52 @@ class Wait:
 
 @dataclass(frozen=True)
 class Window:
-    """The measurements for one report."""
+    """The measurements for one report.
 
-    stats: LoaderStats
+    Attributes
+    ----------
+    made
+        Time in which batches were made.
+    number, step
+        Of the report, and of its last step.
+    rank, world_size
+        Of this process, when the iteration began.
+    """
+
+    steps: Steps
+    made: WorkTime
     waits: tuple[Wait, ...]
     number: int
     step: int
+    rank: int
+    world_size: int
 
-
-def summarize(
-    settings: MeterSettings, window: Window, machine: Machine, rank: int, world_size: int
-) -> StallReport:
-    """Make the report of this rank alone."""
-    stats = window.stats
-    slow: tuple[SlowStep, ...] = ()
-    if rare(stats.data, stats.stall_ratio, settings.threshold):
-        waits = [SlowStep(w.step, w.seconds, w.first, w.keys()) for w in window.waits]
-        slow = slowest(stats.data, waits)
-    own = RankStalls(
-        rank, window.number, stats.batches, stats.stall_ratio, stats.data.mean, stats.iteration.mean
-    )
-    return StallReport(
-        name=settings.name,
-        rank=rank,
-        world_size=world_size,
-        window=window.number,
-        step=window.step,
-        steps=stats.batches,
-        data=stats.data,
-        iteration=stats.iteration,
-        stall_ratio=stats.stall_ratio,
-        transform_ratio=stats.transform_ratio,
-        slow=slow,
-        ranks=(own,),
-        machine=machine,
-        time=time.time(),
-    )
+    def report(self, settings: MeterSettings, machine: Machine) -> StallReport:
+        """Make the report of this rank alone."""
+        stats = self.steps.stats(made=self.made)
+        slow: tuple[SlowStep, ...] = ()
+        if rare(stats.data, stats.stall_ratio, settings.threshold):
+            waits = [SlowStep(w.step, w.seconds, w.first, w.keys()) for w in self.waits]
+            slow = slowest(stats.data, waits)
+        means = stats.data.mean, stats.iteration.mean
+        own = RankStalls(self.rank, self.number, stats.batches, stats.stall_ratio, *means)
+        return StallReport(
+            name=settings.name,
+            rank=self.rank,
+            world_size=self.world_size,
+            window=self.number,
+            step=self.step,
+            steps=stats.batches,
+            data=stats.data,
+            iteration=stats.iteration,
+            stall_ratio=stats.stall_ratio,
+            transform_ratio=stats.transform_ratio,
+            slow=slow,
+            ranks=(own,),
+            machine=machine,
+            time=time.time(),
+            stalls=stats.stall_ratio > settings.threshold,
+        )
 
 
 _unclear: set[str] = set()
@@ -149,48 +165,64 @@ def reporting_rank() -> tuple[int, int]:
 
 
 class Publisher:
-    """The thread that makes the reports of one iteration, shares them and calls the outputs."""
+    """Publishes the reports of all meters of one name in this process, on one thread.
 
-    def __init__(self, settings: MeterSettings) -> None:
+    Steps and reports are numbered through, so a script may make a new meter in every epoch.
+
+    Attributes
+    ----------
+    steps, windows
+        Number of the last step, and of the last report.
+    machine
+        Load of the machine since the last report, or the beginning of the iteration.
+    """
+
+    def __init__(self) -> None:
+        watch_process()  # so that `collected` holds for an iterator that the collector ends
+        self.steps = self.windows = 0
         self.machine = MachineReader()
-        self._settings = settings
-        self._rank, self._world_size = reporting_rank()
+        self._ranks = (0, 1)
         self._store: RankKeyValue | None = None
+        self._due: queue.Queue[Callable[[], object]] = queue.Queue()
         self._hurry = threading.Event()
-        self._threads = Threads(1, "precache-meter")
-        self._last = self._threads.submit(self._open)
+        self._thread: threading.Thread | None = None
+        # Unlike `weakref.finalize`, it runs at the end of a process of `multiprocessing`, too.
+        Finalize(None, _end, (self._due, self._hurry, os.getpid()), exitpriority=0)
 
-    def _open(self) -> None:
-        self.machine.read()
-        self._store = RankKeyValue.connect(self._settings.name, self._rank, self._world_size)
+    def start(self) -> None:
+        """Read the machine, and start the thread if there is none yet."""
+        self.machine = MachineReader()
+        self._due.put(self.machine.read)
+        if self._thread is None:
+            # A daemon, since an output may never return.
+            self._thread = threading.Thread(target=self._run, name="precache-meter", daemon=True)
+            self._thread.start()
 
-    def publish(self, window: Window) -> None:
-        """Make and publish a report on the thread.
+    def publish(self, settings: MeterSettings, window: Window) -> None:
+        """Make and publish a report on the thread."""
+        self._due.put(functools.partial(self._publish, settings, window, self.machine))
 
-        It does nothing while the loop is garbage-collected, when taking a lock could deadlock, or
-        at the end of the process.
-        """
-        if collected():
-            return
-        self._last = self._threads.submit(self._publish, window)
+    def flush(self, seconds: float | None = None) -> None:
+        """Wait until all reports so far are published, or for some seconds."""
+        _wait(self._due, seconds)
 
-    def close(self, hurry: bool) -> None:
-        """Wait for the last report and end the thread; with `hurry` do not wait for other ranks."""
-        if hurry:
-            self._hurry.set()
-        if self._threads.here and not collected():
-            concurrent.futures.wait([self._last])
-        self._threads.close()
+    def _run(self) -> None:
+        while True:
+            act = self._due.get()
+            try:
+                act()
+            except Exception:  # the thread lasts for all reports to come
+                log.exception("measuring the machine failed")
+            finally:
+                self._due.task_done()
 
-    def _publish(self, window: Window) -> None:
+    def _publish(self, settings: MeterSettings, window: Window, machine: MachineReader) -> None:
         try:
-            machine = self.machine.read()
-            report = summarize(self._settings, window, machine, self._rank, self._world_size)
-            report = self._share(report)
+            report = self._share(window.report(settings, machine.read()))
         except Exception:  # a failed report must not end training
             log.exception("making the report of step %d failed", window.step)
             return
-        for output in self._settings.to:
+        for output in settings.to:
             try:
                 output(report)
             except Exception:  # user code
@@ -198,17 +230,44 @@ class Publisher:
 
     def _share(self, report: StallReport) -> StallReport:
         """Share the figures with the other ranks; on rank 0 add theirs to the report."""
+        ranks = report.rank, report.world_size
+        if ranks != self._ranks:
+            self._ranks, self._store = ranks, RankKeyValue.connect(report.name, *ranks)
         if self._store is None:
             return report
         try:
             self._store.put(report.ranks[0])
-            if self._rank == 0:
-                ranks = tuple(self._store.gather(report.window, self._hurry))
-                return dataclasses.replace(report, ranks=ranks)
-            quiet = report.stall_ratio <= self._settings.threshold
-            return dataclasses.replace(report, quiet=quiet)
+            if report.rank == 0:
+                figures = self._store.gather(report.window, self._pause)
+                return dataclasses.replace(report, ranks=tuple(figures))
         except (RuntimeError, ValueError) as error:
             # The store ended with rank 0, or is not the expected one.
             log.info("this rank now reports its own figures alone: %s", error)
             self._store = None
         return report
+
+    def _pause(self, window: int, seconds: float) -> bool:
+        """Wait for other ranks; False if there is no time, as a later report is due."""
+        return self.windows == window and not self._hurry.wait(seconds)
+
+
+def _wait(due: queue.Queue[Any], seconds: float | None) -> None:
+    with due.all_tasks_done:
+        due.all_tasks_done.wait_for(lambda: not due.unfinished_tasks, seconds)
+
+
+def _end(due: queue.Queue[Any], hurry: threading.Event, process: int) -> None:
+    """Wait at the end of the process for reports that are due, but not for other ranks."""
+    if os.getpid() == process:
+        hurry.set()
+        _wait(due, EXIT_SECONDS)
+
+
+def publisher_of(name: str) -> Publisher:
+    """Return this process's only publisher of a name; a forked process has its own."""
+    return _publisher(name, os.getpid())
+
+
+@functools.cache
+def _publisher(name: str, process: int) -> Publisher:
+    return Publisher()

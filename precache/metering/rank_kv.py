@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from precache.loading.job_store import job_store, key_prefix
@@ -27,7 +27,7 @@ class RankKeyValue:
         self._store = store
         self._rank = rank
         self._reporting: set[int] = set()
-        self._missing: set[int] = set()
+        self._silent: set[int] = set()
 
     @classmethod
     def connect(cls, name: str, rank: int, world_size: int) -> RankKeyValue | None:
@@ -39,28 +39,32 @@ class RankKeyValue:
         """Publish the figures of this rank."""
         self._store.set(self._keys[self._rank], json.dumps(dataclasses.asdict(stalls)))
 
-    def gather(self, window: int, hurry: threading.Event) -> list[RankStalls]:
+    def gather(self, window: int, pause: Callable[[int, float], bool]) -> list[RankStalls]:
         """Return the last figures of every rank that has published any, in order of ranks.
 
-        It waits up to `GATHER_SECONDS` for figures of `window` unless `hurry` is set, but not again
-        for ranks that were missing the last time.
+        It waits up to `GATHER_SECONDS` for figures of `window`, but not for ranks that have never
+        published any by the end of an earlier call.
+
+        Parameters
+        ----------
+        pause
+            Waits some seconds for others; False if there is no time for `window`.
         """
-        until, pause = time.monotonic() + GATHER_SECONDS, 0.01
+        until, seconds = time.monotonic() + GATHER_SECONDS, 0.01
+        ranks = set(range(len(self._keys)))
         while True:
             figures = self._read()
-            current = {stalls.rank for stalls in figures if stalls.window >= window}
-            awaited = set(range(len(self._keys))) - current - self._missing
-            if not awaited or time.monotonic() > until or hurry.wait(pause):
-                self._missing = set(range(len(self._keys))) - {s.rank for s in figures}
+            awaited = ranks - self._silent - {s.rank for s in figures if s.window >= window}
+            if not awaited or time.monotonic() > until or not pause(window, seconds):
+                self._silent = ranks - {stalls.rank for stalls in figures}
                 return figures
-            pause *= 2
+            seconds *= 2
 
     def _read(self) -> list[RankStalls]:
-        silent = [rank for rank in range(len(self._keys)) if rank not in self._reporting]
-        if silent and self._store.check([self._keys[rank] for rank in silent]):
-            self._reporting.update(silent)
-        else:
-            self._reporting.update(rank for rank in silent if self._store.check([self._keys[rank]]))
+        new = [rank for rank in range(len(self._keys)) if rank not in self._reporting]
+        if not new or not self._store.check([self._keys[rank] for rank in new]):
+            new = [rank for rank in new if self._store.check([self._keys[rank]])]
+        self._reporting.update(new)
         ranks = sorted(self._reporting)
         if not ranks:
             return []

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,11 +17,12 @@ from precache.metering.publisher import (
     SampleKeys,
     Wait,
     Window,
+    publisher_of,
     reporting_rank,
-    summarize,
 )
 from precache.metering.report import StallReport
 from precache.runtime.machine import Machine
+from precache.runtime.ordered_map import collected
 from precache.runtime.step_clock import WorkTime
 
 KEPT_WAITS = 5
@@ -33,9 +32,6 @@ KEY_FIELDS = ("key", "__key__", "row")
 
 Locate = Callable[[Any], Callable[[], SampleKeys]]
 """Returns for a batch, cheaply, a function that returns its samples' keys later."""
-
-_windows: defaultdict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(1))
-"""Numbers of the reports by name, which continue if a script makes a new meter every epoch."""
 
 
 def keys_in_batch(batch: Any) -> Callable[[], SampleKeys]:
@@ -89,11 +85,16 @@ class StallRecorder:
         self._reported_work = WorkTime()
         self._device = torch.device("cpu")
         self._clock = stall_clock(self._device)
-        self._publisher: Publisher | None = None
+        self._ranks = (0, 1)
         self._waits: list[Wait] = []
-        self._step = self._steps = self._reported = 0
+        self._arrived = self._steps = 0
         self._requested_at = self._since = self._wait = 0.0
-        self._first = self._in_hand = False
+        self._first = self._in_hand = self._running = False
+
+    @property
+    def publisher(self) -> Publisher:
+        """The publisher of the meter's name, in this process."""
+        return publisher_of(self._settings.name)
 
     def begin(self) -> None:
         """Start an iteration, which requests its first batch."""
@@ -101,7 +102,8 @@ class StallRecorder:
         device = self._settings.device or torch.device("cuda" if on_cuda else "cpu")
         if device != self._device:
             self._clock, self._device = stall_clock(device), device
-            self._reported = self._step
+            self._arrived = 0
+        self._ranks = reporting_rank()
         self._clock.begin()
         if not self._steps:
             self._reported_work = self._work_time()
@@ -125,47 +127,53 @@ class StallRecorder:
         self._clock.arrived()
         self._wait = time.perf_counter() - self._requested_at
         self._in_hand = True
-        self._step += 1
+        self._arrived += 1
 
     def inspect(self, batch: Any) -> None:
         """Keep the samples of a long wait for the report."""
         if len(self._waits) < KEPT_WAITS or self._wait > self._waits[0].seconds:
-            wait = Wait(self._wait, self._step, self._first, self._locate(batch))
+            step = self.publisher.steps + self._arrived
+            wait = Wait(self._wait, step, self._first, self._locate(batch))
             (heapq.heappush if len(self._waits) < KEPT_WAITS else heapq.heapreplace)(
                 self._waits, wait
             )
         if self._first:
             # After the first batch, so that the loader has forked its processes before.
-            self._first = False
-            self._publisher = Publisher(self._settings)
+            self._first, self._running = False, True
+            self.publisher.start()
 
     def finish(self, ended: bool) -> None:
         """End the iteration and report remaining steps; `ended` is False if it was left early."""
         if not ended:
             self._clock.forget()
             if self._in_hand:
-                self._waits = [wait for wait in self._waits if wait.step != self._step]
-                self._step, self._in_hand = self._step - 1, False
-        if self._publisher is not None:
+                last = self.publisher.steps + self._arrived
+                self._waits = [wait for wait in self._waits if wait.step != last]
+                self._arrived, self._in_hand = self._arrived - 1, False
+        if self._running:
             self._report()
-            self._publisher.close(hurry=not ended)
-            self._publisher = None
+            self._running = False
 
     def take(self) -> StallReport:
         """Return a report of the steps since the last one, without publishing it."""
-        machine = self._publisher.machine.read() if self._publisher else Machine()
-        return summarize(self._settings, self._window(0), machine, *reporting_rank())
+        ranks = self._ranks if self._running else reporting_rank()
+        machine = self.publisher.machine.read() if self._running else Machine()
+        return self._window(0, ranks).report(self._settings, machine)
 
-    def _window(self, number: int) -> Window:
+    def _report(self) -> None:
+        # The collector runs in the middle of anything, where taking a lock could deadlock. Without
+        # any step that the CUDA device has finished, the next report has them.
+        if not collected() and self._clock.batches:
+            self.publisher.windows += 1
+            window = self._window(self.publisher.windows, self._ranks)
+            self.publisher.publish(self._settings, window)
+
+    def _window(self, number: int, ranks: tuple[int, int]) -> Window:
         before, self._reported_work = self._reported_work, self._work_time()
-        stats = self._clock.report(work=self._reported_work.plus(before, -1))
-        self._reported += stats.batches
-        window = Window(stats, tuple(self._waits), number, self._reported)
+        steps, made = self._clock.take(), self._reported_work.plus(before, -1)
+        self.publisher.steps += steps.batches
+        self._arrived -= steps.batches
+        window = Window(steps, made, tuple(self._waits), number, self.publisher.steps, *ranks)
         self._waits = []
         self._steps, self._since = 0, self._requested_at
         return window
-
-    def _report(self) -> None:
-        # Without any step that the CUDA device has finished, the next report has them.
-        if self._publisher is not None and self._clock.batches:
-            self._publisher.publish(self._window(next(_windows[self._settings.name])))

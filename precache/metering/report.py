@@ -9,7 +9,7 @@ from typing import Any
 
 from precache.messages import printable
 from precache.runtime.machine import Machine
-from precache.runtime.step_clock import Times
+from precache.runtime.spread import Spread
 from precache.units import ms
 
 SHOWN_KEYS = 4
@@ -89,8 +89,8 @@ class StallReport:
         CPU, GPU and I/O figures of the same time.
     time
         Unix time.
-    quiet
-        Whether this rank does not stall, so that rank 0 reports for it.
+    stalls
+        Whether the stall ratio is above the meter's threshold.
     """
 
     name: str
@@ -99,20 +99,25 @@ class StallReport:
     window: int
     step: int
     steps: int
-    data: Times
-    iteration: Times
+    data: Spread
+    iteration: Spread
     stall_ratio: float
     slow: tuple[SlowStep, ...]
     ranks: tuple[RankStalls, ...]
     machine: Machine
     time: float
-    quiet: bool = False
+    stalls: bool = True
     transform_ratio: float = 0.0
 
     @property
     def worst(self) -> RankStalls:
         """The rank with the highest stall ratio."""
         return max(self.ranks, key=lambda rank: rank.stall_ratio)
+
+    @property
+    def quiet(self) -> bool:
+        """True on a rank other than 0 that does not stall."""
+        return self.rank > 0 and not self.stalls
 
     def figures(self) -> dict[str, float]:
         """Return numbers by name, for plots; times in seconds, shares from 0 to 1."""
@@ -164,12 +169,12 @@ class StallReport:
         return [f"worst of {ranks}: rank {self.worst.rank} with {self.worst.stall_ratio:.1%}"]
 
 
-def rare(data: Times, stall_ratio: float, threshold: float) -> bool:
+def rare(data: Spread, stall_ratio: float, threshold: float) -> bool:
     """Return whether few long waits cause the stall: a high mean with a low median."""
     return stall_ratio > threshold and data.mean > 2 * data.median
 
 
-def slowest(data: Times, steps: Sequence[SlowStep]) -> tuple[SlowStep, ...]:
+def slowest(data: Spread, steps: Sequence[SlowStep]) -> tuple[SlowStep, ...]:
     """Return the steps above the mean, longest first."""
     slow = [step for step in steps if step.seconds > data.mean]
     return tuple(sorted(slow, key=lambda step: -step.seconds))

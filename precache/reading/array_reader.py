@@ -12,7 +12,6 @@ import math
 import os
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,16 +19,13 @@ import numpy as np
 from precache.codecs import kernels
 from precache.codecs.chunk import crc32c_holds
 from precache.codecs.image import undo_batch_rows, undo_image
-from precache.errors import DamageError, PrecacheError, StoreError, UsageError
+from precache.errors import DamageError, PrecacheError, StoreError
 from precache.reading.chunk_cache import DECODED_NBYTES, DecodedChunks
 from precache.reading.remote_shards import shard_files
 from precache.reading.shard_files import ShardFiles
 from precache.runtime.usage import available_bytes
 from precache.store.version import Version
 from precache.store.zarr_metadata import Piece
-
-CHECK_ROWS = 8
-"""Rows that are decompressed at a time only to check them."""
 
 DECODE_NBYTES = 1 << 20
 """Bytes of chunks of small rows decoded, or of plain rows checked, before their rows are copied."""
@@ -53,18 +49,16 @@ class ArrayReader:
     Parameters
     ----------
     verify
-        ``first``: the checksum of a chunk, a CRC32C or that of a zstd frame, is checked the first
-        time this process maps and reads it; ``always``; ``off``: only frames are checked. Without
-        compiled code, frames are always checked.
+        Check the checksum of a chunk, a CRC32C or that of a zstd frame, the first time that this
+        process maps and reads it; otherwise only frames are checked. Without compiled code, frames
+        are always checked.
     objects
         The array's stored objects; by default as `shard_files` returns them.
     """
 
     def __init__(
-        self, version: Version, name: str, verify: str = "first", objects: ShardFiles | None = None
+        self, version: Version, name: str, verify: bool = True, objects: ShardFiles | None = None
     ) -> None:
-        if verify not in ("first", "always", "off"):
-            raise UsageError(f"verify is {verify!r}; choose first, always or off")
         self.name = name
         self._where = f"{version.path}/{version.arrays[name][0]}"
         self._objects = objects or shard_files(version, name)
@@ -82,8 +76,7 @@ class ArrayReader:
         self.require_memory(max(self.array.row_nbytes, held))
         self._chunks_across = math.prod(self.array.chunks_per_object[1:])
         self._checked = self._objects.checked
-        self._always = verify == "always" and bool(self.array.decoder.codecs)
-        if verify == "off" or not self.array.decoder.codecs:
+        if not (verify and self.array.decoder.codecs):
             self._checked = np.ones_like(self._checked)
 
     def require_memory(self, nbytes: int) -> None:
@@ -107,7 +100,7 @@ class ArrayReader:
     def copying(self) -> bool:
         """True if reading only copies from memory, except the first time a chunk is needed."""
         kept = self._small and self._fits and self.array.whole_rows
-        return self.plain or (kept and self._objects.mapped and self._verify != "always")
+        return self.plain or (kept and self._objects.mapped)
 
     @property
     def filtered(self) -> bool:
@@ -206,76 +199,9 @@ class ArrayReader:
             raise self.damage(int(rows[copied]), BAD_CRC)
         return True
 
-    def plain_objects(self) -> list[tuple[Path, int, int]]:
-        """Path, size, and offset of the first row of each object whose chunks are all plain.
-
-        Empty unless precache wrote the array, and chunks follow each other at equal distances in
-        all of its objects.
-
-        Raises
-        ------
-        DamageError
-            An object is missing, or its index is wrong.
-        """
-        if not self.plain or self._objects.expected is None:
-            return []
-        objects = []
-        tail, shard_rows = self._pieces[0].object_tail, self.array.object_shape[0]
-        for number in range(self.array.objects):
-            path = self._objects.path(number, tail)
-            mapped = self._objects.get(number, tail, number * shard_rows)
-            if path is None or mapped is None or mapped.begin is None:
-                return []
-            objects.append((path, mapped.size, mapped.begin))
-        return objects
-
-    def frame_objects(self) -> list[tuple[Path, int, np.ndarray]]:
-        """Path and size of each object, and (n, 2) int64 offset and length of each row's frame.
-
-        Raises
-        ------
-        DamageError
-            An object is missing, or its index is wrong.
-        """
-        objects = []
-        tail, shard_rows = self._pieces[0].object_tail, self.array.object_shape[0]
-        for number in range(self.array.objects):
-            row = number * shard_rows
-            path, mapped = self._objects.path(number, tail), self._objects.get(number, tail, row)
-            if path is None or mapped is None:
-                return []
-            extents = mapped.index[: min(shard_rows, self.array.shape[0] - row)]
-            outside = (extents > mapped.size).any(axis=1) | (extents.sum(axis=1) > mapped.size)
-            for damaged_row in (np.flatnonzero(outside) + row).tolist():
-                raise self.damage(damaged_row, "its index points outside of it")
-            objects.append((path, mapped.size, extents.astype(np.int64)))
-        return objects
-
-    def check(self, rows: np.ndarray) -> None:
-        """Check the checksums of plain rows, or of frames, as `verify` says, and read nothing else.
-
-        Raises
-        ------
-        DamageError
-            Stored bytes are missing or wrong; names the file and the key.
-        """
-        numbers, inside = np.divmod(rows, self.array.object_shape[0])
-        chunks = inside // self.array.chunk_shape[0]
-        if not self.framed:
-            for position in np.flatnonzero(self._unchecked(numbers, chunks)):
-                self._check_plain(rows[position], numbers[position], chunks[position])
-            return
-        unchecked = rows[self._unchecked(numbers, chunks)]
-        batch = min(len(unchecked), CHECK_ROWS)
-        scratch = np.empty((batch, *self.array.row_shape), self.array.dtype)
-        for start in range(0, len(unchecked), CHECK_ROWS):
-            # Decompressing a frame checks it.
-            part = unchecked[start : start + CHECK_ROWS]
-            self.read(part, scratch[: len(part)], undo=False)
-
     def _unchecked(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
-        """(n,) bool: the chunks whose checksum is to be checked."""
-        unchecked: np.ndarray = ~self._checked[numbers, chunks] | self._always
+        """Tell which chunks are still to be checked: (n,) bool."""
+        unchecked: np.ndarray = ~self._checked[numbers, chunks]
         return unchecked
 
     def _mark_checked(self, numbers: np.ndarray, chunks: np.ndarray) -> None:
@@ -287,7 +213,7 @@ class ArrayReader:
             self._checked[numbers, chunks] = True
 
     def _check_plain(self, row: int, number: int, chunk: int) -> None:
-        if self._verify == "first" and self._checked[number, chunk]:
+        if self._checked[number, chunk]:
             return
         tail = self._pieces[0].object_tail
         data = self._objects.chunk(int(number), tail, int(chunk), int(row))
@@ -338,7 +264,7 @@ class ArrayReader:
                     break
                 frames.append(data)
             room, checked = out[: len(frames)], None
-            if self._verify == "first":
+            if self._verify:
                 checked = np.array([check for *_, check in places[: len(frames)]], bool)
             decoded = kernels.decode_frames(
                 frames, room, filtered=undo, batch_nbytes=batch_nbytes, checked=checked
@@ -361,8 +287,7 @@ class ArrayReader:
         """Copy rows out of chunks of several rows, decoding those not kept from earlier batches."""
         chunks, within = np.divmod(rows, self.array.chunk_shape[0])
         kept = self._kept(undo)
-        always = self._verify == "always"
-        left = np.arange(len(rows)) if always else kept.copy(chunks, within, out)
+        left = kept.copy(chunks, within, out)
         if not len(left):
             return
         together = self._chunks_at_once
@@ -429,7 +354,7 @@ class ArrayReader:
             scratch[...] = self.array.fill_value
             return
         try:
-            self.array.decoder.decode(data, scratch, verify=self._verify != "off")
+            self.array.decoder.decode(data, scratch, verify=self._verify)
         except DamageError as error:
             raise self._objects.damage(number, piece.object_tail, row, str(error)) from None
         if self.array.decoder.filtered:

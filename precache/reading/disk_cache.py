@@ -1,4 +1,4 @@
-"""Cache of remote objects on a local disk, within a byte limit, shared by all loaders of a node.
+"""Cache of remote objects on a local disk, within a byte limit, for all loaders of a user.
 
 ::
 
@@ -18,38 +18,32 @@ The number in ``lock`` is raised before an object takes its bytes, and lowered a
 removed: a process that dies in between leaves it too high. Files are counted again when a loader
 joins, and when that number would pass the limit.
 
-The folder belongs to one user, or with `shared` to a group whose members trust each other; nothing
-in it is reached through links (`OwnFolder`). A damaged object is removed and fetched again by the
-loader that detects it.
+The folder belongs to one user, and nothing in it is reached through links (`OwnFolder`). A damaged
+object is removed and fetched again by the loader that detects it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import re
 import shutil
-import stat
 import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import xxhash
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, TypeAdapter, ValidationError
 
 from precache.errors import StorageError, UsageError
 from precache.runtime.operating_system import allocate
 from precache.storage.file_lock import LockedFile, remove_if_free
 from precache.storage.local import Translated
 from precache.storage.private_folder import ForeignFile, OwnFolder
-
-log = logging.getLogger(__name__)
 
 OVERHEAD = 64 << 10
 """Bytes of the limit that are set aside for the lock and empty folders."""
@@ -68,9 +62,6 @@ NAME_BYTES = 512
 
 FIRST_LINE_BYTES = 256
 """Most bytes of the first line of a user's file."""
-
-MAX_USER_NBYTES = 64 << 20
-"""Largest size of a user's file: lines for four million objects."""
 
 ENTRIES = ("users", "objects", "parts", "lock")
 """Names in the folder of a cache."""
@@ -107,9 +98,6 @@ def _line(name: str) -> bytes:
     return f"{xxhash.xxh3_64_hexdigest(os.fsencode(name))}\n".encode()
 
 
-Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
-
-
 class _Claim(BaseModel):
     """First line of a running loader's file: the cache limit that it was given, and its claim.
 
@@ -123,8 +111,8 @@ class _Claim(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    limit: Bytes
-    claim: Bytes
+    limit: int
+    claim: int
     family: str
 
 
@@ -144,7 +132,7 @@ class _User:
 
 
 class DiskCache:
-    """A folder of objects that the loaders of a node share.
+    """A folder of objects that the loaders of a user on a node share.
 
     Parameters
     ----------
@@ -152,46 +140,25 @@ class DiskCache:
         Created if missing. On a disk of this node, whose locks hold between its processes.
     limit
         Bytes that the cache never exceeds. If loaders have different limits, the lowest holds.
-    shared
-        Share it with the members of the folder's group.
 
     Raises
     ------
     UsageError
-        Others than this user, or group, can write to the folder, or it has other files in it.
+        Others than this user can write to the folder, or it has other files in it.
     """
 
-    def __init__(self, folder: Path, limit: int, *, shared: bool = False) -> None:
+    def __init__(self, folder: Path, limit: int) -> None:
         # Links in the path to the folder are the user's own; below it, none is followed.
         self.folder = Path(os.path.realpath(folder.expanduser()))
         self.limit = limit
         with self.translated("make"):
             if not self.folder.parent.exists():
                 self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self._root = OwnFolder(self.folder, shared=shared, names=(*ENTRIES, "lost+found"))
+            self._root = OwnFolder(self.folder, names=(*ENTRIES, "lost+found"))
             self.users, self.objects, self.parts = map(self._root.folder, ENTRIES[:3])
-            self._warn_of_parents()
-
-    def _warn_of_parents(self) -> None:
-        for parent in self.folder.parents:
-            mode = parent.stat().st_mode
-            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                log.warning(
-                    "%s can be written by everybody, who may so replace the cache %s: chmod +t it, "
-                    "or choose another cache_dir",
-                    parent,
-                    self.folder,
-                )
-                return
 
     @classmethod
-    def at(
-        cls,
-        folder: str | os.PathLike[str],
-        limit: int | str | None = None,
-        *,
-        shared: bool = False,
-    ) -> DiskCache:
+    def at(cls, folder: str | os.PathLike[str], limit: int | str | None = None) -> DiskCache:
         """Make a cache from the folder and limit that a user gives.
 
         Parameters
@@ -211,7 +178,7 @@ class DiskCache:
             raise UsageError(
                 f"cache_limit is {limit!r}; give bytes, or a size such as '200GB'"
             ) from None
-        cache = cls(Path(folder), nbytes, shared=shared)
+        cache = cls(Path(folder), nbytes)
         if limit is None:
             with cache.translated("use"):
                 used = sum(512 * status.st_blocks for *_, status in cache._files())
@@ -319,12 +286,10 @@ class DiskCache:
         try:
             claim = _Claim.model_validate_json(head if end else b"")
         except ValidationError:
-            claim = None
-        if claim is None or nbytes > MAX_USER_NBYTES:
             raise StorageError(
                 f"{self.users.path / name} is locked by a running process and is not what a loader "
                 "writes; end that process, or remove the file"
-            )
+            ) from None
         return _User(name, on_disk(nbytes), claim)
 
     def _held(self, users: list[_User]) -> set[bytes]:

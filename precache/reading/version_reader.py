@@ -51,8 +51,6 @@ class VersionReader:
         Epochs after which the same arrays are read again.
     shapes
         Name -> (row shape, dtype), `row` (int64) last.
-    local
-        The version lies on a local disk.
     cached
         The large fields' shards in a disk cache, if there is one.
     """
@@ -61,7 +59,7 @@ class VersionReader:
         self,
         uri: str | Version,
         fields: FieldNames = None,
-        verify: str = "first",
+        verify: bool = True,
         storage_options: StorageOptions = None,
         access: str = "map",
         cache: DiskCache | None = None,
@@ -77,9 +75,9 @@ class VersionReader:
             self.version = uri
         else:
             self.version = open_version(uri, mapping, storage_options)
-        self.local = self.version.folder.local("") is not None
-        self.cached = CachedShards(self.version, cache) if cache and not self.local else None
-        self._mapped = self.local and access == "map"
+        local = self.version.folder.local("") is not None
+        self.cached = CachedShards(self.version, cache) if cache and not local else None
+        self._mapped = local and access == "map"
         self._verify = verify
         variants = {name: self.version.variants(name) for name in self._choose(fields)}
         self.variant_period = math.lcm(*map(len, variants.values()))
@@ -172,7 +170,7 @@ class VersionReader:
 
 
 def read_small_field(
-    version: Version, name: str, objects: ShardFiles | None = None, verify: str = "first"
+    version: Version, name: str, objects: ShardFiles | None = None, verify: bool = True
 ) -> np.ndarray:
     """Read all (rows, ...) of a small field; class numbers as int64.
 

@@ -1,4 +1,4 @@
 """The declared recipe: fields, their ops and codecs, and its fingerprint.
 
-Models only; `precache_workers.ops` computes what they declare.
+An op computes by itself; `precache_workers.ops` decodes files and runs functions of the user.
 """

@@ -7,13 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from precache.errors import RecipeError
@@ -22,6 +16,9 @@ from precache.messages import did_you_mean
 
 class Declared(BaseModel):
     """Base of the models that users declare; invalid data raises a `RecipeError`."""
+
+    OPEN: ClassVar[tuple[str, ...]] = ()
+    """Parameters of which it counts that the user stated them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,28 +35,14 @@ class Declared(BaseModel):
     # Nested models are validated without a call of __init__, so that errors keep their place.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic's mark
 
+    def states(self, parameter: str) -> bool:
+        """Return True if the user gave a parameter, be it the default."""
+        return parameter in self.model_fields_set
+
     @classmethod
     def declared_at(cls, place: Sequence[int | str]) -> type[BaseModel]:
         """Return the model of the parameters at a place in this model's data."""
         return cls
-
-
-class ExtensibleModel(Declared):
-    """Base of models to which parameters were added later.
-
-    Parameters in `ADDED` are serialised only if they differ from the default. So the canonical
-    JSON, and the fingerprint, of recipes that do not use them stays the same.
-    """
-
-    ADDED: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written: dict[str, Any] = write(self)
-        for name in self.ADDED:
-            if getattr(self, name) == type(self).model_fields[name].default:
-                written.pop(name, None)
-        return written
 
 
 _ADVICE = {

@@ -22,23 +22,9 @@ from pydantic import (
 from pydantic import Field as Attribute
 
 from precache.errors import RecipeError
-from precache.recipe.base import Declared, ExtensibleModel, canonical_json, raise_recipe_error
-from precache.recipe.ops import (
-    CHANNELS,
-    OPS,
-    OPS_REVISION,
-    CenterCrop,
-    Decode,
-    Function,
-    Interpolation,
-    Mode,
-    Op,
-    RandomResizedCrop,
-    Resize,
-    ToDType,
-    is_random,
-)
-from precache.recipe.variants import arrays_of
+from precache.recipe.base import Declared, canonical_json, raise_recipe_error
+from precache.recipe.ops import OPS, OPS_REVISION, Function, Interpolation, Mode, Op, Spec
+from precache.recipe.variants import arrays_of, field_of
 
 MAX_VARIANTS = 1024
 
@@ -76,7 +62,7 @@ def _codec(value: Any) -> Any:
 Codec = Annotated[_Codec, Attribute(discriminator="name"), BeforeValidator(_codec)]
 
 
-class Field(ExtensibleModel):
+class Field(Declared):
     """One cached tensor of every sample: the ops that make it and the codec that stores it.
 
     Parameters
@@ -99,7 +85,7 @@ class Field(ExtensibleModel):
         `precache refresh` increments.
     """
 
-    ADDED = ("variants", "first_variant")
+    OPEN = ("variants", "first_variant")
 
     ops: tuple[Op, ...] = ()
     codec: Codec | None = None
@@ -109,24 +95,24 @@ class Field(ExtensibleModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for position, op in enumerate(self.ops):
-            if isinstance(op, Decode) and position:
-                raise ValueError("decode must come first")
-        self._check_crops()
-        self._check_indices()
+        pairs = zip(self.ops, (*self.ops[1:], None), strict=False)
+        ops = tuple(op.placed(following) for op, following in pairs)
+        object.__setattr__(self, "ops", ops)
         if (self.variants, self.first_variant) != (1, 0) and self.fixed_ops == len(self.ops):
             raise ValueError(
                 f"variants is {self.variants}, but no op is random, so all would be the same: "
                 "add random_resized_crop, horizontal_flip or a function with random = true, or "
                 "leave variants out"
             )
+        spec = self.specs()[-1]
+        shape = spec.stored_shape or (None, None, None)
         if self.codec is None:
-            image = self.decodes and self.dtype == "uint8" and len(self.shape or (0, 0, 0)) == 3
+            image = spec.is_picture and spec.dtype == "uint8" and len(shape) == 3
             object.__setattr__(self, "codec", ImageCodec() if image else ZstdCodec())
-        if isinstance(self.codec, ImageCodec) and self.dtype not in (None, "uint8"):
-            raise ValueError(f"codec 'image' stores uint8, not {self.dtype}; use zstd or raw")
-        if isinstance(self.codec, ImageCodec) and len(self.shape or (0, 0, 0)) != 3:
-            raise ValueError(f"codec 'image' stores (C, H, W) rows, not {self.shape}; use zstd")
+        if isinstance(self.codec, ImageCodec) and spec.dtype not in (None, "uint8"):
+            raise ValueError(f"codec 'image' stores uint8, not {spec.dtype}; use zstd or raw")
+        if isinstance(self.codec, ImageCodec) and len(shape) != 3:
+            raise ValueError(f"codec 'image' stores (C, H, W) rows, not {shape}; use zstd")
         return self
 
     @classmethod
@@ -135,47 +121,15 @@ class Field(ExtensibleModel):
             return OPS[place[2]] if place[0] == "ops" else CODEC_CLASSES[place[1]]
         return cls
 
-    def _check_crops(self) -> None:
-        size: tuple[int, int] | None = None
-        for op in self.ops:
-            if isinstance(op, Resize):
-                size = op.size if isinstance(op.size, tuple) else (op.size, op.size)
-            elif isinstance(op, RandomResizedCrop):
-                size = op.size
-            elif isinstance(op, CenterCrop):
-                if size and (op.size[0] > size[0] or op.size[1] > size[1]):
-                    raise ValueError(
-                        f"the crop of {op.size[0]} x {op.size[1]} is larger than the "
-                        f"{size[0]} x {size[1]} before it; resize to at least {max(op.size)}"
-                    )
-                size = op.size
-            elif isinstance(op, Function):
-                size = None
-
-    def _check_indices(self) -> None:
-        """Raise for ops that would blend the values of a mask."""
-        first = self.ops[0] if self.ops else None
-        if not isinstance(first, Decode):
-            return
-        resampling = [op for op in self.ops if isinstance(op, Resize | RandomResizedCrop)]
-        for op in resampling:
-            if first.mode == "P" and op.interpolation != "nearest":
-                raise ValueError(
-                    f"decode keeps indices (mode 'P'), and {op.op} would blend them to others by "
-                    f'{op.interpolation}; give it interpolation = "nearest"'
-                )
-        if first.scaled and (
-            first.mode == "P" or any(op.interpolation == "nearest" for op in resampling)
-        ):
-            raise ValueError(
-                "decode has scaled = true, which blends pixels, and the field keeps values as they "
-                "are; leave scaled out"
-            )
-
     @property
     def frozen_draw(self) -> bool:
         """True if the field has random ops, and all epochs read the same draw."""
         return self.variants == 1 and self.fixed_ops < len(self.ops)
+
+    @property
+    def states_one_draw(self) -> bool:
+        """True if the user stated that all epochs read the same draw, where one is random."""
+        return self.variants == 1 and self.states("variants")
 
     @property
     def stored_as(self) -> RawCodec | ZstdCodec | ImageCodec:
@@ -184,46 +138,60 @@ class Field(ExtensibleModel):
         return self.codec
 
     @property
+    def leaves_pixels_open(self) -> bool:
+        """True if the user left the reading of pixels to defaults: of masks, or of 16 bits."""
+        return any(op.leaves_pixels_open for op in self.ops)
+
+    @property
     def fixed_ops(self) -> int:
         """Number of ops before the first random one, whose result all variants share."""
-        return next((n for n, op in enumerate(self.ops) if is_random(op)), len(self.ops))
+        return next((n for n, op in enumerate(self.ops) if op.is_random), len(self.ops))
 
     @property
     def leaves_variants_open(self) -> bool:
         """True if the field has variants, but no explicit number of the first."""
-        return self.variants > 1 and "first_variant" not in self.model_fields_set
+        return self.variants > 1 and not self.states("first_variant")
+
+    def specs(self) -> list[Spec]:
+        """Return the spec of the value that each op is given, and last that of the rows.
+
+        Raises
+        ------
+        ValueError
+            An op cannot take what the ones before it make.
+        """
+        specs = [Spec()]
+        for op in self.ops:
+            specs.append(op.spec(specs[-1]))
+        return specs
 
     @property
     def decodes(self) -> bool:
-        return bool(self.ops) and isinstance(self.ops[0], Decode)
+        """True if the rows are images, which are stored as (C, H, W)."""
+        return self.specs()[-1].is_picture
 
     @property
     def dtype(self) -> str | None:
         """Dtype of the stored rows; None if the ops do not determine it."""
-        dtype = "uint8" if self.decodes else None
-        for op in self.ops:
-            if isinstance(op, ToDType | Function):
-                dtype = op.dtype or dtype
-        return dtype
+        return self.specs()[-1].dtype
 
     @property
     def shape(self) -> tuple[int, ...] | None:
         """Shape of one stored row; None if the ops do not determine it without a sample."""
-        shape: tuple[int, ...] | None = None
-        for op in self.ops:
-            match op:
-                case CenterCrop() | RandomResizedCrop() | Resize(size=(_, _)):
-                    first = self.ops[0]
-                    depth = CHANNELS[first.mode] if isinstance(first, Decode) else None
-                    if shape is not None and len(shape) == 3:
-                        depth = shape[0]
-                    # mypy infers a tuple of any length from an unpacked pair.
-                    shape = (depth, *op.size) if depth else None  # type: ignore[misc]
-                case Resize():
-                    shape = None
-                case Function():
-                    shape = op.shape or None
-        return shape
+        return self.specs()[-1].stored_shape
+
+
+RESERVED = frozenset({"label", "row", "repeated", "key", "valid", "shards", "rows", "holes"})
+
+
+def field_name(name: str) -> str:
+    """Return the name of a field; raises `ValueError` if no field can have it."""
+    if name in RESERVED or name.startswith("_") or not name.isidentifier():
+        raise ValueError(
+            f"a field cannot be called '{name}': use a plain identifier without a leading "
+            "underscore, other than " + ", ".join(sorted(RESERVED))
+        )
+    return name
 
 
 class Recipe(Declared):
@@ -241,11 +209,7 @@ class Recipe(Declared):
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name in self.fields:
-            if name in RESERVED or name.startswith("_") or not name.isidentifier():
-                raise ValueError(
-                    f"a field cannot be called '{name}': use a plain identifier without a leading "
-                    "underscore, other than " + ", ".join(sorted(RESERVED))
-                )
+            field_name(name)
         return self
 
     @classmethod
@@ -262,24 +226,51 @@ class Recipe(Declared):
         flip: bool = False,
         interpolation: Interpolation | None = None,
         mode: Mode | None = None,
-        codec: str | None = None,
+        codec: Literal["image", "raw", "zstd"] | None = None,
         seed: int = 0,
         variants: int | None = None,
         bits: int | None = None,
+        truncated: Literal["fill"] | None = None,
+        icc: Literal["srgb"] | None = None,
     ) -> Recipe:
         """Make a recipe of one field `image`: decode, then resize, crops and flip, as given.
 
         Parameters
         ----------
-        random_resized_crop, flip
-            The random ops of these names, with their defaults.
-        interpolation, mode, bits
-            As in `Resize` and `Decode`; None for their defaults.
+        resize
+            The shorter side, or exact height and width.
+        crop
+            Centre crop after the resize.
+        random_resized_crop
+            A random part of the image, resized to this.
+        flip
+            Mirror each image with probability 1/2.
+        interpolation
+            ``bilinear`` (default) and ``bicubic`` are antialiased; ``nearest`` keeps the values of
+            masks.
+        mode
+            Colours; by default ``RGB``; ``P`` for the values of masks; ``unchanged`` for all bits
+            and channels.
+        codec
+            ``image`` (lossless, smallest; default), ``raw`` (fastest, largest), ``zstd`` (any
+            reader).
+        seed
+            Seed of random ops.
         variants
-            Number of random realisations of each sample; see `Field`.
+            Number of random realisations of each sample that are kept: epoch e reads number e
+            modulo this; needed with random ops.
+        bits
+            Significant bits of images that are stored with 16; by default 16, and dim images become
+            holes.
+        truncated
+            ``fill`` keeps images whose files are cut off, and fills the rest; by default they
+            become holes.
+        icc
+            ``srgb`` converts the colours of images with an ICC profile; by default it is ignored.
         """
         resampling = _given(interpolation=interpolation)
-        ops: list[dict[str, Any]] = [{"op": "decode", **_given(mode=mode, bits=bits)}]
+        decode = _given(mode=mode, bits=bits, truncated=truncated, icc=icc)
+        ops: list[dict[str, Any]] = [{"op": "decode", **decode}]
         if resize is not None:
             ops.append({"op": "resize", "size": resize, **resampling})
         if crop is not None:
@@ -292,13 +283,8 @@ class Recipe(Declared):
         return cls.from_dict({"fields": {"image": image}, "seed": seed})
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], store: str = "") -> Recipe:
+    def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
         """Make a recipe from plain data, as in a TOML file or a version's metadata.
-
-        Parameters
-        ----------
-        store
-            Path of the version if the data is its metadata; see `Function`.
 
         Raises
         ------
@@ -306,13 +292,20 @@ class Recipe(Declared):
             The data is invalid; the message names the place, the value and the allowed values.
         """
         try:
-            recipe = cls.model_validate(data)
+            return cls.model_validate(data)
         except ValidationError as error:
             raise_recipe_error(cls, error)
-        for op in recipe.functions if store else ():
-            op._store = store
-        for field in recipe.fields.values() if store else ():
+
+    def of_store(self, path: str) -> Recipe:
+        """Return the recipe of the version at a path; its functions need ``run_functions``."""
+        recipe = self.model_copy(deep=True)
+        for op in recipe.functions:
+            op._store = path
+        for field in recipe.fields.values():
             field.model_fields_set.add("variants")  # its build has required it
+            field.model_fields_set.discard("first_variant")  # a refresh may have replaced it
+            for step in field.ops:  # a store does not tell whether its defaults were stated
+                step.model_fields_set.difference_update(step.defaults())
         return recipe
 
     @classmethod
@@ -338,14 +331,17 @@ class Recipe(Declared):
         """Convert to plain data as `to_dict`, from which it is known what the user stated."""
         data = self.to_dict()
         for name, field in self.fields.items():
-            for parameter in field.model_fields_set & set(field.ADDED):
-                data["fields"][name][parameter] = getattr(field, parameter)
-            for op, written in zip(field.ops, data["fields"][name]["ops"], strict=True):
-                for parameter in op.OPEN:
-                    written.pop(parameter, None)
-                    if op.states(parameter):
-                        written[parameter] = getattr(op, parameter)
+            written = data["fields"][name]
+            for model, own in ((field, written), *zip(field.ops, written["ops"], strict=True)):
+                for parameter in model.OPEN:
+                    if not model.states(parameter):
+                        del own[parameter]
         return data
+
+    @property
+    def leaves_pixels_open(self) -> bool:
+        """True if some field leaves the reading of pixels to defaults."""
+        return any(field.leaves_pixels_open for field in self.fields.values())
 
     @property
     def functions(self) -> list[Function]:
@@ -360,6 +356,9 @@ class Recipe(Declared):
             for name, field in self.fields.items()
             for array, number in arrays_of(name, field).items()
         }
+        for array, field in fields.items():
+            if not self.fields[field_of(array)].states_one_draw:
+                field.model_fields_set.discard("variants")
         return self.model_copy(update={"fields": fields})
 
     def with_fresh_variants(self) -> Recipe:
@@ -390,8 +389,8 @@ class Recipe(Declared):
         versions
             Identity of everything else that decides the pixels, such as code, by name.
         """
-        recipe = {"pipeline": self.to_dict(), "ops": OPS_REVISION, "versions": dict(versions)}
-        return hashlib.sha256(canonical_json(recipe)).hexdigest()
+        identity = {"recipe": self.to_dict(), "ops": OPS_REVISION, "versions": dict(versions)}
+        return hashlib.sha256(canonical_json(identity)).hexdigest()
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -402,8 +401,8 @@ def _given(**values: Any) -> dict[str, Any]:
 def require_stated_draws(recipe: Recipe) -> None:
     """Raise `RecipeError` if a field draws at random, and nobody chose how often."""
     for name, field in recipe.fields.items():
-        random = [op.op for op in field.ops if is_random(op)]
-        if random and "variants" not in field.model_fields_set:
+        random = [op.op for op in field.ops if op.is_random]
+        if random and not field.states("variants"):
             raise RecipeError(
                 f"field {name} has random ops ({', '.join(random)}), and variants is not stated: "
                 "all epochs would read the same draw. State it: --variants 4 (variants = 4 in the "
@@ -418,7 +417,7 @@ def draws_in_words(recipe: Recipe) -> tuple[str, ...]:
     that are decoded do not draw alike."""
     lines = [
         f"{name}: all epochs read the same random draw of "
-        f"{', '.join(op.op for op in field.ops if is_random(op))}; --variants 4 (variants = 4) "
+        f"{', '.join(op.op for op in field.ops if op.is_random)}; --variants 4 (variants = 4) "
         "stores several"
         for name, field in recipe.fields.items()
         if field.frozen_draw
@@ -437,22 +436,9 @@ def _draws(field: Field) -> tuple[str, ...]:
     """Describe what decides the draws of a field, from a given seed and sample."""
     drawn = []
     for position, op in enumerate(field.ops, 1):
-        if is_random(op):
+        if op.is_random:
             parameters = op.model_dump(
                 exclude_defaults=True, exclude={"op", "size", "interpolation"}
             )
             drawn.append(f"{position}: {op.op}" + (f" {parameters}" if parameters else ""))
     return tuple(drawn)
-
-
-RESERVED = frozenset({"label", "row", "repeated", "key", "valid", "shards", "rows", "holes"})
-
-
-def op_texts(field: Field) -> list[str]:
-    """Format a field's ops as calls, such as ``resize(size=256)``, without defaults."""
-    texts = []
-    for op in field.ops:
-        parameters = op.model_dump(exclude_defaults=True, exclude={"op"})
-        arguments = ", ".join(f"{name}={value}" for name, value in parameters.items())
-        texts.append(f"{op.op}({arguments})" if arguments else op.op)
-    return texts

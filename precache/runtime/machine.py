@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -44,6 +45,8 @@ class MachineReader:
     """
 
     def __init__(self) -> None:
+        with contextlib.suppress(ImportError):
+            import psutil  # noqa: F401  # a fork while a thread imports it would leave half of it
         on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
         self._device = torch.cuda.current_device() if on_cuda else None
         self._lock = threading.Lock()

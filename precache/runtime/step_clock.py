@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, TypeVar, get_args
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
-from precache.units import ms, number, plain, size
+from precache.runtime.spread import Spread
+from precache.units import number, plain, size
 
 KEPT_STEPS = 65_536
 """Steps kept between two reports."""
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds per step: mean, median, 95th percentile and maximum; zeros if there was none."""
-
-    mean: float = 0.0
-    median: float = 0.0
-    p95: float = 0.0
-    max: float = 0.0
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Times:
-        if not seconds:
-            return cls()
-        ordered = sorted(seconds)
-        p95 = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
-        return cls(statistics.fmean(ordered), statistics.median(ordered), p95, ordered[-1])
-
-    def __str__(self) -> str:
-        median, p95, most = map(ms, (self.median, self.p95, self.max))
-        return f"{ms(self.mean)} ms (median {median}, p95 {p95}, max {most})"
 
 
 @dataclass(frozen=True)
@@ -115,9 +93,9 @@ class LoaderStats:
     batches: int
     samples: int
     bytes: int
-    data: Times
-    step: Times
-    iteration: Times
+    data: Spread
+    step: Spread
+    iteration: Spread
     stall_ratio: float
     cpu_seconds: float = 0.0
     ready: float = 0.0
@@ -134,13 +112,15 @@ class LoaderStats:
         speed = f", {number(self.samples / seconds)} samples/s" if seconds else ""
         lines = [
             f"{self.batches:,} batches: {self.samples:,} samples, {size(self.bytes)}{speed}",
-            f"waiting for data  {self.stall_ratio:6.1%}  {self.data} per batch",
+            f"waiting for data  {self.stall_ratio:6.1%}  {self.data.in_ms()} per batch",
         ]
         if self.transform_ratio:
             loading = self.stall_ratio - self.transform_ratio
             lines.append(f"  for transforms  {self.transform_ratio:6.1%}")
             lines.append(f"  for loading     {loading:6.1%}")
-        lines.append(f"your own step     {1 - self.stall_ratio:6.1%}  {self.step} per batch")
+        lines.append(
+            f"your own step     {1 - self.stall_ratio:6.1%}  {self.step.in_ms()} per batch"
+        )
         ready = f"{self.ready:.1f} batches ready on average"
         lines.append(f"loader's threads  {plain(self.cpu_seconds, 3)} CPU-s; {ready}")
         if self.fetched.objects:
@@ -189,8 +169,6 @@ Mark = TypeVar("Mark")
 Between = Callable[[Mark, Mark], float | None]
 """Returns the seconds from one mark to a later one; None before the device has passed both."""
 
-StepPart = Literal["data", "step", "iteration"]
-
 
 class _EndedStep(NamedTuple, Generic[Mark]):
     """A step that has ended: three marks, and what its batch consists of."""
@@ -201,6 +179,57 @@ class _EndedStep(NamedTuple, Generic[Mark]):
     samples: int
     nbytes: int
     ready: float
+
+
+@dataclass
+class Steps:
+    """Measured steps, of which the times of the last `KEPT_STEPS` are kept.
+
+    Attributes
+    ----------
+    data, work
+        Seconds of each step that the loop waited, and worked.
+    ready
+        Sum over all steps of the batches that were decoded when one was requested.
+    """
+
+    data: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    work: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    data_total: float = 0.0
+    work_total: float = 0.0
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    ready: float = 0.0
+
+    def stats(
+        self,
+        cpu_seconds: float = 0.0,
+        fetched: FetchedObjects | None = None,
+        made: WorkTime | None = None,
+    ) -> LoaderStats:
+        """Return the statistics of these steps.
+
+        Parameters
+        ----------
+        made
+            Time in which their batches were made.
+        """
+        total = self.data_total + self.work_total
+        transforms = (made or WorkTime()).wait_for_transforms(self.data_total)
+        return LoaderStats(
+            batches=self.batches,
+            samples=self.samples,
+            bytes=self.nbytes,
+            data=Spread.of(self.data),
+            step=Spread.of(self.work),
+            iteration=Spread.of([sum(both) for both in zip(self.data, self.work, strict=True)]),
+            stall_ratio=self.data_total / total if total else 0.0,
+            transform_ratio=transforms / total if total else 0.0,
+            cpu_seconds=cpu_seconds,
+            ready=self.ready / self.batches if self.batches else 0.0,
+            fetched=fetched or FetchedObjects(),
+        )
 
 
 class StallClock(Generic[Mark]):
@@ -221,21 +250,13 @@ class StallClock(Generic[Mark]):
         self._arrived: Mark | None = None
         self._batch: tuple[int, int, float] = (0, 0, 0)
         self._open: deque[_EndedStep[Mark]] = deque()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._times: dict[StepPart, deque[float]] = {
-            part: deque(maxlen=KEPT_STEPS) for part in get_args(StepPart)
-        }
-        self._totals: dict[StepPart, float] = dict.fromkeys(get_args(StepPart), 0.0)
-        self._batches = self._samples = self._bytes = 0
-        self._ready = 0.0
+        self._steps = Steps()
 
     @property
     def batches(self) -> int:
         """Batches that the next report has."""
         self._settle()
-        return self._batches
+        return self._steps.batches
 
     def begin(self) -> None:
         """Begin an epoch: the caller's time since the last one is not a step."""
@@ -261,52 +282,26 @@ class StallClock(Generic[Mark]):
     def _settle(self) -> None:
         """Count the steps that the device has finished, each as a whole."""
         while self._open:
-            step = self._open[0]
-            data = self._between(step.requested, step.arrived)
-            work = self._between(step.arrived, step.ended)
+            requested, arrived, ended, samples, nbytes, ready = self._open[0]
+            data, work = self._between(requested, arrived), self._between(arrived, ended)
             if data is None or work is None:
                 return
             self._open.popleft()
-            seconds: dict[StepPart, float] = {"data": data, "step": work, "iteration": data + work}
-            for part, value in seconds.items():
-                self._times[part].append(value)
-                self._totals[part] += value
-            self._batches += 1
-            self._samples += step.samples
-            self._bytes += step.nbytes
-            self._ready += step.ready
+            steps = self._steps
+            steps.data.append(data)
+            steps.work.append(work)
+            steps.data_total += data
+            steps.work_total += work
+            steps.batches += 1
+            steps.samples += samples
+            steps.nbytes += nbytes
+            steps.ready += ready
 
-    def report(
-        self,
-        cpu_seconds: float = 0.0,
-        fetched: FetchedObjects | None = None,
-        work: WorkTime | None = None,
-    ) -> LoaderStats:
-        """Return statistics since the last report, and start the next.
+    def take(self) -> Steps:
+        """Return the steps since the last call.
 
         A step that has not ended, or that the device has not finished, is in a later one.
-
-        Parameters
-        ----------
-        work
-            Time since the last report in which batches were made.
         """
         self._settle()
-        waited = self._totals["data"]
-        total = waited + self._totals["step"]
-        transforms = (work or WorkTime()).wait_for_transforms(waited)
-        stats = LoaderStats(
-            batches=self._batches,
-            samples=self._samples,
-            bytes=self._bytes,
-            data=Times.of(self._times["data"]),
-            step=Times.of(self._times["step"]),
-            iteration=Times.of(self._times["iteration"]),
-            stall_ratio=waited / total if total else 0.0,
-            transform_ratio=transforms / total if total else 0.0,
-            cpu_seconds=cpu_seconds,
-            ready=self._ready / self._batches if self._batches else 0.0,
-            fetched=fetched or FetchedObjects(),
-        )
-        self._reset()
-        return stats
+        steps, self._steps = self._steps, Steps()
+        return steps

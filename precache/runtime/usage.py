@@ -1,4 +1,4 @@
-"""CPU, memory and I/O usage of this process and its descendants, from /proc."""
+"""CPU and I/O usage of this process and its descendants; the cores and memory that they may use."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 """Clock ticks per second, in which /proc counts CPU time."""
+
+MEMORY_FILES = (
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
+"""Files of a control group's limit and usage, and the prefix of its subtree's counters."""
 
 Stat = dict[int, list[str]]
 """Process id -> fields of ``/proc/[pid]/stat``, from the state (the third in proc(5)) on."""
@@ -58,6 +64,14 @@ class Usage:
         return Usage(**gained)  # type: ignore[arg-type]  # wall is never None
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of memory of the machine, or of a control group with a limit."""
+
+    total: int
+    available: int
+
+
 def read_usage() -> Usage:
     """Read all counters."""
     stats = _tree()
@@ -80,16 +94,63 @@ def cores() -> int:
     The limits are its affinity, if the system has one, and the CPU quotas of its control groups,
     rounded up (cgroups(7), versions 1 and 2).
     """
-    limit = float(usable_cores())
+    return max(1, math.ceil(min([usable_cores(), *map(_quota, _control_groups("cpu"))])))
+
+
+def available_bytes() -> int:
+    """Return the bytes of memory that this process can still take; see `read_memory`."""
+    return read_memory().available
+
+
+def read_memory() -> Memory:
+    """Return the memory of the machine, or of the control group that leaves least available.
+
+    In a group, the file cache counts as available: the kernel gives it up before it kills.
+    """
+    groups = (_group_memory(group) for group in _control_groups("memory"))
+    limits = [memory for memory in groups if memory is not None]
+    return min([_machine_memory(), *limits], key=lambda memory: memory.available)
+
+
+def _machine_memory() -> Memory:
+    """Return the machine's memory; all of it is available where the kernel has no estimate."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        kilobytes = _counters(PROC / "meminfo")
+        return Memory(kilobytes["MemTotal:"] * 1024, kilobytes["MemAvailable:"] * 1024)
+    except (OSError, KeyError):
+        return Memory(total, total)
+
+
+def _group_memory(group: Path) -> Memory | None:
+    """Return the memory of a control group, or None if it has no limit."""
+    for limit_file, usage_file, prefix in MEMORY_FILES:
+        with contextlib.suppress(OSError, ValueError, KeyError):  # no such file, or "max"
+            limit = int((group / limit_file).read_text("ascii"))
+            used = int((group / usage_file).read_text("ascii"))
+            counters = _counters(group / "memory.stat")
+            cache = counters[f"{prefix}active_file"] + counters[f"{prefix}inactive_file"]
+            return Memory(limit, min(limit, max(0, limit - used + cache)))
+    return None
+
+
+def _counters(path: Path) -> dict[str, int]:
+    """Read lines of a name and a number."""
+    rows = (line.split() for line in path.read_text("ascii").splitlines())
+    return {row[0]: int(row[1]) for row in rows}
+
+
+def _control_groups(controller: str) -> list[Path]:
+    """Return the folders of the control groups, of either version, that limit this process."""
+    groups: list[Path] = []
     with contextlib.suppress(OSError):
         for line in (PROC / "self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
-            if not controllers or "cpu" in controllers.split(","):
-                root = CGROUPS / "cpu" if controllers else CGROUPS
-                group = root / path.lstrip("/")
+            if not controllers or controller in controllers.split(","):
+                group = (CGROUPS / controller if controllers else CGROUPS) / path.lstrip("/")
                 # A container may see the whole path of its group, but only the group's own files.
-                limit = min(limit, *map(_quota, (group, *group.parents)))
-    return max(1, math.ceil(limit))
+                groups += [group, *group.parents]
+    return groups
 
 
 def _quota(group: Path) -> float:
@@ -101,17 +162,6 @@ def _quota(group: Path) -> float:
             if quota > 0:
                 return quota / period
     return math.inf
-
-
-def available_bytes() -> int:
-    """Return the kernel's estimate of the available memory; all memory if it has none."""
-    try:
-        for line in (PROC / "meminfo").read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _tree() -> Stat:

@@ -1,15 +1,10 @@
-"""Discrete-event model of loading: loaders that make one batch at a time, a queue, one consumer.
-
-Times are whole nanoseconds, so that simultaneous events compare equal.
-"""
+"""Simulations of a training loop that a `DataLoader` feeds."""
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,392 +13,305 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import UsageError
+from precache.messages import aligned, as_text
 from precache.runtime.integers import whole
-from precache.simulation.distributions import Durations, MeasuredTimes, durations
+from precache.runtime.spread import mean_and_cv
+from precache.simulation.loop import Batches, Setting, Times, run_loop
+from precache.units import number
 
+MeasuredTimes = Sequence[float] | npt.NDArray[np.floating]
+"""Measured times in milliseconds: (times,)."""
 MOST_BATCHES = 1_000_000
-MOST_LOADERS = 10_000
-_NS = 1_000_000_000
-NEVER = np.iinfo(np.int64).max
+LONGEST_MS = 1e12
+"""Upper limit of a time, thirty years; longer times that are drawn are cut to it."""
+BARS = 64
+FIGURES = ("done", "startup", "batches_per_s", "stall_share")
 
-Nanoseconds = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Parameters of a simulation.
-
-    Attributes
-    ----------
-    queue
-        Capacity of the queue in batches, not counting the finished batch that each blocked loader
-        holds; None for the number of loaders.
-    """
-
-    loaders: int
-    load: Durations
-    step: Durations
-    queue: int | None = None
-    seconds: float = 30.0
-    seed: int = 0
-
-    @property
-    def capacity(self) -> int:
-        """Capacity of the queue in batches."""
-        return self.loaders if self.queue is None else self.queue
-
-    @property
-    def limit(self) -> float:
-        """Long-run upper bound of batches/s: the lower of loaders / load time and 1 / step time."""
-        return min(self.loading_limit, self.step_limit)
-
-    @property
-    def loading_limit(self) -> float:
-        return 1000 * self.loaders / self.load.mean_ms
-
-    @property
-    def step_limit(self) -> float:
-        return 1000 / self.step.mean_ms
-
-
-@dataclass
-class _Batches:
-    """Times of each batch in nanoseconds, in the order in which loaders begin them."""
-
-    loader: list[int] = field(default_factory=list)
-    begun: list[int] = field(default_factory=list)
-    ready: list[int] = field(default_factory=list)
-    queued: list[int] = field(default_factory=list)
-    taken: list[int] = field(default_factory=list)
-    done: list[int] = field(default_factory=list)
-
-    def begin(self, loader: int, now: int, ready: int) -> int:
-        self.loader.append(loader)
-        self.begun.append(now)
-        self.ready.append(ready)
-        for times in (self.queued, self.taken, self.done):
-            times.append(NEVER)
-        return len(self.loader) - 1
-
-
-class _EventLoop:
-    """The event loop of one simulation.
-
-    The n-th batch begun takes the n-th load time, whichever loader makes it; the n-th batch taken
-    takes the n-th step time. With the same times, more loaders or a longer queue therefore never
-    delay a batch: each event count is a monotone function of the others.
-    """
-
-    def __init__(self, scenario: Scenario) -> None:
-        loads, steps = np.random.default_rng(scenario.seed).spawn(2)
-        self.loads: Iterator[int] = scenario.load.draw(loads)
-        self.steps: Iterator[int] = scenario.step.draw(steps)
-        self.scenario = scenario
-        self.batches = _Batches()
-        self.events: list[tuple[int, int]] = []  # (time, batch); the end of a step is -1 - batch
-        self.held: deque[int] = deque()  # finished batches of blocked loaders
-        self.queue: deque[int] = deque()
-        self.working = False
-
-    def run(self, end: int) -> _Batches:
-        for loader in range(self.scenario.loaders):
-            self._begin(loader, 0)
-        while self.events[0][0] <= end:
-            now, batch = heapq.heappop(self.events)
-            if batch < 0:
-                self.working = False
-            else:
-                self.held.append(batch)
-            self._advance(now)
-        return self.batches
-
-    def _begin(self, loader: int, now: int) -> None:
-        ready = now + next(self.loads)
-        heapq.heappush(self.events, (ready, self.batches.begin(loader, now, ready)))
-        if len(self.batches.loader) > MOST_BATCHES:
-            raise UsageError(
-                f"seconds={self.scenario.seconds:g} gives more than {MOST_BATCHES:,} batches, "
-                "the limit of a simulation: give a shorter time"
-            )
-
-    def _advance(self, now: int) -> None:
-        while True:
-            if not self.working and (self.queue or self.held):
-                if not self.queue:
-                    self._enqueue(now)
-                self._take(self.queue.popleft(), now)
-            elif self.held and len(self.queue) < self.scenario.capacity:
-                self._enqueue(now)
-            else:
-                return
-
-    def _enqueue(self, now: int) -> None:
-        batch = self.held.popleft()
-        self.queue.append(batch)
-        self.batches.queued[batch] = now
-        self._begin(self.batches.loader[batch], now)
-
-    def _take(self, batch: int, now: int) -> None:
-        self.working = True
-        done = now + next(self.steps)
-        self.batches.taken[batch], self.batches.done[batch] = now, done
-        heapq.heappush(self.events, (done, -1 - batch))
+SCENARIOS: Mapping[str, Mapping[str, Any]] = {
+    name: {"workers": 7, "step_ms": 100, "load_ms": load_ms, **more}
+    for name, load_ms, more in (
+        ("loading-bound", 2000, {"load_cv": 0.2}),
+        ("balanced", 700, {"load_cv": 0.2}),
+        ("step-bound", 350, {"load_cv": 0.2}),
+        ("high-variance", 350, {"load_cv": 1}),
+        ("synchronised", 2000, {}),
+        ("desynchronised", 2000, {"startup_ms": np.arange(7) * 2000 / 7}),
+    )
+}
+"""Arguments of `simulate`: workers that cannot keep up with the step, that just can, and that have
+slack; slow batches that slack does not cover; workers that begin together, and one by one."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """The result of a simulation; a batch is done when its step has ended.
+    """A simulated loop, with all times in milliseconds; ``str()`` gives the text for people.
 
     Attributes
     ----------
-    scenario
-        Parameters of the simulation.
-    loader
-        Loader of each batch, in the order in which batches were begun: (batches,) int64.
-    begun, ready, queued, taken, done
-        Times in nanoseconds at which a loader began each batch and finished it, the batch entered
-        the queue, the consumer took it, and its step ended: (batches,) int64. Times after the end
-        of the simulation did not happen.
+    load, step
+        Time to load each batch, in the order in which they are asked for, and of each step.
+    end
+        End of the simulation. Times after it did not happen.
     """
 
-    scenario: Scenario
-    loader: Nanoseconds
-    begun: Nanoseconds
-    ready: Nanoseconds
-    queued: Nanoseconds
-    taken: Nanoseconds
-    done: Nanoseconds
+    load: Times
+    step: Times
+    setting: Setting
+    end: float
 
-    @property
-    def end(self) -> int:
-        """End of the simulation in nanoseconds."""
-        return round(self.scenario.seconds * _NS)
-
-    @property
-    def setting(self) -> Scenario:
-        """An older name of `scenario`."""
-        return self.scenario
+    @classmethod
+    def of(cls, load: Times, step: Times, setting: Setting) -> Simulation:
+        """Run all these batches."""
+        return cls(load, step, setting, float(run_loop(load, step, setting).done.max()))
 
     @cached_property
-    def batches(self) -> int:
-        """Number of batches whose step has ended."""
-        return int((self.done <= self.end).sum())
+    def batches(self) -> Batches:
+        """Times of each batch, in the order in which batches are asked for."""
+        return run_loop(self.load, self.step, self.setting)
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.int64]:
+        """Batches in the order in which the loop takes them: (taken,)."""
+        order = np.argsort(self.batches.taken, kind="stable")
+        return order[: int((self.batches.taken <= self.end).sum())]
+
+    @cached_property
+    def waits(self) -> Times:
+        """Time without a step before each batch; the first is the start-up: (taken,)."""
+        idle_since = np.append(0, self.batches.done[self.order][:-1])[: len(self.order)]
+        return np.asarray(self.batches.taken[self.order] - idle_since)
 
     @property
-    def startup_s(self) -> float:
-        """Seconds until the consumer took its first batch; the whole time if it took none."""
-        return min(int(self.taken.min()), self.end) / _NS
+    def done(self) -> int:
+        """Number of batches whose step has ended."""
+        return int((self.batches.done <= self.end).sum())
+
+    @property
+    def startup(self) -> float:
+        """Time until the first step; the whole time if there is none."""
+        return min(float(self.batches.taken.min()), self.end)
+
+    @property
+    def batches_per_s(self) -> float:
+        """Batches done per second since the first step."""
+        return 1e3 * self.done / (self.end - self.startup) if self.end > self.startup else 0.0
 
     @property
     def rate(self) -> float:
-        """Batches done per second since the consumer took the first one.
-
-        In a short simulation it may exceed `Scenario.limit`: it includes the batches that were
-        loaded during start-up.
-        """
-        rest = self.scenario.seconds - self.startup_s
-        return self.batches / rest if rest else 0.0
-
-    @cached_property
-    def order(self) -> Nanoseconds:
-        """Batches in the order in which the consumer took them: (taken,) int64."""
-        order = np.argsort(self.taken, kind="stable")
-        return order[: int((self.taken <= self.end).sum())]
-
-    @cached_property
-    def stalls_ms(self) -> npt.NDArray[np.float64]:
-        """Wait of the consumer before each batch; the first is the start-up: (taken,) float64."""
-        idle_since = np.concatenate([[0], self.done[self.order][:-1]])
-        waits: npt.NDArray[np.float64] = self.taken[self.order] - idle_since[: len(self.order)]
-        return waits / 1e6
-
-    @cached_property
-    def _waited(self) -> int:
-        worked = np.minimum(self.done[self.order], self.end) - self.taken[self.order]
-        return self.end - int(worked.sum())
-
-    @property
-    def stall_share_with_startup(self) -> float:
-        """Share of the whole time that the consumer waited."""
-        return self._waited / self.end
+        """Batches done per second, the start included."""
+        return 1e3 * self.done / self.end
 
     @property
     def stall_share(self) -> float:
-        """Share of the time since the first batch that the consumer waited; 1 if none came."""
-        startup = min(int(self.taken.min()), self.end)
-        return (self._waited - startup) / (self.end - startup) if startup < self.end else 1.0
+        """Share of the time since the first step in which no step runs; 1 if there is none."""
+        begun, done = (np.minimum(times, self.end) for times in self.batches[4:])
+        steps, length = float((done - begun).sum()), self.end - self.startup
+        return max(0.0, 1 - steps / length) if length else 1.0
 
-    @cached_property
-    def stall_by_place_ms(self) -> npt.NDArray[np.float64]:
-        """Mean wait at each position in a round of one batch per loader: (loaders,) float64.
+    def with_workers(self, workers: int) -> Simulation:
+        """Run the same batches with another number of workers."""
+        return Simulation.of(self.load, self.step, replace(self.setting, workers=workers))
 
-        Start-up is left out. Synchronous loaders have all the waiting at one position.
-        """
-        loaders = self.scenario.loaders
-        waits = self.stalls_ms[1:]
-        positions = np.arange(1, len(waits) + 1) % loaders
-        sums = np.bincount(positions, waits, minlength=loaders)
-        means: npt.NDArray[np.float64] = sums / np.maximum(1, np.bincount(positions, None, loaders))
-        return means
+    def figures(self) -> Iterator[tuple[str, str]]:
+        """Yield names and values of the results, those of one more worker last."""
+        more, waits = self.with_workers(self.setting.workers + 1), self.waits[1:]
+        late, longest = int((waits > 0).sum()), number(float(waits.max(initial=0)))
+        yield "batches done", f"{self.done:,} in {self.end / 1e3:g} s"
+        yield "first step", f"after {number(self.startup / 1e3)} s"
+        yield "since then", f"{self.batches_per_s:,.2f} batches/s, stall {self.stall_share:.1%}"
+        yield "longest wait", f"{longest} ms; waits before {late:,} of {len(waits):,} batches"
+        rate, stall = more.batches_per_s, more.stall_share
+        yield "one more worker", f"{rate:,.2f} batches/s, stall {stall:.1%}"
 
-    @property
-    def stall_at_one_place(self) -> float:
-        """Share of the waiting at the worst position of a round; 1 / loaders if it is even."""
-        means = self.stall_by_place_ms
-        return float(means.max() / means.sum()) if means.any() else 0.0
+    def title(self) -> str:
+        """Describe the loop in one line."""
+        at, order = self.setting, "in order" if self.setting.in_order else "the first one ready"
+        load, step = (
+            number(mean) + " ms" + (f" (cv {cv:.2g})" if cv > 1e-6 else "")
+            for mean, cv in map(mean_and_cv, (self.load, self.step))
+        )
+        setting = f"num_workers={at.workers}, prefetch_factor={at.prefetch}, {order}"
+        return f"{setting}; {load} a batch, {step} a step"
 
-    @property
-    def blocked_share(self) -> float:
-        """Share of the loaders' time in which they were blocked by a full queue."""
-        held = np.minimum(self.queued, self.end) - np.minimum(self.ready, self.end)
-        return int(held.sum()) / (self.scenario.loaders * self.end)
+    def __str__(self) -> str:
+        bars = sparkline(self.waits[1 : BARS + 1])
+        return as_text([self.title(), *aligned([*self.figures(), ("waits", bars)])])
 
-    @cached_property
-    def queue_depth(self) -> tuple[Nanoseconds, Nanoseconds]:
-        """Times of changes, and the batches in the queue from then on: (changes,) int64 each."""
-        times = np.concatenate([[0], self.queued, self.taken])
-        changes = np.repeat([0, 1, -1], [1, len(self.queued), len(self.taken)])
-        kept = times <= self.end
-        times, changes = times[kept], changes[kept]
-        order = np.argsort(times, kind="stable")
-        times, depth = times[order], np.cumsum(changes[order])
-        last = np.append(times[1:] != times[:-1], True)
-        return times[last], depth[last]
-
-    @property
-    def queue_mean(self) -> float:
-        """Time average of the batches in the queue."""
-        times, depth = self.queue_depth
-        return float(np.diff(times, append=self.end) @ depth) / self.end
-
-    def with_one_more(self) -> Simulation:
-        """Simulate one more loader, with the same times for the same batches."""
-        return simulate_scenario(replace(self.scenario, loaders=self.scenario.loaders + 1))
+    def to_dict(self) -> dict[str, Any]:
+        """Return settings, figures, mean and cv of times, and all times in ms, for JSON."""
+        more = self.with_workers(self.setting.workers + 1)
+        return {
+            **asdict(self.setting),
+            "load": [*mean_and_cv(self.load)],
+            "step": [*mean_and_cv(self.step)],
+            "end": self.end,
+            **{name: getattr(self, name) for name in FIGURES},
+            "one_more": {name: getattr(more, name) for name in FIGURES},
+            "waits": self.waits.tolist(),
+            "batches": {name: column.tolist() for name, column in self.batches._asdict().items()},
+        }
 
     def html(self, path: str | Path) -> None:
-        """Write a self-contained HTML page that replays the simulation."""
+        """Write a page that replays the simulation: one file that needs no network."""
         from precache.html.pages import save
         from precache.simulation.page import render_simulation
 
         save(render_simulation(self), path)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all results for JSON: times in ms, None for those after the end."""
-        scenario, more = self.scenario, self.with_one_more()
-        times, depth = self.queue_depth
-        moments = ("begun", "ready", "queued", "taken", "done")
-        return {
-            "loaders": scenario.loaders,
-            "queue": scenario.capacity,
-            "load": _durations_dict(scenario.load),
-            "step": _durations_dict(scenario.step),
-            "seconds": scenario.seconds,
-            "seed": scenario.seed,
-            "batches": self.batches,
-            "startup_s": self.startup_s,
-            "rate_per_s": self.rate,
-            "stall_share": self.stall_share,
-            "stall_share_with_startup": self.stall_share_with_startup,
-            "stall_at_one_place": self.stall_at_one_place,
-            "blocked_share": self.blocked_share,
-            "queue_mean": self.queue_mean,
-            "limit": {
-                "per_s": scenario.limit,
-                "loading_per_s": scenario.loading_limit,
-                "step_per_s": scenario.step_limit,
-            },
-            "one_more": {
-                "batches": more.batches,
-                "gain": more.batches - self.batches,
-                "stall_share": more.stall_share,
-                "stall_share_with_startup": more.stall_share_with_startup,
-            },
-            "series": {
-                "stalls_ms": self.stalls_ms.tolist(),
-                "stall_by_place_ms": self.stall_by_place_ms.tolist(),
-                "queue_depth": {
-                    "from_ms": _milliseconds(times, self.end),
-                    "batches": depth.tolist(),
-                },
-                "made": {
-                    "loader": self.loader.tolist(),
-                    **{f"{m}_ms": _milliseconds(getattr(self, m), self.end) for m in moments},
-                },
-            },
-        }
-
-
-def _durations_dict(times: Durations) -> dict[str, Any]:
-    values = {"mean_ms": times.mean_ms, "cv": times.cv, "dist": times.kind}
-    return values | {"resolution_ms": times.resolution_ms, "measured": len(times.measured_ms)}
-
-
-def _milliseconds(times: Nanoseconds, end: int) -> list[float | None]:
-    return [time / 1e6 if time <= end else None for time in times.tolist()]
-
 
 def simulate(
-    load_ms: float | MeasuredTimes,
-    step_ms: float | MeasuredTimes,
-    loaders: int,
+    load_ms: float | MeasuredTimes | None = None,
+    step_ms: float | MeasuredTimes | None = None,
+    workers: int | None = None,
     *,
-    queue: int | None = None,
+    scenario: str | None = None,
+    prefetch: int = 2,
+    in_order: bool = True,
+    startup_ms: float | MeasuredTimes | None = None,
+    handover_ms: float = 0.0,
+    copy_ms: float = 0.0,
     load_cv: float | None = None,
     step_cv: float | None = None,
-    load_dist: str | None = None,
-    step_dist: str | None = None,
-    resolution_ms: float = 0.0,
     seconds: float = 30.0,
     seed: int = 0,
 ) -> Simulation:
-    """Simulate loaders that feed a training loop.
+    """Simulate a training loop that a ``torch.utils.data.DataLoader`` feeds.
 
-    Each of `loaders` processes loads one batch at a time; all begin together. A finished batch goes
-    into a queue, and its loader is blocked while the queue is full. One consumer takes the batches
-    and runs a step on each.
+    Each worker loads one batch at a time, and up to `prefetch` batches per worker are loaded ahead.
+    The loop takes batches in the order in which they were asked for, and spends a step on each.
+    In the long run, the rate is at most the lower of workers / load time and 1 / step time.
+
+    The result's stall is the share of the time since the first step in which the loop waits for
+    data. Workers that start together deliver together, so the loop waits at every N-th batch. With
+    variance they drift apart: the spikes disappear, but the stall grows, since a slow batch holds
+    up those that are ready behind it.
 
     Parameters
     ----------
-    load_ms, step_ms
-        Time of one loader for one batch, and of the consumer for one step: a mean, or a sequence
-        of measured times, used as `load_dist` and `step_dist` say.
-    queue
-        Capacity of the queue in batches, not counting the finished batch that each blocked loader
-        holds; by default the number of loaders. Then 2 batches per loader are in progress, as in a
-        ``torch.utils.data.DataLoader`` with ``prefetch_factor=2``.
+    load_ms
+        Time of one worker for one batch: a mean, or measured times (on the command line a file of
+        them), which are used in their order, repeated.
+    step_ms
+        Time of one step, in the same way.
+    workers
+        `num_workers` of the `DataLoader`; 0 if the loop itself loads.
+    scenario
+        Settings of 7 workers and a step of 100 ms, where none are given: ``loading-bound``,
+        ``balanced``, ``step-bound``, ``high-variance``, ``synchronised``, ``desynchronised``.
+    prefetch
+        Its `prefetch_factor`: batches per worker.
+    in_order
+        Its ``in_order``: take batches as they were asked for, or the first one ready.
+    startup_ms
+        Time until workers can begin: one for all, or one each; 0 by default.
+    handover_ms
+        Time in which a finished batch reaches the training process.
+    copy_ms
+        Time in which the loop copies a batch to the device.
     load_cv, step_cv
-        Coefficient of variation: standard deviation over mean; 0 by default.
-    load_dist, step_dist
-        ``"gamma"`` (default with a variation), ``"lognormal"``, ``"exponential"`` or
-        ``"constant"``; for measured times ``"cycle"`` (default: in their order, repeated) or
-        ``"resample"`` (drawn at random).
-    resolution_ms
-        Load times are rounded up to a multiple of it; 0 for continuous time.
+        Coefficient of variation of gamma-distributed times: standard deviation over mean; 0 by
+        default.
+    seconds
+        Simulated time.
+    seed
+        Seed of the drawn times.
 
     Raises
     ------
     UsageError
         If an argument is out of range, or two contradict each other.
     """
-    loaders, seed = whole("loaders", loaders), whole("seed", seed)
-    queue = None if queue is None else whole("queue", queue)
-    if not 1 <= loaders <= MOST_LOADERS:
-        raise UsageError(f"loaders={loaders} is out of range: give 1 to {MOST_LOADERS:,}")
-    if queue is not None and queue < 0:
-        raise UsageError(f"queue={queue} is negative: give 0 or more batches")
-    if not (math.isfinite(resolution_ms) and resolution_ms >= 0):
-        raise UsageError(f"resolution_ms={resolution_ms:g} is out of range: give 0 or more")
+    given = {
+        "load_ms": load_ms, "step_ms": step_ms, "workers": workers, "load_cv": load_cv,
+        "startup_ms": startup_ms,
+    }  # fmt: skip
+    if scenario is not None and scenario not in SCENARIOS:
+        raise UsageError(f"scenario is {scenario!r}; there are {', '.join(SCENARIOS)}")
+    preset = {"startup_ms": 0.0, "load_cv": None, **SCENARIOS.get(scenario or "", {})}
+    if np.ndim(0 if load_ms is None else load_ms):
+        preset["load_cv"] = None  # measured times have their own spread
+    settings = {**preset, **{name: value for name, value in given.items() if value is not None}}
+    if missing := [name for name in given if name not in settings]:
+        raise UsageError(f"{missing[0]} is missing; give it, or a scenario")
+    load_ms, step_ms, load_cv, workers = (
+        settings[name] for name in ("load_ms", "step_ms", "load_cv", "workers")
+    )
+    seed = whole("seed", seed, 0)
+    setting = Setting(
+        workers=whole("workers", workers, 0),
+        prefetch=whole("prefetch", prefetch, 1),
+        in_order=bool(in_order),
+        startup=_checked("startup_ms", settings["startup_ms"]).tolist(),
+        handover=_checked("handover_ms", handover_ms, dimensions=0).item(),
+        copy=_checked("copy_ms", copy_ms, dimensions=0).item(),
+    )
     if not 1e-6 <= seconds <= 1e8:
         raise UsageError(f"seconds={seconds:g} is out of range: give more than 0, up to 1e8")
-    if seed < 0:
-        raise UsageError(f"seed={seed} is negative: give 0 or more")
-    load = durations("load", load_ms, load_cv, load_dist, resolution_ms)
-    step = durations("step", step_ms, step_cv, step_dist)
-    return simulate_scenario(Scenario(loaders, load, step, queue, seconds, seed))
+    end, count = 1e3 * seconds, 4 * setting.window + 64
+    while count <= MOST_BATCHES:
+        loads, steps = np.random.default_rng(seed).spawn(2)
+        load = _draw("load", load_ms, load_cv, count, loads)
+        found = Simulation(load, _draw("step", step_ms, step_cv, count, steps), setting, end)
+        needed = len(found.order) + setting.window
+        if needed < count:
+            return replace(found, load=load[:needed], step=found.step[:needed])
+        count *= 4
+    raise UsageError(
+        f"seconds={seconds:g} with workers={workers} and prefetch={prefetch} gives too many "
+        f"batches: give a shorter time, or fewer (up to {MOST_BATCHES // 4:,} are simulated)"
+    )
 
 
-def simulate_scenario(scenario: Scenario) -> Simulation:
-    """Simulate a scenario that `simulate` has checked."""
-    batches = _EventLoop(scenario).run(round(scenario.seconds * _NS))
-    columns = (getattr(batches, column.name) for column in fields(_Batches))
-    return Simulation(scenario, *(np.array(column, np.int64) for column in columns))
+def _draw(
+    name: str, ms: float | MeasuredTimes, cv: float | None, count: int, chance: np.random.Generator
+) -> Times:
+    """Return as many times as wanted, drawn from a distribution or repeated."""
+    times, spread = _checked(f"{name}_ms", ms), cv or 0.0
+    if not times.any():
+        raise UsageError(f"{name}_ms has no time above 0; give milliseconds above 0")
+    if not 0 <= spread <= 100 or (cv is not None and np.ndim(ms)):
+        raise UsageError(
+            f"{name}_cv={cv:g} is wrong: give 0 to 100, and none for a list of measured times, "
+            "which have their own spread"
+        )
+    if spread > 1e-6:
+        times = chance.gamma(spread**-2, times[0] * spread**2, count)
+    return np.minimum(np.resize(times, count), LONGEST_MS)
+
+
+def _checked(name: str, ms: float | MeasuredTimes, dimensions: int = 1) -> Times:
+    try:
+        if np.ndim(ms) > dimensions:
+            raise TypeError
+        times: Times = np.atleast_1d(np.asarray(ms)).astype(float, casting="same_kind")
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is {ms!r}; give milliseconds") from None
+    if wrong := [time for time in times.flat if not 0 <= time <= LONGEST_MS]:
+        raise UsageError(f"{name} has {wrong[0]:g}; give milliseconds from 0")
+    return times
+
+
+def read_times(path: str | Path) -> list[float]:
+    """Read milliseconds from a text file: numbers separated by white space or commas, # comments.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read, holds no numbers, or holds other text.
+    """
+    try:
+        text = re.sub(r"#.*", "", Path(path).read_text("utf-8"))
+        times = [float(word) for word in re.split(r"[\s,]+", text) if word]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the times in {path}: {error}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}; give milliseconds") from None
+    if not times:
+        raise UsageError(f"{path} holds no times: write one time in ms per line")
+    return times
+
+
+def sparkline(values: Times) -> str:
+    """Draw one character per value, as high as its share of the largest; a dot for 0."""
+    levels = (7.99 * values / max(values.max(initial=0), 1e-300)).astype(int).tolist()
+    return "".join("▁▂▃▄▅▆▇█"[n] if v > 0 else "·" for n, v in zip(levels, values, strict=True))

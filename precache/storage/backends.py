@@ -11,8 +11,8 @@ from html import unescape
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
-from precache.errors import PrecacheError, UsageError
-from precache.messages import credentials_of, shown
+from precache.errors import PrecacheError, UsageError, missing_library
+from precache.messages import shown, url_parts
 from precache.storage import retries
 from precache.storage.object_store import object_store
 
@@ -47,7 +47,7 @@ _SECRET_PARTS = re.compile(r"(?:AccountKey|sig)=([^;&]{4,})", re.IGNORECASE)
 themselves."""
 
 
-def file_system(protocol: str, options: Mapping[str, Any], within: str = "") -> Any:
+def file_system(protocol: str, options: Mapping[str, Any], within: str) -> Any:
     """Return this process's client for these options; fsspec's instance but for S3 and Azure.
 
     Parameters
@@ -67,9 +67,9 @@ def file_system(protocol: str, options: Mapping[str, Any], within: str = "") -> 
     except PrecacheError:
         raise
     except ImportError:
-        extra = EXTRAS.get(protocol)
-        how = f"pip install 'precache[{extra}]'" if extra else "install its fsspec library"
-        raise UsageError(f"{protocol}:// needs a library that is not installed: {how}") from None
+        if extra := EXTRAS.get(protocol):
+            raise missing_library(f"{protocol}://", None, extra) from None
+        raise UsageError(f"{protocol}:// needs its fsspec library; install it") from None
     except Exception as error:  # of credentials, the libraries raise anything
         raise UsageError(
             f"cannot use {protocol}://: {reason_of(error, options)}; check the credentials and the "
@@ -215,9 +215,9 @@ def _quoted(text: str) -> str:
 
 def _secrets_of(url: str) -> Iterator[str]:
     """Yield user, password and what follows the path of a URL, as they stand and unquoted."""
-    user, query = credentials_of(url), "".join(re.split(r"([?#])", url, maxsplit=1)[1:])
+    user, _, query = url_parts(url)
     values = re.split(r"[?#&;]|(?<!=)=(?!=)", query)
-    for part in (user, *user.split(":", 1), query[1:], *values):
+    for part in (user[:-1], *user[:-1].split(":", 1), query[1:], *values):
         yield from (text for text in (part, unquote(part)) if len(text) >= 4)
 
 

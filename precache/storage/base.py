@@ -31,10 +31,11 @@ row table of fifty million rows has as many."""
 _NAME = re.compile(r"(?!\.\.?(?:/|\Z))[^/\0]+(?:/(?!\.\.?(?:/|\Z))[^/\0]+)*")
 
 LINK_OUT, LINK_TWICE, NO_FILE, NO_NAME = "link_out", "link_twice", "no_file", "no_name"
-SERVICE_FOLDER = "service_folder"
+SERVICE_FOLDER, HIDDEN_FILE = "service_folder", "hidden_file"
 """Reasons to leave out a name in a walk: a link out of the folder; a second link to one folder; a
 FIFO, socket, device or a link in an archive; a name with an empty part, ``.`` or ``..``; an image
-below a hidden folder, or one that a system or program made."""
+below a hidden folder, or one that a system or program made; an image whose name begins with a
+dot."""
 
 NOT_UTF8, REPLACED, REPEATED, SAME_KEY = "not_utf8", "replaced", "repeated", "same_key"
 """Reasons to leave out a sample of a listing: a name that is not UTF-8; a member of an archive
@@ -53,6 +54,7 @@ _LEFT_OUT_AS = {
     "(rename them)",
     SERVICE_FOLDER: "images in hidden folders, or folders of a system or program (to read them, "
     "name such a folder as the source, or pack them anew)",
+    HIDDEN_FILE: "hidden images, as in a trash (to read them, rename them without the dot)",
     NOT_UTF8: "whose names are not UTF-8, as keys are (rename them, or save a table as UTF-8)",
     REPLACED: "that a later member of the same name replaces, as when the archive is extracted "
     "(pack it anew)",
@@ -225,8 +227,14 @@ class Folder(Protocol):
         A range that ends beyond its object is shorter.
         """
 
-    def names(self, name: str = "") -> list[str]:
-        """Names directly below `name`, sorted; none where it does not exist."""
+    def names(self, name: str = "", *, first: bool = False) -> list[str]:
+        """Names directly below `name`, sorted; none where it does not exist.
+
+        Parameters
+        ----------
+        first
+            Of a remote folder only those that one request lists.
+        """
 
     def sizes(self, name: str = "") -> dict[str, int]:
         """Name -> bytes of every object below `name`, from one listing."""

@@ -243,7 +243,7 @@ class LocalFolder:
 
     # --- listing --------------------------------------------------------------------------------
 
-    def names(self, name: str = "") -> list[str]:
+    def names(self, name: str = "", *, first: bool = False) -> list[str]:
         status = self._look(name)
         if status is None or not stat.S_ISDIR(status.st_mode):
             return []

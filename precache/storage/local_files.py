@@ -131,7 +131,7 @@ def read_whole(descriptor: int, size: int, most: int | None = None) -> bytes:
 
 
 @functools.cache
-def libc() -> Any:
+def _libc() -> Any:
     """The C library, with the types of what maps memory."""
     library = ctypes.CDLL(None, use_errno=True)
     number, size = ctypes.c_int, ctypes.c_size_t
@@ -141,9 +141,9 @@ def libc() -> Any:
     return library
 
 
-def map_at(address: int | None, nbytes: int, access: int, flags: int, descriptor: int) -> int:
-    """Address of a new map: mmap(2), which unlike Python's own holds no descriptor."""
-    mapped = libc().mmap(address, nbytes, access, flags, descriptor, 0)
+def map_memory(nbytes: int, flags: int, descriptor: int) -> int:
+    """Address of a new map to read: mmap(2), which unlike Python's own holds no descriptor."""
+    mapped = _libc().mmap(None, nbytes, mmap.PROT_READ, flags, descriptor, 0)
     if mapped in (None, ctypes.c_void_p(-1).value):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -161,7 +161,7 @@ class _Map:
             "version": 3,
         }
         # Not at exit, when other threads may still be reading.
-        weakref.finalize(self, libc().munmap, address, nbytes).atexit = False
+        weakref.finalize(self, _libc().munmap, address, nbytes).atexit = False
 
 
 def map_file(descriptor: int, flags: int = 0) -> np.ndarray:
@@ -176,12 +176,12 @@ def map_file(descriptor: int, flags: int = 0) -> np.ndarray:
     if size == 0:
         return np.empty(0, np.uint8)
     try:
-        address = map_at(None, size, mmap.PROT_READ, mmap.MAP_SHARED | flags, descriptor)
+        address = map_memory(size, mmap.MAP_SHARED | flags, descriptor)
     except OSError as error:
         if error.errno != errno.ENODEV:
             raise
         # Some of FUSE share no maps; one that cannot be written to is not counted either.
-        address = map_at(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE | flags, descriptor)
+        address = map_memory(size, mmap.MAP_PRIVATE | flags, descriptor)
     return np.asarray(_Map(address, size))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import UsageError
-from precache.messages import credentials_of, shown
+from precache.messages import shown, url_parts
 from precache.storage.base import Folder
 from precache.storage.local import ANYWHERE, LocalFolder
 
@@ -43,7 +43,7 @@ def open_folder(
 
     if protocol in EXTRAS and not path.strip("/"):
         raise UsageError(f"{protocol}:// names no bucket; give {protocol}://BUCKET/FOLDER")
-    if protocol in EXTRAS and ":" in credentials_of(uri):
+    if protocol in EXTRAS and ":" in url_parts(uri)[0]:
         raise UsageError(
             f"{shown(uri)} was given with credentials, which have no place in {protocol}:// URLs; "
             "give them as storage options, or as the library of this service finds them"

@@ -1,21 +1,20 @@
-"""Folders of one user, or of a group that shares them, in which nothing is reached through links.
+"""Folders of one user, in which nothing is reached through links.
 
 A folder is held by its descriptor and its files are opened relative to that, so a link in the place
-of either is an error. A file counts only if it is a regular one with a single name: a hard link
-would have a file elsewhere truncated or touched, and opening a FIFO would block.
+of either is an error. A file counts only if it is a regular one of this user with a single name: a
+hard link would have a file elsewhere truncated or touched, and opening a FIFO would block.
 
-A private folder (0700, files 0600, whatever the umask) belongs to this process's user, and so does
-every file in it. A shared one (2770, files 0660) is open to its group, whose members trust each
-other: each of them may read, replace and remove the files of all.
+A folder has mode 0700 and its files 0600, whatever the umask, so that nobody else puts files there.
+A file that another user put there while the folder was open to others is not read.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
 import pwd
+import shlex
 import stat
 import weakref
 from collections.abc import Collection, Iterator
@@ -23,10 +22,7 @@ from pathlib import Path
 
 from precache.errors import UsageError
 
-PRIVATE_MODES = 0o700, 0o600
-"""Modes of folders, and of files."""
-
-SHARED_MODES = 0o2770, 0o660
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
 
 class ForeignFile(OSError):
@@ -50,8 +46,6 @@ class OwnFolder:
     ----------
     path
         Its last part must be no link.
-    shared
-        With the members of its group.
     within
         The folder that it is in; by default it is reached by its path.
     names
@@ -60,25 +54,22 @@ class OwnFolder:
     Raises
     ------
     UsageError
-        It is a link or a file, belongs to another user, is open to others than it is meant for,
-        or has other files in it.
+        It is a link or a file, belongs to another user, can be written by others, or has other
+        files in it.
     """
 
     def __init__(
         self,
         path: Path,
         *,
-        shared: bool = False,
         within: OwnFolder | None = None,
         names: Collection[str] | None = None,
     ) -> None:
         self.path = path
-        self._shared = shared
-        mode, self._file_mode = SHARED_MODES if shared else PRIVATE_MODES
         where, place = (path.name, within._descriptor) if within else (path, None)
         try:
-            os.mkdir(where, mode, dir_fd=place)
-            os.chmod(where, mode, dir_fd=place)  # the umask took some of it
+            os.mkdir(where, FOLDER_MODE, dir_fd=place)
+            os.chmod(where, FOLDER_MODE, dir_fd=place)  # the umask took some of it
         except FileExistsError:
             pass
         try:
@@ -89,37 +80,28 @@ class OwnFolder:
                     f"{path} is a link or a file, where a folder belongs; remove it, or choose "
                     "another cache_dir"
                 ) from None
-            self._require_access(os.stat(where, dir_fd=place, follow_symlinks=False))
+            self._require_private(os.stat(where, dir_fd=place, follow_symlinks=False))
             raise
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         status = os.fstat(self._descriptor)
-        self._require_access(status)
+        self._require_private(status)
         if names is not None:
             self._require_only(names)
-        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
-            os.fchmod(self._descriptor, mode)
-            for name in self.names():
-                with contextlib.suppress(OSError):  # raised again when it is used
-                    self.file(name).close()  # which sets its mode
+        if stat.S_IMODE(status.st_mode) != FOLDER_MODE:
+            os.fchmod(self._descriptor, FOLDER_MODE)
 
-    def _require_access(self, status: os.stat_result) -> None:
-        mode, own = stat.S_IMODE(status.st_mode), status.st_uid == os.geteuid()
-        if not own and not self._shared:
+    def _require_private(self, status: os.stat_result) -> None:
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid != os.geteuid():
             raise UsageError(
                 f"{self.path} belongs to {_user(status.st_uid)}, and this process runs as "
-                f"{_user(os.geteuid())}; choose a cache_dir of your own, or share it by its group: "
-                "cache_shared=True"
+                f"{_user(os.geteuid())}; choose a cache_dir of your own"
             )
-        if own and not self._shared and mode == SHARED_MODES[0]:
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            command = f"chmod {FOLDER_MODE:o} {shlex.quote(str(self.path))}"
             raise UsageError(
-                f"{self.path} is shared by its group; give cache_shared=True, or choose another "
-                "cache_dir"
-            )
-        if not own and (mode & 0o2070 != 0o2070 or mode & 0o002):
-            raise UsageError(
-                f"{self.path} belongs to {_user(status.st_uid)} and has mode {mode:04o}, where a "
-                "cache that is shared by its group needs 2770; have its owner change that "
-                "(chmod 2770), or choose another cache_dir"
+                f"{self.path} has mode {mode:04o}, so that others can put files there, and a cache "
+                f"belongs to one user; run {command}, or choose another cache_dir"
             )
 
     def _require_only(self, names: Collection[str]) -> None:
@@ -132,7 +114,7 @@ class OwnFolder:
 
     def folder(self, name: str) -> OwnFolder:
         """A folder in it, made if missing."""
-        return OwnFolder(self.path / name, shared=self._shared, within=self)
+        return OwnFolder(self.path / name, within=self)
 
     def names(self) -> list[str]:
         """List the names of all entries."""
@@ -163,7 +145,7 @@ class OwnFolder:
         Raises
         ------
         ForeignFile
-            It is not a regular file, has several names, or belongs to another user.
+            It is not a regular file, belongs to another user, or has several names.
         """
         return io.FileIO(name, mode, opener=self.descriptor_of)
 
@@ -171,7 +153,7 @@ class OwnFolder:
         """Open a file as `file` does, and return its descriptor."""
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            descriptor = os.open(name, flags, self._file_mode, dir_fd=self._descriptor)
+            descriptor = os.open(name, flags, FILE_MODE, dir_fd=self._descriptor)
         except FileNotFoundError:
             raise
         except OSError:
@@ -180,9 +162,8 @@ class OwnFolder:
         try:
             status = os.fstat(descriptor)
             self._require_own(name, status)
-            wrong = stat.S_IMODE(status.st_mode) != self._file_mode
-            if wrong and status.st_uid == os.geteuid():
-                os.fchmod(descriptor, self._file_mode)
+            if stat.S_IMODE(status.st_mode) != FILE_MODE:
+                os.fchmod(descriptor, FILE_MODE)
         except BaseException:
             os.close(descriptor)
             raise
@@ -191,11 +172,10 @@ class OwnFolder:
     def _require_own(self, name: str, status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode):
             raise ForeignFile(self.path / name, "is no regular file", status)
+        if status.st_uid != os.geteuid():
+            raise ForeignFile(self.path / name, f"belongs to {_user(status.st_uid)}", status)
         if status.st_nlink > 1:
             raise ForeignFile(self.path / name, "has other names (hard links)", status)
-        if status.st_uid != os.geteuid() and not self._shared:
-            owner = _user(status.st_uid)
-            raise ForeignFile(self.path / name, f"belongs to {owner}", status)
 
     def status(self, name: str) -> os.stat_result:
         """Return the status of an entry; of a link, its own."""

@@ -27,7 +27,7 @@ from fsspec import asyn
 from fsspec.core import strip_protocol
 
 from precache.errors import PrecacheError, StorageError
-from precache.messages import shown
+from precache.messages import shown, url_parts
 from precache.runtime.ordered_map import Threads
 from precache.runtime.process_id import boottime
 from precache.storage import retries
@@ -120,7 +120,7 @@ class RemoteFolder:
 
     @property
     def name(self) -> str:
-        return self._name({"name": self.root})
+        return self._name({"name": shown(self.root)})
 
     def path(self, name: str) -> str:
         return self._url(name)
@@ -294,10 +294,13 @@ class RemoteFolder:
         _warn_of_whole_objects(self._url("").split("/")[2])
         return got[start:end]
 
-    def names(self, name: str = "") -> list[str]:
+    def names(self, name: str = "", *, first: bool = False) -> list[str]:
         if name:
             checked(name, self)
-        if self._by_obstore:
+        if first:
+            page = next(self._pages(self._fs, name), [])
+            names = [entry["name"].partition("/")[0] for entry in page]
+        elif self._by_obstore:
             try:
                 names = self._request(self._fs.names, name, "list")
             except FileNotFoundError:
@@ -542,7 +545,12 @@ class RemoteFolder:
     def _at(self, name: str) -> str:
         """Return the path of `name` as the file system takes it."""
         quoted = quote(name, errors="surrogateescape") if self.protocol in WEB else name
-        return _join(self.root, quoted)
+        return self._joined(quoted)
+
+    def _joined(self, name: str) -> str:
+        """Return the root with a name below it, before the query that a web server's URL has."""
+        query = url_parts(self.root)[2] if self.protocol in WEB else ""
+        return _join(self.root.removesuffix(query), name) + query
 
     def _name(self, info: Mapping[str, Any]) -> str:
         """Return the last part of a path of the file system."""
@@ -557,12 +565,11 @@ class RemoteFolder:
 
     def _url(self, name: str) -> str:
         """Return the URL without query and user: both may hold a secret."""
-        url = self._root_url
-        return shown(_join(url, name) if self.root else f"{url}{name}")
+        return shown(self._whole_url(name))
 
-    @property
-    def _root_url(self) -> str:
-        return self.root if self.protocol in WEB else f"{self.protocol}://{self.root}"
+    def _whole_url(self, name: str) -> str:
+        path = self._joined(name)
+        return path if self.protocol in WEB else f"{self.protocol}://{path}"
 
     def _request(
         self, action: Callable[..., Result], name: str, doing: str, within: float = math.inf
@@ -619,7 +626,7 @@ class RemoteFolder:
         log_line("%s; trying again in %.1f s", error, pause)
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
-        reason = reason_of(error, read_environment(self.options), self._root_url)
+        reason = reason_of(error, read_environment(self.options), self._whole_url(""))
         if type(error).__name__ == "TooManyRedirects":
             reason = "the server redirects it without end"
         elif isinstance(error, FileNotFoundError):

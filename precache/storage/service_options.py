@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from precache.errors import UsageError
+from precache.errors import UsageError, missing_library
 from precache.storage import retries
 from precache.storage.listing import Entry, file_entry
 
@@ -84,9 +84,7 @@ def open_bucket(kind: str, name: str, options: Mapping[str, Any]) -> Bucket:
     except UsageError:
         raise
     except ImportError:
-        raise UsageError(
-            f"the library of this service is not installed: pip install 'precache[{kind}]'"
-        ) from None
+        raise missing_library("this service", None, kind) from None
     except Exception as error:  # of credentials and certificates, the libraries raise anything
         raise UsageError(
             f"cannot connect to {name} ({type(error).__name__}); check the storage options, the "

@@ -7,7 +7,7 @@ a repair writes them again if they do not.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from precache.codecs.chunk import codec_metadata, zstd_content_size
@@ -128,14 +128,12 @@ def layout_difference(actual: Array, expected: Array) -> str:
 
 
 def array_documents(
-    attributes: Attributes, fields: Mapping[str, Field], labels: str, row_table: int, holes: int
+    attributes: Attributes, labels: str, row_table: int, holes: int
 ) -> dict[str, Json]:
     """Name -> `zarr.json` of every array and group of a version except its own group.
 
     Parameters
     ----------
-    fields
-        The recipe's fields, by array.
     labels
         Dtype of the labels.
     row_table, holes
@@ -155,9 +153,10 @@ def array_documents(
     }
     for name, stored in attributes.fields.items():
         row = RowShape(stored.shape, stored.dtype)
-        documents[name] = field_document(fields[name], row, rows, per_shard)
+        declared = attributes.declared[name]
+        documents[name] = field_document(declared, row, rows, per_shard)
         documents[f"shards/{name}"] = small_document((shards, 2), "uint64", ["shard", "size_xxh3"])
-        if is_summed(fields[name], row):
+        if is_summed(declared, row):
             names = ["shard", "count_total_squares"]
             shape = shards, 1 + 2 * stored.shape[0]
             documents[f"{SUMS}/{name}"] = small_document(shape, "float64", names)

@@ -15,6 +15,7 @@ from precache.storage.rename import is_link
 from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
 from precache.store.json_documents import Identity
 from precache.store.lease import live_leases, read_leases
+from precache.store.receipts import RECEIPTS
 from precache.units import duration, local_time
 
 DESCRIPTION = f"{BUILD}/build.json"
@@ -28,7 +29,7 @@ class BuildStatus:
     Attributes
     ----------
     rows, shards
-        Of the whole version; None if a build of an earlier release began it.
+        Of the whole version.
     done
         Shards that have a receipt.
     idle_seconds
@@ -36,10 +37,10 @@ class BuildStatus:
     """
 
     version: str
-    rows: int | None
-    shards: int | None
+    rows: int
+    shards: int
     done: int
-    idle_seconds: float | None
+    idle_seconds: float
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,9 @@ class StoreStatus:
             current = f"{self.version}, committed {local_time(self.committed)}"
         rows = [("store", self.store), ("current version", current)]
         for build in self.building:
-            shards = "?" if build.shards is None else f"{build.shards:,}"
-            of_rows = "" if build.rows is None else f", {build.rows:,} rows in all"
-            seconds = build.idle_seconds
-            idle = "" if seconds is None else f"; idle for {duration(seconds)}"
-            done = f"{build.done:,} of {shards} shards{of_rows}{idle}"
-            rows.append((f"building {build.version[:8]}", done))
+            done = f"{build.done:,} of {build.shards:,} shards, {build.rows:,} rows in all"
+            idle = f"idle for {duration(build.idle_seconds)}"
+            rows.append((f"building {build.version[:8]}", f"{done}; {idle}"))
         return as_text(aligned(rows))
 
 
@@ -96,7 +94,7 @@ def read_status(
         str(folder),
         None if current is None else current.version,
         None if current is None else current.time,
-        tuple(sorted(building, key=lambda build: (build.idle_seconds or 0, build.version))),
+        tuple(sorted(building, key=lambda build: (build.idle_seconds, build.version))),
     )
 
 
@@ -117,16 +115,15 @@ def read_build(version: Folder) -> BuildStatus | None:
         return None
     receipts: list[FileInfo] = []
     with contextlib.suppress(StorageError):  # none yet, or committed at this moment
-        receipts = list(version.folder(f"{BUILD}/receipts").walk())
+        receipts = list(version.folder(RECEIPTS).walk())
     beats = [lease.time for lease in read_leases(version).values()]
-    last = max([identity.begun or 0.0, *beats, *(f.mtime_ns / 1e9 for f in receipts)])
-    rows = identity.rows
+    last = max([identity.begun, *beats, *(file.mtime_ns / 1e9 for file in receipts)])
     return BuildStatus(
         identity.version,
-        rows,
-        None if rows is None else -(-rows // identity.rows_per_shard),
+        identity.rows,
+        -(-identity.rows // identity.rows_per_shard),
         len(receipts),
-        max(0.0, time.time() - last) if last > 0 else None,
+        max(0.0, time.time() - last),
     )
 
 

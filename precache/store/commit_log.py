@@ -6,12 +6,11 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
-from precache.errors import BuildError, StorageError
+from precache.errors import BuildError, StorageError, StoreError
 from precache.messages import shown
 from precache.storage.base import Folder
 from precache.store.json_documents import CommitEntry
@@ -38,8 +37,10 @@ class Commit:
     parent: str | None
     time: float
     source: str | None = None
-    code: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
+
+EMPTY_SECONDS = 2.0
+"""Longest wait for an entry that is being created."""
 
 CREATE_TRIES = 3
 """Attempts to create an object twice: another build's commit may remove it in between."""
@@ -81,33 +82,49 @@ def require_create_only(folder: Folder, scratch: str) -> None:
 def read_commits(store: Folder, *, newest: bool = False) -> list[Commit]:
     """Read the log, oldest entry first; versions that it names may have been removed.
 
-    Empty entries are skipped: they are being created, or their process was killed.
-
     Parameters
     ----------
     newest
         Read only the last entry.
+
+    Raises
+    ------
+    StoreError
+        An entry is damaged: no other says what it made current.
     """
     names = [name for name in store.names("commits") if NUMBERED.fullmatch(name)]
-    names.sort(key=lambda name: int(name[:-5]), reverse=True)
-    at_a_time = 1 if newest else max(1, len(names))
+    names.sort(key=lambda name: int(name[:-5]))
+    paths = [f"commits/{name}" for name in (names[-1:] if newest else names)]
     log: list[Commit] = []
-    for start in range(0, len(names), at_a_time):
-        paths = [f"commits/{name}" for name in names[start : start + at_a_time]]
-        for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
-            if isinstance(data, StorageError):
-                raise data
-            if data:
-                log.append(_commit(data, store.path(path)))
-        if log:
-            break
-    return log[::-1]
+    for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
+        if isinstance(data, StorageError):
+            raise data
+        log.append(_commit(data or _once_written(store, path), store.path(path)))
+    return log
+
+
+def _once_written(store: Folder, path: str) -> bytes:
+    """Read an entry that was found empty: on a disk without links it may be being created."""
+    until = time.monotonic() + EMPTY_SECONDS
+    while not (data := store.read(path)) and time.monotonic() < until:
+        time.sleep(0.01)
+    return data
 
 
 def _commit(data: bytes, where: str) -> Commit:
-    entry = CommitEntry.read(data, where)
+    try:
+        entry = CommitEntry.read(data, where)
+    except StoreError as error:
+        why = str(error).removeprefix(f"{where} is damaged or forged: ") if data else "it is empty"
+        raise StoreError(
+            f"{where} is damaged or forged: {why}; it alone "
+            "says which version was made current. Versions are still read by name "
+            "(STORE@VERSION). Remove that file, and before any gc run again what wrote it, "
+            "precache build or precache use: a build finds its version whole, computes nothing and "
+            "makes it current"
+        ) from None
     number = int(where.rpartition("/")[2].removesuffix(".json"))
-    return Commit(number, entry.version, entry.parent, entry.time, entry.source, entry.code or {})
+    return Commit(number, entry.version, entry.parent, entry.time, entry.source)
 
 
 def recordable_source(source: str) -> str | None:
@@ -119,20 +136,10 @@ def recordable_source(source: str) -> str | None:
     return source if shown(source) == source else None
 
 
-CodeDigests = Mapping[str, tuple[str, str]]
-NO_CODE: CodeDigests = MappingProxyType({})
-
-
 def recorded_source(log: Sequence[Commit], version: str) -> str | None:
     """Return the source that a version was last built from, as far as the log has it."""
     sources = (entry.source for entry in reversed(log) if entry.version == version)
     return next(filter(None, sources), None)
-
-
-def recorded_code(log: Sequence[Commit], version: str) -> CodeDigests:
-    """Return the digests of the code that made a version, as far as the log has them."""
-    entries = (entry for entry in log if entry.version == version)
-    return {name: pair for entry in entries for name, pair in entry.code.items()}
 
 
 class ReplacedError(BuildError):
@@ -143,14 +150,13 @@ def append_entry(
     store: Folder,
     version: str,
     source: str | None = None,
-    code: CodeDigests = NO_CODE,
     replaces: str | None = None,
     since: int | None = None,
 ) -> Commit:
     """Append the next entry; of two concurrent committers, one gets the number after the other's.
 
-    A version that is current already gets another entry only if it was built from another source,
-    or by code that the log does not have yet; that entry differs from the last in nothing else.
+    A version that is current already gets another entry only if it was built from another source;
+    that entry differs from the last in nothing else.
 
     Parameters
     ----------
@@ -174,10 +180,8 @@ def append_entry(
         )
         if last is not None and last.version != version and was_current:
             return last
-        recorded = {item for entry in log for item in entry.code.items()}
-        new = {name: pair for name, pair in code.items() if (name, pair) not in recorded}
         if last is not None and last.version == version:
-            if source in (None, recorded_source(log, version)) and not new:
+            if source in (None, recorded_source(log, version)):
                 return last
             parent, began = last.parent, last.time
         elif replaces is not None and (last is None or last.version != replaces):
@@ -187,11 +191,9 @@ def append_entry(
                 "built; refresh it again"
             )
         else:
-            parent, began, new = last.version if last else None, time.time(), dict(code)
-        entry = CommitEntry(
-            version=version, parent=parent, time=began, source=source, code=new or None
-        )
-        number = max(number, last.number if last else 0) + 1  # above an empty entry, too
+            parent, began = last.version if last else None, time.time()
+        entry = CommitEntry(version=version, parent=parent, time=began, source=source)
+        number = max(number, last.number if last else 0) + 1
         name, data = f"commits/{number:06d}.json", entry.to_json()
         scratch = f"{version}/{BUILD}/tmp"
         try:
@@ -202,14 +204,13 @@ def append_entry(
                 raise
             return last  # a store that cannot be written to is current as it is
         if created:
-            return Commit(number, version, parent, began, source, new)
+            return Commit(number, version, parent, began, source)
 
 
 def append_commit(
     store: Folder,
     version: str,
     source: str | None = None,
-    code: CodeDigests = NO_CODE,
     replaces: str | None = None,
     since: int | None = None,
 ) -> Commit:
@@ -222,8 +223,6 @@ def append_commit(
     ----------
     source
         The source that it was built from, as `recordable_source` returns it.
-    code
-        Digests of the code that made it; see `CommitEntry`.
     replaces, since
         As in `append_entry`.
 
@@ -234,7 +233,7 @@ def append_commit(
     StorageError
         The version was removed meanwhile; the version that was current before is current again.
     """
-    commit = append_entry(store, version, source, code, replaces, since)
+    commit = append_entry(store, version, source, replaces, since)
     if commit.version != version or store.exists(f"{version}/{ROOT}"):
         return commit
     if commit.parent is not None and store.exists(f"{commit.parent}/{ROOT}"):

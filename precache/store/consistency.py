@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precache.errors import DamageError, PrecacheError, RecipeError, StorageError, StoreError
-from precache.recipe.recipe import Field, Recipe
+from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.storage.base import is_missing
 from precache.storage.prefetched_folder import PrefetchedFolder
 from precache.store import zarr_metadata
@@ -29,7 +28,7 @@ from precache.store.array_metadata import (
     label_layouts,
 )
 from precache.store.commit_log import ROOT, VERSION
-from precache.store.json_documents import format_of, version_id
+from precache.store.json_documents import version_id
 from precache.store.labels import are_classes, differ, has_label, narrow
 from precache.store.layout import RowShape
 from precache.store.object_names import ObjectNames
@@ -108,7 +107,7 @@ class _Inspection:
 
     def run(self) -> list[Flaw]:
         if self.version.folder.local("") is None:
-            names = (*self.contents.small, *self.contents.sums)
+            names = self.contents.small
             self.ahead.prefetch(name for name in names if not name.startswith("key/c/"))
         with self.version.unless_gone(), contextlib.suppress(_CheckAborted):
             self._root()
@@ -177,13 +176,6 @@ class _Inspection:
         self._require(own.version == right_id, ROOT, reason)
         same = own.version == name or not VERSION.fullmatch(name)
         self._require(same, ROOT, f"it is that of version {own.version}")
-        # Only the row table tells whether its labels override those of the samples.
-        overrides = (False, True) if self.table is None else (self.table.labels_override,)
-        formats = {
-            format_of(own.fields, class_labels=own.label is None, labels_override=override)
-            for override in overrides
-        }
-        self._require(own.format in formats, ROOT, f"its format is {own.format}")
         for summed in (ROW_TABLE, HOLES):
             checksum = _DIGEST.fullmatch(own.digests.get(summed, ""))
             self._require(bool(checksum), ROOT, f"it has no checksum of {summed}")
@@ -206,21 +198,9 @@ class _Inspection:
             same = stored == (own.label and (own.label.shape, own.label.dtype))
             self._require(same, ROOT, "its labels are of another kind than its row table's")
 
-    @functools.cached_property
-    def _fields(self) -> Mapping[str, Field]:
-        """The recipe's field of each array."""
-        try:
-            fields = Recipe.from_dict(self.attributes.pipeline).by_array().fields
-        except RecipeError as error:
-            reason = f"its recipe is damaged, or of a newer release: {error}"
-            raise self._flaw(ROOT, reason) from None
-        same = fields.keys() == self.attributes.fields.keys()
-        self._require(same, ROOT, f"its recipe has the arrays {', '.join(fields)}")
-        return fields
-
     def _recipe(self) -> None:
         for name, field in self.attributes.fields.items():
-            codec = self._fields[name].stored_as.name
+            codec = self.attributes.declared[name].stored_as.name
             reason = f"{name} has codec {field.codec}, and {codec} in its recipe"
             self._require(field.codec == codec, ROOT, reason)
         summed = set(filter(self._is_summed, self.attributes.fields))
@@ -229,7 +209,7 @@ class _Inspection:
 
     def _is_summed(self, name: str) -> bool:
         field = self.attributes.fields[name]
-        return is_summed(self._fields[name], RowShape(field.shape, field.dtype))
+        return is_summed(self.attributes.declared[name], RowShape(field.shape, field.dtype))
 
     # --- rows -----------------------------------------------------------------------------------
 
@@ -343,7 +323,6 @@ class _Inspection:
     def _documents(self) -> None:
         expected = array_documents(
             self.attributes,
-            self._fields,
             self._label_dtype(),
             *map(self._nbytes, (ROW_TABLE, HOLES)),
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Self, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Self, TypeVar
 
 import xxhash
 from pydantic import (
@@ -16,8 +17,6 @@ from pydantic import (
     Field,
     FiniteFloat,
     NonNegativeInt,
-    StringConstraints,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -26,14 +25,16 @@ from pydantic_core import from_json
 from precache.errors import StoreError
 from precache.recipe.base import canonical_json
 from precache.recipe.ops import DTYPES
+from precache.recipe.recipe import Field as RecipeField
+from precache.recipe.recipe import Recipe, field_name
 from precache.runtime.process_id import Process
 from precache.store.labels import MOST_CLASSES, kind_in_words
 
 FORMAT = 4
-"""Newest store format; a reader refuses higher ones. In format 1, no field has variants, up to
-format 2 labels are class numbers, and up to format 3 no row table has `labels_override`."""
+"""The store format; a version of any other number is refused."""
 
 _HEX = re.compile("[0-9a-f]{16,64}")
+_VARIANT = re.compile(r"\.[0-9]{1,9}\Z")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -49,26 +50,13 @@ def _dtype(value: str) -> str:
     return value
 
 
-class _StoredOp(BaseModel):
-    op: str
-    function: str = ""
-
-
-class _StoredRecipeField(BaseModel):
-    ops: tuple[_StoredOp, ...] = ()
-
-
-_FIELDS = TypeAdapter(dict[str, _StoredRecipeField])
-
-
-def _recipe(value: dict[str, Any]) -> dict[str, Any]:
-    """Check a recipe of any release: it has fields with ops, and possibly anything else."""
-    _FIELDS.validate_python(value.get("fields"))
+def _array_name(value: str) -> str:
+    field_name(_VARIANT.sub("", value))
     return value
 
 
 VersionId = Annotated[str, AfterValidator(_hex)]
-ArrayName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[0-9]{1,9})?$")]
+ArrayName = Annotated[str, AfterValidator(_array_name)]
 """Name of a field, or ``image.4`` for variant 4 of the field `image`."""
 
 
@@ -103,17 +91,8 @@ def version_id(fingerprint: str, rows_digest: str, rows_per_shard: int, retries:
         Times that the version was built again: because samples that had failed could be decoded
         after all, or because everything was recomputed.
     """
-    parts = [fingerprint, rows_digest, rows_per_shard, *([retries] if retries else [])]
+    parts = [fingerprint, rows_digest, rows_per_shard, retries]
     return hashlib.sha256(canonical_json(parts)).hexdigest()[:32]
-
-
-def format_of(arrays: Iterable[str], *, class_labels: bool, labels_override: bool) -> int:
-    """Lowest store format in which a version with these arrays and labels can be written."""
-    if labels_override:
-        return 4
-    if not class_labels:
-        return 3
-    return 2 if any("." in name for name in arrays) else 1
 
 
 def document_error(error: ValidationError, where: str) -> StoreError:
@@ -126,22 +105,17 @@ def document_error(error: ValidationError, where: str) -> StoreError:
 class CommitEntry(_Document):
     """A file of the commit log: the version made current, the one before, seconds since 1970.
 
-    `source` is the source that a build was given, unless it has credentials. `code` has, for each
-    op, function and factory that made the version, its digest and the text that stands for that in
-    fingerprints and row tables; for versions of older releases that is the versions of libraries,
-    or a hash of its module.
+    `source` is the source that a build was given, unless it has credentials.
     """
 
     version: VersionId
     parent: VersionId | None = None
     time: Time
     source: str | None = None
-    code: dict[str, tuple[str, str]] | None = None
 
     def to_json(self) -> bytes:
-        """Serialise; unknown parts are left out, as by releases that did not have them."""
-        unknown = {name for name in ("source", "code") if getattr(self, name) is None}
-        return self.model_dump_json(exclude=unknown).encode()
+        """Serialise; an unknown source is left out."""
+        return self.model_dump_json(exclude_none=True).encode()
 
 
 class RowAttributes(_Document):
@@ -171,7 +145,7 @@ class FieldAttributes(RowAttributes):
     codec: str
     raw: NonNegativeInt
     stored: NonNegativeInt
-    recipe: str = ""
+    recipe: str
 
 
 class Identity(_Document):
@@ -187,14 +161,14 @@ class Identity(_Document):
     rows_digest: str
     rows_per_shard: Length
     fields: Mapping[ArrayName, RowAttributes]
-    retries: NonNegativeInt = 0
-    rows: Length | None = None
-    begun: Time | None = None
-    by: Process | None = None
+    retries: NonNegativeInt
+    source: str
+    rows: Length
+    begun: Time
+    by: Process
+    refreshes: VersionId | None
+    recompute: bool
     failed: str | None = None
-    refreshes: VersionId | None = None
-    recompute: bool = False
-    source: str = ""
 
 
 class LeaseDocument(_Document):
@@ -210,8 +184,8 @@ class Attributes(_Document):
 
     `decides` has, by name, the text in the fingerprint for everything besides parameters that
     decides the pixels; `behaviours` the outputs of ops for each of their probes, as in
-    `precache_workers.ops.behaviour`. Versions of older releases have neither. `label` is None for
-    class numbers. `source` is that of the row table.
+    `precache_workers.ops.behaviour`. `label` is None for class numbers. `source` is that of the
+    row table.
     """
 
     format: int
@@ -222,18 +196,29 @@ class Attributes(_Document):
     fields: Annotated[Mapping[ArrayName, FieldAttributes], Field(min_length=1)]
     rows: Length
     holes: NonNegativeInt
-    retries: NonNegativeInt = 0
-    classes: tuple[str, ...] = ()
-    label: LabelAttributes | None = None
-    mean: dict[str, list[FiniteFloat]] = {}
-    std: dict[str, list[FiniteFloat]] = {}
-    pipeline: Annotated[dict[str, Any], AfterValidator(_recipe)]
-    digests: dict[str, str] = {}
-    source: str = ""
-    libraries: dict[str, str] = {}
-    decides: dict[str, str] = {}
-    behaviours: dict[str, dict[str, str]] = {}
-    created: str = ""
+    retries: NonNegativeInt
+    classes: tuple[str, ...]
+    label: LabelAttributes | None
+    mean: dict[str, list[FiniteFloat]]
+    std: dict[str, list[FiniteFloat]]
+    recipe: Recipe
+    digests: dict[str, str]
+    source: str
+    libraries: dict[str, str]
+    decides: dict[str, str]
+    behaviours: dict[str, dict[str, str]]
+    created: str
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.declared.keys() != self.fields.keys():
+            raise ValueError(f"its recipe has the arrays {', '.join(self.declared)}")
+        return self
+
+    @functools.cached_property
+    def declared(self) -> Mapping[str, RecipeField]:
+        """The recipe's field of each array."""
+        return self.recipe.by_array().fields
 
     @property
     def edition(self) -> str:
@@ -256,7 +241,7 @@ def edition_of(document: bytes | None) -> str | None:
         return None
     try:
         own = from_json(document)["attributes"]["precache"]
-        return _edition(own.get("created", ""), own.get("digests", {}))
+        return _edition(own["created"], own["digests"])
     except (ValueError, LookupError, TypeError, AttributeError):
         return xxhash.xxh3_64_hexdigest(document)
 

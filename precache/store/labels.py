@@ -57,11 +57,11 @@ def kind_in_words(row_shape: Sequence[int] = (), dtype: str = "int64") -> str:
     return "numbers" if dtype == "float32" else "class numbers"
 
 
-def label_attributes(labels: np.ndarray) -> dict[str, Any]:
-    """Return what the attributes of a version say of its labels: nothing of class numbers."""
+def label_attributes(labels: np.ndarray) -> dict[str, Any] | None:
+    """Return the shape and dtype of a row's label; None for class numbers."""
     if are_classes(labels):
-        return {}
-    return {"label": {"shape": list(labels.shape[1:]), "dtype": labels.dtype.name}}
+        return None
+    return {"shape": list(labels.shape[1:]), "dtype": labels.dtype.name}
 
 
 def differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:

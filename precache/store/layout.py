@@ -115,6 +115,6 @@ def decode_index(tail: memoryview | bytes, chunks: int) -> np.ndarray:
     return np.frombuffer(body, "<u8").reshape(chunks, 2).astype(np.uint64, copy=False)
 
 
-def align(offset: int, to: int = 64) -> int:
-    """Round `offset` up to a multiple of `to`."""
-    return -(-offset // to) * to
+def align(offset: int) -> int:
+    """Round `offset` up to a multiple of 64."""
+    return -(-offset // 64) * 64

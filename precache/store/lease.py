@@ -2,7 +2,8 @@
 
 The holder of a lease renews the time in its object, the heartbeat. Two kinds of lease share this.
 
-A build's lease lies in its version's folder; several builds of one version each have their own.
+A build's lease lies in its version's folder. A second build of the version waits until the holder
+ends or is silent, and then removes its lease.
 
 An exclusive lease is an object that is created under the next number, which only one of several
 processes can do. If its heartbeat ends, another process may create the next number. The last holder
@@ -22,7 +23,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import Self
 
@@ -259,6 +260,12 @@ class BuildLease(Lease):
         """Return the leases of other builds that are alive."""
         return live_leases(self._folder, but=self.name)
 
+    def revoke_others(self) -> None:
+        """Remove all other leases, which stops the tasks of a build that only seemed to end."""
+        for name in self._folder.names(BUILD_LEASES):
+            if f"{BUILD_LEASES}/{name}" != self.name:
+                self._folder.remove(f"{BUILD_LEASES}/{name}")
+
     def end(self) -> None:
         """Remove the lease; may be called again."""
         if self._over.is_set():
@@ -302,6 +309,17 @@ def live_leases(version: Folder, but: str | None = None) -> dict[str, LeaseDocum
     return {name: lease for name, lease in others.items() if ages[name] < ALIVE_SECONDS}
 
 
+def await_builds(version: Folder, leases: Collection[str]) -> None:
+    """Wait until the builds of some leases have ended, or were silent for `ALIVE_SECONDS`."""
+    poll = POLL_REMOTE if version.local("") is None else POLL_LOCAL
+    seen = {name: LastChange() for name in leases}
+    while any(
+        name in seen and not has_ended(lease.holder) and seen[name].seconds(lease) < ALIVE_SECONDS
+        for name, lease in read_leases(version).items()
+    ):
+        time.sleep(poll)  # a store has no notifications
+
+
 def _lease_files(version: Folder) -> list[FileInfo]:
     with contextlib.suppress(StorageError):  # all have just been removed
         return list(version.folder(BUILD_LEASES).walk())
@@ -311,9 +329,8 @@ def _lease_files(version: Folder) -> list[FileInfo]:
 def decision_lease(store: Folder, version: str) -> AbstractContextManager[ExclusiveLease]:
     """Hold the lease to decide about a version: to commit, replace or remove it, or a shard of it.
 
-    A copy into a bucket holds it to its end. Every build holds it once before its first shard. So a
-    build that finds no other lease meanwhile
-    knows that all unfinished objects were left by builds that have ended.
+    A copy into a bucket holds it to its end. Every build holds it as it begins, so that one that
+    finds no other lease knows that unfinished objects were left by builds that have ended.
     """
     return NamedLease(store, f"{version}-decide").acquire()
 

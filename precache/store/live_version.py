@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from precache.errors import BuildError, StoreError
+from precache.errors import BuildError, StorageError, StoreError
 from precache.runtime.process_id import has_ended
 from precache.storage.base import Folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT
-from precache.store.json_documents import Attributes, Identity
+from precache.store.json_documents import Attributes, Identity, LeaseDocument
 from precache.store.labels import are_classes
 from precache.store.lease import ALIVE_SECONDS, QUIET_SECONDS, LastChange, NamedLease, read_leases
 from precache.store.open import open_own
-from precache.store.shard_log import FinishedShard, followed_log_name, from_entry, read_entries
+from precache.store.receipts import Receipt, receipt_name
 from precache.store.version import Version
 from precache.store.zarr_metadata import Array
 
-LOG_POLL_LOCAL, LOG_POLL_REMOTE = 0.1, 1.0
-"""Seconds between two polls for the next entry of a log."""
+RECEIPT_POLL_LOCAL, RECEIPT_POLL_REMOTE = 0.1, 1.0
+"""Seconds between two polls for the next receipt."""
+
+RECEIPTS_AT_ONCE = 32
+"""Receipts that are requested together where the next one is there."""
 
 LIVENESS_SECONDS = 5.0
 """Seconds between two checks that a build is alive."""
+
+TAKEOVER_SECONDS = 20.0
+"""Seconds after the end of a build within which another one that waited for it takes over. The
+other polls, and has no lease until then."""
 
 
 class LiveVersion(Version):
@@ -45,14 +52,16 @@ class LiveVersion(Version):
     Attributes
     ----------
     finished
-        Shards in the order of the log, each with the numbers of its rows that are holes.
+        Shards that can be read: those before the first one without a receipt.
     planned
         Rows of all shards if no sample is bad.
     """
 
+    followed = True
+
     def __init__(
         self,
-        store: Folder,
+        folder: Folder,
         *,
         attributes: Attributes,
         arrays: Mapping[str, tuple[str, Array]],
@@ -61,7 +70,6 @@ class LiveVersion(Version):
         removed: frozenset[int],
         lease: NamedLease,
     ) -> None:
-        folder = store.folder(attributes.version)
         super().__init__(
             folder,
             version_id=attributes.version,
@@ -69,7 +77,6 @@ class LiveVersion(Version):
             arrays=arrays,
             rows=attributes.rows,
         )
-        self._store = store
         self._row_keys = keys
         self._lease = lease
         self.labels = labels.copy()
@@ -80,12 +87,10 @@ class LiveVersion(Version):
         self.rows_per_shard = attributes.rows_per_shard
         self.shards = -(-self.rows // self.rows_per_shard)
         self._tables = {name: self._bounds(arrays[name][1]) for name in attributes.fields}
-        self.finished: list[tuple[int, np.ndarray]] = []
-        self._seen: set[int] = set()
-        self._entries = 0
+        self.finished = 0
         self._lock = threading.Lock()
-        self._poll = LOG_POLL_REMOTE if folder.local("") is None else LOG_POLL_LOCAL
-        self._signs, self._looked = LastChange(), -np.inf
+        self._poll = RECEIPT_POLL_REMOTE if folder.local("") is None else RECEIPT_POLL_LOCAL
+        self._signs, self._end, self._looked = LastChange(), LastChange(), -np.inf
 
     def _bounds(self, array: Array) -> np.ndarray:
         """Upper bounds of object sizes, until these are known. Source: ZSTD_compressBound."""
@@ -97,11 +102,6 @@ class LiveVersion(Version):
     @property
     def committed(self) -> bool:
         return False
-
-    @property
-    def complete(self) -> bool:
-        """True once all shards are finished."""
-        return len(self.finished) == self.shards
 
     @property
     def keys(self) -> Sequence[str]:
@@ -118,64 +118,74 @@ class LiveVersion(Version):
     def prefetch(self, fields: object) -> None:
         """Do nothing: all small arrays are in memory."""
 
-    def rows_of(self, shard: int) -> range:
-        """Rows of a shard; the last shard may be short."""
-        start = shard * self.rows_per_shard
-        return range(start, min(start + self.rows_per_shard, self.rows))
-
     def advance(self) -> bool:
-        """Read new entries of the log; return whether there were any.
+        """Read the receipts that follow; return whether there were any.
 
         Raises
         ------
         StoreError
-            The log is damaged, or gone.
+            A receipt is damaged.
         """
         with self._lock:
-            new = self._unread()
-            for shard in new:
-                self._add(shard)
-        return bool(new)
+            before = self.finished
+            for receipt in self._next_receipts():
+                self._add(receipt)
+            if self.finished < self.shards and self.folder.size(ROOT) is not None:
+                self._add_committed(open_own(self.folder))
+            return self.finished > before
 
-    def _unread(self) -> list[FinishedShard]:
-        entries = [] if self.complete else read_entries(self.folder, self._entries)
-        self._entries += len(entries)
-        shards = [shard for entry in entries for shard in entry]
-        if not self.complete and self.folder.size(ROOT) is not None:
-            name = followed_log_name(self.id)
-            data = self._store.get(name)
-            if data is None:
-                raise StoreError(
-                    f"{self.path} is built, and the order in which its shards were finished is no "
-                    f"longer kept in {self._store.path(name)}; open the version again"
-                )
-            shards = from_entry(data, self._store.path(name))
-        return [shard for shard in shards if shard.shard not in self._seen]
+    def _next_receipts(self) -> Iterator[Receipt]:
+        if self.finished == self.shards:
+            return
+        found: list[bytes | StorageError | None] = [self.folder.get(receipt_name(self.finished))]
+        while found:
+            for data in found:
+                try:
+                    receipt = Receipt.from_json(data if isinstance(data, bytes) else b"")
+                except ValueError:  # none yet, or cut off: then its task runs again
+                    return
+                yield receipt
+            last = min(self.finished + RECEIPTS_AT_ONCE, self.shards)
+            names = [receipt_name(shard) for shard in range(self.finished, last)]
+            found = [*self.folder.read_many(names, [-1] * len(names))]
 
-    def _add(self, shard: FinishedShard) -> None:
-        rows = self.rows_of(shard.shard)
-        inside = shard.shard < self.shards and all(row in rows for row in shard.holes)
-        fitting = are_classes(self.labels) and len(shard.labels or ()) == len(rows)
-        labelled = shard.labels is None or fitting
-        if shard.objects.keys() != self._tables.keys() or not (inside and labelled):
+    def _add(self, receipt: Receipt) -> None:
+        shard = self.finished
+        start = shard * self.rows_per_shard
+        rows = range(start, min(start + self.rows_per_shard, self.rows))
+        inside = receipt.shard == shard and all(row in rows for row in receipt.holes)
+        fitting = are_classes(self.labels) and len(receipt.labels or ()) == len(rows)
+        labelled = receipt.labels is None or fitting
+        numbers = [n for stored in receipt.objects.values() for n in (stored.size, stored.xxh3)]
+        inside = inside and all(0 <= number < 2**64 for number in numbers)
+        inside = inside and all(-1 <= label < 2**63 for label in receipt.labels or ())
+        if receipt.objects.keys() != self._tables.keys() or not (inside and labelled):
             raise StoreError(
-                f"the log of {self.path} is damaged: it has shard {shard.shard} of fields "
-                f"{', '.join(shard.objects)} with holes {list(shard.holes)[:5]}"
+                f"{self.folder.path(receipt_name(shard))} is damaged: it is of shard "
+                f"{receipt.shard} with fields {', '.join(receipt.objects)} and holes "
+                f"{list(receipt.holes)[:5]}"
             )
         for name, table in self._tables.items():
-            table[shard.shard] = shard.objects[name]
-        if shard.labels is not None:
-            fetched = np.array(shard.labels, np.int64)
+            table[shard] = receipt.objects[name].size, receipt.objects[name].xxh3
+        if receipt.labels is not None:
+            fetched = np.array(receipt.labels, np.int64)
             part = self.labels[rows.start : rows.stop]
             part[:] = np.where(fetched < 0, part, fetched)
-        holes = np.array(sorted(shard.holes), np.int64)
-        self.valid[holes] = False
-        self.holes.update({row: (self._row_keys[row], why) for row, why in shard.holes.items()})
-        self._seen.add(shard.shard)
-        self.finished.append((shard.shard, holes))
+        self.valid[list(receipt.holes)] = False
+        self.holes.update({row: (self._row_keys[row], why) for row, why in receipt.holes.items()})
+        self.finished += 1
+
+    def _add_committed(self, version: Version) -> None:
+        """Take all that the committed version tells of its shards; their receipts are gone."""
+        for name, table in self._tables.items():
+            table[:] = version.shard_table(name)
+        self.labels[:] = version.labels
+        self.valid[:] = version.valid
+        self.holes.update(version.holes)
+        self.finished = self.shards
 
     def await_shards(self, stopped: threading.Event) -> None:
-        """Wait until the log has new entries, or `stopped` is set.
+        """Wait until the next shard is finished, or `stopped` is set.
 
         Raises
         ------
@@ -202,31 +212,37 @@ class LiveVersion(Version):
         return open_own(self.folder)
 
     def _require_life(self, patience: float) -> None:
-        """Raise if the build has ended, or changed nothing for `patience` seconds."""
+        """Raise if the build has ended, or changed nothing for `patience` seconds.
+
+        In both cases no other build has taken over for `TAKEOVER_SECONDS`.
+        """
         now = time.monotonic()
         if now - self._looked < LIVENESS_SECONDS:
             return
         self._looked = now
         data, holder = self.folder.get(DESCRIPTION), self._lease.holder()
         leases = read_leases(self.folder)
-        silence = self._signs.seconds((data, leases, len(self.finished), holder and holder.time))
+        silence = self._signs.seconds((data, leases, self.finished, holder and holder.time))
         if holder is not None or self.folder.size(ROOT) is not None:
-            return
-        reason = ""
-        if data is None:
+            reason = ""  # it is being decided about, or committed
+        elif data is None:
             reason = "its description was removed"
         else:
-            identity = Identity.read(data, self.folder.path(DESCRIPTION))
-            alive = any(not has_ended(lease.holder) for lease in leases.values())
-            if identity.failed is not None and not alive:
-                reason = identity.failed
-            elif identity.by is not None and has_ended(identity.by) and not alive:
-                reason = f"{identity.by} has ended"
-            elif silence > patience:
-                reason = f"it shows no sign of life for {silence:.0f} seconds"
-        if reason:
+            reason = self._why_ended(data, leases)
+            if not reason and silence > patience:
+                reason = f"it shows no sign of life for {patience:.0f} seconds"
+        if self._end.seconds(reason) >= TAKEOVER_SECONDS and reason:
             raise BuildError(
-                f"the build that this training follows has stopped with {len(self.finished)} of "
+                f"the build that this training follows has stopped with {self.finished} of "
                 f"{self.shards} shards done: {reason}; start the training again: the build goes on "
                 f"where it was ({self.path})"
             )
+
+    def _why_ended(self, description: bytes, leases: Mapping[str, LeaseDocument]) -> str:
+        """Return why no build is running, as far as its processes tell."""
+        identity = Identity.read(description, self.folder.path(DESCRIPTION))
+        if any(not has_ended(lease.holder) for lease in leases.values()):
+            return ""
+        if identity.failed is not None:
+            return identity.failed
+        return f"{identity.by} has ended" if has_ended(identity.by) else ""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from precache.store.array_metadata import SUMS, label_layouts
+from precache.store.array_metadata import SUMS, is_summed, label_layouts
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import Attributes
+from precache.store.layout import RowShape
 from precache.store.small_arrays import KEYS_PER_CHUNK, ROWS_PER_CHUNK
 from precache.store.version import HOLES, ROW_TABLE
 
@@ -26,13 +27,10 @@ class ObjectNames:
     small
         Objects of the small arrays, and the metadata documents of all arrays and groups but the
         version's own, `ROOT`.
-    sums
-        Objects of the channel sums, which only arrays of images have.
     """
 
     shards: dict[str, list[str]]
     small: tuple[str, ...]
-    sums: tuple[str, ...]
 
     @classmethod
     def of(cls, attributes: Attributes) -> ObjectNames:
@@ -48,11 +46,12 @@ class ObjectNames:
         small += _array("label", rows, labels.chunk_shape[0], "/0" * len(labels.row_shape))
         small += _array("valid", rows, ROWS_PER_CHUNK)
         small += _array("key", rows, KEYS_PER_CHUNK)
-        sums = [f"{SUMS}/{ROOT}"]
-        for name in shards:
+        small.append(f"{SUMS}/{ROOT}")
+        for name, field in attributes.fields.items():
             small += _array(f"shards/{name}", count, ROWS_PER_CHUNK, "/0")
-            sums += _array(f"{SUMS}/{name}", count, ROWS_PER_CHUNK, "/0")
-        return cls(shards, tuple(small), tuple(sums))
+            if is_summed(attributes.declared[name], RowShape(field.shape, field.dtype)):
+                small += _array(f"{SUMS}/{name}", count, ROWS_PER_CHUNK, "/0")
+        return cls(shards, tuple(small))
 
 
 def _array(name: str, length: int, per_chunk: int, tail: str = "") -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 from precache.errors import GoneError, StorageError, StoreError
 from precache.messages import shown
@@ -14,7 +15,7 @@ from precache.storage.base import Folder, is_missing
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.prefetched_folder import PrefetchedFolder, Readable
 from precache.store.array_metadata import field_layout, label_layouts, layout_difference
-from precache.store.commit_log import BUILD, ROOT, Commit, read_commits
+from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, read_commits
 from precache.store.json_documents import Attributes
 from precache.store.small_arrays import ROWS_PER_CHUNK
 from precache.store.version import (
@@ -30,6 +31,9 @@ from precache.store.zarr_metadata import Array
 
 OPEN_TRIES = 5
 """Times that opening is tried if the current version is removed meanwhile."""
+
+LOOKED_AT = 3
+"""Folders that are looked at to see if they are versions: others may have such names, too."""
 
 
 def split_uri(
@@ -62,7 +66,7 @@ def open_version(
     Raises
     ------
     StoreError
-        There is no store, no such version, or its format is newer than this release.
+        There is no store or no such version, or it has another format.
     """
     base, prefix = split_uri(uri, storage_options)
     store = open_folder(base, storage_options)
@@ -79,7 +83,7 @@ def open_version(
     return open_own(folder, document)
 
 
-def open_unchecked(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> Version:
+def open_unchecked(uri: str | os.PathLike[str], storage_options: StorageOptions) -> Version:
     """Open a version like `open_version`, reading only its own document: to check the others."""
     base, prefix = split_uri(uri, storage_options)
     folder, document = _find(open_folder(base, storage_options), base, prefix)
@@ -101,14 +105,37 @@ def _find(store: Folder, base: str, prefix: str | None) -> tuple[Folder, bytes |
     """
     newest = prefix is None
     with ThreadPoolExecutor(1, "precache-open") as pool:  # remote requests run in parallel
-        request = pool.submit(read_commits, store, newest=newest) if _is_remote(store) else None
+        request = pool.submit(_log, store, newest) if _is_remote(store) else None
         document = store.get(ROOT)
     if document is not None and prefix is not None:
         raise StoreError(f"{shown(base)} is one version, and no store; leave out @{prefix}")
     if document is not None:  # on a disk it is read again, after its time
         return store, document if _is_remote(store) else None
-    log = request.result() if request else read_commits(store, newest=newest)
+    log = request.result() if request else _log(store, newest)
+    if log is None:
+        assert prefix is not None
+        return store.folder(_pick_whole(store, base, prefix)), None
     return store.folder(_pick(log, store, base, prefix)), None
+
+
+def _log(store: Folder, newest: bool) -> list[Commit] | None:
+    """Read the log, or its newest entry; None for a damaged log that is not needed as a whole."""
+    try:
+        return read_commits(store, newest=newest)
+    except StoreError:
+        if newest:
+            raise
+        return None
+
+
+def _pick_whole(store: Folder, base: str, prefix: str) -> str:
+    """Return the one whole version whose name begins so, whatever the log says."""
+    fitting = [v for v in possible_versions(store.names()) if prefix and v.startswith(prefix)]
+    whole = [version for version in fitting if store.exists(f"{version}/{ROOT}")]
+    if len(whole) != 1:
+        what = "more than one version" if whole else "no version"
+        raise StoreError(f"'{prefix}' fits {what} of {shown(base)}, whose log is damaged")
+    return whole[0]
 
 
 def _is_remote(folder: Folder) -> bool:
@@ -138,9 +165,14 @@ def _pick(log: Sequence[Commit], store: Folder, base: str, prefix: str | None) -
 
 
 def _hint(store: Folder, base: str) -> str:
-    if any(store.exists(f"{name}/{BUILD}") for name in store.names()):
+    if any(store.exists(f"{name}/{BUILD}") for name in possible_versions(store.names(first=True))):
         return "a build was started here: run the same precache build command to finish it"
     return "give the folder that precache build wrote"
+
+
+def possible_versions(names: Iterable[str]) -> list[str]:
+    """Return the first names that are those of versions' folders, at most `LOOKED_AT`."""
+    return list(islice(filter(VERSION.fullmatch, names), LOOKED_AT))
 
 
 _SMALL_OBJECTS = ("label/zarr.json", "label/c/0", "valid/c/0")

@@ -8,6 +8,16 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
 
+from precache.store.commit_log import BUILD
+
+RECEIPTS = f"{BUILD}/receipts"
+"""Folder of a version with the receipts of its finished shards, until it is committed."""
+
+
+def receipt_name(shard: int) -> str:
+    """Name of a shard's receipt below the version's folder."""
+    return f"{RECEIPTS}/{shard:08d}.json"
+
 
 @dataclass(frozen=True)
 class ShardObject:

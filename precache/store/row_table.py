@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import hashlib
@@ -9,14 +10,16 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from precache.codecs.chunk import require_plausible
 from precache.errors import DamageError, StoreError
+from precache.store.columns import Texts, arrow_of, numbers_of
 from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES, are_classes
+from precache.store.locations import Locations, expected_bytes
 
 REMOVED = "removed from the source"
 """Reason for a hole whose sample is no longer in the source."""
@@ -41,13 +44,13 @@ _CLASS_COUNT = b"label_classes"
 """Key of the schema's metadata that has the number of classes of multi-hot labels."""
 
 _LABELS_OVERRIDE = b"labels_override"
-"""Key of the schema's metadata of a table whose labels override those of the samples."""
+"""Key of the schema's metadata that has `RowTable.labels_override`: true or false."""
 
 _SOURCE = b"source"
 """Key of the schema's metadata that has the digest of the source's place."""
 
-IDENTITY_COLUMNS = ("key", "size", "mtime_ns", "etag", "label")
-"""Columns that identify samples; so does `removed`, if a table has it."""
+IDENTITY_COLUMNS = ("key", "size", "mtime_ns", "etag", "label", "removed")
+"""Columns that identify samples."""
 
 LISTINGS_FOLDER = "_listings"
 """Folder of a store for indexes of its sources' containers, one object for each source, and records
@@ -66,15 +69,18 @@ def listing_prefix(source: str | None) -> str:
     return place_digest(source or "")[:16] + "-"
 
 
-def record_name(source: str) -> str:
+def record_name(source: str, inputs: str = "") -> str:
     """Return the name in a store of the record of a source's contents.
 
     Parameters
     ----------
     source
         As in `RowTable`.
+    inputs
+        Parts of a sample that its content is of, where recipes choose them.
     """
-    return f"{LISTINGS_FOLDER}/{record_prefix(source)}contents.parquet"
+    of = f"{place_digest(inputs)[:16]}-" if inputs else ""
+    return f"{LISTINGS_FOLDER}/{record_prefix(source)}{of}contents.parquet"
 
 
 def record_prefix(source: str) -> str:
@@ -107,7 +113,7 @@ class RowTable:
     Attributes
     ----------
     keys
-        Stable names of the samples.
+        Stable names of the samples; any texts are made a `Texts`, as are etags.
     sizes, mtimes
         Bytes, and modification time in nanoseconds; -1 if the source has none; int64.
     etags
@@ -120,8 +126,8 @@ class RowTable:
     removed
         Rows whose sample is no longer in the source: holes, which keep their keys.
     locations
-        Texts by which a source finds its samples, as `unit_of` describes them; empty if it needs
-        none. They come from a listing and are never stored.
+        Where a source finds its samples; None if it needs none. They come from a listing and are
+        never stored.
     labels_override
         Whether labels that come with the samples are ignored, as the request gave others.
     source
@@ -129,22 +135,44 @@ class RowTable:
         sources say nothing. Empty if it is unknown.
     """
 
-    keys: Sequence[str]
+    keys: Texts
     sizes: np.ndarray
     mtimes: np.ndarray
-    etags: Sequence[str]
+    etags: Texts
     labels: np.ndarray
     classes: tuple[str, ...]
     removed: frozenset[int] = frozenset()
-    locations: Sequence[str] = ()
+    locations: Locations | None = None
     labels_override: bool = False
     source: str = ""
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            keys: Iterable[str],
+            sizes: np.ndarray,
+            mtimes: np.ndarray,
+            etags: Iterable[str],
+            labels: np.ndarray,
+            classes: tuple[str, ...],
+            removed: frozenset[int] = frozenset(),
+            locations: Locations | None = None,
+            labels_override: bool = False,
+            source: str = "",
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        for name in ("keys", "etags"):
+            object.__setattr__(self, name, Texts(getattr(self, name)))
 
     @classmethod
     def of_keys(cls, keys: Sequence[str], **known: Any) -> RowTable:
         """Return the table of samples of which only the keys are known, and what else is given."""
         unknown = np.full(len(keys), -1, np.int64)
-        columns = {"sizes": unknown, "mtimes": unknown, "etags": [""] * len(keys)}
+        etags = Texts.repeated([""], [len(keys)])
+        columns = {"sizes": unknown, "mtimes": unknown, "etags": etags}
         return cls(keys=keys, **{**columns, "labels": unknown, "classes": (), **known})
 
     def __len__(self) -> int:
@@ -155,23 +183,35 @@ class RowTable:
         """Number of rows whose samples are in the source."""
         return len(self) - len(self.removed)
 
-    def present_keys(self) -> Iterator[str]:
-        """Yield the keys of the samples that are in the source."""
-        return (key for row, key in enumerate(self.keys) if row not in self.removed)
+    @property
+    def is_removed(self) -> np.ndarray:
+        """Rows whose samples are no longer in the source: (rows,) bool."""
+        removed = np.zeros(len(self), np.bool_)
+        removed[list(self.removed)] = True
+        return removed
+
+    @property
+    def is_known(self) -> np.ndarray:
+        """Rows whose samples have a time or an etag: (rows,) bool."""
+        return np.asarray((self.mtimes >= 0) | ~self.etags.is_blank)
+
+    @property
+    def present_keys(self) -> Texts:
+        """Keys of the samples that are in the source."""
+        return self.keys.take(np.flatnonzero(~self.is_removed)) if self.removed else self.keys
 
     def take(self, rows: np.ndarray | Sequence[int]) -> RowTable:
         """Return the table of the given rows, in that order."""
         rows = np.asarray(rows, np.int64)
-        removed = frozenset(np.flatnonzero(np.isin(rows, list(self.removed))).tolist())
         return RowTable(
-            keys=[self.keys[i] for i in rows.tolist()],
+            keys=self.keys.take(rows),
             sizes=self.sizes[rows],
             mtimes=self.mtimes[rows],
-            etags=[self.etags[i] for i in rows.tolist()],
+            etags=self.etags.take(rows),
             labels=self.labels[rows],
             classes=self.classes,
-            removed=removed,
-            locations=self.locations_of(rows.tolist()),
+            removed=frozenset(np.flatnonzero(self.is_removed[rows]).tolist()),
+            locations=self.locations_of(rows),
             labels_override=self.labels_override,
             source=self.source,
         )
@@ -186,9 +226,9 @@ class RowTable:
         rows, other_rows
             Rows of the one table and of the other, pair by pair.
         """
-        etags = np.array(self.etags, object)[rows] == np.array(other.etags, object)[other_rows]
         alike: np.ndarray = self.sizes[rows] == other.sizes[other_rows]
-        alike &= etags & (self.mtimes[rows] == other.mtimes[other_rows])
+        alike &= self.mtimes[rows] == other.mtimes[other_rows]
+        alike &= self.etags.take(rows).same(other.etags.take(other_rows))
         return alike & (self.source == other.source)
 
     def unchanged(self, other: RowTable, rows: Rows, other_rows: Rows) -> np.ndarray:
@@ -203,31 +243,46 @@ class RowTable:
             As in `listed_alike`.
         """
         same = self.listed_alike(other, rows, other_rows)
-        same &= (self.mtimes[rows] >= 0) | (np.array(self.etags, object)[rows] != "")
-        for table, of_table in ((self, rows), (other, other_rows)):
-            is_removed = np.zeros(len(table), np.bool_)
-            is_removed[list(table.removed)] = True
-            same &= ~is_removed[of_table]
+        same &= self.is_known[rows]
+        same &= ~self.is_removed[rows] & ~other.is_removed[other_rows]
         return same
 
     @property
-    def has_units(self) -> bool:
-        """Return True if samples lie in containers, of which parts are read at once."""
-        return bool(self.locations) and unit_of(self.locations[0]) != ""
+    def units(self) -> np.ndarray | None:
+        """Number of each row's unit, a part of a container that is read at once; None for none."""
+        located = self.locations is not None and self.locations.containers
+        return self.locations.unit_numbers if self.locations is not None and located else None
 
-    def locations_of(self, rows: Iterable[int]) -> list[str]:
-        """Return the locations of some samples; none if the source needs none."""
-        return [self.locations[row] for row in rows] if self.locations else []
+    def locations_of(self, rows: Sequence[int] | np.ndarray) -> Locations | None:
+        """Return the locations of some samples; None if the source needs none."""
+        return None if self.locations is None else self.locations.take(rows)
+
+    def expected_sizes(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return the sizes of some samples, those that are unknown as expected: int64."""
+        sizes: np.ndarray = self.sizes[np.asarray(rows, np.int64)]
+        return sizes if (sizes >= 0).all() else expected_bytes(sizes, self.locations_of(rows))
 
     @functools.cached_property
-    def location_by_key(self) -> Mapping[str, str]:
-        """Key -> location of each sample."""
-        return dict(zip(self.keys, self.locations, strict=True))
+    def _by_key(self) -> np.ndarray:
+        return self.keys.order()
+
+    def rows_of(self, keys: Sequence[str]) -> np.ndarray:
+        """Return the rows of a few keys: (len,) int64, -1 for those that are not in the table.
+
+        The first look-up sorts all keys. For many keys at once, `Texts.find` takes less time.
+        """
+        rows = np.full(len(keys), -1, np.int64)
+        for number, key in enumerate(keys):
+            place = bisect.bisect_left(self._by_key, key, key=self.keys.__getitem__)
+            if place < len(self) and self.keys[row := self._by_key[place]] == key:
+                rows[number] = row
+        return rows
 
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 (hex) over all attributes but the locations."""
-        digest = hashlib.sha256(json.dumps(self.classes).encode())
+        whole = [self.classes, sorted(self.removed), self.labels_override, self.source]
+        digest = hashlib.sha256(json.dumps(whole).encode())
         columns = [self.sizes, self.mtimes]
         if are_classes(self.labels):
             columns.append(self.labels)
@@ -236,15 +291,9 @@ class RowTable:
             numbers = (column[part].tolist() for column in columns)
             rows = zip(self.keys[part], self.etags[part], *numbers, strict=True)
             digest.update(json.dumps(list(rows)).encode())
-        if self.removed:
-            digest.update(json.dumps(sorted(self.removed)).encode())
         if not are_classes(self.labels):
             digest.update(json.dumps([self.labels.dtype.name, self.labels.shape]).encode())
             digest.update(self.labels.astype(self.labels.dtype.newbyteorder("<")).data)
-        if self.labels_override:
-            digest.update(_LABELS_OVERRIDE)
-        if self.source:
-            digest.update(_SOURCE + self.source.encode())
         return digest.hexdigest()
 
     def to_parquet(
@@ -270,29 +319,28 @@ class RowTable:
             "mtime_ns": self.mtimes,
             "etag": self.etags,
             "label": self.labels,
+            "removed": self.is_removed,
         }
         if reasons is not None and content is not None:
             columns |= {"hole": reasons, "content": content}
-        if self.removed:
-            columns["removed"] = np.isin(np.arange(len(self)), list(self.removed))
         types = {n: pa.type_for_alias(t) for n, t in COLUMN_TYPES.items() if n in columns}
-        metadata = {b"classes": json.dumps(self.classes).encode()}
+        metadata = {
+            b"classes": json.dumps(self.classes).encode(),
+            _LABELS_OVERRIDE: json.dumps(self.labels_override).encode(),
+            _SOURCE: self.source.encode(),
+        }
         if self.labels.ndim == 2:
             types["label"] = pa.list_(pa.int32())
             metadata[_CLASS_COUNT] = str(self.labels.shape[1]).encode()
         elif not are_classes(self.labels):
             types["label"] = pa.float32()
-        if self.labels_override:
-            metadata[_LABELS_OVERRIDE] = b"true"
-        if self.source:
-            metadata[_SOURCE] = self.source.encode()
         schema = pa.schema(types, metadata)
         sink = io.BytesIO()
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
             for start in range(0, len(self), ROWS_PER_GROUP):
                 part = slice(start, start + ROWS_PER_GROUP)
                 arrays = [_to_arrow(columns[name][part], type_) for name, type_ in types.items()]
-                writer.write_table(pa.table(arrays, schema=schema))
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
         pa.default_memory_pool().release_unused()  # or it keeps 100 MB for a million rows
         return sink.getvalue()
 
@@ -301,27 +349,18 @@ class RowTable:
         """Parse the output of `to_parquet`."""
         with _reading(where):
             table = _read(data, IDENTITY_COLUMNS)
+            metadata = table.schema.metadata
             return cls(
-                keys=table["key"].to_pylist(),
-                sizes=table["size"].to_numpy(),
-                mtimes=table["mtime_ns"].to_numpy(),
-                etags=table["etag"].to_pylist(),
+                keys=Texts(table["key"]),
+                sizes=numbers_of(table["size"]),
+                mtimes=numbers_of(table["mtime_ns"]),
+                etags=Texts(table["etag"]),
                 labels=_labels(table),
-                classes=_CLASSES.validate_json(table.schema.metadata[b"classes"]),
-                removed=_removed(table),
-                labels_override=_LABELS_OVERRIDE in table.schema.metadata,
-                source=table.schema.metadata.get(_SOURCE, b"").decode(),
+                classes=_CLASSES.validate_json(metadata[b"classes"]),
+                removed=frozenset(np.flatnonzero(numbers_of(table["removed"])).tolist()),
+                labels_override=metadata[_LABELS_OVERRIDE] == b"true",
+                source=metadata[_SOURCE].decode(),
             )
-
-
-def unit_of(location: str) -> str:
-    """Return the part of a container that a sample is read with: the text before the last tab.
-
-    It is empty for a sample that is read alone. The text after its last ``#`` starts with ``>`` if
-    the part is read from its start to the last sample wanted. A suffix ``~N`` is the mean size of
-    its samples in bytes, where their sizes are unknown.
-    """
-    return location.rpartition("\t")[0]
 
 
 def read_contents(data: bytes, where: str) -> list[str]:
@@ -348,34 +387,33 @@ def _read_column(data: bytes, where: str, column: str) -> list[str]:
 def _to_arrow(values: Any, type_: Any) -> Any:
     import pyarrow as pa
 
-    if getattr(values, "ndim", 1) == 1:
+    if isinstance(values, Texts):
+        return values.arrow.cast(type_)
+    if not isinstance(values, np.ndarray):
         return pa.array(values, type_)
+    if values.ndim == 1:
+        return arrow_of(values).cast(type_)
     rows, numbers = np.nonzero(values)
     ends = np.searchsorted(rows, np.arange(len(values) + 1))
-    return pa.ListArray.from_arrays(ends.astype(np.int32), numbers.astype(np.int32), type_)
+    ends, numbers = arrow_of(ends.astype(np.int32)), arrow_of(numbers.astype(np.int32))
+    return pa.ListArray.from_arrays(ends, numbers, type_)
 
 
 def _labels(table: Any) -> np.ndarray:
     """Return the labels of a table: of a column of lists, which are class numbers, multi-hot."""
     column = table["label"]
     if str(column.type) in ("int64", "float"):
-        return np.asarray(column.to_numpy())
+        return numbers_of(column)
     count = int(table.schema.metadata[_CLASS_COUNT])
     if not (0 < count <= MOST_CLASSES and len(table) * count <= MOST_LABEL_NBYTES):
         raise ValueError(f"it claims labels of {count} classes")
     lists = column.combine_chunks()
-    numbers = np.asarray(lists.flatten().to_numpy(zero_copy_only=True))
+    numbers = numbers_of(lists.flatten())
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
         raise ValueError(f"it has class numbers that are not from 0 to {count - 1}")
     labels = np.zeros((len(table), count), np.uint8)
-    labels[np.repeat(np.arange(len(table)), np.diff(lists.offsets.to_numpy())), numbers] = 1
+    labels[np.repeat(np.arange(len(table)), np.diff(numbers_of(lists.offsets))), numbers] = 1
     return labels
-
-
-def _removed(table: Any) -> frozenset[int]:
-    if "removed" not in table.column_names:
-        return frozenset()
-    return frozenset(np.flatnonzero(table["removed"].to_numpy()).tolist())
 
 
 def read_columns(data: bytes, types: Mapping[str, str], where: str) -> Any:
@@ -391,10 +429,7 @@ def read_columns(data: bytes, types: Mapping[str, str], where: str) -> Any:
 
 
 def _read(data: bytes, columns: Sequence[str], types: Mapping[str, str] = COLUMN_TYPES) -> Any:
-    """Read columns of a table, check their types, and that no value is missing.
-
-    With `IDENTITY_COLUMNS`, the column `removed` is read too, if there is one.
-    """
+    """Read columns of a table, check their types, and that no value is missing."""
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(io.BytesIO(data))
@@ -402,8 +437,7 @@ def _read(data: bytes, columns: Sequence[str], types: Mapping[str, str] = COLUMN
     nbytes = sum(file.metadata.row_group(number).total_byte_size for number in groups)
     # Encoded as runs, any number of rows takes no bytes; in memory each takes at least these.
     require_plausible(len(data), max(nbytes, MIN_ROW_NBYTES * file.metadata.num_rows))
-    removed = columns is IDENTITY_COLUMNS and "removed" in file.schema_arrow.names
-    table = file.read([*columns, *(["removed"] if removed else [])])
+    table = file.read(list(columns))
     for name in (*columns, *table.column_names):
         column, expected = table[name], types[name]
         also = LABEL_TYPES if name == "label" and types is COLUMN_TYPES else ()

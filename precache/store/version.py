@@ -22,8 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from precache.errors import (
     DamageError,
+    FormatError,
     GoneError,
-    NewerFormatError,
     StorageError,
     StoreError,
     UsageError,
@@ -125,12 +125,17 @@ class Version:
     arrays
         Name -> (path below the folder, array) of every array that a loader can read, labels
         included; a field with variants has one for each.
+    followed
+        True if `ensure` opened it with ``follow=True``: the first epoch of a `Loader` takes its
+        shards in their order.
 
     Parameters
     ----------
     stamp
         Result of `stamp_of` for its folder, from before its document was read.
     """
+
+    followed = False
 
     def __init__(
         self,
@@ -223,12 +228,10 @@ class Version:
 
     @property
     def recipe(self) -> Recipe:
-        """Recipe that the version was built from; also under the name `pipeline`."""
+        """Recipe that the version was built from."""
         if self.attributes is None:
             raise StoreError(f"{self.path} was written by other software and has no recipe")
-        return Recipe.from_dict(self.attributes.pipeline, self.path)
-
-    pipeline = recipe
+        return self.attributes.recipe.of_store(self.path)
 
     @functools.cached_property
     def valid(self) -> np.ndarray:
@@ -307,10 +310,13 @@ class Version:
         UsageError
             There is no such key.
         """
+        if not isinstance(keys, Iterable):
+            raise UsageError(f"keys is {keys!r}; give keys, such as those of `Loader.keys`")
+        wanted: Iterable[Any] = [keys] if isinstance(keys, str) else keys
         row_of = {key: row for row, key in enumerate(self.keys)}
         rows = []
-        for key in [keys] if isinstance(keys, str) else keys:
-            if key not in row_of:
+        for key in wanted:
+            if not isinstance(key, str) or key not in row_of:
                 raise UsageError(f"{self.path} has no key {key!r}")
             rows.append(row_of[key])
         return np.array(rows, np.int64)
@@ -566,7 +572,7 @@ def read_attributes(data: bytes, where: str) -> Attributes:
     Raises
     ------
     StoreError
-        precache did not write the group, its format is newer, or it is damaged.
+        precache did not write the group, it has another format, or it is damaged.
     """
     try:
         attributes = zarr_metadata.parse_json(data, where).get("attributes")
@@ -578,11 +584,11 @@ def read_attributes(data: bytes, where: str) -> Attributes:
             f"{where} is of a Zarr group that precache did not write; "
             "name its arrays, for example fields={'image': 'path/in/group'}"
         )
-    if own.get("format", 1) not in range(1, FORMAT + 1):
-        raise NewerFormatError(
-            f"{where} has store format {own.get('format')}, and this release of precache reads "
-            f"formats up to {FORMAT}; update precache, or, if no newer release wrote it, it is "
-            f"damaged: remove {where} and run the same precache build command again"
+    if own.get("format") != FORMAT:
+        raise FormatError(
+            f"{where} has store format {own.get('format')!r}, and this release of precache reads "
+            f"format {FORMAT} alone; read it with the release that wrote it, or, if it is damaged, "
+            f"remove {where} and run the same precache build command again"
         )
     try:
         return Attributes.read(json.dumps(own).encode(), where)

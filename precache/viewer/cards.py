@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
+from typing import Any
 
 import numpy as np
 
 from precache.html.png import Preview, array_summary, as_picture, downsample, encode_png
-from precache.recipe.ops import Function
-from precache.recipe.recipe import Field
 from precache.units import size
 from precache.viewer.search import Catalogue
-from precache.viewer.source_trace import OpResult, SourceTracer, Trace, media_type, parameters
+from precache.viewer.source_trace import SourceTracer, Trace, media_type
 
-EMBEDDED_RAW_BYTES = 64 << 10
-"""Largest raw file that is embedded in a static page."""
-
-EMBEDDED_SIDE = 128
-"""Longer side in pixels of other pictures in a static page; larger ones are reduced."""
-
-Address = Callable[[str, Callable[[], bytes], str], str]
-"""Returns the ``src`` of a picture from its URL, its bytes and their media type."""
+SMALL_SIDE = 128
+"""Longer side in pixels of pictures on a page of many samples; larger ones are reduced."""
+SMALL_RAW_BYTES, RAW_BYTES = 256 << 10, 16 << 20
+"""Largest raw file that a page of many samples holds, and that of one sample."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +29,7 @@ class Picture:
     title, note
         Name of the image; its size, and what was done to its values.
     source
-        URL or ``data:`` URL; empty if there is only the note.
+        ``data:`` URL; empty if there is only the note.
     alt
         Text alternative.
     size
@@ -43,10 +37,14 @@ class Picture:
     """
 
     title: str
+    note: str = ""
     source: str = ""
     alt: str = ""
-    note: str = ""
     size: tuple[int, int] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all but the pixels, for JSON."""
+        return {name: value for name, value in vars(self).items() if name != "source"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,21 +53,11 @@ class Card:
 
     row: int
     key: str
-    label: str = ""
-    hole: str = ""
-    problems: Sequence[str] = ()
-    pictures: Sequence[Picture] = ()
-    numbers: Sequence[tuple[str, str]] = ()
-
-
-def embedded(url: str, data: Callable[[], bytes], media: str) -> str:
-    """Address of a picture in a static page: the picture itself."""
-    return f"data:{media};base64,{base64.b64encode(data()).decode()}"
-
-
-def below(root: str) -> Address:
-    """Addresses of pictures that the server computes on request."""
-    return lambda url, data, media: root + url
+    labels: Sequence[str]
+    hole: str
+    problems: Sequence[str]
+    pictures: Sequence[Picture]
+    numbers: Sequence[tuple[str, str]]
 
 
 class Cards:
@@ -84,80 +72,52 @@ class Cards:
     def __init__(self, catalogue: Catalogue, tracer: SourceTracer | None) -> None:
         self._catalogue = catalogue
         self._tracer = tracer
-        self._fields = catalogue.version.recipe.fields
 
-    def page(self, rows: Sequence[int], *, static: bool) -> list[Card]:
-        """Return the cards of a page of rows, as epoch 0 reads them."""
+    def page(self, rows: Sequence[int]) -> list[Card]:
+        """Return the cards of rows as epoch 0 reads them, with small pictures."""
         valid = [row for row in rows if not self._catalogue.hole(row)]
         stored = dict(zip(valid, self._catalogue.read(valid) if valid else [], strict=True))
-        address = embedded if static else below("")
-        # It is not known in advance which op of a hole fails, so its ops run now.
-        return [
-            self._card(
-                row,
-                self._by_array(stored.get(row, {})),
-                address,
-                traced=static or row not in stored,
-            )
-            for row in rows
-        ]
+        return [self._card(row, stored.get(row, {}), small=True) for row in rows]
 
     def single(self, row: int) -> Card:
         """Return the card of one row with all variants of its fields."""
         stored = {} if self._catalogue.hole(row) else self._catalogue.variants(row)
-        return self._card(row, stored, below("../"), traced=True)
+        return self._card(row, stored, small=False)
 
-    def _by_array(self, stored: dict[str, np.ndarray] | str) -> dict[str, np.ndarray] | str:
-        if isinstance(stored, str):
-            return stored
-        return {self._traced_array(name): values for name, values in stored.items()}
-
-    def _traced_array(self, name: str) -> str:
-        """Name of the array whose rows are compared with the source: the variant of epoch 0."""
-        return self._catalogue.version.array_at(name, 0)
-
-    def _card(
-        self, row: int, stored: dict[str, np.ndarray] | str, address: Address, *, traced: bool
-    ) -> Card:
-        """Make the card of a row from its arrays, or from the reason why they cannot be read.
-
-        With `traced` the ops run now; otherwise the server runs them when a picture is requested.
-        """
-        key = self._catalogue.key(row)
-        problems = [stored] if isinstance(stored, str) else []
-        arrays = {} if isinstance(stored, str) else stored
-        pictures: list[Picture] = []
-        trace = Trace()
-        if self._tracer is not None and traced:
-            trace = self._tracer.trace(key)
-            problems += [trace.note] if trace.note else []
-            pictures += [] if trace.raw is None else [_raw_picture(row, key, trace.raw, address)]
-        elif self._tracer is not None and self._tracer.shows_file(key):
-            pictures.append(Picture("raw", f"raw/{row}", f"Raw file of {key}"))
-        deferred = not traced and self._tracer is not None and not self._tracer.ops_problem
+    def _card(self, row: int, stored: dict[str, np.ndarray] | str, *, small: bool) -> Card:
+        """Make the card of a row from its arrays, or from the reason why they cannot be read."""
+        key, version = self._catalogue.key(row), self._catalogue.version
+        arrays, problems = ({}, [stored]) if isinstance(stored, str) else (stored, [])
+        trace = self._tracer.trace(key) if self._tracer else Trace()
+        problems += [trace.note] if trace.note else []
+        pictures = [] if trace.raw is None else [_raw_picture(key, trace.raw, small)]
         numbers = []
-        for name, field in self._fields.items():
-            pictures += _deferred_pictures(row, key, name, field) if deferred else []
-            for number, step in enumerate(trace.steps.get(name, [])):
-                pictures.append(_step_picture(step, row, key, name, number, address))
-            computed = trace.results.get(name)
-            for array in self._catalogue.version.variants(name):
+        for name in version.recipe.fields:
+            for step in trace.steps.get(name, []):
+                if step.preview is None:
+                    pictures.append(Picture(step.op, step.note))
+                else:
+                    alt = f"{name} of {key} after {step.op}"
+                    pictures.append(_picture(step.op, step.note, alt, step.preview, small))
+            compared = version.array_at(name, 0)  # the variant whose ops the tracer runs
+            for array in version.variants(name):
                 if array not in arrays:
                     continue
-                comparison = ""
-                if computed is not None and array == self._traced_array(name):
-                    comparison = _compare(computed, arrays[array])
-                picture = _stored_picture(row, key, array, arrays[array], comparison, address)
-                if picture is not None:
-                    pictures.append(picture)
-                else:
-                    text = _join(array_summary(arrays[array]), comparison)
-                    numbers.append((_array_title(array), text))
-        label = self._catalogue.label(row)
+                values, notes = arrays[array], []
+                if array == compared and name in trace.results:
+                    notes = [_compare(trace.results[name], values)]
+                title = ", variant ".join(array.split("."))
+                if (preview := as_picture(values)) is None:
+                    numbers.append((title, "; ".join([array_summary(values), *notes])))
+                    continue
+                height, width, _ = preview.pixels.shape
+                notes = [f"{width} x {height}, {values.dtype.name}", preview.note, *notes]
+                note, alt = "; ".join(filter(None, notes)), f"Stored {title} of {key}"
+                pictures.append(_picture(f"stored {title}", note, alt, preview, small))
         return Card(
             row=row,
             key=key,
-            label=label,
+            labels=self._catalogue.labels(row),
             hole=self._catalogue.hole(row),
             problems=problems,
             pictures=pictures,
@@ -165,73 +125,24 @@ class Cards:
         )
 
 
-def _join(*notes: str) -> str:
-    return "; ".join(note for note in notes if note)
+def _picture(title: str, note: str, alt: str, preview: Preview, small: bool) -> Picture:
+    pixels = downsample(preview, SMALL_SIDE).pixels if small else preview.pixels
+    height, width, _ = pixels.shape
+    return Picture(title, note, _url(encode_png(pixels), "image/png"), alt, (width, height))
 
 
-def _array_title(array: str) -> str:
-    name, dot, number = array.partition(".")
-    return f"{name}, variant {number}" if dot else name
-
-
-def _deferred_pictures(row: int, key: str, name: str, field: Field) -> list[Picture]:
-    """Pictures of an image field's op results, which the server computes on request."""
-    pictures = []
-    for number, op in enumerate(field.ops if field.decodes else ()):
-        if isinstance(op, Function):
-            pictures.append(Picture(op.op, note=f"{op.function}: see the page of the row"))
-            break
-        source = f"step/{row}/{quote(name)}/{number}.png"
-        pictures.append(Picture(op.op, source, f"{name} of {key} after {op.op}", parameters(op)))
-    return pictures
-
-
-def _stored_picture(
-    row: int, key: str, name: str, array: np.ndarray, comparison: str, address: Address
-) -> Picture | None:
-    preview = as_picture(array)
-    if preview is None:
-        return None
-    height, width, _ = preview.pixels.shape
-    return _picture(
-        f"stored {_array_title(name)}",
-        f"stored/{row}/{quote(name)}.png",
-        f"Stored {_array_title(name)} of {key}",
-        _join(f"{width} x {height}, {array.dtype.name}", preview.note, comparison),
-        preview,
-        address,
-    )
-
-
-def _picture(
-    title: str, url: str, alt: str, note: str, preview: Preview, address: Address
-) -> Picture:
-    """Make a picture of an array; in a static page a reduced one."""
-    if address is embedded:
-        preview = downsample(preview, EMBEDDED_SIDE)
-    height, width, _ = preview.pixels.shape
-    source = address(url, lambda: encode_png(preview.pixels), "image/png")
-    return Picture(title, source, alt, note, (width, height))
-
-
-def _raw_picture(row: int, key: str, data: bytes, address: Address) -> Picture:
+def _raw_picture(key: str, data: bytes, small: bool) -> Picture:
     media = media_type(data)
     if media is None:
-        return Picture("raw", note=f"{size(len(data))}, in a format that browsers do not show")
-    if address is embedded and len(data) > EMBEDDED_RAW_BYTES:
-        return Picture("raw", note=f"{size(len(data))}, too large to embed in this page")
-    source = address(f"raw/{row}", lambda: data, media)
-    return Picture("raw", source, f"Raw file of {key}", f"{size(len(data))}, {media}")
+        return Picture("raw", f"{size(len(data))}, in a format that browsers do not show")
+    if len(data) > (SMALL_RAW_BYTES if small else RAW_BYTES):
+        return Picture("raw", f"{size(len(data))}, too large for this page")
+    note = f"{size(len(data))}, {media}"
+    return Picture("raw", note, _url(data, media), f"Raw file of {key}")
 
 
-def _step_picture(
-    step: OpResult, row: int, key: str, name: str, number: int, address: Address
-) -> Picture:
-    preview = step.preview
-    if preview is None:
-        return Picture(step.op, note=step.note)
-    url = f"step/{row}/{quote(name)}/{number}.png"
-    return _picture(step.op, url, f"{name} of {key} after {step.op}", step.note, preview, address)
+def _url(data: bytes, media: str) -> str:
+    return f"data:{media};base64,{base64.b64encode(data).decode()}"
 
 
 def _compare(computed: np.ndarray, stored: np.ndarray) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from urllib.parse import urlencode
 
-from precache.errors import PrecacheError, UsageError
+from precache.errors import UsageError
 from precache.html.pages import TABLE_ROWS, bar, hyperlink, render
-from precache.html.png import as_picture, encode_png
-from precache.viewer.cards import EMBEDDED_SIDE, Cards
-from precache.viewer.facts import build_facts, sizes, statistics_rows
+from precache.maintenance.info import summarize
+from precache.messages import plain_data
+from precache.viewer.cards import SMALL_SIDE, Cards
 from precache.viewer.search import Catalogue, Query, RowPage
-from precache.viewer.source_trace import SourceTracer, Trace, media_type
+from precache.viewer.source_trace import SourceTracer
 
 STYLES = "view.css"
 
@@ -40,19 +41,18 @@ class Pages:
         self._tracer = tracer
         self._count = count
         self._cards = Cards(catalogue, tracer)
+        self._info = summarize(catalogue.version)
 
     # --- pages ----------------------------------------------------------------------------------
 
-    def grid(
-        self, query: Query, start: int = 0, *, before: bool = False, static: bool = False
-    ) -> str:
-        """Return the HTML of the rows that match a query, from `start` on or right before it.
+    def grid(self, query: Query, start: int = 0, *, static: bool = False) -> str:
+        """Return the HTML of the rows that match a query, from `start` on.
 
-        A static page has no links and loads nothing.
+        A static page has no links.
         """
-        matches, error = RowPage([], 0, 0, None, None), ""
+        matches, error = RowPage([], 0, 0, None), ""
         try:
-            matches = self._catalogue.find(query, start, self._count, before=before)
+            matches = self._catalogue.find(query, start, self._count)
         except UsageError as refused:
             if static:
                 raise
@@ -67,15 +67,9 @@ class Pages:
             title=f"{self._store}: {version.rows:,} rows",
             store=self._store,
             version=version,
-            sizes=sizes(version),
-            build=build_facts(version),
+            facts=self._info.facts(),
             query=query,
-            cards=self._cards.page(matches.rows, static=static),
-            statistics=[
-                (field, channel, f"{mean:.3f}", f"{std:.3f}")
-                for name in version.mean
-                for field, channel, mean, std in statistics_rows(version, name)
-            ],
+            cards=self._cards.page(matches.rows),
             class_names=[name for _, name, _ in counts[:TABLE_ROWS] if name],
             classes=self._class_table(static),
             class_count=len(counts),
@@ -86,6 +80,16 @@ class Pages:
             error=error,
             traced=self._tracer is not None,
         )
+
+    def data(self, query: Query, start: int = 0) -> str:
+        """Return the same as JSON: the version, the rows, and where the next page starts.
+
+        It has what is said of pictures, and not the pictures.
+        """
+        matches = self._catalogue.find(query, start, self._count)
+        cards = self._cards.page(matches.rows)
+        data = {"info": self._info, "rows": cards, "next": matches.later}
+        return json.dumps(plain_data(data))
 
     def _class_table(self, static: bool) -> list[tuple[object, ...]]:
         counts = self._catalogue.counts
@@ -119,11 +123,10 @@ class Pages:
             note = f"Raw files are shown beside what is stored; {self._tracer.ops_problem}."
         else:
             note = "Results of ops are computed from the raw files as they are now."
-        reduced = (
-            f" Pictures are reduced to at most {EMBEDDED_SIDE} pixels a side; without --out, "
-            "precache view shows them in full."
+        full = "without --out, precache view" if static else "the page of a row"
+        return (
+            f"{note} Pictures have at most {SMALL_SIDE} pixels a side; {full} shows them in full."
         )
-        return note + reduced * static
 
     def sample(self, row: int) -> str:
         """Return the HTML of the page about one row."""
@@ -141,42 +144,6 @@ class Pages:
             card=self._cards.single(row),
             links=[(text, str(to), rel) for text, to, rel in neighbours if 0 <= to <= last],
         )
-
-    # --- images ---------------------------------------------------------------------------------
-
-    def stored_png(self, row: int, name: str) -> bytes:
-        """Return a stored row of an array as a PNG file."""
-        self._catalogue.key(row)
-        stored = self._catalogue.variants(row)
-        if isinstance(stored, str):
-            raise PrecacheError(stored)
-        preview = as_picture(stored[name]) if name in stored else None
-        if preview is None:
-            raise UsageError(f"there is no image {name!r} in row {row}")
-        return encode_png(preview.pixels)
-
-    def raw(self, row: int) -> tuple[bytes, str]:
-        """Return a raw file and its media type."""
-        trace = self._trace(row)
-        media = media_type(trace.raw or b"")
-        if trace.raw is None or media is None:
-            raise UsageError(trace.note or f"row {row} has no raw file that a browser shows")
-        return trace.raw, media
-
-    def step_png(self, row: int, name: str, number: int) -> bytes:
-        """Return the result of an op as a PNG file."""
-        trace = self._trace(row)
-        steps = trace.steps.get(name, [])
-        step = steps[number] if number < len(steps) else None
-        if step is None or step.preview is None:
-            raise UsageError(trace.note or (step.note if step else f"there is no step {number}"))
-        return encode_png(step.preview.pixels)
-
-    def _trace(self, row: int) -> Trace:
-        key = self._catalogue.key(row)
-        if self._tracer is None:
-            raise UsageError("no source is given; give --source")
-        return self._tracer.trace(key)
 
 
 def error_page(error: str, root: str) -> str:
@@ -201,9 +168,8 @@ def _page_links(query: Query, matches: RowPage) -> list[PageLink]:
     values = {"q": query.text, "match": query.match, "class": query.label, "rows": query.state}
     values = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
     links: list[PageLink] = []
-    if matches.earlier is not None:
+    if matches.first:
         links.append(("First page", _target(values), ""))
-        links.append(("Previous page", _target({**values, "before": str(matches.earlier)}), "prev"))
     if matches.later is not None:
         text = "Continue the search" if matches.cut else "Next page"
         links.append((text, _target({**values, "from": str(matches.later)}), "next"))

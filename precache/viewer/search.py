@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class Query:
     text, match
         The key ``begins`` with, ``contains`` or ``is`` the text.
     label
-        Name or number of a class; -1 for rows without a label.
+        Name or number of a class, or a label that is a number; -1 for rows without a label.
     state
         ``all``, ``valid`` or ``holes``.
     """
@@ -63,9 +63,8 @@ class RowPage:
     ----------
     first, stop
         Range of the rows that were searched, without `stop`.
-    earlier, later
-        The previous page ends right before `earlier`, the next one starts at `later`; None if
-        there is none.
+    later
+        Where the next page starts; None if there is none.
     cut
         Whether the search stopped at its limit of keys.
     """
@@ -73,15 +72,7 @@ class RowPage:
     rows: list[int]
     first: int
     stop: int
-    earlier: int | None
     later: int | None
-    cut: bool = False
-
-
-@dataclass
-class _Search:
-    rows: list[int] = field(default_factory=list)
-    edge: int = 0
     cut: bool = False
 
 
@@ -97,9 +88,8 @@ class Catalogue:
     """
 
     def __init__(self, uri: str, storage_options: StorageOptions = None) -> None:
-        self._reader = VersionReader(uri, None, "first", storage_options)
+        self._reader = VersionReader(uri, storage_options=storage_options)
         self.version = self._reader.version
-        self.fields = list(self.version.fields)
 
     @functools.cached_property
     def counts(self) -> list[tuple[int, str, int]]:
@@ -128,9 +118,12 @@ class Catalogue:
             raise UsageError(f"there is no row {row}; rows go from 0 to {self.version.rows - 1}")
         return self.version.keys[row]
 
-    def label(self, row: int) -> str:
-        """Return the label of a row: names of classes, or a number; empty if it has none."""
-        return label_texts(self.version.labels[row : row + 1], self.version.classes)[0]
+    def labels(self, row: int) -> list[str]:
+        """Return the label of a row: names of its classes, or a number; empty if it has none."""
+        label = self.version.labels[row : row + 1]
+        if label.ndim == 2:
+            label = np.flatnonzero(label[0])
+        return [text for text in label_texts(label, self.version.classes) if text]
 
     def hole(self, row: int) -> str:
         """Return why a row is a hole; empty if it is valid."""
@@ -140,45 +133,29 @@ class Catalogue:
 
     # --- searching ------------------------------------------------------------------------------
 
-    def find(self, query: Query, start: int, count: int, *, before: bool = False) -> RowPage:
-        """Find the first `count` rows from `start` on, or with `before` the last ones before it.
+    def find(self, query: Query, start: int, count: int) -> RowPage:
+        """Find the first `count` rows from `start` on.
 
         Raises
         ------
         UsageError
             There is no such class.
         """
-        start = min(max(0, start), self.version.rows)
-        search = self._search(query, start, count, before)
-        more = len(search.rows) > count or search.cut
-        rows = search.rows[:count]
-        if before:
-            if not more:  # fill the page that starts at the first row
-                return self.find(query, 0, count)
-            rows.reverse()
-            first = rows[0] if len(search.rows) > count else search.edge
-            return RowPage(rows, search.edge, start, first, start, search.cut)
-        later = rows[-1] + 1 if len(search.rows) > count else search.edge if more else None
-        return RowPage(rows, start, search.edge, start or None, later, search.cut)
-
-    def _search(self, query: Query, start: int, count: int, before: bool) -> _Search:
-        """Find up to ``count + 1`` rows, in the order of the search."""
-        candidates = self._candidates(query)
-        search, read = _Search(edge=start), 0
-        for first, stop in _pieces(start, self.version.rows, before):
+        candidates, rows, read = self._candidates(query), list[int](), 0
+        start = stop = min(max(0, start), len(candidates))
+        while stop < len(candidates) and len(rows) <= count:
+            first, stop = stop, min(stop - stop % KEYS_PER_CHUNK + KEYS_PER_CHUNK, len(candidates))
             matches = first + np.flatnonzero(candidates[first:stop])
             if query.text and len(matches):
                 if read == KEY_CHUNKS:
-                    search.cut = True
-                    return search
+                    return RowPage(rows, start, first, first, cut=True)
                 read += 1
                 matches = self._filter_keys(query, matches)
-            ordered = matches[::-1] if before else matches
-            search.rows += ordered[: count + 1 - len(search.rows)].tolist()
-            search.edge = first if before else stop
-            if len(search.rows) > count or (search.rows and query.match == "is" and query.text):
+            rows += matches[: count + 1 - len(rows)].tolist()
+            if rows and query.match == "is" and query.text:
                 break
-        return search
+        later = rows[count - 1] + 1 if len(rows) > count else None
+        return RowPage(rows[:count], start, stop, later)
 
     def _filter_keys(self, query: Query, rows: np.ndarray) -> np.ndarray:
         """Keep the rows whose keys match; all lie in one chunk of keys."""
@@ -197,6 +174,9 @@ class Catalogue:
             if number == -1:
                 wanted &= ~has_label(self.version.labels)
                 return wanted
+            if self.version.labels.dtype.kind == "f":
+                wanted &= self.version.labels == _parse_number(query.label)
+                return wanted
             of_class = np.zeros(len(valid), bool)
             of_class[self.version.rows_of_classes(query.label if number is None else number)] = True
             wanted &= of_class
@@ -205,9 +185,9 @@ class Catalogue:
     # --- reading --------------------------------------------------------------------------------
 
     def read(self, rows: Sequence[int]) -> list[dict[str, np.ndarray] | str]:
-        """Read rows as field -> array; a row that cannot be read gives the reason instead.
+        """Read rows as epoch 0 does, as array name -> values.
 
-        A field with variants gives the variant that epoch 0 reads.
+        A row that cannot be read gives the reason instead.
         """
         try:
             return list(self._read(rows, self._reader))
@@ -221,9 +201,8 @@ class Catalogue:
         arrays: dict[str, np.ndarray] = {}
         try:
             for epoch in range(max(field.variants for field in self.version.fields.values())):
-                reader = self._reader.at_epoch(epoch)
-                [fields] = self._read([row], reader)
-                arrays |= {reader.arrays[name]: values for name, values in fields.items()}
+                [values] = self._read([row], self._reader.at_epoch(epoch))
+                arrays |= values
         except (DamageError, StorageError) as error:
             return str(error)
         return arrays
@@ -233,16 +212,14 @@ class Catalogue:
         out = {name: np.empty((len(rows), *shape), dtype) for name, (shape, dtype) in shapes}
         reader.read(np.array(rows, np.int64), out)
         for position in range(len(rows)):
-            yield {name: out[name][position] for name in self.fields}
+            yield {array: out[name][position] for name, array in reader.arrays.items()}
 
 
-def _pieces(start: int, rows: int, before: bool) -> Iterator[tuple[int, int]]:
-    """Yield runs of rows from `start` on, or backwards from it, each within one chunk of keys."""
-    lower, upper = (0, start) if before else (start, rows)
-    numbers = range(lower // KEYS_PER_CHUNK, -(-upper // KEYS_PER_CHUNK))
-    for number in reversed(numbers) if before else numbers:
-        first = number * KEYS_PER_CHUNK
-        yield max(lower, first), min(upper, first + KEYS_PER_CHUNK)
+def _parse_number(text: str) -> np.float32:
+    try:
+        return np.float32(text)
+    except ValueError:
+        raise UsageError(f"labels are numbers, and {text!r} is none") from None
 
 
 def _parse_int(text: str) -> int | None:

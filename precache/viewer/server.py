@@ -63,7 +63,7 @@ class ViewServer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_port}{self.root}"
 
 
-def serve(pages: Pages, query: Query, port: int = 0, *, browser: bool = False) -> None:
+def serve(pages: Pages, query: Query, port: int, *, browser: bool) -> None:
     """Print the address and serve pages until Ctrl-C.
 
     Parameters
@@ -162,20 +162,16 @@ def _answer(pages: Pages, path: str, query: str) -> Answer:
     """Return the body and media type at a path below the server's root."""
     match [unquote(part) for part in path.split("/")]:
         case [""]:
-            return _grid(pages, query)
+            return _encoded(pages.grid(*_asked(query))), "text/html; charset=utf-8"
+        case ["rows.json"]:
+            return _encoded(pages.data(*_asked(query))), "application/json"
         case ["row", row]:
             return _encoded(pages.sample(_number(row))), "text/html; charset=utf-8"
-        case ["raw", row]:
-            return pages.raw(_number(row))
-        case ["stored", row, name] if name.endswith(".png"):
-            return pages.stored_png(_number(row), name.removesuffix(".png")), "image/png"
-        case ["step", row, name, file] if file.endswith(".png"):
-            number = _number(file.removesuffix(".png"))
-            return pages.step_png(_number(row), name, number), "image/png"
     raise UsageError("there is nothing at this address")
 
 
-def _grid(pages: Pages, query: str) -> Answer:
+def _asked(query: str) -> tuple[Query, int]:
+    """Return the conditions and the first row that an address asks for."""
     try:
         parsed = parse_qs(query, max_num_fields=20)
     except ValueError:
@@ -187,9 +183,7 @@ def _grid(pages: Pages, query: str) -> Answer:
         values.get("class", "").strip(),
         values.get("rows", "all"),
     )
-    before = "before" in values
-    start = _number(values.get("before" if before else "from", "0"))
-    return _encoded(pages.grid(rows, start, before=before)), "text/html; charset=utf-8"
+    return rows, _number(values.get("from", "0"))
 
 
 def _number(text: str) -> int:

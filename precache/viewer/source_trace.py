@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precache.errors import FetchError, PrecacheError, SampleError, SourceError
+from precache.errors import FetchError, PrecacheError, SampleError, SourceError, needs
 from precache.html.png import Preview, array_summary, as_picture, downsample
 from precache.messages import shown
 from precache.recipe.ops import Function, Op
@@ -21,17 +21,11 @@ from precache.storage.open import StorageOptions
 
 if TYPE_CHECKING:
     from precache_workers.ops.field_recipe import FieldRecipe
-    from precache_workers.sources.base import Fetched, Sample
+    from precache_workers.sources.base import Sample
     from precache_workers.sources.sample_inputs import SampleName
 
 SIDE = 1024
 """Longer side of a picture in pixels; larger ones are downsampled."""
-
-PICTURE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif")
-"""File name suffixes of images that browsers show."""
-
-TRACES = 16
-"""Traces that are cached, since a browser requests the pictures of a sample one by one."""
 
 _MEDIA = {
     b"\xff\xd8\xff": "image/jpeg",
@@ -129,7 +123,6 @@ class SourceTracer:
         sample_name: SampleName | None = None,
     ) -> None:
         from precache_workers.sources.base import Columns
-        from precache_workers.sources.dataset import DatasetSource
         from precache_workers.sources.folder import FolderSource
         from precache_workers.sources.kinds import open_source
 
@@ -140,7 +133,6 @@ class SourceTracer:
             columns=Columns(**columns),
             sample_name=sample_name,
         )
-        self._files = not isinstance(self._source, DatasetSource)
         if isinstance(self._source, FolderSource) and self._source.folder.kind() != "folder":
             raise SourceError(
                 f"--source {shown(source)} is not a folder; give the source of the store"
@@ -148,7 +140,6 @@ class SourceTracer:
         self._recipe = recipe
         self._functions = functions
         self._lock = threading.Lock()
-        self._cached_trace = functools.lru_cache(maxsize=TRACES)(self._trace)
 
     @functools.cached_property
     def _recipes(self) -> dict[str, tuple[FieldRecipe, str]]:
@@ -175,24 +166,19 @@ class SourceTracer:
     def ops_problem(self) -> str:
         """Why no op can be run here; empty if they can."""
         try:
-            _ = self._recipes
-        except ModuleNotFoundError as error:
-            return f"running the ops needs {error.name}: pip install 'precache[workers]'"
+            with needs("running the ops"):
+                _ = self._recipes
         except PrecacheError as error:
             return f"the ops are not run: {error}"
         return ""
 
-    def shows_file(self, key: str) -> bool:
-        """Guess from a sample's key whether a browser shows its file."""
-        return self._files and key.lower().endswith(PICTURE_SUFFIXES)
-
     def trace(self, key: str) -> Trace:
         """Fetch a sample and run the ops on it."""
         with self._lock:  # the recipes decode into buffers that they reuse
-            return self._cached_trace(key)
+            return self._trace(key)
 
     def _trace(self, key: str) -> Trace:
-        fetched = self._fetch(key)
+        [fetched] = self._source.fetch([key], [-1])
         if isinstance(fetched, FetchError | SampleError):
             return Trace(note=f"the raw sample could not be fetched: {fetched}")
         raw = next((v for v in fetched.inputs.values() if isinstance(v, bytes)), None)
@@ -206,10 +192,6 @@ class SourceTracer:
             elif result is not None:
                 results[name] = result
         return Trace(raw, "", steps, results)
-
-    def _fetch(self, key: str) -> Fetched:
-        [fetched] = self._source.fetch([key], [-1])
-        return fetched
 
 
 def _run_ops(

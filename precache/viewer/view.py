@@ -24,6 +24,8 @@ class View:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the first page as one HTML file that needs no other and no server.
 
+        A path that ends in ``.json`` gets what the page shows, without the pictures.
+
         Raises
         ------
         StorageError
@@ -31,7 +33,10 @@ class View:
         """
         from precache.html.pages import save
 
-        save(self.pages.grid(self.query, static=True), os.fspath(path))
+        name = os.fspath(path)
+        as_data = name.endswith(".json")
+        pages, query = self.pages, self.query
+        save(pages.data(query) if as_data else pages.grid(query, static=True), name)
 
     def serve(self, port: int = 0, *, browser: bool = False) -> None:
         """Print an address of this machine, and serve the pages there until Ctrl-C.
@@ -102,12 +107,10 @@ def view(
     UsageError
         `rows` is out of range, or a library of the ``report`` extra is missing.
     """
-    try:
-        from precache.viewer.pages import MAX_SAMPLES, Pages
-        from precache.viewer.search import Catalogue, Query
-        from precache.viewer.source_trace import SourceTracer
-    except ModuleNotFoundError as error:
-        raise UsageError(f"viewing needs {error.name}: pip install 'precache[report]'") from None
+    from precache.viewer.pages import MAX_SAMPLES, Pages
+    from precache.viewer.search import Catalogue, Query
+    from precache.viewer.source_trace import SourceTracer
+
     if not 1 <= rows <= MAX_SAMPLES:
         raise UsageError(f"rows is {rows}; give 1 to {MAX_SAMPLES} samples per page")
     catalogue, tracer = Catalogue(os.fspath(store), storage_options), None

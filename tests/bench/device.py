@@ -1,85 +1,72 @@
-"""``python -m tests.bench.device``: what feeding a CUDA device costs, by each way there is.
+"""Benchmarks of feeding a CUDA device."""
 
-One run of minutes on a machine with a CUDA device: what each way costs the host's CPUs and how many
-samples/s it brings, with nothing else to do, beside what it could not do without (`baselines`);
-then how long a ResNet-50 step takes (bf16, channels-last) that is fed by each, and what each thread
-has to do meanwhile, beside the same step on one batch that never leaves the device, in turns. In
-one of the turns that batch is normalised in each step, as the others are. ``--compile`` compiles
-the step and captures it as a CUDA graph, so that it leaves the host idle. ``--rehearse`` goes
-through all of it on the CPU, small: its figures mean nothing.
-"""
-
-import argparse
+import contextlib
 import dataclasses
 import functools
+import importlib
 import itertools
-import json
 import logging
+import multiprocessing
+import os
 import statistics
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Column, Table
+from numcodecs import zstd
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 import precache
 from docs.examples.resnet import resnet
-from precache.cli.installation import Installation
 from precache.codecs import nvcomp
-from precache.loading.gpu.gathering import RowOffsets
-from precache.loading.gpu.registered import register_shards
 from precache.loading.slots import STEPS_AHEAD, undo_image_tensor
+from precache.reading.array_reader import ArrayReader
 from precache.reading.version_reader import VersionReader
+from precache.runtime.usage import cores
 from precache.transforms import Compose, Draw, HorizontalFlip, Normalize, RandomResizedCrop
-from tests.bench.baselines import (
-    Epoch,
-    copy_rows,
-    decode_jpegs,
-    decompress_frames,
-    read_rows,
-)
-from tests.bench.common import (
+from tests.bench.costs import Cost, cost_of, files_of, touch
+from tests.bench.harness import (
     CROP,
-    Cost,
-    build_crops,
-    cost_of,
-    cpu_ms_by_thread,
+    ROW_NBYTES,
+    Epoch,
+    MissingError,
+    Table,
+    Work,
     drain,
-    find_photos,
-    finish,
+    frames_of,
     log,
-    multiply,
-    touch,
-    work_folder,
+    main,
+    mapped_frames,
+    median_ratio,
+    part,
 )
-from tests.bench.direct import Direct, read_directly
+from tests.demo.training import JpegDataset
 
 Step = Callable[[Tensor, Tensor], Any]
+Fed = AbstractContextManager[Epoch]
 
 CLASSES = 1000
 WARM_STEPS = 6
 """Of a turn, that are not measured: the loader begins, the clocks rise."""
-
 BATCHES_AHEAD = 8
 """At most, in preparation when a turn ends."""
-
-STEP_TARGET = 1.02
-
 LEAST_SHOWN = 0.02
-"""CPU-ms of a step, of a thread that is printed."""
-
-STILL = "resident batch"
-"""The turn that the others are compared with."""
-
-NORMALIZED = "resident batch, normalised"
+"""CPU-ms of a step, of a thread that is shown."""
+JPEGS = 4_096
+"""Photographs that a `DataLoader` decodes in an epoch, which takes it seconds."""
+STILL, NORMALIZED = "resident batch", "resident batch, normalised"
+"""The turns on a batch that stays; the others are compared with the first."""
+MODULE = Path("/proc/driver/nvidia-fs/stats")
+"""The kernel module of GPUDirect Storage shows itself there."""
 
 
 @dataclass(frozen=True)
@@ -95,71 +82,102 @@ class Sizes:
     width: int = 64
 
 
-FULL = Sizes(rows=11_264, batch=256, steps=30, rounds=5, epochs=4)
+SIZES = Sizes(rows=11_264, batch=256, steps=30, rounds=5, epochs=4)
 REHEARSAL = Sizes(rows=96, batch=8, steps=4, rounds=2, epochs=2, depth=18, width=8)
+Rehearse = Annotated[bool, "on the CPU, small: its figures mean nothing"]
 
 
 @dataclass(frozen=True)
 class Way:
-    """A codec, and options of the loader that reads it."""
+    """A codec, options of the loader that reads it, and the most CPU-ms that it is to take."""
 
     codec: str
     options: Mapping[str, str]
-    cpu_target: float | None = None
+    target: int | None = None
 
 
 WAYS = {
     "raw, copied": Way("raw", {}, 15),
-    "raw, gathered by the device": Way("raw", {"gather": "device"}, 5),
     "raw, resident there": Way("raw", {"resident": "device"}),
     "image, zstd on the host": Way("image", {}),
     "image, zstd on the device": Way("image", {"decompress": "device"}),
-    "image, both by the device": Way("image", {"decompress": "device", "gather": "device"}),
 }
 
 
-@dataclass(frozen=True)
-class Feeding:
-    """What a way costs with nothing else to do.
+def _device(rehearse: bool) -> torch.device:
+    if rehearse:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise MissingError("this needs a CUDA device, and torch sees none; --rehearse does without")
+    return torch.device("cuda", 0)
 
-    Attributes
-    ----------
-    opened
-        Seconds until the loader was made: what is loaded or page-locked then.
-    said
-        Its warnings: why it went another way, if it did.
-    first, warm
-        Epochs; checksums are checked in the first.
+
+@part("ways")
+def ways(
+    work: Work,
+    rows: Annotated[int | None, f"rows of each store ({SIZES.rows:,})"] = None,
+    batch: Annotated[int | None, f"samples of a batch ({SIZES.batch})"] = None,
+    steps: Annotated[int | None, f"steps of a turn ({SIZES.steps})"] = None,
+    rounds: Annotated[int | None, f"turns of training ({SIZES.rounds})"] = None,
+    epochs: Annotated[int | None, f"epochs after the first ({SIZES.epochs})"] = None,
+    compile: Annotated[  # noqa: A002 - the name of an option
+        bool, "compile the step, and capture it as a CUDA graph"
+    ] = False,
+    dataloaders: Annotated[bool, "torch's DataLoader, too"] = False,
+    rehearse: Rehearse = False,
+) -> Iterator[Table]:
+    """Ways to feed a device, and a ResNet-50 step that is fed by each.
+
+    First what each way costs the host's CPUs and how many samples/s it brings, with nothing else to
+    do, beside what it could not do without: rows copied by hand, frames decompressed, and rows that
+    kvikio reads. Then how long a ResNet-50 step takes (bf16, channels-last) that is fed by each,
+    and what each thread has to do meanwhile, beside the same step on one batch that never leaves
+    the device, in turns. In one of the turns that batch is normalised in each step, as the others
+    are. With --compile the step leaves the host idle.
     """
+    device, own = _device(rehearse), REHEARSAL if rehearse else SIZES
+    given = {"rows": rows, "batch": batch, "steps": steps, "rounds": rounds, "epochs": epochs}
+    sizes = dataclasses.replace(own, **{n: v for n, v in given.items() if v is not None})
+    # More than a turn takes: loading must not end before it.
+    needed = (WARM_STEPS + sizes.steps + BATCHES_AHEAD) * sizes.batch
+    if sizes.rows < needed and not rehearse:
+        raise SystemExit(f"--rows {sizes.rows}: a turn takes {needed}; give as many")
+    stores = {codec: work.crops(codec, sizes.rows) for codec in ("raw", "image")}
+    feeding, remarks = {}, []
+    for name, make in _fed_by(work, stores, device, sizes, dataloaders).items():
+        log.print(f"{name}: {sizes.epochs + 1} epochs")
+        try:
+            feeding[name] = feed(make, sizes.epochs)
+        except ImportError as error:
+            remarks.append(f"{name}: left out: {error}")
+            continue
+        remarks += [f"{name}: {line}" for line in feeding[name].warnings]
+    log.print(f"training: {sizes.rounds + 1} rounds")
+    trained = train(stores, device, sizes, compile)
+    yield _table(feeding, trained, sizes, device, remarks)
+    pieces = Table("Pieces", ("ms of the device for a batch", "ms|.3f"))
+    for name, spent in _pieces(stores, device, sizes).items():
+        pieces.add(name, spent)
+    pieces.remarks.append(f"a batch has {sizes.batch * ROW_NBYTES:,} bytes; {_hardware(device)}")
+    yield pieces
 
-    opened: float
-    said: tuple[str, ...]
-    first: Cost
-    warm: tuple[Cost, ...]
 
-    @property
-    def cpu_ms_per_1000(self) -> float:
-        return statistics.median(cost.cpu_ms_per_1000 for cost in self.warm)
-
-    @property
-    def samples_per_s(self) -> float:
-        return statistics.median(cost.samples_per_s for cost in self.warm)
-
-
-@dataclass(frozen=True)
-class Steps:
-    """A turn of training: ms a step, CPU-ms a step of the host, all together and by thread, and the
-    share of the device's time between steps: by events around each, and by the loader's own clock.
-    """
-
-    ms: float
-    cpu_ms: float
-    threads: Mapping[str, float]
-    between: float | None = None
-    stall_ratio: float | None = None
+def _hardware(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "no device: a rehearsal"
+    named = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+    return named if nvcomp.available() else f"{named}, no nvCOMP"
 
 
 # --- time ---------------------------------------------------------------------------------------
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a CUDA device has done everything, without spinning."""
+    if device.type == "cuda":
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(device))
+        event.synchronize()
 
 
 class _Marks:
@@ -174,12 +192,9 @@ class _Marks:
         if not self._cuda:
             self._marks.append(time.perf_counter() * 1e3)
         else:
-            # torch's own class has no types.
-            event = torch.cuda.Event(  # type: ignore[no-untyped-call]
-                enable_timing=True, blocking=True
-            )
-            event.record()
-            self._marks.append(event)
+            options = {"enable_timing": True, "blocking": True}
+            self._marks.append(torch.cuda.Event(**options))
+            self._marks[-1].record()
         return self._marks[-1]
 
     def between(self) -> list[float]:
@@ -190,21 +205,49 @@ class _Marks:
         return [mark.elapsed_time(later) for mark, later in itertools.pairwise(self._marks)]
 
 
-def _device_ms(work: Callable[[], object], device: torch.device, times: int) -> float:
-    """Of one run, out of so many that follow each other without a wait."""
-    work()
-    marks = _Marks(device)
-    marks.mark()
-    for _ in range(times):
-        work()
-    marks.mark()
-    return marks.between()[0] / times
+def _cpu_ms_by_thread() -> dict[str, float]:
+    """CPU-ms of this process so far, by the name of a thread: Python's, else the system's.
+
+    Threads of one pool count together, those that have ended do not. The times are those of
+    ``schedstat`` (sched-stats.rst).
+    """
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    found: dict[str, float] = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            name = names.get(int(task.name)) or (task / "comm").read_text("utf-8").strip()
+            spent = int((task / "schedstat").read_text("ascii").split()[0]) / 1e6
+            pool = name.rstrip("0123456789").rstrip("-_ ")
+            found[pool] = found.get(pool, 0.0) + spent
+    return found
 
 
 # --- feeding ------------------------------------------------------------------------------------
 
 
-class _Said(logging.Handler):
+@dataclass(frozen=True)
+class Feeding:
+    """A way's cost with nothing else to do.
+
+    Attributes
+    ----------
+    opened
+        Seconds until it was ready: what is loaded then.
+    warnings
+        Of the loader: why it went another way, if it did.
+    costs
+        Of epochs; the first checks checksums.
+    """
+
+    opened: float
+    warnings: tuple[str, ...]
+    costs: tuple[Cost, ...]
+
+    def median(self, figure: str) -> float:
+        return statistics.median(getattr(cost, figure) for cost in self.costs[1:])
+
+
+class _Warnings(logging.Handler):
     """Keeps the warnings of a block."""
 
     def __init__(self) -> None:
@@ -214,7 +257,7 @@ class _Said(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
 
-    def __enter__(self) -> "_Said":
+    def __enter__(self) -> "_Warnings":
         logging.getLogger("precache").addHandler(self)
         return self
 
@@ -222,46 +265,199 @@ class _Said(logging.Handler):
         logging.getLogger("precache").removeHandler(self)
 
 
-def feed(way: Way, store: Path, device: torch.device, sizes: Sizes) -> Feeding:
-    """Run epochs of a loader, and do nothing with its batches."""
-    touch(path for path in store.rglob("*") if path.is_file())
-    with _Said() as said:
+def feed(make: Callable[[], Fed], epochs: int) -> Feeding:
+    """Run epochs of a way, one more than `epochs`, and do nothing with its batches."""
+    with _Warnings() as warnings:
         started = time.perf_counter()
-        with precache.Loader(store, sizes.batch, device=device, **way.options) as loader:
+        with make() as epoch:
             opened = time.perf_counter() - started
-            costs = [cost_of(lambda: drain(loader)) for _ in range(sizes.epochs + 1)]
-    return _shown(Feeding(opened, tuple(said.lines), costs[0], tuple(costs[1:])))
-
-
-def feed_by(make: Callable[[], AbstractContextManager[Epoch]], sizes: Sizes) -> Feeding:
-    """Run epochs of a baseline."""
-    started = time.perf_counter()
-    with make() as epoch:
-        opened = time.perf_counter() - started
-        costs = [cost_of(epoch, children=True) for _ in range(sizes.epochs + 1)]
-    return _shown(Feeding(opened, (), costs[0], tuple(costs[1:])))
-
-
-def _baselines(
-    stores: Mapping[str, Path], source: Path, device: torch.device, sizes: Sizes, all_of_them: bool
-) -> dict[str, Callable[[], AbstractContextManager[Epoch]]]:
-    given = {"device": device, "batch": sizes.batch}
-    found: dict[str, Callable[[], AbstractContextManager[Epoch]]] = {
-        "raw rows, copied by hand": functools.partial(copy_rows, stores["raw"], **given),
-        "image's frames, by zstd alone": functools.partial(decompress_frames, stores["image"]),
-    }
-    if all_of_them:
-        found["raw, by a DataLoader"] = functools.partial(read_rows, stores["raw"], **given)
-        found["JPEGs, by a DataLoader"] = functools.partial(decode_jpegs, source, **given)
-    return found
-
-
-def _shown(fed: Feeding) -> Feeding:
-    log.print(f"  {fed.cpu_ms_per_1000:.1f} CPU-ms per 1,000, {fed.samples_per_s:,.0f} samples/s")
+            costs = tuple(cost_of(epoch, children=True) for _ in range(epochs + 1))
+    fed = Feeding(opened, tuple(warnings.lines), costs)
+    cpu, speed = fed.median("cpu_ms_per_1000"), fed.median("samples_per_s")
+    log.print(f"  {cpu:.1f} CPU-ms per 1,000, {speed:,.0f} samples/s")
     return fed
 
 
+def _fed_by(
+    work: Work, stores: Mapping[str, Path], device: torch.device, sizes: Sizes, dataloaders: bool
+) -> dict[str, Callable[[], Fed]]:
+    raw, batch = stores["raw"], sizes.batch
+    found: dict[str, Callable[[], Fed]] = {
+        name: functools.partial(_by_loader, stores[way.codec], device, batch, way.options)
+        for name, way in WAYS.items()
+    }
+    found["raw, read by kvikio"] = functools.partial(_by_kvikio, raw, device, batch)
+    found["raw rows, copied by hand"] = functools.partial(_by_copies, raw, device, batch)
+    found["image's frames, by zstd alone"] = functools.partial(_by_zstd, stores["image"])
+    if dataloaders:
+        photos = work.photos(sizes.rows)
+        found["raw, by a DataLoader"] = lambda: _by_dataset(raw, device, batch)
+        found["JPEGs, by a DataLoader"] = lambda: _by_jpegs(photos, device, batch)
+    return found
+
+
+@contextlib.contextmanager
+def _by_loader(
+    store: Path, device: torch.device, batch: int, options: Mapping[str, Any]
+) -> Iterator[Epoch]:
+    touch(files_of(store))
+    with precache.Loader(store, batch, device=device, **options) as loader:
+        yield lambda: _drained(loader)
+
+
+def _drained(loader: precache.Loader) -> int:
+    rows = drain(loader)
+    finish(loader.device)
+    return rows
+
+
+class DirectRows(contextlib.ExitStack):
+    """Plain rows that kvikio reads from a store's shards straight into a CUDA device's memory.
+
+    Not a way of a `Loader`: it is here to be compared with those. Where the machine has GPUDirect
+    Storage, no CPU touches the bytes, and they come from the disk each time; elsewhere kvikio or
+    cuFile copies them. Shards lie open until the context is left. Sources: kvikio's documentation,
+    `CuFile.pread` and `defaults`; NVIDIA's of GPUDirect Storage.
+    """
+
+    def __init__(self, store: Path, field: str = "image") -> None:
+        super().__init__()
+        kvikio = importlib.import_module("kvikio")
+        self.array = ArrayReader(precache.open(store), field).array
+        paths, starts, _ = zip(*frames_of(store, field), strict=True)
+        opened = {path: self.enter_context(kvikio.CuFile(path)) for path in dict.fromkeys(paths)}
+        self._files, self._starts = [opened[path] for path in paths], np.array(starts)
+
+    def read(self, rows: np.ndarray, memory: Tensor) -> None:
+        """Fill the first of (n, bytes of a row) uint8 with rows."""
+        chunks, within = np.divmod(rows, self.array.chunk_shape[0])
+        starts = self._starts[chunks] + within * self.array.row_nbytes
+        places = zip(memory, chunks.tolist(), starts.tolist(), strict=False)
+        reads = [self._files[n].pread(row, row.nbytes, start) for row, n, start in places]
+        for read in reads:
+            read.get()
+
+
+@contextlib.contextmanager
+def _by_kvikio(store: Path, device: torch.device, batch: int) -> Iterator[Epoch]:
+    try:
+        itself = importlib.import_module("kvikio.defaults").is_compat_mode_preferred()
+        opened = DirectRows(store)
+    except (AttributeError, ImportError, OSError, RuntimeError, TypeError) as error:
+        raise ImportError(f"{error} (it takes kvikio-cu13 and a CUDA driver)") from None
+    how = "kvikio itself reads" if itself else "cuFile reads"
+    there = "" if MODULE.exists() else "not "
+    logging.getLogger("precache").warning("%s, nvidia-fs %sloaded", how, there)
+    with opened as rows:
+        count = rows.array.shape[0]
+        memory = torch.empty((batch, rows.array.row_nbytes), dtype=torch.uint8, device=device)
+
+        def epoch() -> int:
+            order = np.random.default_rng().permutation(count)
+            for start in range(0, count, batch):
+                rows.read(order[start : start + batch], memory)
+            return count
+
+        yield epoch
+
+
+@contextlib.contextmanager
+def _by_copies(store: Path, device: torch.device, batch: int) -> Iterator[Epoch]:
+    """Rows of a `raw` store, each copied from the memory map into page-locked memory by NumPy, and
+    a batch from there to the device."""
+    array, pinned = ArrayReader(precache.open(store), "image").array, device.type == "cuda"
+    starts = range(0, array.chunk_shape[0] * array.row_nbytes, array.row_nbytes)
+    rows = [
+        np.frombuffer(frame, np.uint8, array.row_nbytes, start)
+        for frame in mapped_frames(store)
+        for start in starts
+    ][: array.shape[0]]
+    shape = (batch, array.row_nbytes)
+    slots = [torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(3)]
+    copied: list[torch.cuda.Event] = []
+    if pinned:
+        copied = [torch.cuda.Event(blocking=True) for _ in slots]
+
+    def epoch() -> int:
+        order = np.random.default_rng().permutation(len(rows)).tolist()
+        for number, start in enumerate(range(0, len(rows), batch)):
+            place = number % len(slots)
+            for event in copied[place : place + 1]:
+                event.synchronize()  # its last copy
+            out, some = slots[place].numpy(), order[start : start + batch]
+            for number_in_batch, row in enumerate(some):
+                out[number_in_batch] = rows[row]
+            slots[place][: len(some)].to(device, non_blocking=True)
+            for event in copied[place : place + 1]:
+                event.record()
+        for event in copied:
+            event.synchronize()
+        return len(rows)
+
+    yield epoch
+
+
+@contextlib.contextmanager
+def _by_zstd(store: Path) -> Iterator[Epoch]:
+    """The zstd frames of a store, each decompressed into the same memory."""
+    frames, out = mapped_frames(store), np.empty(ROW_NBYTES, np.uint8)
+
+    def epoch() -> int:
+        for number in np.random.default_rng().permutation(len(frames)).tolist():
+            zstd.decompress(frames[number], out)
+        return len(frames)
+
+    yield epoch
+
+
+def _by_jpegs(source: Path, device: torch.device, batch: int) -> Fed:
+    """Photographs that as many workers of a `DataLoader` as cores decode, resize and crop."""
+    keys = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*.*"))][:JPEGS]
+    classes = {(source / key).parent.name for key in keys}
+    return _loaded(JpegDataset(source, keys, sorted(classes)), device, batch, cores())
+
+
+def _by_dataset(store: Path, device: torch.device, batch: int) -> Fed:
+    """Rows that two workers of a `DataLoader` read from a store."""
+    dataset = precache.CachedDataset(store)
+    return _loaded(dataset, device, batch, 2, collate_fn=dataset.collate)
+
+
+@contextlib.contextmanager
+def _loaded(
+    dataset: Dataset[Any], device: torch.device, batch: int, workers: int, **options: Any
+) -> Iterator[Epoch]:
+    """Batches that a `DataLoader` copies into page-locked memory."""
+    options |= {"persistent_workers": True, "multiprocessing_context": "forkserver"}
+    options |= {"pin_memory": device.type == "cuda", "num_workers": workers}
+    loader = DataLoader(dataset, batch, shuffle=True, **options)
+
+    def epoch() -> int:
+        rows = 0
+        for made in loader:
+            image = made["image"] if isinstance(made, Mapping) else made[0]
+            image.to(device, non_blocking=True)
+            rows += len(image)
+        finish(device)
+        return rows
+
+    yield epoch
+
+
 # --- training -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A turn of training: ms a step, CPU-ms a step of the host, all together and by thread, and the
+    share of the device's time between steps: by events around each, and by the loader's own clock.
+    """
+
+    ms: float
+    cpu_ms: float
+    threads: Mapping[str, float]
+    between: float
+    stall_ratio: float | None = None
 
 
 def make_step(device: torch.device, sizes: Sizes, compiled: bool) -> Step:
@@ -293,7 +489,7 @@ def _captured(step: Step, device: torch.device, sizes: Sizes) -> Step:
     images = torch.zeros((sizes.batch, 3, CROP, CROP), dtype=torch.bfloat16, device=device)
     images = images.to(memory_format=torch.channels_last)
     labels = torch.zeros(sizes.batch, dtype=torch.int64, device=device)
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+    side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -313,7 +509,7 @@ def _captured(step: Step, device: torch.device, sizes: Sizes) -> Step:
 
 
 def _turn(
-    batches: Iterator[tuple[Tensor, Tensor]],
+    batches: Iterable[tuple[Tensor, Tensor]],
     step: Step,
     sizes: Sizes,
     device: torch.device,
@@ -321,11 +517,12 @@ def _turn(
 ) -> Steps:
     """Steps that follow each other without a wait, measured from one wait to the next; `begun` is
     called at the first of these."""
+    batches = iter(batches)
     for image, label in itertools.islice(batches, WARM_STEPS if device.type == "cuda" else 1):
         step(image, label)
     finish(device)
     begun()
-    threads, started, cpu = cpu_ms_by_thread(), time.perf_counter(), time.process_time()
+    threads, started, cpu = _cpu_ms_by_thread(), time.perf_counter(), time.process_time()
     marks, queued = _Marks(device), deque[Any]()
     for image, label in itertools.islice(batches, sizes.steps):
         marks.mark()
@@ -336,7 +533,7 @@ def _turn(
             queued.popleft().synchronize()
     finish(device)
     wall, cpu = time.perf_counter() - started, time.process_time() - cpu
-    spent = cpu_ms_by_thread()
+    spent = _cpu_ms_by_thread()
     by_thread = {name: (ms - threads.get(name, 0.0)) / sizes.steps for name, ms in spent.items()}
     passed = marks.between()
     between = sum(passed[1::2]) / sum(passed)
@@ -358,292 +555,185 @@ def train(
     step = make_step(device, sizes, compiled)
     found: dict[str, list[Steps]] = {name: [] for name in (STILL, NORMALIZED, *WAYS)}
     normalize = Normalize([127.0] * 3, [64.0] * 3, torch.bfloat16, channels_last=True)
-    loaders = {
-        name: precache.Loader(
-            stores[way.codec], sizes.batch, device=device, transform=normalize, output="tuple",
-            **way.options,
-        )
-        for name, way in WAYS.items()
-    }  # fmt: skip
-    with precache.Loader(
-        stores["raw"], sizes.batch, device=device, output="tuple", drop_last=True
-    ) as plain:
-        image, label = next(iter(plain))
-    fixed = next(_normalized(image, label, normalize))
-    for number in range(sizes.rounds + 1):  # the first is not kept
-        for name, same in (
-            (STILL, itertools.repeat(fixed)),
-            (NORMALIZED, _normalized(image, label, normalize)),
-        ):
-            found[name] += [_turn(same, step, sizes, device)] * bool(number)
-        for name, loader in loaders.items():
-            batches = iter(loader)
-            turn = _turn(batches, step, sizes, device, loader.stats)
-            stalled = loader.stats().stall_ratio
-            batches.close()  # type: ignore[attr-defined]  # it is a generator
-            found[name] += [dataclasses.replace(turn, stall_ratio=stalled)] * bool(number)
-        log.print(
-            "  " + ", ".join(f"{name} {each[-1].ms:.2f}" for name, each in found.items() if each)
-        )
-    for loader in loaders.values():
-        loader.close()
+    given: dict[str, Any] = {"device": device, "output": "tuple"}
+    with contextlib.ExitStack() as ends:
+        loaders = {
+            name: ends.enter_context(
+                precache.Loader(
+                    stores[way.codec], sizes.batch, transform=normalize, **given, **way.options
+                )
+            )
+            for name, way in WAYS.items()
+        }
+        with precache.Loader(stores["raw"], sizes.batch, drop_last=True, **given) as plain:
+            image, label = next(iter(plain))
+        fixed = next(_normalized(image, label, normalize))
+        for number in range(sizes.rounds + 1):
+            still = itertools.repeat(fixed)
+            turns = {STILL: _turn(still, step, sizes, device)}
+            same = _normalized(image, label, normalize)
+            turns[NORMALIZED] = _turn(same, step, sizes, device)
+            for name, loader in loaders.items():
+                batches = iter(loader)
+                turn = _turn(batches, step, sizes, device, loader.stats)
+                turns[name] = dataclasses.replace(turn, stall_ratio=loader.stats().stall_ratio)
+                batches.close()  # it is a generator
+            log.print("  " + ", ".join(f"{name} {each.ms:.2f}" for name, each in turns.items()))
+            for name, turn in turns.items():
+                found[name] += [turn] * bool(number)  # the first round is not kept
     return found
 
 
-# --- pieces -------------------------------------------------------------------------------------
+def _table(
+    feeding: Mapping[str, Feeding], trained: Mapping[str, Sequence[Steps]], sizes: Sizes,
+    device: torch.device, remarks: Sequence[str],
+) -> Table:  # fmt: skip
+    table = Table(
+        f"{sizes.rows:,} rows, batches of {sizes.batch}; {_hardware(device)}",
+        ("fed by", "opened s|.1f", "first|.1f", "CPU-ms|.1f", "samples/s|,.0f", "step ms|.2f",
+         "ratio|.3f", "cores|.3f", "beyond|.1f", "between|.2%", "stalled|.2%", "CPU-ms <|d",
+         "ratio ≤|.2f"),
+        "CPU-ms per 1,000 samples with nothing else to do, in the first epoch and after;\n"
+        "then a step, its ratio to that on the resident batch, cores that were busy, CPU-ms per\n"
+        "1,000 beyond those of the step, the share of the device's time between steps, and the\n"
+        "loader's own stall ratio.",
+        remarks=[*remarks, "CPU-ms of a step by thread:"],
+        measured={"sizes": sizes, "feeding": feeding, "training": trained},
+    )  # fmt: skip
+    for name in {**feeding, **trained}:
+        cells: list[Any] = [None] * 10
+        if fed := feeding.get(name):
+            cells[:2] = fed.opened, fed.costs[0].cpu_ms_per_1000
+            cells[2:4] = fed.median("cpu_ms_per_1000"), fed.median("samples_per_s")
+            table.costs[name] = {"epochs": fed.costs}
+        if turns := trained.get(name):
+            cells[4:] = _trained(turns, trained[STILL], sizes.batch)
+            table.remarks.append(f"  {name}: {_by_thread(turns)}")
+        targets = (WAYS[name].target, 1.02) if name in WAYS else (None, None)
+        table.add(name, *cells, *targets)
+    return table
 
 
-def pieces(stores: Mapping[str, Path], device: torch.device, sizes: Sizes) -> dict[str, float]:
+def _trained(turns: Sequence[Steps], still: Sequence[Steps], batch: int) -> Iterator[float | None]:
+    median, pairs = statistics.median, list(zip(turns, still, strict=True))
+    yield median(turn.ms for turn in turns)
+    yield median_ratio([turn.ms for turn in turns], [turn.ms for turn in still])
+    yield median(turn.cpu_ms / turn.ms for turn in turns)
+    yield median((turn.cpu_ms - alone.cpu_ms) / batch * 1e3 for turn, alone in pairs)
+    yield median(turn.between for turn in turns)
+    stalled = [turn.stall_ratio for turn in turns if turn.stall_ratio is not None]
+    yield median(stalled) if stalled else None
+
+
+def _by_thread(turns: Sequence[Steps]) -> str:
+    names = {name for turn in turns for name in turn.threads}
+    spent = {n: statistics.median(turn.threads.get(n, 0.0) for turn in turns) for n in names}
+    most_first = sorted(spent.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {ms:.2f}" for name, ms in most_first if ms >= LEAST_SHOWN)
+
+
+def _pieces(stores: Mapping[str, Path], device: torch.device, sizes: Sizes) -> dict[str, float]:
     """ms of the device for a batch: what the ways are made of, and some transforms."""
     shape = (sizes.batch, 3, CROP, CROP)
     rows = torch.randint(0, 256, shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
     there = torch.empty(shape, dtype=torch.uint8, device=device).copy_(rows)
     normalize = Normalize([127.0] * 3, [64.0] * 3, torch.bfloat16, channels_last=True)
     augment = Compose([RandomResizedCrop(CROP), HorizontalFlip()])
-    numbers = torch.arange(sizes.batch, device=device)
+    draw = Draw((), 0, torch.arange(sizes.batch, device=device))
     works: dict[str, Callable[[], object]] = {
         "copied from pinned memory": lambda: there.copy_(rows, non_blocking=True),
         "image's filter undone": lambda: undo_image_tensor(there),
-        "Normalize, to bf16 in channels-last": lambda: normalize.images(
-            there, Draw((), 0, numbers)
-        ),
-        "RandomResizedCrop and HorizontalFlip": lambda: augment.apply(
-            {"image": there}, Draw((), 0, numbers)
-        ),
+        "Normalize, to bf16 in channels-last": lambda: normalize.images(there, draw),
+        "RandomResizedCrop and HorizontalFlip": lambda: augment.apply({"image": there}, draw),
     }
-    registered = []
-    if device.type == "cuda":
+    if device.type == "cuda" and nvcomp.available():
         for codec, store in stores.items():
-            reader = VersionReader(str(store))
-            shards = register_shards(reader, device, frames=nvcomp.available())
-            if shards is None:
+            reader = VersionReader(str(store)).readers["image"]
+            if not reader.framed:
                 continue
-            registered.append(shards)
-            some = np.random.default_rng(0).permutation(reader.version.rows)[: sizes.batch]
-            layout = shards.layouts["image"]
-            if isinstance(layout, RowOffsets):
-                works[f"{codec}: rows gathered"] = functools.partial(
-                    shards.gather, "image", torch.from_numpy(layout.of(some)).to(device)
-                )
-                continue
-            starts = torch.from_numpy(layout.starts[some]).to(device)
-            lengths = torch.from_numpy(layout.lengths[some]).to(device)
-            gather = functools.partial(
-                shards.gather_frames, starts, int(layout.lengths[some].max())
-            )
-            works[f"{codec}: frames gathered"] = gather
-            nbytes = reader.readers["image"].array.row_nbytes
+            some = np.random.default_rng(0).permutation(reader.array.shape[0])[: sizes.batch]
+            room = np.empty(len(some) * reader.frame_bound, np.uint8)
+            lengths = torch.from_numpy(reader.read_frames(some, room)).to(device)
+            frames, offsets = torch.from_numpy(room).to(device), lengths.cumsum(0) - lengths
             works[f"{codec}: frames decompressed"] = functools.partial(
-                nvcomp.decompress, *gather(), lengths, nbytes
+                nvcomp.decompress, frames, offsets, lengths, reader.array.row_nbytes
             )
-    found = {name: _device_ms(work, device, 20) for name, work in works.items()}
-    for shards in registered:
-        shards.close()
+    return {name: _device_ms(run, device, 20) for name, run in works.items()}
+
+
+def _device_ms(work: Callable[[], object], device: torch.device, times: int) -> float:
+    """Of one run, out of so many that follow each other without a wait."""
+    work()
+    marks = _Marks(device)
+    marks.mark()
+    for _ in range(times):
+        work()
+    marks.mark()
+    return marks.between()[0] / times
+
+
+# --- several ranks ------------------------------------------------------------------------------
+
+RANK_WAYS: dict[str, dict[str, Any]] = {"copied": {}, "resident there": {"resident": "device"}}
+PATIENCE_SECONDS = 120.0
+"""Limit of the wait for the other ranks, one of which may have failed."""
+
+
+@part("ranks")
+def ranks(
+    work: Work,
+    store: Annotated[Path, "of raw rows, such as the part ways makes"],
+    ranks: Annotated[int, "processes"] = 8,
+    batch: Annotated[int, "samples of a batch of each"] = 32,
+    epochs: Annotated[int, "epochs after the first"] = 4,
+    rehearse: Annotated[bool, "on the CPU"] = False,
+) -> Table:
+    """Several ranks that feed one device.
+
+    Each is a process with a Loader of its own, and all begin together. Of each way: samples/s and
+    CPU time of all together, and the page-locked memory of each.
+    """
+    device = str(_device(rehearse))
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, ProcessPoolExecutor(ranks, context) as pool:
+        rest = ranks, store, batch, epochs, device, manager.Barrier(ranks)
+        begun = [pool.submit(_rank, number, *rest) for number in range(ranks)]
+        every = [each.result() for each in begun]
+    table = Table(
+        f"{ranks} ranks, batches of {batch} each, one device",
+        ("fed by", "samples/s|,.0f", "CPU-ms per 1,000|.1f", "page-locked MB of each: least|,.0f",
+         "most|,.0f"),
+    )  # fmt: skip
+    for name in RANK_WAYS:
+        costs, locked = zip(*(each[name] for each in every), strict=True)
+        samples = sum(cost.samples for cost in costs)
+        speed = samples / max(cost.wall_seconds for cost in costs)
+        cpu = sum(cost.cpu_seconds for cost in costs) * 1e6 / samples
+        table.add(name, speed, cpu, min(locked) / 1e6, max(locked) / 1e6)
+        table.measured = {**(table.measured or {}), name: costs}
+    return table
+
+
+def _rank(
+    rank: int, ranks: int, store: Path, batch: int, epochs: int, device: str, barrier: Any
+) -> dict[str, tuple[Cost, int]]:
+    """Cost and page-locked bytes of each way."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ["LOCAL_WORLD_SIZE"] = str(ranks)
+    found = {}
+    for name, options in RANK_WAYS.items():
+        with precache.Loader(store, batch, device=device, **options) as loader:
+            _drained(loader)
+            barrier.wait(PATIENCE_SECONDS)
+            cost = cost_of(lambda: sum(_drained(loader) for _ in range(epochs)))
+            cuda = loader.device.type == "cuda"
+            locked = torch.cuda.host_memory_stats()["allocated_bytes.current"] if cuda else 0
+            found[name] = cost, int(locked)
+            barrier.wait(PATIENCE_SECONDS)
     return found
 
 
-# --- results ------------------------------------------------------------------------------------
-
-
-def _ratio(steps: Sequence[Steps], still: Sequence[Steps]) -> float:
-    return statistics.median(a.ms / b.ms for a, b in zip(steps, still, strict=True))
-
-
-def _cpu_beyond(steps: Sequence[Steps], still: Sequence[Steps], batch: int) -> float:
-    """CPU-ms for 1,000 samples, beyond those of the step itself."""
-    return statistics.median(
-        (a.cpu_ms - b.cpu_ms) / batch * 1e3 for a, b in zip(steps, still, strict=True)
-    )
-
-
-def _by_thread(steps: Sequence[Steps]) -> dict[str, float]:
-    names = {name for each in steps for name in each.threads}
-    found = {n: statistics.median(each.threads.get(n, 0.0) for each in steps) for n in names}
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def as_json(
-    fed: Mapping[str, Feeding], trained: Mapping[str, Sequence[Steps]], sizes: Sizes
-) -> dict[str, Any]:
-    """Plain data: medians, and all that was measured."""
-    still = trained[STILL]
-    return {
-        "feeding": {
-            name: {
-                "cpu_ms_per_1000": each.cpu_ms_per_1000,
-                "samples_per_s": each.samples_per_s,
-                **dataclasses.asdict(each),
-            }
-            for name, each in fed.items()
-        },
-        "training": {
-            name: {
-                "ms": statistics.median(each.ms for each in steps),
-                "ratio": _ratio(steps, still),
-                "cores_busy": statistics.median(each.cpu_ms / each.ms for each in steps),
-                "cpu_ms_per_1000_beyond_the_step": _cpu_beyond(steps, still, sizes.batch),
-                "cpu_ms_of_a_step_by_thread": _by_thread(steps),
-                "turns": [dataclasses.asdict(each) for each in steps],
-            }
-            for name, steps in trained.items()
-        },
-    }
-
-
-def table(found: Mapping[str, Any]) -> Table:
-    """The JSON's medians."""
-    names = (
-        "opened s", "first", "CPU-ms", "samples/s", "step ms", "ratio", "cores", "beyond",
-        "between", "stalled",
-    )  # fmt: skip
-    made = Table(
-        "fed by",
-        *(Column(name, justify="right") for name in names),
-        "targets",
-        caption="CPU-ms per 1,000 samples with nothing else to do, in the first epoch and after;\n"
-        "then a step, its ratio to that on the resident batch, cores that were busy, CPU-ms per\n"
-        "1,000 beyond those of the step, the share of the device's time between steps, and the\n"
-        "loader's own stall ratio.",
-    )
-    for name in {**found["feeding"], **found["training"]}:
-        made.add_row(
-            name, *_fed(found["feeding"].get(name)), *_trained(found["training"].get(name)),
-            _targets(name),
-        )  # fmt: skip
-    return made
-
-
-def _fed(each: Mapping[str, Any] | None) -> tuple[str, ...]:
-    if each is None:
-        return ("",) * 4
-    return (
-        f"{each['opened']:.1f}",
-        f"{_per_1000(each['first']):.1f}",
-        f"{each['cpu_ms_per_1000']:.1f}",
-        f"{each['samples_per_s']:,.0f}",
-    )
-
-
-def _trained(steps: Mapping[str, Any] | None) -> tuple[str, ...]:
-    if steps is None:
-        return ("",) * 6
-    between, stalled = (
-        [turn[name] for turn in steps["turns"] if turn[name] is not None]
-        for name in ("between", "stall_ratio")
-    )
-    return (
-        f"{steps['ms']:.2f}",
-        f"{steps['ratio']:.3f}",
-        f"{steps['cores_busy']:.3f}",
-        f"{steps['cpu_ms_per_1000_beyond_the_step']:.1f}",
-        f"{statistics.median(between):.2%}",
-        f"{statistics.median(stalled):.2%}" if stalled else "",
-    )
-
-
-def _said_of(direct: Direct | str) -> str:
-    if isinstance(direct, str):
-        return f"left out: {direct}"
-    cpu = statistics.median(cost.cpu_ms_per_1000 for cost in direct.epochs[1:])
-    speed = statistics.median(cost.samples_per_s for cost in direct.epochs[1:])
-    how = "itself" if direct.by_itself else "through cuFile"
-    module = "" if direct.module_loaded else "not "
-    how += f", nvidia-fs {module}loaded"
-    return f"{how}: {cpu:.1f} CPU-ms per 1,000, {speed:,.0f} samples/s"
-
-
-def _per_1000(cost: Mapping[str, Any]) -> float:
-    return float(cost["cpu_seconds"] * 1e6 / cost["samples"])
-
-
-def _targets(name: str) -> str:
-    if name not in WAYS:
-        return ""
-    target = WAYS[name].cpu_target
-    cpu = f"CPU-ms < {target:g}, " if target else ""
-    return f"{cpu}ratio ≤ {STEP_TARGET}"
-
-
-def _hardware(device: torch.device) -> dict[str, Any]:
-    if device.type != "cuda":
-        return {"device": "none: a rehearsal"}
-    return {
-        "device": torch.cuda.get_device_name(device),
-        "cuda": torch.version.cuda,
-        "nvcomp": nvcomp.available(),
-    }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.device", description=__doc__)
-    for field in ("rows", "batch", "steps", "rounds", "epochs"):
-        default = getattr(FULL, field)
-        parser.add_argument(f"--{field}", type=int, help=f"({default})")
-    parser.add_argument("--compile", action="store_true", help="the step, and capture it")
-    parser.add_argument("--dataloaders", action="store_true", help="torch's DataLoader, too")
-    parser.add_argument("--photos", type=Path, help="folder of photographs")
-    parser.add_argument("--folder", type=Path, help="work there, and keep what is made")
-    parser.add_argument("--out", type=Path, help="write everything there, as JSON")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, small")
-    options = parser.parse_args(arguments)
-    sizes = REHEARSAL if options.rehearse else FULL
-    given = {f.name: getattr(options, f.name, None) for f in dataclasses.fields(sizes)}
-    sizes = dataclasses.replace(sizes, **{n: v for n, v in given.items() if v is not None})
-    # More than a turn takes: loading must not end before it.
-    needed = (WARM_STEPS + sizes.steps + BATCHES_AHEAD) * sizes.batch
-    if sizes.rows < needed and not options.rehearse:
-        parser.error(f"a turn takes {needed} rows; give as many")
-    if not options.rehearse and not torch.cuda.is_available():
-        raise SystemExit("nothing measured: this needs a CUDA device, and torch sees none")
-    device = torch.device("cpu") if options.rehearse else torch.device("cuda", 0)
-    with work_folder(options.folder) as folder:
-        root, files = find_photos(options.photos, folder)
-        source = multiply(files, root, sizes.rows, folder / f"photos-{sizes.rows}")
-        stores = {}
-        for codec in dict.fromkeys(way.codec for way in WAYS.values()):
-            log.print(f"{codec}: building {sizes.rows:,} rows")
-            stores[codec] = build_crops(source, folder / f"{codec}.store", codec)
-        fed = {}
-        for name, way in WAYS.items():
-            log.print(f"{name}: {sizes.epochs + 1} epochs")
-            fed[name] = feed(way, stores[way.codec], device, sizes)
-        log.print(f"raw, read by kvikio: {sizes.epochs + 1} epochs")
-        direct = read_directly(stores["raw"], device, sizes.batch, sizes.epochs)
-        log.print(f"training: {sizes.rounds + 1} rounds")
-        trained = train(stores, device, sizes, options.compile)
-        measured_pieces = pieces(stores, device, sizes)
-        for name, make in _baselines(stores, source, device, sizes, options.dataloaders).items():
-            log.print(f"{name}: {sizes.epochs + 1} epochs")
-            fed[name] = feed_by(make, sizes)
-    found = {
-        **_hardware(device),
-        "machine": dataclasses.asdict(Installation.here()),
-        **dataclasses.asdict(sizes),
-        "compiled": options.compile,
-        "pieces": measured_pieces,
-        "batch_nbytes": sizes.batch * 3 * CROP * CROP,
-        "kvikio": direct if isinstance(direct, str) else dataclasses.asdict(direct),
-        **as_json(fed, trained, sizes),
-    }
-    if options.out:
-        options.out.write_text(json.dumps(found))
-    console = Console(highlight=False, width=170)
-    console.print(table(found))
-    for name, each in fed.items():
-        for line in each.said:
-            console.print(f"{name}: {line}", soft_wrap=True)
-    console.print("CPU-ms of a step by thread:")
-    for name, each in found["training"].items():
-        threads = each["cpu_ms_of_a_step_by_thread"].items()
-        parts = [f"{thread} {ms:.2f}" for thread, ms in threads if ms >= LEAST_SHOWN]
-        console.print(f"  {name}: {', '.join(parts)}", soft_wrap=True)
-    console.print("ms of the device for a batch:")
-    for name, spent in found["pieces"].items():
-        console.print(f"  {name}: {spent:.3f}")
-    console.print(f"rows read by kvikio: {_said_of(direct)}", soft_wrap=True)
-    console.print(f"{found['device']}; {Installation.here()}", soft_wrap=True)
-
+PARTS = (ways, ranks)
 
 if __name__ == "__main__":
-    main()
+    main("device", PARTS)

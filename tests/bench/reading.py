@@ -1,169 +1,182 @@
-"""``python -m tests.bench.reading``: what reading a warm store costs beside the least it could.
+"""Benchmarks of reading stores, each beside the least that it could take.
 
-For each codec, a `Loader` and its floor take turns, epoch by epoch, in one process: for `raw` the
-floor is `np.take` from a memory map of the same rows into a reused buffer, for the others zstd
-decompressing the same frames into one. Of `image` there is one more `Loader`, which leaves the
-filter on, as it does where batches go to a device that undoes it.
+CPU time is that of all threads. Competitors take turns, epoch by epoch, in a process of their own.
 """
 
-import argparse
+import contextlib
 import dataclasses
+import functools
+import gc
+import itertools
 import json
-import math
+import os
 import statistics
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
+import zarr
 from numcodecs import zstd
-from rich.console import Console
-from rich.table import Column, Table
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate, random_split
 
 import precache
-from precache.cli.installation import Installation
-from precache.reading.array_reader import ArrayReader
-from precache.store.layout import decode_index
-from tests.bench.common import (
-    CROP,
+from precache.codecs import image as image_codec
+from precache.codecs import kernels
+from precache.loading.position import Position
+from precache.loading.stream import BatchStream
+from precache.sampling.order import Order, Permutation, Shuffle, ValidRows
+from precache.store.columns import Texts
+from precache.store.layout import rows_per_shard
+from precache.store.locations import Container, Locations
+from precache.store.row_table import RowTable
+from precache.transforms import Compose, HorizontalFlip, Normalize, RandomCrop
+from tests.bench.costs import (
     Cost,
     anonymous_bytes,
-    cores,
     cost_of,
-    find_photos,
-    in_clean_process,
-    log,
-    mapped,
-    median_ratio,
-    multiply,
+    evict,
+    files_of,
+    resident_share,
     touch,
-    work_folder,
 )
+from tests.bench.harness import (
+    BATCH,
+    CROP,
+    RESIZE,
+    ROW_NBYTES,
+    Epoch,
+    Rounds,
+    Rows,
+    Table,
+    Turns,
+    Work,
+    batches_of,
+    drain,
+    flat_copy,
+    frames_of,
+    in_clean_process,
+    in_turns,
+    log,
+    main,
+    mapped_frames,
+    part,
+    take_epoch,
+)
+from tests.support.building import photograph
 
-BATCH = 256
-ROW_NBYTES = 3 * CROP * CROP
 CODECS = ("raw", "zstd", "image")
-FLOOR = "floor"
-DEFAULT = "loader"
-FILTERED = "filter left on"
+COSTS = ("CPU-ms|.1f", "ratio|.2f", "samples/s|,.0f")
+
+
+def _loader(store: Path, batch: int = BATCH, **options: Any) -> precache.Loader:
+    return precache.Loader(store, batch, device="cpu", **options)
+
+
+def _loader_epoch(loader: precache.Loader) -> Epoch:
+    return lambda: drain(loader)
+
+
+def _zstd_epoch(store: Path, order: Sequence[np.ndarray], samples: int) -> Epoch:
+    """zstd alone, the frames of a batch into the same memory."""
+    frames = mapped_frames(store)
+    size = len(zstd.decompress(frames[0]))
+    buffer = np.empty((BATCH, size), np.uint8)
+
+    def run() -> int:
+        for some in order:
+            for number, out in zip(some.tolist(), buffer, strict=False):
+                zstd.decompress(frames[number], out)
+        return samples
+
+    return run
+
+
+# --- a warm store -------------------------------------------------------------------------------
+
 FLOORS = {"raw": "np.take from a map", "zstd": "bare zstd", "image": "bare zstd"}
-TARGETS = {
-    ("raw", DEFAULT): "ratio ≤ 1.25",
-    ("zstd", DEFAULT): "ratio ≤ 1.1",
-    ("image", DEFAULT): "ratio ≤ 1.35",
-    ("image", FILTERED): "ratio ≤ 1.1",
-}
-
-Epoch = Callable[[], int]
+FILTERED = "Loader, filter left on"
+TARGETS = {("raw", "Loader"): 1.25, ("zstd", "Loader"): 1.1, ("image", "Loader"): 1.35}
+TARGETS[("image", FILTERED)] = 1.1
+ONE, TWO = "Loader, 1 thread", "Loader, 2 threads"
 
 
-@dataclass(frozen=True)
-class Contender:
-    """One way to read all rows.
+@part("warm")
+def warm(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
+    """A warm store, beside np.take and bare zstd.
 
-    Attributes
-    ----------
-    first
-        Its first epoch: page faults, and checksums where the codec has them checked once.
-    warm
-        The epochs after it.
-    ratio
-        CPU time of `warm` over the floor's.
+    The floor of `raw` is `np.take` from a memory map of the same rows into a reused buffer, of the
+    others zstd that decompresses the same frames into one. Of `image` there is one more Loader,
+    which leaves the filter on, as it does where batches go to a device that undoes it.
     """
-
-    first: Cost
-    warm: tuple[Cost, ...]
-    ratio: float
-
-    @property
-    def cpu_ms_per_1000(self) -> float:
-        return statistics.median(cost.cpu_ms_per_1000 for cost in self.warm)
-
-    @property
-    def samples_per_s(self) -> float:
-        return statistics.median(cost.samples_per_s for cost in self.warm)
-
-    @property
-    def best_samples_per_s(self) -> float:
-        return max(cost.samples_per_s for cost in self.warm)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Anonymous memory in bytes: before a loader was made, at its peak, and of a batch."""
-
-    before: int
-    peak: int
-    batch: int
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Everything measured of one codec; contenders by name, the floor among them."""
-
-    codec: str
-    stored_ratio: float
-    contenders: dict[str, Contender]
-    memory: Memory
-
-    @property
-    def threads_gain(self) -> float | None:
-        """Samples/s on two threads over one in their best epochs; None where not measured."""
-        one, two = (self.contenders.get(_threads(n)) for n in (1, 2))
-        return two.best_samples_per_s / one.best_samples_per_s if one and two else None
-
-    @property
-    def warm(self) -> list[Cost]:
-        return [cost for each in self.contenders.values() for cost in each.warm]
-
-    @property
-    def others(self) -> float:
-        """Share of the machine's cores that other processes had meanwhile."""
-        wall = sum(cost.wall_seconds for cost in self.warm)
-        return sum(cost.others_seconds for cost in self.warm) / wall / cores()
-
-    @property
-    def disk_bytes(self) -> int:
-        """Read from the disk in warm epochs, where there should be nothing left to read."""
-        return sum(cost.disk_bytes for cost in self.warm)
+    table = Table(
+        f"{rows:,} rows of {CROP} x {CROP} x 3, batches of {BATCH}, shuffled, on the CPU",
+        ("codec", "read by", *COSTS, "at most|g"),
+        f"CPU-ms per 1,000 rows, its ratio to the floor's above: medians of {rounds} epochs.",
+        measured={},
+    )
+    for codec in CODECS:
+        store = work.crops(codec, rows)
+        flat = flat_copy(store, work.folder / f"{rows}.rows") if codec == "raw" else None
+        turns = in_clean_process(_warm, store, flat, codec, rounds)
+        floor = FLOORS[codec]
+        for name in turns.costs:
+            target = TARGETS.get((codec, name))
+            table.add(codec, name, *turns.figures(name, floor), target)
+        first = turns.first["Loader"]
+        table.add(
+            codec, "Loader, 1st epoch", first.cpu_ms_per_1000, None, first.samples_per_s, None
+        )
+        table.costs |= {codec: turns.costs, f"{codec}, first epoch": _listed(turns.first)}
+        smaller = rows * ROW_NBYTES / sum(length for _, _, length in frames_of(store))
+        grown = in_clean_process(_memory, store)
+        disk = sum(cost.disk_bytes for each in turns.costs.values() for cost in each)
+        table.measured[codec] = {"ratio": smaller, "peak_bytes": grown, "disk_bytes": disk}
+        remark = (
+            f"{codec}: stored {smaller:.2f} times smaller; peak {grown / 1e6:.0f} MB beyond the "
+            f"page cache ({grown / BATCH / ROW_NBYTES:.1f} batches); {disk / 1e6:.1f} MB read from "
+            "the disk while warm"
+        )
+        if TWO in turns.costs:
+            best = [max(turns.each(name, "samples_per_s")) for name in (TWO, ONE)]
+            remark += f"; two threads {best[0] / best[1]:.2f} times as fast as one"
+        table.remarks.append(remark)
+    return table
 
 
-def _threads(count: int) -> str:
-    return f"{count} thread" + "s" * (count > 1)
+def _listed(first: Mapping[str, Cost]) -> dict[str, list[Cost]]:
+    return {name: [cost] for name, cost in first.items()}
 
 
-# --- stores -------------------------------------------------------------------------------------
-
-
-def _build(source: Path, folder: Path, codec: str, rows: int) -> tuple[Path, float]:
-    """A store of `rows` rows, each another crop of a photo, and its compression ratio."""
-    store = folder / f"{codec}-{rows}.store"
-    crop = {"op": "random_resized_crop", "size": CROP, "scale": (0.25, 1)}
-    field = {"ops": [{"op": "decode"}, crop], "codec": codec, "variants": 1}
-    recipe = precache.Recipe.from_dict({"fields": {"image": field}})
-    result = precache.build(source, store, recipe, address="serial", max_failures=0)
-    return store, result.ratio
-
-
-def _write_flat(store: Path, path: Path) -> Path:
-    """The rows of a store, one after another in a plain file."""
-    with precache.Loader(store, BATCH, shuffle=False, device="cpu") as loader, path.open("wb") as f:
-        for batch in loader:
-            f.write(batch["image"].numpy())
-    return path
-
-
-# --- epochs -------------------------------------------------------------------------------------
-
-
-def _batches(rows: int) -> Iterator[np.ndarray]:
-    order = np.random.default_rng(0).permutation(rows)
-    return (order[start : start + BATCH] for start in range(0, rows, BATCH))
+def _warm(store: Path, flat: Path | None, codec: str, rounds: int) -> Turns:
+    loaders = {"Loader": _loader(store)}
+    frames = frames_of(store)
+    order = batches_of(len(frames))
+    if flat is None:
+        loaders |= {ONE: _loader(store, num_threads=1), TWO: _loader(store, num_threads=2)}
+        floor = _zstd_epoch(store, order, len(frames))
+    else:
+        floor = take_epoch(flat, ROW_NBYTES, batches_of(flat.stat().st_size // ROW_NBYTES))
+    if loaders["Loader"]._source.reader.readers["image"].filtered:
+        loaders[FILTERED] = _loader_that_leaves_filters_on(store)
+    ways = {FLOORS[codec]: floor, **{name: _loader_epoch(each) for name, each in loaders.items()}}
+    files = files_of(store)
+    try:
+        return in_turns(
+            ways, rounds, lambda name: touch([flat] if flat and name == FLOORS[codec] else files)
+        )
+    finally:
+        for loader in loaders.values():
+            loader.close()
 
 
 def _loader_that_leaves_filters_on(store: Path) -> precache.Loader:
-    loader = precache.Loader(store, BATCH, device="cpu")
+    loader = _loader(store)
     read = loader._source.reader.read
 
     def read_filtered(
@@ -172,209 +185,754 @@ def _loader_that_leaves_filters_on(store: Path) -> precache.Loader:
         read(rows, out, undo=False)
 
     # A loader leaves filters on for a CUDA device alone, and this is to run without one.
-    loader._source.reader.read = read_filtered  # type: ignore[method-assign]
+    loader._source.reader.read = read_filtered
     return loader
 
 
-def _loader_epoch(loader: precache.Loader) -> int:
-    return sum(len(batch["row"]) for batch in loader)
-
-
-def _take_epoch(path: Path, rows: int) -> Epoch:
-    source = np.memmap(path, np.uint8, "r", shape=(rows, ROW_NBYTES))
-    buffer = np.empty((BATCH, ROW_NBYTES), np.uint8)
-
-    def run() -> int:
-        for part in _batches(rows):
-            np.take(source, part, axis=0, out=buffer[: len(part)], mode="clip")
-        return rows
-
-    return run
-
-
-def _zstd_epoch(store: Path) -> Epoch:
-    frames = _frames(store)
-    buffer = np.empty((BATCH, ROW_NBYTES), np.uint8)
-
-    def run() -> int:
-        for part in _batches(len(frames)):
-            for row, out in zip(part.tolist(), buffer, strict=False):
-                zstd.decompress(frames[row], out)
-        return len(frames)
-
-    return run
-
-
-def _frames(store: Path) -> list[memoryview]:
-    """The zstd frames of a store by row, as they lie in the mapped shards."""
-    version = precache.open(store)
-    reader = ArrayReader(version, "image")
-    chunks = math.prod(reader.array.chunks_per_object)
-    frames = []
-    for number in range(reader.array.objects):
-        data = mapped(Path(version.path) / "image" / reader.array.object_name(number)).data
-        index = decode_index(data[-(16 * chunks + 4) :], chunks)
-        written = index[index[:, 1] < len(data)].tolist()
-        frames += [data[offset : offset + length] for offset, length in written]
-    return frames
-
-
-# --- measuring ----------------------------------------------------------------------------------
-
-
-def _compare(
-    store: Path, flat: Path | None, rows: int, threads: Sequence[int], epochs: int
-) -> dict[str, Contender]:
-    """The floor and loaders take turns; to be called in a clean process."""
-    files = [path for path in store.rglob("*") if path.is_file()]
-    floor = _zstd_epoch(store) if flat is None else _take_epoch(flat, rows)
-    loaders = {DEFAULT: precache.Loader(store, BATCH, device="cpu")}
-    for count in threads:
-        loaders[_threads(count)] = precache.Loader(store, BATCH, device="cpu", num_threads=count)
-    if loaders[DEFAULT]._source.reader.readers["image"].filtered:
-        loaders[FILTERED] = _loader_that_leaves_filters_on(store)
-    ways: dict[str, Epoch] = {FLOOR: floor}
-    for name, loader in loaders.items():
-        # mypy cannot infer a lambda with a default.
-        ways[name] = lambda loader=loader: _loader_epoch(loader)  # type: ignore[misc]
-    costs: dict[str, list[Cost]] = {name: [] for name in ways}
-    for _ in range(epochs + 1):
-        for name, way in ways.items():
-            touch(files if name != FLOOR or flat is None else [flat])
-            costs[name].append(cost_of(way))
-    for loader in loaders.values():
-        loader.close()
-    return {name: _contender(each, costs[FLOOR]) for name, each in costs.items()}
-
-
-def _contender(costs: Sequence[Cost], floors: Sequence[Cost]) -> Contender:
-    first, *warm = costs
-    ratio = median_ratio(
-        [cost.cpu_ms_per_1000 for cost in warm], [cost.cpu_ms_per_1000 for cost in floors[1:]]
-    )
-    return Contender(first, tuple(warm), ratio)
-
-
-def _memory(store: Path) -> Memory:
-    """What two epochs hold beyond the page cache; to be called in a clean process."""
-    precache.Loader(store, 1, device="cpu").close()  # imports are not the loader's memory
+def _memory(store: Path) -> int:
+    """Bytes that two epochs hold at most beyond the page cache."""
+    _loader(store, 1).close()  # imports are not the loader's memory
     before = peak = anonymous_bytes()
-    with precache.Loader(store, BATCH, device="cpu") as loader:
-        for _ in range(2):
-            for batch in loader:
-                peak = max(peak, anonymous_bytes())
-                del batch
-    return Memory(before, peak, BATCH * ROW_NBYTES)
+    with _loader(store) as loader:
+        for batch in itertools.chain(loader, loader):
+            peak = max(peak, anonymous_bytes())
+            del batch
+    return peak - before
 
 
-def measure(photos: Path | None, folder: Path, rows: int, epochs: int) -> list[Reading]:
-    """Build a store for each codec in `folder`, and read it."""
-    root, files = find_photos(photos, folder)
-    source = multiply(files, root, rows, folder / f"photos-{rows}")
-    readings = []
+# --- the first batch, and the first epoch -------------------------------------------------------
+
+
+@part("first")
+def first(work: Work, rows: Rows = 32 * BATCH, rounds: Rounds = 15) -> Iterator[Table]:
+    """The first batch and the first epoch of a process.
+
+    A fresh Loader each time, of a store whose files are in memory. The least a first batch could
+    take is the CPU time of that batch over the threads that decode: it is measured by loaders of
+    that batch alone, which take turns with loaders of all rows. The fastest round counts, as a
+    first batch is over before whatever else a machine does evens out.
+
+    A first epoch maps the shards, verifies checksums and takes fresh memory, so each is measured in
+    a process of its own. On virtual machines with free page reporting (virtio-balloon) it varies by
+    a factor of three: huge pages that a process frees go back to the host, and the next one to
+    touch them waits for the host. So the lower quartile counts, and the range is shown.
+    """
+    batches = Table(
+        f"The first batch of {BATCH} rows, shuffled, on the CPU, and the least it could take",
+        ("codec", "threads|d", "slots|d", "CPU-ms|.1f", "median ms|.1f", "fastest ms|.1f",
+         "ratio|.2f", "at most|g"),
+        measured={},
+    )  # fmt: skip
+    epochs = Table(
+        f"CPU-ms per 1,000 of {rows:,} rows",
+        ("codec", "first epoch|.1f", "least|.1f", "most|.1f", "second|.1f"),
+    )
+    for codec in CODECS:
+        store = work.crops(codec, rows)
+        pairs = [in_clean_process(_two_epochs, store) for _ in range(max(4, rounds // 2))]
+        threads, slots, wall, cpu = in_clean_process(_first_batches, store, rounds)
+        batches.measured[codec] = {"wall_ms": wall, "cpu_ms": cpu}
+        ratio, target = min(wall) * threads / min(cpu), 1.3 if codec == "image" else None
+        batches.add(
+            codec, threads, slots, min(cpu), statistics.median(wall), min(wall), ratio, target
+        )
+        ones, twos = zip(*pairs, strict=True)
+        spent = sorted(cost.cpu_ms_per_1000 for cost in ones)
+        second = statistics.median(cost.cpu_ms_per_1000 for cost in twos)
+        epochs.add(codec, spent[len(spent) // 4], spent[0], spent[-1], second)
+        epochs.costs[codec] = {"first": ones, "second": twos}
+    yield from (batches, epochs)
+
+
+def _two_epochs(store: Path) -> tuple[Cost, Cost]:
+    touch(files_of(store))
+    with _loader(store) as loader:
+        return cost_of(lambda: drain(loader)), cost_of(lambda: drain(loader))
+
+
+def _first_batches(store: Path, rounds: int) -> tuple[int, int, list[float], list[float]]:
+    """Threads, slots, and of each round the wall and CPU-ms of a first batch."""
+    touch(files_of(store))
+    wall, cpu = [], []
+    for _ in range(rounds + 1):
+        with _loader(store) as loader:
+            rows = loader.rows_of_batch(0, 0)
+            began = time.perf_counter()
+            next(iter(loader))
+            wall.append((time.perf_counter() - began) * 1e3)
+            stream = loader._source.stream
+        with _loader(store, rows=np.sort(rows)) as loader:
+            cpu.append(cost_of(_loader_epoch(loader)).cpu_seconds * 1e3)
+    assert isinstance(stream, BatchStream)
+    return stream._schedule.threads, stream._pool._keep, wall[1:], cpu[1:]
+
+
+# --- small rows ---------------------------------------------------------------------------------
+
+SIDE = 32
+SMALL_NBYTES = 3 * SIDE * SIDE
+PASSES = 3
+"""Epochs of small rows measured as one: a single one is over in milliseconds."""
+COUNT = "PRECACHE_BENCH_ROWS"
+
+
+class Samples(Dataset[tuple[Image.Image, int]]):
+    """Pieces of a photograph, made small as those of CIFAR were, in random classes; as many as the
+    environment says."""
+
+    def __init__(self) -> None:
+        count = int(os.environ[COUNT])
+        self._picture = photograph()
+        random = np.random.default_rng(0)
+        self._sides = random.integers(48, 161, count)
+        self._places = random.random((count, 2))
+        self.targets = random.integers(0, 10, count)
+
+    def __len__(self) -> int:
+        return len(self._sides)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        side = int(self._sides[index])
+        left, top = (self._places[index] * (np.array(self._picture.size) - side)).astype(int)
+        box = (int(left), int(top), int(left) + side, int(top) + side)
+        small = self._picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box)
+        return small, int(self.targets[index])
+
+
+@part("small")
+def small(work: Work, rows: Rows = 50_000, rounds: Rounds = 7) -> Table:
+    """Rows of 32 x 32 x 3, beside np.take.
+
+    Small rows share chunks, and a batch of them is little work: what counts is how often a chunk is
+    decoded, and how much Python there is for a row. For each codec and kind of shuffle, a Loader,
+    one that is resident="host", and `np.take` of the same rows in the same order, from a memory map
+    of plain pixels into a reused buffer. Each chunk decoded once an epoch, without a row copied,
+    is shown beside them.
+    """
+    table = Table(
+        f"{rows:,} rows of {SIDE} x {SIDE} x 3, batches of {BATCH}, on the CPU",
+        ("codec", "shuffle", "read by", "CPU-ms|.2f", *COSTS[1:], "at most|g"),
+        "CPU-ms per 1,000 rows, its ratio to that of np.take of the same rows:\n"
+        f"medians of {rounds} rounds of {PASSES} warm epochs.",
+    )
+    os.environ[COUNT] = str(rows)
+    stores = {}
     for codec in CODECS:
         log.print(f"{codec}: building {rows:,} rows")
-        store, ratio = _build(source, folder, codec, rows)
-        flat = _write_flat(store, folder / f"{rows}.rows") if codec == "raw" else None
-        log.print(f"{codec}: reading {epochs + 1} epochs")
-        threads = () if codec == "raw" else (1, 2)
-        contenders = in_clean_process(_compare, store, flat, rows, threads, epochs)
-        memory = in_clean_process(_memory, store)
-        readings.append(Reading(codec, ratio, contenders, memory))
-    return readings
-
-
-# --- results ------------------------------------------------------------------------------------
-
-
-def _table(readings: Sequence[Reading], rows: int, epochs: int) -> Table:
-    table = Table(
-        "codec",
-        Column("read by", no_wrap=True),
-        *(Column(name, justify="right") for name in ("CPU-ms", "ratio", "samples/s")),
-        "target",
-        title=f"{rows:,} rows of {CROP} x {CROP} x 3, batches of {BATCH}, shuffled, on the CPU",
-        caption=f"CPU-ms per 1,000 rows, its ratio to the floor's above, and samples/s:\n"
-        f"medians of {epochs} warm epochs.",
-    )
-    for reading in readings:
-        for name, contender in reading.contenders.items():
-            table.add_row(*_cells(reading.codec, name, contender))
-        first = reading.contenders[DEFAULT].first
-        cells = f"{first.cpu_ms_per_1000:.1f}", "", f"{first.samples_per_s:,.0f}"
-        table.add_row("", "Loader, first epoch", *cells, end_section=True)
+        field = {"ops": [{"op": "decode"}], "codec": codec}
+        recipe = precache.Recipe.from_dict({"fields": {"image": field}})
+        stores[codec] = work.folder / f"small-{codec}-{rows}.store"
+        source = "python:tests.bench.reading:Samples"
+        precache.build(source, stores[codec], recipe, address="serial")
+    flat = flat_copy(stores["raw"], work.folder / f"small-{rows}.rows")
+    for (codec, store), shuffle in itertools.product(stores.items(), ("full", "block")):
+        log.print(f"{codec}, {shuffle}: reading {rounds} rounds")
+        turns = in_clean_process(_small, codec, store, flat, shuffle, rounds)
+        for name in turns.costs:
+            target = 3 if name == "Loader" else None
+            table.add(codec, shuffle, name, *turns.figures(name, "np.take"), target)
+        table.costs[f"{codec}, {shuffle}"] = turns.costs
     return table
 
 
-def _cells(codec: str, name: str, contender: Contender) -> tuple[str, ...]:
-    label = {FLOOR: FLOORS[codec], DEFAULT: "Loader"}.get(name, f"Loader, {name}")
-    return (
-        codec if name == FLOOR else "",
-        label,
-        f"{contender.cpu_ms_per_1000:.1f}",
-        f"{contender.ratio:.2f}",
-        f"{contender.samples_per_s:,.0f}",
-        TARGETS.get((codec, name), ""),
+def _small(codec: str, store: Path, flat: Path, shuffle: str, rounds: int) -> Turns:
+    loader = _loader(store, shuffle=shuffle)
+    held = _loader(store, shuffle=shuffle, resident="host")
+    order = [batch["row"].numpy().copy() for batch in loader]
+    ways = {
+        "np.take": take_epoch(flat, SMALL_NBYTES, order),
+        "Loader": _loader_epoch(loader),
+        "Loader, resident": _loader_epoch(held),
+    }
+    if codec != "raw":
+        chunks = np.arange(len(frames_of(store)))
+        rows = flat.stat().st_size // SMALL_NBYTES
+        ways["each chunk once"] = _zstd_epoch(store, [chunks[i : i + 1] for i in chunks], rows)
+
+    def several(epoch: Epoch) -> Epoch:
+        return lambda: sum(epoch() for _ in range(PASSES))
+
+    files = [flat, *files_of(store)]
+    return in_turns({n: several(w) for n, w in ways.items()}, rounds, lambda name: touch(files))
+
+
+# --- a cold store -------------------------------------------------------------------------------
+
+DEPTHS = (8, 32, 128, 512)
+FULL, CACHED = "Loader, full", "Loader, full, cached"
+
+
+@part("cold")
+def cold(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
+    """Reading from a disk, evicted from memory, beside plain preads.
+
+    The files of a store are evicted from the page cache before every epoch, which mincore(2)
+    confirms. A new Loader reads all rows then, in turns with plain preadv of the same stored
+    bytes, in the order of a full shuffle, by several numbers of threads, each into a buffer of its
+    own. The fastest of them is the floor: a queue is as deep as its reader lets it be, and a Loader
+    has 512 to 1,024 rows of `raw` in the making or advised. Where a disk is faster than decoding,
+    no reading ahead helps: an epoch of a new Loader whose files are cached shows that limit.
+
+    Put --folder on the disk in question. Eviction is this system's alone: the host of a virtual
+    machine, or a storage server, may still hold in memory what was just written there.
+    """
+    names = ("samples/s|,.0f", "MB/s|,.0f", "CPU-ms|.1f", "read|.2f", "of preads|.2f",
+             "of cached|.2f")  # fmt: skip
+    table = Table(
+        f"{rows:,} rows of {CROP} x {CROP} x 3, batches of {BATCH}, cold",
+        ("codec", "read by", *names),
+        "Stored MB/s, CPU-ms per 1,000 rows, and bytes read from the disk over those\n"
+        f"stored: medians of {rounds} epochs. Speed over that of the fastest preads, and over\n"
+        "that of a Loader whose files are cached: medians of the rounds' ratios.",
     )
+    for codec in ("raw", "image"):
+        store = work.crops(codec, rows)
+        log.print(f"{codec}: reading {rounds} rounds")
+        turns, resident = in_clean_process(_cold, store, rounds)
+        stored = sum(length for _, _, length in frames_of(store))
+        speed = functools.partial(turns.median, figure="samples_per_s")
+        floor = max((name for name in turns.costs if name.startswith("preads")), key=speed)
+        for name in turns.costs:
+            ratios = (turns.ratio(name, to, "samples_per_s") for to in (floor, CACHED))
+            read = turns.median(name, "disk_bytes") / stored
+            megabytes = speed(name) * stored / rows / 1e6
+            table.add(codec, name, speed(name), megabytes, turns.median(name), read, *ratios)
+        table.costs[codec] = turns.costs
+        remark = f"{codec}: at most {resident:.2%} resident before an epoch"
+        if codec == "raw":
+            ratio = turns.ratio(FULL, floor, "samples_per_s")
+            remark += f"; {FULL} is {ratio:.2f} times as fast as {floor} (target ≥ 0.7)"
+        table.remarks.append(remark)
+    return table
 
 
-def _remarks(reading: Reading) -> Iterator[str]:
-    memory = reading.memory
-    grown = memory.peak - memory.before
-    yield f"stored {reading.stored_ratio:.2f} times smaller"
-    yield f"peak {grown / 1e6:.0f} MB beyond the page cache ({grown / memory.batch:.1f} batches)"
-    if reading.threads_gain is not None:
-        yield f"two threads {reading.threads_gain:.2f} times as fast as one"
-    yield f"{reading.disk_bytes / 1e6:.1f} MB read from the disk while warm"
-    yield f"other processes had {reading.others:.0%} of the cores"
+def _cold(store: Path, rounds: int) -> tuple[Turns, float]:
+    """Costs, and the largest share of the files in the page cache before a cold epoch."""
+    frames, files, left = frames_of(store), files_of(store), []
 
+    def empty() -> None:
+        gc.collect()  # pages that are mapped stay
+        evict(files)
+        left.append(resident_share(files))
 
-def _as_json(reading: Reading) -> dict[str, Any]:
-    contenders: Mapping[str, Any] = {
-        name: {
-            "cpu_ms_per_1000": each.cpu_ms_per_1000,
-            "samples_per_s": each.samples_per_s,
-            "ratio": each.ratio,
-            "first": dataclasses.asdict(each.first),
-            "warm": [dataclasses.asdict(cost) for cost in each.warm],
-        }
-        for name, each in reading.contenders.items()
+    ways: dict[str, Callable[[], Cost]] = {
+        f"preads, depth {depth}": functools.partial(_pread_epoch, frames, depth, empty)
+        for depth in DEPTHS
     }
+    ways[FULL] = functools.partial(_cold_epoch, store, "full", empty)
+    ways[CACHED] = functools.partial(_cold_epoch, store, "full", lambda: touch(files))
+    ways["Loader, block"] = functools.partial(_cold_epoch, store, "block", empty)
+    costs: dict[str, list[Cost]] = {name: [] for name in ways}
+    for _, (name, way) in itertools.product(range(rounds), ways.items()):
+        costs[name].append(way())
+    return Turns(costs, {}), max(left)
+
+
+def _cold_epoch(store: Path, shuffle: str, prepare: Callable[[], None]) -> Cost:
+    """The first epoch of a new loader, which maps shards when it reads them, after `prepare`."""
+    with _loader(store, shuffle=shuffle) as loader:
+        prepare()
+        return cost_of(_loader_epoch(loader))
+
+
+def _pread_epoch(
+    frames: Sequence[tuple[Path, int, int]], depth: int, prepare: Callable[[], None]
+) -> Cost:
+    prepare()
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for path in {path for path, _, _ in frames}:
+            files[path] = stack.enter_context(path.open("rb", buffering=0)).fileno()
+            os.posix_fadvise(files[path], 0, 0, os.POSIX_FADV_RANDOM)
+        order = Order(ValidRows(len(frames), np.empty(0, np.int64)), BATCH)
+        rows = itertools.chain.from_iterable(batch.tolist() for batch in order.epoch(0))
+        ordered = (frames[row] for row in rows)
+        places = iter([(files[path], offset, length) for path, offset, length in ordered])
+        size = max(length for _, _, length in frames)
+        ready = threading.Barrier(depth + 1)
+        pool = stack.enter_context(ThreadPoolExecutor(depth))
+        readers = [pool.submit(_pread, places, size, ready) for _ in range(depth)]
+        ready.wait()
+        return cost_of(lambda: sum(reader.result() for reader in readers))
+
+
+def _pread(places: Iterator[tuple[int, int, int]], size: int, ready: threading.Barrier) -> int:
+    """One thread's share of the places; an iterator over a list may be shared."""
+    buffer, count = memoryview(bytearray(size)), 0
+    ready.wait()
+    for descriptor, offset, length in places:
+        if os.preadv(descriptor, [buffer[:length]], offset) != length:
+            raise OSError("a read was short")
+        count += 1
+    return count
+
+
+# --- a DataLoader -------------------------------------------------------------------------------
+
+MEMMAP = "np.memmap"
+
+
+class _Memmap(Dataset[dict[str, torch.Tensor]]):
+    def __init__(self, flat: Path) -> None:
+        self._rows = np.memmap(flat, np.uint8, "r").reshape(-1, 3, CROP, CROP)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
+        return {"image": torch.from_numpy(self._rows[indices]), "row": torch.tensor(indices)}
+
+
+@part("datasets")
+def datasets(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
+    """A CachedDataset in a plain DataLoader, beside a memory map's; 0 and 2 workers.
+
+    Rows are `raw` and warm. A DataLoader over a bare memory map of the same rows takes each batch
+    by one fancy index; samples are stacked as torch stacks dicts. CPU time is that of the process
+    and its workers.
+    """
+    store = work.crops("raw", rows)
+    flat = flat_copy(store, work.folder / f"{rows}.rows")
+    counts = {"no workers": 0, "2 workers": 2}
+    found = {n: in_clean_process(_datasets, store, flat, w, rounds) for n, w in counts.items()}
+    columns = (f"{name}{unit}" for name in counts for unit in (", CPU-ms|.1f", f" / {MEMMAP}|.2f"))
+    table = Table(
+        f"{rows:,} rows of {CROP} x {CROP} x 3, batches of {BATCH}, shuffled, warm",
+        ("DataLoader over", *columns),
+        "CPU-ms per 1,000 rows",
+        costs={name: turns.costs for name, turns in found.items()},
+    )
+    for name in found["no workers"].costs:
+        cells = ((each.median(name), each.ratio(name, MEMMAP)) for each in found.values())
+        table.add(name, *itertools.chain.from_iterable(cells))
+    return table
+
+
+def _datasets(store: Path, flat: Path, workers: int, rounds: int) -> Turns:
+    dataset, files = precache.CachedDataset(store), [flat, *files_of(store)]
+    count = len(dataset)
+    halves = random_split(dataset, [count // 2, count - count // 2])
+
+    def load(*sources: Any, **options: Any) -> Epoch:
+        options |= {"shuffle": True, "num_workers": workers}
+        if workers:
+            options["multiprocessing_context"] = "fork"  # as in a script: a clean process spawns
+        return lambda: sum(drain(DataLoader(source, BATCH, **options)) for source in sources)
+
+    ways = {
+        MEMMAP: load(_Memmap(flat), collate_fn=_as_it_is),
+        "CachedDataset": load(dataset),
+        "its collate": load(dataset, collate_fn=dataset.collate),
+        "Subset": load(Subset(dataset, range(count))),
+        "random_split": load(*halves),
+        "stacked by torch": load(dataset, collate_fn=_stacked),
+    }
+    return in_turns(ways, rounds, lambda name: touch(files), children=True)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _stacked(samples: Sequence[Mapping[str, torch.Tensor]]) -> Any:
+    return default_collate([dict(sample) for sample in samples])
+
+
+# --- checksums ----------------------------------------------------------------------------------
+
+ONCE, ALWAYS, GOOGLE = "checked before", "checked", "checked by google-crc32c"
+
+
+@part("checksums")
+def checksums(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
+    """Checking rows, by CRC32C or zstd's own, and not checking them again.
+
+    Loaders take turns on a warm store: one that checks every row in each epoch, as all do in their
+    first, and one that has checked each already. Of `raw` there is one more, which checks by
+    google-crc32c before it copies, as without SSE4.2.
+    """
+    table = Table(
+        f"{rows:,} rows of {CROP} x {CROP} x 3, batches of {BATCH}, shuffled, warm",
+        ("codec", "rows", "CPU-ms per 1,000|.1f", f"of those {ONCE}|.2f"),
+    )
+    for codec in CODECS:
+        turns = in_clean_process(_checksums, work.crops(codec, rows), codec, rounds)
+        for name in turns.costs:
+            table.add(codec, name, turns.median(name), turns.ratio(name, ONCE))
+        table.costs[codec] = turns.costs
+    return table
+
+
+def _checksums(store: Path, codec: str, rounds: int) -> Turns:
+    names = [ONCE, ALWAYS]
+    if codec == "raw" and kernels.compiled().has_crc32c:
+        names.append(GOOGLE)
+    with contextlib.ExitStack() as ends:
+        loaders = {name: ends.enter_context(_loader(store)) for name in names}
+
+        def prepare(name: str) -> None:
+            touch(files_of(store))
+            if name != ONCE:
+                for reader in loaders[name]._source.reader.readers.values():
+                    reader._checked[:] = False
+
+        ways = {name: _loader_epoch(loader) for name, loader in loaders.items()}
+        if GOOGLE in ways:
+            ways[GOOGLE] = _by_google(ways[GOOGLE])
+        return in_turns(ways, rounds, prepare)
+
+
+def _by_google(epoch: Epoch) -> Epoch:
+    compiled = kernels.compiled
+    by_google = dataclasses.replace(compiled(), has_crc32c=False)
+
+    def run() -> int:
+        kernels.compiled = lambda: by_google
+        try:
+            return epoch()
+        finally:
+            kernels.compiled = compiled
+
+    return run
+
+
+# --- transforms ---------------------------------------------------------------------------------
+
+STEP_BATCH = 64
+OURS = (RandomCrop(CROP - 32), HorizontalFlip(), Normalize([127.5] * 3, [64.0] * 3))
+
+
+@part("transforms")
+def transforms(
+    work: Work,
+    rows: Rows = 2048,
+    rounds: Rounds = 3,
+    step_ms: Annotated[float, "milliseconds of a step, asleep"] = 100.0,
+) -> Table:
+    """Transforms on the CPU, on the loader's threads and in the loop.
+
+    A loop that sleeps for each step, as one does that waits for a device, takes batches that are
+    cropped, flipped and normalized: by transforms of ours, which run on the loader's threads, and
+    by the same with a function of the user's own behind them, which all run in the loop.
+    """
+    store = work.crops("raw", rows)
+    turns, stalled = in_clean_process(_transforms, store, step_ms / 1e3, rounds)
+    table = Table(
+        f"{rows:,} rows, batches of {STEP_BATCH}, steps of {step_ms:g} ms",
+        ("transforms", "stalled|.1%", "CPU-ms per 1,000|.0f"),
+        costs={"epochs": turns.costs},
+    )
+    for name in turns.costs:
+        table.add(name, statistics.median(stalled[name][1:]), turns.median(name))
+    return table
+
+
+def _transforms(store: Path, step: float, rounds: int) -> tuple[Turns, dict[str, list[float]]]:
+    """Costs, and the share of stall of each epoch."""
+    ways = {"beside the loop": Compose(OURS), "in the loop": Compose([*OURS, lambda batch: batch])}
+    stalled: dict[str, list[float]] = {name: [] for name in ways}
+    with contextlib.ExitStack() as ends:
+
+        def epoch(name: str) -> Epoch:
+            loader = ends.enter_context(_loader(store, STEP_BATCH, transform=ways[name]))
+
+            def run() -> int:
+                for _ in loader:
+                    time.sleep(step)
+                stalled[name].append(loader.stats().stall_ratio)
+                return len(loader) * STEP_BATCH
+
+            return run
+
+        epochs = {name: epoch(name) for name in ways}
+        return in_turns(epochs, rounds, lambda name: touch(files_of(store))), stalled
+
+
+# --- the image codec ----------------------------------------------------------------------------
+
+TOGETHER = 32
+CHOSEN = "H", "and blocks of one channel"
+
+
+def _filter_h_and_w(rows: np.ndarray) -> np.ndarray:
+    lines = image_codec.filter_image(rows)
+    out = lines.copy()
+    np.subtract(lines[..., 1:], lines[..., :-1], out=out[..., 1:])
+    return out
+
+
+def _undo_h_and_w(rows: np.ndarray) -> None:
+    """Prefix sums along W in steps that double, the cheapest that numpy offers; then along H."""
+    for start in range(0, len(rows), TOGETHER):
+        some = rows[start : start + TOGETHER]
+        step = 1
+        while step < some.shape[-1]:
+            some[..., step:] += some[..., :-step].copy()
+            step *= 2
+        image_codec.undo_image(some)
+
+
+FILTERS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], None]]] = {
+    "none": (lambda rows: rows, lambda rows: None),
+    "H": (image_codec.filter_image, image_codec.undo_image),
+    "H and W": (_filter_h_and_w, _undo_h_and_w),
+}
+
+
+@part("codec", needs=["simplejpeg"])
+def codec(
+    work: Work,
+    rows: Annotated[int, "photos at most"] = 1000,
+    rounds: Rounds = 5,
+    interpolation: Annotated[Literal["bilinear", "bicubic"], "of the resize"] = "bilinear",
+) -> Table:
+    """Filters and zstd parameters of the image codec.
+
+    Every pair of them goes over the same photos: how small they get, and the CPU time to filter and
+    compress a row, to decompress it, and to undo the filter over many rows at once.
+    """
+    pixels = _resized(work.files()[1][:rows], interpolation)
+    table = Table(
+        f"{len(pixels)} photos of {CROP} x {CROP} x 3 after a {interpolation} resize",
+        ("filter", "zstd", "ratio|.2f", "encode|.0f", "decode|.0f", "undo|.0f"),
+        "CPU-ms per 1,000 rows on one core; * marks what a build writes",
+    )
+    parameters = _parameters()
+    for way, name in itertools.product(FILTERS, parameters):
+        star = " *" if (way, name) == CHOSEN else ""
+        table.add(way, name + star, *_coded(pixels, way, parameters[name], rounds))
+    return table
+
+
+def _parameters() -> dict[str, dict[int, int]]:
+    """What a build gives zstd, in steps."""
+    chosen = image_codec.image_parameters(CROP * CROP)
+    named = image_codec.import_zstd().CompressionParameter
+    level = {key: chosen[key] for key in (named.compression_level, named.checksum_flag)}
+    long = level | {key: chosen[key] for key in (named.min_match, named.hash_log)}
+    literal = image_codec.LITERAL_COMPRESSION_MODE
+    steps = {key: chosen[key] for key in (named.target_length, literal)}
     return {
-        "stored_ratio": reading.stored_ratio,
-        "contenders": contenders,
-        "threads_gain": reading.threads_gain,
-        "memory": dataclasses.asdict(reading.memory),
-        "others": reading.others,
-        "disk_bytes": reading.disk_bytes,
+        "level 1": level,
+        "long matches, small table": long,
+        "and steps of 64 bytes": long | steps,
+        "and blocks of one channel": chosen,
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.reading", description=__doc__)
-    parser.add_argument("--rows", type=int, default=8000, help="of each store (8000)")
-    parser.add_argument("--epochs", type=int, default=5, help="after the first (5)")
-    parser.add_argument("--photos", type=Path, help="folder of photographs")
-    parser.add_argument("--folder", type=Path, help="work there, and keep what is made")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    if options.rows < BATCH or options.epochs < 1:
-        parser.error(f"give at least {BATCH} rows and 1 epoch")
-    with work_folder(options.folder) as folder:
-        readings = measure(options.photos, folder, options.rows, options.epochs)
-    machine = Installation.here()
-    if options.json:
-        codecs = {reading.codec: _as_json(reading) for reading in readings}
-        settings = {"rows": options.rows, "batch_size": BATCH, "epochs": options.epochs}
-        print(json.dumps({"machine": dataclasses.asdict(machine), **settings, "codecs": codecs}))
-        return
-    console = Console(highlight=False)
-    console.print(_table(readings, options.rows, options.epochs))
-    for reading in readings:
-        console.print(f"{reading.codec}: {'; '.join(_remarks(reading))}", soft_wrap=True)
-    console.print(str(machine), soft_wrap=True)
+def _resized(files: Sequence[Path], interpolation: str) -> np.ndarray:
+    """(n, C, H, W) uint8: the photos, resized and cropped as a build does it."""
+    from precache_workers.ops.field_recipe import FieldRecipe
+    from precache_workers.sources.base import Sample
 
+    declared = precache.Recipe.image(resize=RESIZE, crop=CROP, interpolation=interpolation)
+    recipe = FieldRecipe("image", declared.fields["image"], 0)
+    rows = [recipe(Sample({"bytes": path.read_bytes()}), path.name).copy() for path in files]
+    return np.stack(rows)
+
+
+def _coded(
+    rows: np.ndarray, way: str, parameters: Mapping[int, int], rounds: int
+) -> tuple[float, ...]:
+    """How much smaller, and CPU-ms per 1,000 rows: encoding, decoding, undoing the filter."""
+    apply, undo = FILTERS[way]
+    compressor = image_codec.import_zstd().ZstdCompressor(options=parameters)
+
+    def encode() -> list[bytes]:
+        lines = (np.ascontiguousarray(apply(row)) for row in rows)
+        return [compressor.compress(each, mode=compressor.FLUSH_FRAME) for each in lines]
+
+    frames, back = encode(), np.empty_like(rows)
+
+    def decompress() -> None:
+        for frame, row in zip(frames, back, strict=True):
+            zstd.decompress(frame, row)
+
+    def cpu_ms(work: Callable[[], object], rounds: int) -> float:
+        taken = []
+        for _ in range(rounds):
+            start = time.thread_time()
+            work()
+            taken.append(time.thread_time() - start)
+        return statistics.median(taken) / len(rows) * 1e6
+
+    decoding, undoing = cpu_ms(decompress, rounds), cpu_ms(lambda: undo(back), 1)
+    if not np.array_equal(back, rows):
+        raise SystemExit(f"filter {way} is not undone exactly")
+    return rows.nbytes / sum(map(len, frames)), cpu_ms(encode, rounds), decoding, undoing
+
+
+# --- how random an order is ---------------------------------------------------------------------
+
+FAR = 10
+PHOTO_NBYTES = 110_000
+"""Bytes of a file, as of ImageNet's."""
+
+
+@part("shuffling")
+def shuffling(
+    work: Work,
+    rows: Rows = 1_281_167,
+    classes: Annotated[int, "classes of equal size"] = 1000,
+    shard_rows: Annotated[int, "rows of a shard"] = rows_per_shard(1_281_167, [ROW_NBYTES]),
+    windows: Annotated[tuple[int, ...], "shards mixed at a time"] = (2, 4, 8, 16, 32),
+) -> Table:
+    """How random shuffle="block" is, beside "full".
+
+    Nothing is read: the order of an epoch is a function, and labels follow from it, for rows laid
+    down in a listing's order, one class after another (--keep-order, the worst case), in the seeded
+    order that builds use by default, and in the order for archives that have one class after
+    another. Rows of a window are exchangeable, so what matters is how the classes of a window
+    differ from those of all rows:
+
+    - in a batch, next batch, 10 on: how much likelier than chance two rows have the same class,
+      both in one batch, or one in the next batch or ten batches on; 0 is chance, 1 is certain
+      (Cohen's kappa).
+    - classes: distinct ones in a batch, on average; fewest: in the twentieth of batches with least.
+    - chi²: of the labels of a batch against those of all rows, per degree of freedom; 1 is chance.
+    - mates: of the other rows in a row's batch, those of its own shard, on average.
+    - span: batches from the first row of a shard to its last, on average.
+    """
+    if rows < 2 * FAR * BATCH or min(classes, shard_rows, *windows) < 1:
+        raise SystemExit(f"give at least {2 * FAR * BATCH} rows, and no number below 1")
+    measures = ("in a batch|.4f", "next batch|.4f", f"{FAR} on|.4f", "classes|.0f", "fewest|.0f",
+                "chi²|.2f")  # fmt: skip
+    table = Table(
+        f"{rows:,} rows in {classes:,} classes, shards of {shard_rows:,}, batches of {BATCH}",
+        ("rows laid down in", "window", "GB mixed|.1f", *measures, "mates|.1f", "span|,.0f"),
+    )
+    orders = {str(window): Shuffle("block", shard_rows, window) for window in windows}
+    epochs = {}
+    for name, shuffle in {**orders, "full": Shuffle()}.items():
+        order = Order(ValidRows(rows, np.empty(0, np.int64)), BATCH, shuffle, drop_last=True)
+        epochs[name] = np.concatenate(list(order.epoch(0)))
+    for (layout, labels), name in itertools.product(_layouts(rows, classes).items(), epochs):
+        epoch, window = epochs[name], rows if name == "full" else int(name) * shard_rows
+        mixed = min(rows, window) * ROW_NBYTES / 1e9
+        near = _mates(epoch, shard_rows), _span(epoch, shard_rows)
+        table.add(layout, name, mixed, *_mixture(labels[epoch], classes), *near)
+    return table
+
+
+def _layouts(rows: int, classes: int) -> dict[str, np.ndarray]:
+    """Labels by row: classes of equal size, as listed, and as builds lay them down."""
+    from precache_workers.planning.rows import ROW_ORDER_SEED, order_rows
+    from precache_workers.sources.containers import UNIT_BYTES
+
+    listed = np.arange(rows, dtype=np.int64) * classes // rows
+    sizes, nothing = np.full(rows, PHOTO_NBYTES), [""] * rows
+    units = np.arange(rows) * PHOTO_NBYTES // UNIT_BYTES
+    places, files = Texts(nothing).arrow, np.zeros(rows, np.int32)
+    located = Locations(
+        places=places, containers=(Container("a.tar"),), files=files, units=units, nbytes=sizes
+    )
+    contained = RowTable(
+        keys=nothing, sizes=sizes, mtimes=sizes, etags=nothing, labels=listed, classes=(),
+        locations=located,
+    )  # fmt: skip
+    return {
+        "listing's order": listed,
+        "seeded order": listed[Permutation(rows, "rows", ROW_ORDER_SEED)(np.arange(rows))],
+        "sorted containers": order_rows(contained, keep_order=False).labels,
+    }
+
+
+def _mixture(labels: np.ndarray, classes: int) -> Iterator[float]:
+    """The measures of labels in the order of an epoch."""
+    batches = labels.reshape(-1, BATCH)
+    numbers = np.arange(len(batches))[:, None] * classes
+    counts = np.bincount((batches + numbers).reshape(-1), minlength=len(batches) * classes)
+    counts = counts.reshape(len(batches), classes)
+    shares = counts.sum(axis=0) / labels.size
+    chance, expected = float((shares**2).sum()), BATCH * shares
+    same = [(counts * (counts - 1)).sum(axis=1) / (BATCH * (BATCH - 1))]
+    same += [(counts[:-n] * counts[n:]).sum(axis=1) / BATCH**2 for n in (1, FAR)]
+    for pairs in same:
+        yield round(float((pairs.mean() - chance) / (1 - chance)), 4) + 0.0  # no -0.0
+    distinct = (counts > 0).sum(axis=1)
+    yield from (float(distinct.mean()), float(np.percentile(distinct, 5)))
+    yield float(((counts - expected) ** 2 / expected).sum(axis=1).mean() / (classes - 1))
+
+
+def _mates(order: np.ndarray, shard_rows: int) -> float:
+    """Other rows of the same shard in a row's batch, on average."""
+    shards = order // shard_rows
+    places = shards + np.arange(len(order)) // BATCH * (shards.max() + 1)
+    counts = np.unique(places, return_counts=True)[1]
+    return float((counts * (counts - 1)).sum()) / len(order)
+
+
+def _span(order: np.ndarray, shard_rows: int) -> float:
+    """Batches between the first and the last row of a shard in an epoch, on average."""
+    shards, positions = order // shard_rows, np.arange(len(order))
+    first = np.full(shards.max() + 1, len(order))
+    last = np.zeros(len(first), np.int64)
+    np.minimum.at(first, shards, positions)
+    np.maximum.at(last, shards, positions)
+    return float((last - first).mean()) / BATCH
+
+
+# --- states -------------------------------------------------------------------------------------
+
+HOLES, REPEATS = 1000, 200
+
+
+@part("states")
+def states(
+    work: Work, sizes: Annotated[tuple[int, ...], "rows of the stores"] = (10**6, 10**9)
+) -> Table:
+    """Saving and resuming, by rows of the store.
+
+    Nothing is read: loaders of a few real rows get the order of a store with many, since a state
+    does not depend on what is stored. resume is the time to the row numbers of the next batch, from
+    a state saved in the middle of an epoch; for a mixture of two loaders it counts what each gave.
+    """
+    group = str(work.folder / "states.zarr")
+    root = zarr.open_group(group, mode="w", zarr_format=3)
+    root.create_array("x", data=np.zeros((BATCH, 4), np.float32))
+    times = ("save, ms|.3f", "load, ms|.3f", "resume, ms|.3f", "bytes|,d")
+    table = Table(
+        f"Batches of {BATCH}, {HOLES:,} holes: medians",
+        ("shuffle", "state of a", "rows|,d", *times),
+    )
+    shuffles = {"full": Shuffle(), "block": Shuffle("block", 1000, 8)}
+    for (shuffle, order_of), rows in itertools.product(shuffles.items(), sizes):
+        loaders = [_loader_of(group, rows, order_of) for _ in range(2)]
+        mixture = precache.mix(loaders, [0.7, 0.3])
+        order, schedule = loaders[0]._source.order, mixture._schedule
+        resumes: dict[str, tuple[Any, Callable[[], object]]] = {
+            "loader": (loaders[0], lambda o=order: next(o.epoch(3, o.batches // 2))),
+            "mixture": (mixture, lambda t=schedule: t.positions_at(3, len(t) // 2)),
+        }
+        for name, (saved, resume) in resumes.items():
+            state = saved.state_dict()
+            load = functools.partial(saved.load_state_dict, state)
+            spent = _ms(saved.state_dict), _ms(load), _ms(resume, 5)
+            table.add(shuffle, name, rows, *spent, len(json.dumps(state)))
+        mixture.close()
+    return table
+
+
+def _ms(work: Callable[[], object], repeats: int = REPEATS) -> float:
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return 1000 * statistics.median(times)
+
+
+def _loader_of(group: str, rows: int, shuffle: Shuffle) -> precache.Loader:
+    """A loader with the order of a store of so many rows."""
+    loader = precache.Loader(group, BATCH, device="cpu", fields={"x": "x"})
+    holes = np.linspace(0, rows - 1, HOLES).astype(np.int64)
+    loader._source.order = Order(ValidRows(rows, holes), BATCH, shuffle)
+    loader._position = Position(len(loader))
+    loader.seek(3, len(loader) // 2)
+    return loader
+
+
+PARTS = (warm, first, small, cold, datasets, checksums, transforms, codec, shuffling, states)
 
 if __name__ == "__main__":
-    main()
+    main("reading", PARTS)

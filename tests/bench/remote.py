@@ -1,61 +1,65 @@
-"""``python -m tests.bench.remote``: building and training over a network that answers late.
+"""Benchmarks of buckets, whose servers run in processes of their own.
 
-An S3 server (moto's) and two proxies run in a process of their own: one passes requests on at once,
-the other 50 ms later. Both cost the same CPU time, which they take from the same cores; so what
-is compared is one against the other, and requests and bytes are counted.
+What servers take comes from the same cores, so one latency is compared with another, and
+requests and bytes are counted.
 """
 
-import argparse
-import dataclasses
-import json
-import multiprocessing
+import asyncio
+import functools
+import io
+import itertools
+import os
 import statistics
+import tarfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from rich.console import Console
-from rich.table import Column, Table
+import numpy as np
 
 import precache
-from precache.cli.installation import Installation
+from precache.reading.disk_cache import OVERHEAD, DiskCache, on_disk, share_nbytes
 from precache.storage.open import open_folder
-from tests.bench.common import (
+from precache.storage.remote import RemoteFolder
+from tests.bench.costs import Cost, cost_of, files_of, peak_bytes
+from tests.bench.harness import (
+    BATCH,
     CROP,
-    cost_of,
-    find_photos,
+    RESIZE,
+    Rounds,
+    Rows,
+    Table,
+    Work,
+    drain,
     in_clean_process,
     log,
-    multiply,
-    work_folder,
+    main,
+    part,
+    serving,
 )
+from tests.support.building import cut, encoded
+from tests.support.containers import add, tar_index
+from tests.support.gcs_server import GCSServer
+from tests.support.listing_server import AZURES_PAGE, PAGE, AzureListingServer, ListingServer
 from tests.support.servers import FaultProxy, S3Server
 
-RESIZE = 256
-DELAYS = (0.0, 0.05)
-TARGET = 0.7
+MIB = 1 << 20
+MOTO = ("moto", "flask")
+Latency = Annotated[float, "seconds that a request takes more"]
+
+
+# --- servers ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Run:
-    """One piece of work through one proxy.
+class Traffic:
+    """GETs and HEADs to a server, and bytes of its answers to GETs."""
 
-    Attributes
-    ----------
-    requests, nbytes
-        GETs and HEADs that it made, and what came back.
-    cpu_ms_per_1000
-        Of this process, all its threads.
-    """
-
-    what: str
-    delay: float
-    samples_per_s: float
-    cpu_ms_per_1000: float
     requests: int
     nbytes: int
 
@@ -70,158 +74,457 @@ class _CountingProxy(FaultProxy):
         self.choose = lambda method, path: self._count
 
     def _count(self, handler: Any, upstream: int, data: bytes) -> bool:
-        self.nbytes += len(data) if handler.command == "GET" else 0
+        with self.lock:
+            self.nbytes += len(data) if handler.command == "GET" else 0
         return False
 
-    def counts(self) -> tuple[int, int]:
-        requests = sum(n for (method, _), n in self.seen.items() if method in ("GET", "HEAD"))
-        counted = requests, self.nbytes
-        self.seen, self.nbytes = Counter(), 0
+    def traffic(self) -> Traffic:
+        with self.lock:
+            requests = sum(n for (method, _), n in self.seen.items() if method in ("GET", "HEAD"))
+            counted = Traffic(requests, self.nbytes)
+            self.seen, self.nbytes = Counter(), 0
         return counted
 
 
-def _serve(pipe: Connection) -> None:
+def _serve_s3(pipe: Connection, delays: Sequence[float]) -> None:
+    """Serve a bucket; sends storage options, straight and through each proxy, then traffic."""
     server = S3Server()
     server.make_bucket("bucket")
-    proxies = [_CountingProxy(server.port, delay) for delay in DELAYS]
-    pipe.send([proxy.port for proxy in proxies])
-    while (asked := pipe.recv()) is not None:
-        pipe.send(proxies[asked].counts())
+    proxies = [_CountingProxy(server.port, delay) for delay in delays]
+    pipe.send([server.options(), *(server.options(proxy.port) for proxy in proxies)])
+    while True:
+        pipe.send(proxies[pipe.recv()].traffic())
 
 
-class Servers:
-    """The servers' process."""
+def _traffic(pipe: Connection, proxy: int) -> Traffic:
+    """Through a proxy since the last call."""
+    pipe.send(proxy)
+    answer: Traffic = pipe.recv()
+    return answer
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=[theirs], daemon=True)
-        self._process.start()
-        self.ports: list[int] = self._pipe.recv()
 
-    def counts(self, which: int) -> tuple[int, int]:
-        """Requests and bytes through a proxy since the last call."""
-        self._pipe.send(which)
-        found: tuple[int, int] = self._pipe.recv()
+# --- building and training ----------------------------------------------------------------------
+
+DELAYS = (0.0, 0.05)
+
+
+@part("training", needs=MOTO)
+def training(work: Work, rows: Rows = 800, rounds: Rounds = 3) -> Table:
+    """Building and training over a network that answers late.
+
+    An S3 server (moto's) is reached through two proxies: one passes requests on at once, the other
+    50 ms later. Both cost the same CPU time.
+    """
+    store = "s3://bucket/store"
+    costs: dict[tuple[str, float], list[Cost]] = {}
+    traffic: dict[str, Traffic] = {}
+    with serving(_serve_s3, DELAYS) as pipe:
+        direct, *options = pipe.recv()
+        photos = work.photos(rows)
+        folder = open_folder("s3://bucket/photos", direct)
+        for path in sorted(files_of(photos)):
+            folder.put(path.relative_to(photos).as_posix(), [path.read_bytes()])
+        in_clean_process(_build, direct, store)
+        for number, (which, delay) in itertools.product(range(rounds), enumerate(DELAYS)):
+            log.print(f"round {number + 1} of {rounds}, {delay * 1000:.0f} ms")
+            cache, batch = work.folder / f"cache-{os.getpid()}-{number}-{which}", min(BATCH, rows)
+            for name, run, *given in (
+                ("build", _build, f"{store}-{number}-{which}"),
+                ("epoch, cold", _epoch, store, batch, cache),
+                ("epoch, warm", _epoch, store, batch, cache),
+                ("epoch, by range", _epoch, store, batch, None),
+            ):
+                _traffic(pipe, which)
+                cost = in_clean_process(run, options[which], *given)
+                costs.setdefault((name, delay), []).append(cost)
+                traffic[name] = _traffic(pipe, which)
+    table = Table(
+        f"{rows:,} photos, and their rows of {CROP} x {CROP} x 3",
+        ("work", *(f"samples/s at {delay * 1000:.0f} ms|,.0f" for delay in DELAYS), "ratio|.2f",
+         "CPU-ms per 1,000|,.0f", "requests|,d", "MB|,.1f"),
+        "The target of the ratio is 0.7.",
+        costs={f"{delay * 1000:.0f} ms": {n: c for (n, d), c in costs.items() if d == delay}
+               for delay in DELAYS},
+    )  # fmt: skip
+    for name, counted in traffic.items():
+        every = [costs[name, delay] for delay in DELAYS]
+        speeds = [statistics.median(cost.samples_per_s for cost in each) for each in every]
+        cpu = statistics.median(cost.cpu_ms_per_1000 for cost in every[0] + every[1])
+        ratio = speeds[1] / speeds[0]
+        table.add(name, *speeds, ratio, cpu, counted.requests, counted.nbytes / 1e6)
+    return table
+
+
+def _build(options: dict[str, Any], store: str) -> Cost:
+    recipe = precache.Recipe.image(resize=RESIZE, crop=CROP)
+    build = functools.partial(precache.build, "s3://bucket/photos", store, recipe)
+    return cost_of(lambda: build(address="serial", storage_options=options).samples)
+
+
+def _epoch(options: dict[str, Any], store: str, batch: int, cache: Path | None) -> Cost:
+    """From opening the store on."""
+
+    def work() -> int:
+        given = {"cache_dir": cache, "storage_options": options}
+        with precache.Loader(store, batch, device="cpu", **given) as loader:
+            return drain(loader)
+
+    return cost_of(work)
+
+
+# --- small objects ------------------------------------------------------------------------------
+
+NBYTES = 100_000
+IN_FLIGHT = 32
+
+
+@part("requests", needs=MOTO)
+def requests(work: Work, rows: Rows = 1000) -> Table:
+    """Small objects of a bucket, by each library.
+
+    The servers (moto's for S3, a fake of Google's) limit the requests a second; the CPU time of
+    this process is what is compared, the second time over.
+    """
+    table = Table(
+        f"{rows:,} objects of {NBYTES:,} bytes",
+        ("service", "library", "objects/s|,.0f", "CPU-ms|.2f"),
+        "CPU-ms an object",
+    )
+    names = [f"{number:05d}" for number in range(rows)]
+    with serving(_serve_both) as pipe:
+        for service, (port, options) in pipe.recv().items():
+            folder = open_folder(f"{service}://bucket/x", options)
+            data = np.random.default_rng(0).bytes(NBYTES)
+            for name in names:
+                folder.put(name, [data])
+            ways = {"obstore": _by_obstore, "precache": _by_precache}
+            if service == "gs":
+                ways = {"gcsfs": _by_fsspec, **ways}
+            for library, fetch in ways.items():
+                cost = in_clean_process(_fetched, fetch, service, port, options, names)
+                table.add(service, library, cost.samples_per_s, cost.cpu_ms_per_1000 / 1000)
+                table.costs.setdefault(service, {})[library] = [cost]
+    return table
+
+
+def _serve_both(pipe: Connection) -> None:
+    servers = {"s3": S3Server(), "gs": GCSServer()}
+    for server in servers.values():
+        server.make_bucket("bucket")
+    pipe.send({name: (server.port, server.options()) for name, server in servers.items()})
+    pipe.recv()
+
+
+def _fetched(fetch: Callable[..., Iterable[Any]], *given: Any) -> Cost:
+    names = given[-1]
+
+    def work() -> int:
+        assert all(len(data) == NBYTES for data in fetch(*given))
+        return len(names)
+
+    work()
+    return cost_of(work)
+
+
+def _groups(names: list[str]) -> list[list[str]]:
+    return [names[start : start + IN_FLIGHT] for start in range(0, len(names), IN_FLIGHT)]
+
+
+def _by_fsspec(service: str, port: int, options: dict[str, Any], names: list[str]) -> Iterator[Any]:
+    folder = open_folder(f"{service}://bucket/x", options)
+    assert isinstance(folder, RemoteFolder)
+    for some in _groups(names):
+        yield from folder._cat([(name, 0, NBYTES) for name in some])
+
+
+def _by_precache(
+    service: str, port: int, options: dict[str, Any], names: list[str]
+) -> Iterator[Any]:
+    folder = open_folder(f"{service}://bucket/x", options)
+    for some in _groups(names):
+        yield from folder.read_many(some, [NBYTES] * len(some))
+
+
+def _by_obstore(service: str, port: int, options: dict[str, Any], names: list[str]) -> list[Any]:
+    import obstore
+    from obstore.store import GCSStore, S3Store
+
+    server, http = f"http://127.0.0.1:{port}", {"allow_http": True}
+    if service == "s3":
+        keys = {"access_key_id": "someone", "secret_access_key": "x", "region": "us-east-1"}
+        store = S3Store("bucket", prefix="x", endpoint=server, client_options=http, **keys)
+    else:
+        signed = {"skip_signature": True, "client_options": http}
+        store = GCSStore("bucket", prefix="x", base_url=server, **signed)
+
+    async def fetch() -> list[Any]:
+        found: list[Any] = []
+        for some in _groups(names):
+            ranges = [obstore.get_range_async(store, name, start=0, end=NBYTES) for name in some]
+            found += await asyncio.gather(*ranges)
         return found
 
-    def stop(self) -> None:
-        self._pipe.send(None)
-        self._process.kill()
-        self._process.join()
+    return asyncio.run(fetch())
 
 
-def options(port: int) -> dict[str, Any]:
-    """Storage options."""
-    return {
-        "key": "someone",
-        "secret": "secret",
-        "endpoint_url": f"http://127.0.0.1:{port}",
-        "client_kwargs": {"region_name": "us-east-1"},
-    }
+# --- listing ------------------------------------------------------------------------------------
+
+SERVICES = {"s3": (ListingServer, PAGE), "az": (AzureListingServer, AZURES_PAGE)}
+"""Protocol -> its server, and the keys in a page."""
 
 
-def build(source: str, store: str, port: int) -> tuple[float, float]:
-    """Samples a second and CPU-milliseconds a thousand of a build in this process."""
-
-    def work() -> int:
-        recipe = precache.Recipe.image(resize=RESIZE, crop=CROP)
-        result = precache.build(
-            source, store, recipe, address="serial", storage_options=options(port)
-        )
-        return int(result.samples)
-
-    cost = cost_of(work)
-    return cost.samples_per_s, cost.cpu_ms_per_1000
+def bucket(
+    service: str, prefixes: int, keys: int, latency: float = 0.0
+) -> AbstractContextManager[Connection]:
+    """A pipe that gives the storage options of ``s3://bucket``, or the like, while a process of its
+    own serves `prefixes` x `keys` photos; with 0 prefixes in a flat bucket."""
+    return serving(_serve_names, service, prefixes, keys, latency)
 
 
-def epoch(store: str, port: int, cache: Path | None) -> tuple[float, float]:
-    """The same of an epoch, from opening the store on."""
-
-    def work() -> int:
-        with precache.Loader(
-            store, 256, device="cpu", cache_dir=cache, storage_options=options(port)
-        ) as loader:
-            return sum(len(batch["row"]) for batch in loader)
-
-    cost = cost_of(work)
-    return cost.samples_per_s, cost.cpu_ms_per_1000
+def _serve_names(pipe: Connection, service: str, prefixes: int, keys: int, latency: float) -> None:
+    folders = [f"n{number:08d}/" for number in range(prefixes)] or [""]
+    names = [f"{folder}{number:08d}_photo.JPEG" for folder in folders for number in range(keys)]
+    server, page = SERVICES[service]
+    pipe.send(server(names, page, latency).options())
+    pipe.recv()
 
 
-def measure(photos: Path, folder: Path, rounds: int) -> Iterator[Run]:
-    """Builds and epochs, alternating between the proxies."""
-    servers = Servers()
-    try:
-        source, made = "s3://bucket/photos", "s3://bucket/store"
-        _upload(photos, source, servers.ports[0])
-        in_clean_process(build, source, made, servers.ports[0])
-        for number in range(rounds):
-            for which, (delay, port) in enumerate(zip(DELAYS, servers.ports, strict=True)):
-                servers.counts(which)
-                log.print(f"Round {number + 1} of {rounds}, {delay * 1000:.0f} ms")
-                speed, cpu = in_clean_process(build, source, f"{made}-{number}-{which}", port)
-                yield Run("build", delay, speed, cpu, *servers.counts(which))
-                cache = folder / f"{number}-{which}"
-                for what, where in (("cold", cache), ("warm", cache), ("by range", None)):
-                    speed, cpu = in_clean_process(epoch, made, port, where)
-                    yield Run(f"epoch, {what}", delay, speed, cpu, *servers.counts(which))
-    finally:
-        servers.stop()
+@part("listing")
+def listing(
+    work: Work,
+    rows: Rows = 1_000_000,
+    prefixes: Annotated[tuple[int, ...], "that share the keys; 0 for a flat bucket"] = (1000, 0),
+    service: Annotated[Literal["s3", "az"], "the protocol"] = "s3",
+    latency: Latency = 0.02,
+) -> Table:
+    """Listing a bucket of a million keys.
 
-
-def _upload(photos: Path, source: str, port: int) -> None:
-    there = open_folder(source, options(port))
-    for path in sorted(path for path in photos.rglob("*") if path.is_file()):
-        there.put(path.relative_to(photos).as_posix(), [path.read_bytes()])
-
-
-def _print(runs: list[Run], samples: int) -> None:
-    right = {"justify": "right"}
+    The bucket is a server that answers as S3 does, or Azure, after a latency for each page. What
+    follows the listing until the first shard task is measured as well.
+    """
+    if min(prefixes) < 0 or rows < max(prefixes):
+        raise SystemExit("give at least 0 prefixes, and a key for each prefix")
+    page = SERVICES[service][1]
     table = Table(
-        Column("work"),
-        *(Column(f"samples/s at {delay * 1000:.0f} ms", **right) for delay in DELAYS),
-        Column("ratio", **right),
-        Column("CPU-ms per 1,000", **right),
-        Column("requests", **right),
-        Column("MB", **right),
+        f"From {service}:// to a plan, {latency * 1e3:.0f} ms a page of {page:,} keys",
+        ("bucket", "step", "s|.2f", "CPU-s|.2f", "peak MiB|,.0f"),
+        "The peak is of the whole process, by the end of the step.",
     )
-    for what in dict.fromkeys(run.what for run in runs):
-        same = [run for run in runs if run.what == what]
-        speeds = [
-            statistics.median(run.samples_per_s for run in same if run.delay == delay)
-            for delay in DELAYS
-        ]
-        cpu = statistics.median(run.cpu_ms_per_1000 for run in same)
-        table.add_row(
-            what,
-            *(f"{speed:,.0f}" for speed in speeds),
-            f"{speeds[1] / speeds[0]:.2f}",
-            f"{cpu:,.0f}",
-            f"{same[-1].requests:,}",
-            f"{same[-1].nbytes / 1e6:,.1f}",
+    for count in prefixes:
+        log.print(f"listing {rows:,} keys below {count:,} prefixes")
+        keys = rows // max(1, count)
+        costs, memory, stored = in_clean_process(_listed, service, count, keys, latency)
+        name = f"{count:,} x {keys:,}" if count else f"{keys:,}, flat"
+        table.add(name, "before", None, None, memory.pop("before") / MIB)
+        for step, cost in costs.items():
+            table.add(name, step, cost.wall_seconds, cost.cpu_seconds, memory[step] / MIB)
+        wall = sum(cost.wall_seconds for cost in costs.values())
+        cpu = sum(cost.cpu_seconds for cost in costs.values())
+        table.add(name, f"all; {stored:.1f} bytes a row stored", wall, cpu, None)
+        table.costs[name] = {step: [cost] for step, cost in costs.items()}
+    return table
+
+
+def _listed(
+    service: str, prefixes: int, keys: int, latency: float
+) -> tuple[dict[str, Cost], dict[str, int], float]:
+    """From the bucket to what is known before the first task: cost and peak memory of each step,
+    and bytes a row of the stored row table."""
+    from precache_workers.planning.rows import order_rows, sample_for_probe
+    from precache_workers.sources.kinds import open_source
+
+    with bucket(service, prefixes, keys, latency) as pipe:
+        source = open_source(f"{service}://bucket", pipe.recv())
+        held: dict[str, Any] = {}
+
+        def list_source() -> int:
+            held["table"] = source.list(lambda found: None).table
+            return len(held["table"])
+
+        def order() -> int:
+            held["table"] = order_rows(held["table"], keep_order=False)
+            return len(held["table"])
+
+        def plan() -> int:
+            held["digest"] = held["table"].digest
+            sample_for_probe(held["table"], 24)
+            return len(held["table"])
+
+        def freeze() -> int:
+            held["stored"] = len(held["table"].to_parquet())
+            return len(held["table"])
+
+        costs, memory = {}, {"before": peak_bytes()}
+        for step in (list_source, order, plan, freeze):
+            costs[step.__name__] = cost_of(step)
+            memory[step.__name__] = peak_bytes()
+        return costs, memory, held["stored"] / len(held["table"])
+
+
+# --- the disk cache -----------------------------------------------------------------------------
+
+SIZE, NEW = 100, 300
+FAMILY = "3f2a00c59b7e4d12a8f06c1d5e9b7a34-"
+
+
+def _name(number: int) -> str:
+    return f"{FAMILY}image-{number}-{number * 0x9E3779B97F4A7C15 % 2**64:016x}"
+
+
+@part("caching")
+def caching(work: Work, shards: Annotated[int, "in the cache"] = 10_000) -> Table:
+    """Decisions of a disk cache of 10,000 shards.
+
+    The shards are small, and made up: what is measured is holding, making room and letting go. Put
+    --folder, an empty one, on the disk to be measured.
+    """
+    folder = work.folder / f"cache-{shards}"
+    folder.mkdir(mode=0o700)
+    for place in ("objects", "parts", "users"):
+        (folder / place).mkdir(mode=0o700)
+    for number in range(shards):
+        (folder / "objects" / _name(number)).write_bytes(bytes(SIZE))
+    room = shards + NEW
+    cache = DiskCache(folder, OVERHEAD + share_nbytes(room) + room * on_disk(SIZE))
+    lease = cache.join(room * on_disk(SIZE), room, FAMILY)
+
+    def obtain(number: int) -> None:
+        lease.obtain(_name(number), SIZE, lambda file: os.pwrite(file, bytes(SIZE), 0))
+
+    def let_go(number: int) -> None:
+        lease.release(_name(number))
+
+    names = ("calls|,d", "median ms|.2f", "mean ms|.2f", "longest ms|.2f", "bytes in users/|,d")
+    table = Table(f"A cache of {shards:,} shards", ("step", *names))
+    for name, numbers, call in (
+        ("hold what is there", range(shards), obtain),
+        ("bring what there is room for", range(shards, room), obtain),
+        ("let go", range(room), let_go),
+        ("bring what others must go for", range(room, room + NEW), obtain),
+        ("let go of these", range(room, room + NEW), let_go),
+    ):
+        times = []
+        for number in numbers:
+            began = time.perf_counter()
+            call(number)
+            times.append((time.perf_counter() - began) * 1e3)
+        nbytes = sum(on_disk(path.stat().st_size) for path in (folder / "users").iterdir())
+        spent = statistics.median(times), statistics.fmean(times), max(times)
+        table.add(name, len(times), *spent, nbytes)
+    return table
+
+
+# --- containers ---------------------------------------------------------------------------------
+
+SMALL = 64
+DISTINCT = 250
+"""Photos that are encoded; containers have them again and again, each with its own last bytes."""
+PIECE = 300
+"""Most pixels across a piece of a photo; larger ones are enlarged."""
+
+
+@part("containers", needs=MOTO)
+def containers(
+    work: Work,
+    rows: Annotated[int, "photos in each"] = 1000,
+    kinds: Annotated[tuple[Literal["tar", "tar+idx", "parquet"], ...], "of containers"] = (
+        "tar", "tar+idx", "parquet",
+    ),
+    containers: Annotated[int, "number of them"] = 100,
+    width: Annotated[int, "pixels across a photo"] = 96,
+    group_rows: Annotated[int, "rows of a row group"] = 100,
+    latency: Latency = 0.05,
+) -> Table:  # fmt: skip
+    """Requests and bytes that a build from tar archives or Parquet files in a bucket takes.
+
+    Photos lie in them one class after another, and the server answers after a latency. Beside what
+    listing and building read is the ideal: each byte once, by requests of the size that each makes.
+    """
+    from precache_workers.sources.containers import UNIT_BYTES
+    from precache_workers.sources.file_ranges import BLOCK_BYTES
+
+    table = Table(
+        f"{containers} containers of {rows:,} photos, {latency * 1e3:.0f} ms more per request",
+        ("containers", "step", "requests|,d", "ideal|,d", "MiB|,.1f", "ideal MiB|,.1f",
+         "ratio|.3f", "wall s|.1f", "CPU s|.1f"),
+        "Requests and bytes of building are those beyond the listing; times include it.",
+    )  # fmt: skip
+    for kind in kinds:
+        log.print(f"{kind}: {containers} containers of {rows:,} photos")
+        store = work.folder / f"{kind}.store"
+        nbytes, counted, costs = in_clean_process(
+            _contained, kind, containers, rows, width, group_rows, latency, store
         )
-    console = Console()
-    console.print(table)
-    console.print(f"{samples:,} photos; target of the ratio: {TARGET}; {Installation.here()}")
+        shards = sum(1 for path in store.rglob("image/c/**/0") if path.is_file())
+        steps = {"list": BLOCK_BYTES, f"build, {shards} shards": UNIT_BYTES}
+        for (step, unit), traffic, cost in zip(steps.items(), counted, costs, strict=True):
+            ratio = traffic.nbytes / nbytes
+            sizes = traffic.requests, -(-nbytes // unit), traffic.nbytes / MIB, nbytes / MIB
+            table.add(kind, step, *sizes, ratio, cost.wall_seconds, cost.cpu_seconds)
+        table.costs[kind] = {step: [cost] for step, cost in zip(steps, costs, strict=True)}
+    return table
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.remote", description=__doc__)
-    parser.add_argument("--photos", type=Path, help="folder of photographs; by default our own")
-    parser.add_argument("--samples", type=int, default=800)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    chosen = parser.parse_args()
-    with work_folder(None) as folder:
-        root, files = find_photos(chosen.photos, folder)
-        photos = multiply(files, root, chosen.samples, folder / "many")
-        runs = list(measure(photos, folder, chosen.rounds))
-    if chosen.json:
-        print(json.dumps([dataclasses.asdict(run) for run in runs]))
-    else:
-        _print(runs, chosen.samples)
+def _contained(
+    kind: str, count: int, photos: int, width: int, group: int, latency: float, store: Path
+) -> tuple[int, tuple[Traffic, Traffic], tuple[Cost, Cost]]:
+    """Bytes of the containers, and traffic and cost of listing and of building them."""
+    from precache_workers.sources.kinds import open_source
 
+    suffix = kind.partition("+")[0]
+    with serving(_serve_s3, [latency]) as pipe:
+        direct, options = pipe.recv()
+        nbytes = _fill(kind, suffix, count, photos, width, group, direct)
+        uri = f"s3://bucket/data/*.{suffix}"
+        source = open_source(uri, options)
+        listing = cost_of(lambda: len(source.list(lambda count: None).table))
+        listed = _traffic(pipe, 0)
+        recipe = precache.Recipe.image(resize=SMALL, crop=SMALL)
+        given = {"address": "serial", "max_failures": 0, "storage_options": options}
+        building = cost_of(lambda: precache.build(uri, store, recipe, **given).samples)
+        both = _traffic(pipe, 0)
+        built = Traffic(both.requests - listed.requests, both.nbytes - listed.nbytes)
+        return nbytes, (listed, built), (listing, building)
+
+
+def _fill(
+    kind: str, suffix: str, count: int, photos: int, width: int, group: int, options: dict[str, Any]
+) -> int:
+    """Put the containers into the bucket; returns their bytes."""
+    size = width, width * 3 // 4
+    piece = min(size[0], PIECE), min(size[1], PIECE)
+    distinct = [encoded(cut(n, piece).resize(size)) for n in range(min(DISTINCT, photos))]
+    images = [distinct[n % len(distinct)] + f"{n:06d}".encode() for n in range(photos)]
+    folder, nbytes = open_folder("s3://bucket/data", options), 0
+    for number in range(count):
+        data = _tar(images, number) if suffix == "tar" else _parquet(images, number, group)
+        folder.put(f"{number:04d}.{suffix}", [data])
+        if kind == "tar+idx":
+            folder.put(f"{number:04d}.idx", [tar_index(io.BytesIO(data)).encode()])
+        nbytes += len(data)
+    return nbytes
+
+
+def _tar(images: Sequence[bytes], number: int) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as tar:
+        for place, photo in enumerate(images):
+            add(tar, f"{number:04d}/{place:06d}.jpg", photo, mtime=place)
+    return sink.getvalue()
+
+
+def _parquet(images: Sequence[bytes], number: int, group: int) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = io.BytesIO()
+    structs = [{"bytes": data, "path": f"{n:06d}.jpg"} for n, data in enumerate(images)]
+    table = pa.table({"image": structs, "label": [f"{number:04d}"] * len(images)})
+    pq.write_table(table, sink, row_group_size=group)
+    return sink.getvalue()
+
+
+PARTS = (training, requests, listing, caching, containers)
 
 if __name__ == "__main__":
-    main()
+    main("remote", PARTS)

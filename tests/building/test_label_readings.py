@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import re
 import shutil
 import tarfile
 import zipfile
@@ -19,6 +21,9 @@ import pytest
 import precache
 from precache.errors import ChoiceError, SourceError, UsageError
 from precache.storage.open import open_folder
+from precache.store.columns import Texts
+from precache_workers.sources.base import LabelRules
+from precache_workers.sources.label_readings import differing_in, numbers_in, read_folders
 from tests.support.building import write
 from tests.support.containers import quiet_datasets
 from tests.support.layouts import (
@@ -26,21 +31,13 @@ from tests.support.layouts import (
     Builds,
     Labels,
     built_labels,
+    commands_in,
     photo,
     put,
     put_classes,
     put_csv,
 )
 from tests.support.servers import S3Server
-
-
-@pytest.fixture
-def builds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Builds:
-    monkeypatch.chdir(tmp_path)
-    return Builds(tmp_path, capsys)
-
 
 # --- folders ------------------------------------------------------------------------------------
 
@@ -51,14 +48,14 @@ def as_folder(root: Path) -> str:
 
 def as_zip(root: Path) -> str:
     with zipfile.ZipFile(root / "in.zip", "w") as archive:
-        for path in sorted((root / "in").rglob("*.png")):
+        for path in filter(Path.is_file, sorted((root / "in").rglob("*.*"))):
             archive.write(path, path.relative_to(root / "in"))
     return "in.zip"
 
 
 def as_tar(root: Path) -> str:
     with tarfile.open(root / "in.tar", "w") as tar:
-        for path in sorted((root / "in").rglob("*.png")):
+        for path in filter(Path.is_file, sorted((root / "in").rglob("*.*"))):
             tar.add(path, f"./{path.relative_to(root / 'in')}")
     return "in.tar"
 
@@ -86,6 +83,19 @@ def test_images_of_hidden_and_service_folders_are_left_out_and_counted(
         assert builds.labels(f"'in/{folder}'") == {"x1": None, "x2": None}
 
 
+@PACKED
+def test_hidden_images_are_left_out_and_counted(builds: Builds, pack: Pack) -> None:
+    put_classes(builds.root / "in")
+    hidden = builds.root / "in/cat/.trashed-1699-x1.png"
+    put(hidden.parent, hidden.name, "._x1.png")
+    put(builds.root / "in", ".x2.png")
+    assert builds.labels(pack(builds.root)) == ANIMALS
+    [line] = [line for line in builds.printed.splitlines() if "2 hidden images" in line]
+    assert "to read them, rename them without the dot" in line
+    hidden.rename(hidden.with_name("x1.png"))  # the advice
+    assert builds.labels(pack(builds.root)) == {**ANIMALS, "x1": "cat"}
+
+
 TREES: dict[str, tuple[dict[str, str], list[dict[str, str | None]]]] = {
     "splits of classes": (
         {"train/cat/a": "cat", "train/dog/b": "dog", "valid/cat/c": "cat"},
@@ -96,6 +106,10 @@ TREES: dict[str, tuple[dict[str, str], list[dict[str, str | None]]]] = {
         [{"a": "train2017", "b": "val2017"}],
     ),
     "splits of a letter": ({"trainA/a": "", "testA/b": ""}, [{"a": "trainA", "b": "testA"}]),
+    "splits whose names are alike but for a word": (
+        {"seg_train/seg_train/sea/a": "", "seg_test/seg_test/ice/b": "", "seg_pred/seg_pred/c": ""},
+        [{"a": "sea", "b": "ice", "c": None}, {"a": "seg_train", "b": "seg_test", "c": "seg_pred"}],
+    ),
     "splits below a folder": (
         {"data/train_set/cat/a": "", "data/test_set/dog/b": ""},
         [{"a": "cat", "b": "dog"}, {"a": "train_set", "b": "test_set"}],
@@ -108,8 +122,12 @@ TREES: dict[str, tuple[dict[str, str], list[dict[str, str | None]]]] = {
         {"train/cat/a": "", "train/dog/b": "", "extra/cat/c": ""},
         [{"a": "cat", "b": "dog", "c": "cat"}, {"a": "train", "b": "train", "c": "extra"}],
     ),
+    "unlabeled samples beside classes": (
+        {"neg/a": "", "pos/b": "", "unlabeled/c": ""},
+        [{"a": "neg", "b": "pos", "c": None}, {"a": "neg", "b": "pos", "c": "unlabeled"}],
+    ),
     "images and masks": ({"images/a": "", "masks/a": ""}, []),
-    "VOC": ({"JPEGImages/a": "", "SegmentationClass/b": ""}, []),
+    "VOC": ({"JPEGImages/a": "", "JPEGImages/b": "", "SegmentationClass/b": ""}, []),
     "folds": (
         {"fold0/cat/a": "", "fold0/dog/b": "", "fold1/cat/c": "", "fold1/dog/d": ""},
         [
@@ -117,11 +135,101 @@ TREES: dict[str, tuple[dict[str, str], list[dict[str, str | None]]]] = {
             {"a": "fold0", "b": "fold0", "c": "fold1", "d": "fold1"},
         ],
     ),
+    "low and high resolution": (
+        {"HR/0001": "", "HR/0002": "", "LR/0001": "", "LR/0002": ""},
+        [{"0001": None, "0002": None}],
+    ),
+    "three images of each sample": (
+        {f"{part}/{name}": "" for part in "xyz" for name in ("lena", "owl")},
+        [{"lena": None, "owl": None}],
+    ),
+    "resolutions with another ending": (
+        {"HR/0001": "", "HR/0002": "", "LR/0001x4": "", "LR/0002x4": ""},
+        [{"0001": None, "0002": None, "0001x4": None, "0002x4": None}],
+    ),
+    "pictures with another ending": (
+        {"x/lena": "", "x/owl": "", "y/lena_cut": "", "y/owl_cut": ""},
+        [{"lena": None, "owl": None, "lena_cut": None, "owl_cut": None}],
+    ),
+    "domains with a folder of one name": (
+        {
+            "amazon/images/bike/a": "",
+            "amazon/images/mug/b": "",
+            "dslr/images/bike/c": "",
+            "dslr/images/mug/d": "",
+        },
+        [
+            {"a": "bike", "b": "mug", "c": "bike", "d": "mug"},
+            {"a": "amazon", "b": "amazon", "c": "dslr", "d": "dslr"},
+        ],
+    ),
+    "splits in class folders, with masks": (
+        {
+            "cup/train/good/a": "",
+            "cup/test/bad/b": "",
+            "cup/ground_truth/bad/c": "",
+            "nut/train/good/d": "",
+            "nut/test/bad/e": "",
+            "nut/ground_truth/bad/f": "",
+        },
+        [{"a": "cup", "b": "cup", "c": "cup", "d": "nut", "e": "nut", "f": "nut"}],
+    ),
     "images beside the only folder's folders": (
         {"photos/a": "", "photos/cat/b": "", "photos/dog/c": ""},
         [{"a": None, "b": "cat", "c": "dog"}, {"a": "photos", "b": "photos", "c": "photos"}],
     ),
 }
+
+
+def test_the_column_of_labels_is_chosen_by_its_name_or_asked_for(
+    builds: Builds, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(builds.root / "in", *(f"{name}.png" for name in ANIMALS))
+    table = builds.root / "labels.csv"
+    for header, way in [
+        (",filename,width,label", ""),
+        ("filename,width,breed,label", ""),
+        ("filename,width,breed", "--label-column breed"),
+        ("filename,label,breed,class", "--label-column breed"),
+    ]:
+        names = header.split(",")
+        rows = [
+            ",".join(
+                {"filename": f"{n}.png", "width": "9", "class": "x"}.get(c, label) for c in names
+            )
+            for n, label in ANIMALS.items()
+        ]
+        put_csv(table, header, *rows)
+        line = ["in", "--labels", "labels.csv"]
+        if way:
+            assert builds.run("build", "in", "a.store", *line[1:], "--address", "serial") == 2
+            assert "which of them has the labels is not known" in builds.printed
+            assert f"`{way}`" in builds.printed
+        assert builds.labels(" ".join([*line, way])) == ANIMALS
+        assert re.search(r"labels are the column '.*; not used \(--label-column\): '", caplog.text)
+        caplog.clear()
+    assert builds.run("build", "in", "a.store", *line[1:], "--label-column", "bread") == 2
+    assert "has no column 'bread' (did you mean breed?)" in builds.printed
+
+
+def test_labels_of_several_splits_are_refused_unless_all_are_wanted(
+    builds: Builds, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(builds.root / "in", *(f"{name}.png" for name in ANIMALS))
+    splits = ["train", "val"] * len(ANIMALS)
+    rows = [f"{n}.png,{c},{split}" for (n, c), split in zip(ANIMALS.items(), splits, strict=False)]
+    header = "filename,label,split"
+    put_csv(builds.root / "labels.csv", header, *rows)
+    line = "in --labels labels.csv"
+    assert builds.run("build", "in", "a.store", "--labels", "labels.csv") == 2
+    assert "column 'split' of labels.csv has 'train', 'val', which look like splits" in " ".join(
+        builds.printed.split()
+    )
+    assert builds.choices(f"{line} --label-column label") == [ANIMALS]
+    assert builds.labels(f"{line} --all-splits") == ANIMALS  # the first way
+    assert "Rows of several splits are taken together: the column 'split'" in caplog.text
+    put_csv(builds.root / "in/train.csv", header, *(row for row in rows if row.endswith("train")))
+    assert builds.labels("in/train.csv") == dict([*ANIMALS.items()][::2])  # the second way
 
 
 @PACKED
@@ -144,9 +252,72 @@ def test_folders_that_may_be_no_classes_are_refused(
         assert labels in choices
     for labels in choices:  # of a part of them as the source
         assert labels.keys() <= {name.rpartition("/")[2] for name in files}
-    assert "--label-level" in builds.printed
-    targets = any(name.startswith(("masks/", "SegmentationClass/")) for name in files)
-    assert ("a torch Dataset as the source" in builds.printed) == targets
+    masks = any(name.startswith(("masks/", "SegmentationClass/")) for name in files)
+    assert ("--label-level" in builds.printed) != masks  # a build refuses photos beside masks
+    targets = masks or any(name.startswith(("HR/", "x/")) for name in files)
+    way = "a torch Dataset as the source" if pack is not as_folder else "with a column of each"
+    assert (way in builds.printed) == targets
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "bounding_box_train bounding_box_test query", "DIV2K_train_HR DIV2K_valid_HR",
+        "ILSVRC2012_img_train ILSVRC2012_img_val", "cars_train cars_test", "my_train my_val",
+        "ISIC2018_Task3_Training_Input ISIC2018_Task3_Test_Input", "query gallery",
+        "images_training_rev1 images_test_rev1", "fruits-360_Training fruits-360_Test",
+        "query support", "tiny-imagenet-train tiny-imagenet-val", "unsup pos neg",
+    ],
+)  # fmt: skip
+def test_names_that_differ_in_the_word_of_a_split_are_splits(names: str) -> None:
+    keys = Texts(sorted(f"{name}/{name}.png" for name in names.split()))
+    [doubt] = read_folders(keys, LabelRules(), "in", "in/{}".format).doubts
+    assert "like a class" in doubt.text or "like classes" in doubt.text
+    assert "query" in names or re.search("--no-label|tr", " ".join(doubt.ways[0]).lower())
+
+
+@pytest.mark.parametrize(
+    "names", ["test_a test_b", "latest fastest", "train car", "re_test retest", "trail tram"]
+)
+def test_names_that_share_the_word_of_a_split_or_have_it_in_others_are_none(names: str) -> None:
+    assert not differing_in(names.split(), ("train", "test", "tr"))
+
+
+def test_all_folders_of_the_same_names_are_columns_of_a_sample(builds: Builds) -> None:
+    parts = ["rgb", "depth", "flow", "normal", "semantic"]
+    put(builds.root / "in", *(f"{part}/{n}.png" for part in parts for n in range(3)))
+    assert dict.fromkeys("012") in builds.choices("in")
+    assert ["build", f"in/{{{','.join(parts)}}}"] in [c[:2] for c in commands_in(builds.printed)]
+
+
+def test_ways_of_photos_beside_masks_name_no_folders_that_do_not_pair(builds: Builds) -> None:
+    put(builds.root / "in", "images/a.png", "images/b.png", "annotations/trimaps/a.png")
+    builds.choices("in")
+    sources = [command[1] for command in commands_in(builds.printed)]
+    assert sources == ["in/images", "in/{images,annotations/trimaps}"]
+    put(builds.root / "odd", "images/a.png", "images/b.png", "masks/c.png", "masks/d.png")
+    builds.choices("odd")
+    assert [command[1] for command in commands_in(builds.printed)] == ["odd/images"]
+    parts = ("images/a", "images/b", "masks/a1", "masks/a2", "masks/b1")
+    put(builds.root / "each", *(f"train/{n}/{part}.png" for n in "xy" for part in parts))
+    put(builds.root / "each", "test/z/images/c.png")
+    assert builds.choices("each") == []
+    assert "a torch Dataset as the source" in builds.printed
+    put(
+        builds.root / "both", *(f"{s}/{of}/a.png" for s in ("train", "val") for of in ("img", "gt"))
+    )
+    builds.choices("both")
+    sources = [command[1] for command in commands_in(builds.printed)]
+    assert sources == ["both/train/img", "both/train/{img,gt}"]
+
+
+def test_columns_of_a_data_set_of_splits_are_those_of_its_training_data(builds: Builds) -> None:
+    for part in ("leftImg8bit", "gtFine"):
+        for town in ("train/ulm/u", "train/jena/j", "val/bonn/b"):
+            put(builds.root / "in", *(f"{part}/{town}{n}_{part}.png" for n in range(2)))
+    builds.choices("in")
+    sources = [command[1] for command in commands_in(builds.printed)]
+    assert sources == ["in/leftImg8bit/train", "in/{leftImg8bit,gtFine}/train"]
 
 
 @PACKED
@@ -164,8 +335,26 @@ def test_folders_that_may_be_no_classes_are_refused(
         ),
         (["valid/a", "invalid/b"], {"a": "valid", "b": "invalid"}, ""),
         (["mask/a", "no_mask/b"], {"a": "mask", "b": "no_mask"}, ""),
-        (["n01/images/a", "n02/images/b"], {"a": "n01", "b": "n02"}, "n01/images; --label-level 2"),
+        (["n01/images/a", "n02/images/b"], {"a": "n01", "b": "n02"}, ""),
+        (
+            ["a/images/x/p", "b/images/y/q"],
+            {"p": "a", "q": "b"},
+            "such as a/images/x; --label-level 3 takes",
+        ),
         (["00000/a", "00001/b"], {"a": "00000", "b": "00001"}, "--label-level 0 gives no label"),
+        (["fold1/a", "fold10/b"], {"a": "fold1", "b": "fold10"}, "--label-level 0 gives no label"),
+        (["Batch_1/a", "Batch_2/b"], {"a": "Batch_1", "b": "Batch_2"}, "the 2 numbered folders"),
+        (
+            ["HAM10000_images_part_1/a", "HAM10000_images_part_2/b"],
+            {"a": "HAM10000_images_part_1", "b": "HAM10000_images_part_2"},
+            "'HAM10000_images_part_2'); if these are parts of one data set",
+        ),
+        (["subset9/a", "subset10/b"], {"a": "subset9", "b": "subset10"}, "are parts of one data"),
+        (
+            ["img_align/a", "mask_align/b"],
+            {"a": "img_align", "b": "mask_align"},
+            "also 'img_align', 'mask_align'; if these are parts of one data set, --label-level 0",
+        ),
         (["pet/cat/a", "tree/oak/b"], {"a": "pet", "b": "tree"}, "pet/cat; --label-level 2 takes"),
     ],
 )
@@ -175,6 +364,88 @@ def test_other_folders_are_classes_and_a_guess_is_said(
     put(builds.root / "in", *(f"{name}.png" for name in files))
     assert builds.labels(pack(builds.root)) == labels
     assert said in builds.printed
+
+
+@PACKED
+@pytest.mark.parametrize("names", ["1 2", "n01440764 n01443537", "part1 piece2", "cat3x cat4x"])
+def test_folders_of_other_names_with_numbers_are_no_parts(
+    builds: Builds, pack: Pack, names: str
+) -> None:
+    put(builds.root / "in", *(f"{name}/x{number}.png" for number, name in enumerate(names.split())))
+    builds.labels(pack(builds.root))
+    assert "numbered folders" not in builds.printed
+
+
+@pytest.mark.parametrize("top", ["", "data/"])
+@pytest.mark.parametrize(
+    ("files", "is_refused", "said"),
+    [
+        (["b/"], True, "no image can be read in 'b'"),
+        (["b/x/"], True, "no image can be read in 'b'"),
+        (["b/1.jxl", "d/2.ppm"], True, "no image can be read in 'b', 'd'"),
+        (["b/notes.txt", "b/1.jp2"], True, "no image can be read in 'b'"),
+        (["b/.DS_Store", "b/._1.png"], True, "no image can be read in 'b'"),
+        (["b/.hidden.png"], True, "no image can be read in 'b'"),
+        (["b/notes.txt", "b/x/1.xml"], False, "Folders without an image are no classes: 'b'"),
+        ([".git/", "@eaDir/1.jxl"], False, ""),
+    ],
+)
+def test_a_folder_without_a_readable_image_is_a_class_or_not_as_the_user_says(
+    builds: Builds, top: str, files: list[str], is_refused: bool, said: str
+) -> None:
+    put(builds.root / "in", f"{top}a/1.png", f"{top}c/2.png")
+    for name in files:
+        path = builds.root / "in" / top / name
+        path.mkdir(parents=True) if name.endswith("/") else write(path, b"x")
+    labels = {"1": "a", "2": "c"}
+    if is_refused:
+        assert builds.choices("in") == [labels, labels]
+        classes = [precache.open(builds.root / f"choice0{n}.store").classes for n in range(2)]
+        bare = {name[0] for name in files}
+        assert classes == [tuple(sorted({"a", "c"} | bare)), ("a", "c")]
+    else:
+        assert builds.labels("in") == labels
+    assert said in builds.printed
+    assert ("no image can be read" in builds.printed) == is_refused
+
+
+@pytest.mark.parametrize("pack", [as_zip, as_tar])
+@pytest.mark.parametrize("top", ["", "data/"])
+def test_a_folder_of_an_archive_without_a_readable_image_is_as_that_of_a_disk(
+    builds: Builds, pack: Pack, top: str
+) -> None:
+    put(builds.root / "in", f"{top}a/1.png", f"{top}c/2.png", f"{top}b/3.png", f"{top}d/4.png")
+    for name, data in (("b/3.jxl", b"x"), ("d/4.txt", b"x")):
+        path = builds.root / "in" / top / name
+        path.with_suffix(".png").unlink()
+        write(path, data)
+    labels = {"1": "a", "2": "c"}
+    assert builds.choices(pack(builds.root)) == [labels]
+    assert "no image can be read in 'b'," in builds.printed
+    assert "list the names of all classes in a text file" in builds.printed
+    write(builds.root / "classes.txt", b"a\nb\nc\n")  # the advice
+    assert builds.labels(pack(builds.root), "--classes", "classes.txt") == labels
+    assert precache.open(builds.root / "2.store").classes == ("a", "b", "c")
+    (builds.root / "in" / top / "b/3.jxl").unlink()
+    assert builds.labels(pack(builds.root)) == labels
+    assert "Folders without an image are no classes: 'd'" in builds.printed
+
+
+@pytest.mark.parametrize(
+    ("classes", "names"),
+    [("cat dog", "0000 0001"), ("cat dog", "img_1 img_2"), ("ann bob cyd dan eve", "glad sad")],
+)
+def test_classes_with_files_of_the_same_names_build_with_a_line(
+    builds: Builds, classes: str, names: str
+) -> None:
+    for name in names.split():
+        put(builds.root / "in", *(f"{folder}/{name}.png" for folder in classes.split()))
+    builds.labels("in")
+    assert precache.open(builds.root / "1.store").classes == tuple(classes.split())
+    assert "have files of the same names" in builds.printed
+    put(builds.root / "in", f"{classes[:3]}/0002.png")
+    builds.labels("in")
+    assert "have files of the same names" not in builds.printed
 
 
 def test_a_level_without_a_folder_gives_no_label(builds: Builds) -> None:
@@ -255,6 +526,12 @@ COLUMNS: list[tuple[list[str], list[list[Any]]]] = [
     (["a b", "b c", "a"], [[{"a", "b"}, {"b", "c"}, {"a"}], ["a b", "b c", "a"]]),
     (["a, b", "b", ""], [[{"a", "b"}, {"b"}, set()], ["a, b", "b", None]]),
     (["cat;dog", "dog;eel"], [[{"cat", "dog"}, {"dog", "eel"}], ["cat;dog", "dog;eel"]]),
+    (["1|2", "1", "2"], [[{1, 2}, {1}, {2}], ["1|2", "1", "2"]]),
+    (["1 2", "1", "2"], [[{1, 2}, {1}, {2}], ["1 2", "1", "2"]]),
+    (["cat", "#DIV/0!", "n.a."], [["cat", None, None], ["cat", "#DIV/0!", "n.a."]]),
+    (["cat", "--", "dog"], [["cat", "--", "dog"]]),
+    (["cat", "Unlabeled", "dog"], [["cat", None, "dog"], ["cat", "Unlabeled", "dog"]]),
+    (["cat", "(blank)", "missing"], [["cat", None, None], ["cat", "(blank)", "missing"]]),
     (["0 3", "3", "0 1 3"], [[{0, 3}, {3}, {0, 1, 3}], ["0 3", "3", "0 1 3"]]),
 ]
 
@@ -286,6 +563,10 @@ def test_a_column_of_two_readings_is_refused(
         (["New York", "New Delhi", "Rome"], ["New York", "New Delhi", "Rome"], ""),
         (["tench, Tinca tinca", "crane"], ["tench, Tinca tinca", "crane"], ""),
         (["0", "a", "b"], ["0", "a", "b"], ""),
+        (["[0, 1]", "[1, 1]", ""], [{1}, {0, 1}, set()], 'write them as names (["0", "1"])'),
+        (["[0, 0, 1]", "[1, 0, 0]"], [{2}, {0}], "lists of 3 values that are 0 or 1, one for each"),
+        (["[0, 0, 1]", "[1, 1]"], [{0, 1}, {1}], "are lists of class numbers, as not all are equ"),
+        (["[0, 1]", "[2]"], [{0, 1}, {2}], ""),
     ],
 )
 def test_a_column_of_one_reading_builds(
@@ -297,6 +578,13 @@ def test_a_column_of_one_reading_builds(
 ) -> None:
     assert builds.labels(put_table(builds.root, labels)) == dict(zip(NAMES, expected, strict=False))
     assert said in builds.printed + caplog.text
+    if not said:
+        assert "labels of" not in builds.printed + caplog.text
+
+
+def test_lists_of_0_and_1_are_class_numbers_once_written_as_names(builds: Builds) -> None:
+    labels = ['[""0"", ""1""]', '[""1"", ""1""]']
+    assert builds.labels(put_table(builds.root, labels)) == {"a": {"0", "1"}, "b": {"1"}}
 
 
 @pytest.mark.parametrize(
@@ -329,9 +617,9 @@ def test_a_table_has_no_level(builds: Builds) -> None:
         precache.build(source, "a.store", address="serial", label_level=2)
 
 
-def test_a_dataset_takes_no_flag_for_text(builds: Builds) -> None:
-    with pytest.raises(UsageError, match="says itself what its labels are; leave out"):
-        precache.build("python:os:getcwd", "a.store", label_kind="name")
+def test_a_dataset_has_no_level(builds: Builds) -> None:
+    with pytest.raises(UsageError, match="has no folders; leave out --label-level"):
+        precache.build("python:os:getcwd", "a.store", label_level=1)
 
 
 def in_parquet(root: Path, columns: dict[str, Any]) -> str:
@@ -394,6 +682,50 @@ def test_a_typed_column_of_one_reading_builds(builds: Builds, table: Write) -> N
     assert "not used: 'size'" in builds.printed
 
 
+def ordered(labels: list[str], categories: list[str]) -> Any:
+    numbers = [categories.index(label) for label in labels]
+    return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int8()), categories, ordered=True)
+
+
+@pytest.mark.parametrize("table", [in_parquet, in_manifest])
+def test_ordered_categories_are_classes_in_their_order(builds: Builds, table: Write) -> None:
+    labels, categories = ["mid", "low", "mid"], ["low", "mid", "high"]
+    source = table(builds.root, columns_of(label=ordered(labels, categories)))
+    assert builds.labels(source) == dict(zip(NAMES, labels, strict=False))
+    assert precache.open(builds.root / "1.store").classes == tuple(categories)
+    said = "in the order of the categories of 'label': 'low', 'mid', 'high'"
+    assert said in builds.printed
+    builds.labels(source, "--label-column", "label")
+    assert said in builds.printed
+    put(builds.root / "in", "a.png", "b.png", "c.png")
+    file = {"key": [f"{name}.png" for name in "abc"], "label": ordered(labels, categories)}
+    pq.write_table(pa.table(file), builds.root / "labels.parquet")
+    assert builds.labels("in --labels labels.parquet") == dict(zip(NAMES, labels, strict=False))
+    assert precache.open(builds.root / "3.store").classes == tuple(categories)
+
+
+@pytest.mark.parametrize(
+    ("categories", "taken"),
+    [(["low", "high"], "low mid high"), (["high", "low"], ""), (["low", "top"], "")],
+)
+def test_files_with_categories_in_other_orders_are_refused(
+    builds: Builds, categories: list[str], taken: str
+) -> None:
+    for name, label, names in (("a", "mid", ["low", "mid", "high"]), ("b", "low", categories)):
+        columns = columns_of(label=ordered([label], names)) | {"id": [name]}
+        pq.write_table(pa.table(columns), write(builds.root / f"in/{name}.parquet", b""))
+    source = "'in/*.parquet' --key-column id"
+    if taken:
+        assert builds.labels(source) == {"a": "mid", "b": "low"}
+        assert precache.open(builds.root / "1.store").classes == tuple(taken.split())
+        return
+    assert builds.choices(source) == []
+    assert "the categories of 'label' have other orders in other files" in builds.printed
+    write(builds.root / "classes.txt", b"mid\nlow\n")  # the advice
+    assert builds.labels(source, "--classes", "classes.txt") == {"a": "mid", "b": "low"}
+    assert precache.open(builds.root / "2.store").classes == ("mid", "low")
+
+
 @TYPED
 @pytest.mark.parametrize(
     ("bits", "expected"),
@@ -433,6 +765,27 @@ def test_columns_of_true_and_false_are_taken_as_those_of_0_and_1(builds: Builds)
     assert builds.choices("list.csv")[0] == {"a": "eel", "b": "cat", "c": "cat"}
 
 
+def test_columns_that_may_have_the_images_or_declared_classes_are_refused(builds: Builds) -> None:
+    columns = columns_of(label=["x", "y"])
+    images = [photo(name) for name in ("q", "r")]
+    source = in_parquet(builds.root, columns | {"jpg": images})
+    assert builds.choices(source) == [{"a": "x", "b": "y"}] * 2
+    feature = datasets.ClassLabel(names=["u", "v", "w"])
+    data = {"id": NAMES[:3], "img": [{"bytes": photo(n), "path": None} for n in NAMES[:3]]}
+    with quiet_datasets():
+        features = {name: datasets.Value("string") for name in ("id",)} | {
+            "img": datasets.Image(), "fine": feature, "coarse": feature,
+        }  # fmt: skip
+        rows = datasets.Dataset.from_dict(
+            {**data, "fine": [0, 1, 2], "coarse": [0, 1, 1]}, datasets.Features(features)
+        )
+        rows.to_parquet(str(builds.root / "a.parquet"))
+    assert builds.choices("a.parquet --key-column id") == [
+        {"a": "u", "b": "v", "c": "w"},
+        {"a": "u", "b": "v", "c": "v"},
+    ]
+
+
 def test_a_class_that_no_row_has_keeps_its_number(builds: Builds) -> None:
     source = in_parquet(builds.root, columns_of(eel=[0, 0], cat=[1, 0], dog=[0, 1]))
     assert builds.labels(source, "--label-column", "eel,cat,dog") == {"a": "cat", "b": "dog"}
@@ -447,14 +800,271 @@ def test_a_wrong_bit_is_named_by_its_line(builds: Builds) -> None:
         precache.build("list.csv", "a.store", label_column="x,y")
 
 
-def test_files_of_several_splits_that_are_taken_together_are_named(builds: Builds) -> None:
+def in_lines(root: Path, columns: dict[str, Any]) -> str:
+    put(root, *(f"{name}.png" for name in columns["id"]))
+    names = [name for name in columns if name not in ("id", "image")]
+    rows = [",".join(map(str, row)) for row in zip(*(columns[n] for n in names), strict=True)]
+    lines = [f"{name}.png,{row}" for name, row in zip(columns["id"], rows, strict=True)]
+    put_csv(root / "list.csv", ",".join(["path", *names]), *lines)
+    return "list.csv"
+
+
+def in_json_lines(root: Path, columns: dict[str, Any]) -> str:
+    put(root, *(f"{name}.png" for name in columns["id"]))
+    others = {name: values for name, values in columns.items() if name != "image"}
+    rows = [dict(zip(others, row, strict=True)) for row in zip(*others.values(), strict=True)]
+    lines = [json.dumps({"path": f"{row.pop('id')}.png", **row}) for row in rows]
+    put_csv(root / "list.jsonl", *lines)
+    return "list.jsonl"
+
+
+@pytest.mark.parametrize("table", [in_parquet, in_arrow, in_manifest, in_lines, in_json_lines])
+def test_columns_of_labels_that_disagree_are_refused(builds: Builds, table: Write) -> None:
+    labels = {"label": ["cat", "dog", "cat"], "class": ["a", "b", "c"]}
+    expected = [dict(zip(NAMES, values, strict=False)) for values in labels.values()]
+    assert builds.choices(table(builds.root, columns_of(**labels))) == expected
+    shutil.rmtree(builds.root / "saved", ignore_errors=True)
+    alike = {"label": [0, 1, 0], "class": ["cat", "dog", "cat"], "other": [7, 8, 9]}
+    built = builds.labels(table(builds.root, columns_of(**alike)))
+    assert built == {"a": 0, "b": 1, "c": 0}
+
+
+@pytest.mark.parametrize("table", [in_parquet, in_arrow, in_manifest, in_lines, in_json_lines])
+@pytest.mark.parametrize("labels", [{"label": ["cat", "dog", "cat", "eel"]}, {}])
+def test_a_table_of_rows_of_several_splits_is_refused(
+    builds: Builds, table: Write, labels: dict[str, list[Any]]
+) -> None:
+    splits = ["train", "test", "", "train"]
+    columns = columns_of(split=splits, part=["train", "0", "1", "2"], **labels)
+    source = table(builds.root, columns)
+    names = columns["id"]
+    expected = dict(zip(names, labels.get("label", [None] * 4), strict=True))
+    assert builds.choices(source) == [expected]  # the first way
+    printed = " ".join(builds.printed.split())
+    assert "'split' of" in printed
+    assert "has 'test', 'train', which look like splits, and the samples of all are" in printed
+    builds.labels(source, "--all-splits")
+    assert "Rows of several splits are taken together: the column 'split'" in builds.printed
+    shutil.rmtree(builds.root / "saved", ignore_errors=True)
+    rows = [row for row in range(4) if splits[row] == "train"]  # the second way
+    of_one = {name: [values[row] for row in rows] for name, values in columns.items()}
+    taken = builds.labels(table(builds.root, of_one))
+    assert taken == {names[row]: expected[names[row]] for row in rows}
+    assert "several splits" not in builds.printed
+
+
+def test_rows_of_several_splits_are_seen_across_files(builds: Builds) -> None:
+    for split in ("train", "test"):
+        columns = columns_of(label=["cat"], split=[split])
+        pq.write_table(pa.table(columns | {"id": [split]}), builds.root / f"{split[1:]}.parquet")
+    source = "'*.parquet' --key-column id"
+    assert builds.choices(source) == [{"train": "cat", "test": "cat"}]
+    assert builds.labels("rain.parquet --key-column id") == {"train": "cat"}
+
+
+def test_keys_and_classes_that_look_like_splits_are_none(builds: Builds) -> None:
+    names = [f"train_{number}" for number in range(30)]
+    put(builds.root, "a.png")
+    rows = [f"a.png,{name},{kind}" for name, kind in zip(names, ["train", "car"] * 15, strict=True)]
+    put_csv(builds.root / "list.csv", "path,id,label", *rows)
+    assert builds.labels("list.csv --key-column id")["train_3"] == "car"
+    put_csv(builds.root / "list.csv", "path,id,label,run", "a.png,1,cat,test1", "a.png,2,dog,test2")
+    assert builds.labels("list.csv --key-column id") == {"1": "cat", "2": "dog"}
+
+
+def put_files(root: Path, files: dict[str, str]) -> None:
+    """Write containers with a sample for each letter; in tables its label is 7."""
+    for name, letters in files.items():
+        path = write(root / name, b"")
+        if name.endswith(".parquet"):
+            images = {"image": [*map(photo, letters)], "id": [*letters]}
+            pq.write_table(pa.table({**images, "label": [7] * len(letters)}), path)
+        elif name.endswith(".tar"):
+            path.write_bytes(tar_of({f"{n}.png": photo(n) for n in letters}))
+        else:
+            put(path.parent, *(f"{letter}.png" for letter in letters))
+            put_csv(path, "path,label", *(f"{letter}.png,7" for letter in letters))
+
+
+def tar_of(members: dict[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+HUB = {
+    "train-00000-of-00002.parquet": "ab",
+    "train-00001-of-00002.parquet": "c",
+    "validation-00000-of-00001.parquet": "d",
+}
+HIVE = {"split=test/0.parquet": "d", "split=train/0.parquet": "ab", "split=train/1.parquet": "c"}
+FOLDERS = {"train/0.tar": "ab", "train/1.tar": "c", "val/0.tar": "d"}
+NAMED = {"x-train-000.tar": "ab", "x-train-001.tar": "c", "x-val-000.tar": "d", "y.tar": "e"}
+NESTED = {"train/a/0.tar": "ab", "train/1.tar": "c", "val/a/0.tar": "d"}
+LISTS = {"train.csv": "abc", "val.csv": "d"}
+FLAGS = {"is_valid=0/0.parquet": "abc", "is_valid=1/0.parquet": "d"}
+
+FILES: dict[str, tuple[dict[str, str], list[str]]] = {
+    "'in/*.parquet' --key-column id": (HUB, ["abc", "d", "abcd"]),
+    "'in/{t,v}*.parquet' --key-column id": (HUB, ["abc", "d", "abcd"]),
+    "in --source-kind parquet --key-column id": (HUB, ["abc", "d", "abcd"]),
+    "'in/**/*.parquet' --key-column id": (HIVE, ["abc", "d", "abcd"]),
+    "'in/is_valid=*/0.parquet' --key-column id": (FLAGS, ["abc", "d", "abcd"]),
+    "'in/*/*.tar'": (FOLDERS, ["abc", "d", "abcd"]),
+    "'in/*/{0..1}.tar'": ({**FOLDERS, "val/1.tar": "e"}, ["abc", "de", "abcde"]),
+    "'in/*.tar'": (NAMED, ["abc", "d", "abcde"]),
+    "'in/**/*.tar'": (NESTED, ["abc", "d", "abcd"]),
+    "'in/*.csv'": (LISTS, ["abc", "d", "abcd"]),
+    "in --source-kind manifest": (LISTS, ["abc", "d", "abcd"]),
+}
+"""Sources of files of several splits -> the files, and the samples that each command builds."""
+
+
+@pytest.mark.parametrize("source", FILES)
+def test_files_of_several_splits_are_refused_with_the_command_for_each(
+    builds: Builds, source: str
+) -> None:
+    files, expected = FILES[source]
+    put_files(builds.root / "in", files)
+    assert ["".join(sorted(choice)) for choice in builds.choices(source)] == expected
+    *_, whole = commands_in(builds.printed)
+    assert builds.run(*(word.replace("refused.", "all.") for word in whole)) == 0
+    assert "Files of several splits are taken together: '" in builds.printed
+
+
+@pytest.mark.parametrize(
+    ("source", "files", "names"),
+    [
+        ("'in/train-*.parquet' --key-column id", HUB, "abc"),
+        ("'in/split=train/*.parquet' --key-column id", HIVE, "abc"),
+        ("in/train --source-kind tar", FOLDERS, "abc"),
+        ("'in/**/*.tar'", {"train/0.tar": "a", "extra/0.tar": "b"}, "ab"),
+        ("'in/*.tar'", {"test1.tar": "a", "test2.tar": "b"}, "ab"),
+        ("'in/*.tar'", {"train.tar": "a", "bus.tar": "b"}, "ab"),
+        ("'in/*.tar'", {"latest-0.tar": "a", "training-1.tar": "b"}, "ab"),
+        ("'in/*/*.parquet' --key-column id", {"use=train/0.parquet": "a", "use=x/0.parquet": "b"},
+         "ab"),
+    ],
+)  # fmt: skip
+def test_files_of_one_split_build(
+    builds: Builds, source: str, files: dict[str, str], names: str
+) -> None:
+    put_files(builds.root / "in", files)
+    assert "".join(sorted(builds.labels(source))) == names
+    assert "split" not in builds.printed.replace("split=train", "")
+
+
+def test_folders_of_labels_and_of_folds_are_built_together(builds: Builds) -> None:
+    for label in ("train", "test"):
+        table = pa.table({"image": [photo(label)], "id": [label]})
+        pq.write_table(table, write(builds.root / f"in/label={label}/0.parquet", b""))
+    expected = {"train": "train", "test": "test"}
+    assert builds.labels("'in/*/*.parquet' --key-column id") == expected
+    put_files(builds.root / "folds", {"fold=0/0.parquet": "a", "fold=1/0.parquet": "b"})
+    assert builds.labels("'folds/**/*.parquet' --key-column id") == {"a": 7, "b": 7}
+    assert "Folders fold=… have '0', '1', which may be splits: all files" in builds.printed
+
+
+def test_a_saved_dataset_of_several_splits_is_refused(builds: Builds) -> None:
+    splits = {}
     for split, name in (("train", "a"), ("test", "b")):
-        table = pa.table({"image": [photo(name)], "id": [name], "label": [7]})
-        pq.write_table(table, builds.root / f"{split}-00000-of-00001.parquet")
-    assert builds.labels("'*.parquet' --key-column id") == {"a": 7, "b": 7}
-    assert "Files of several splits are taken together: 'test', 'train'" in builds.printed
-    builds.labels("'train-*.parquet' --key-column id")
-    assert "Files of several splits" not in builds.printed
+        images = [{"bytes": photo(name), "path": f"{name}.png"}]
+        splits[split] = datasets.Dataset.from_dict({"image": images, "label": ["cat"]})
+    with quiet_datasets():
+        datasets.DatasetDict(splits).save_to_disk(builds.root / "saved")
+    assert builds.choices("saved") == [{"a": "cat"}, {"b": "cat"}, {"a": "cat", "b": "cat"}]
+    assert "precache build saved/train refused.store" in builds.printed
+
+
+@pytest.mark.parametrize(
+    ("header", "flags"), [("key,label", ""), ("key,kind,x", "--label-column kind"), ("", "")]
+)
+def test_splits_of_a_table_remain_with_a_file_of_labels(
+    builds: Builds, header: str, flags: str
+) -> None:
+    put(builds.root, "a.png", "b.png")
+    put_csv(builds.root / "in.csv", "path,label,split", "a.png,cat,train", "b.png,dog,val")
+    end = ",1" if header.endswith("x") else ""
+    put_csv(builds.root / "l.csv", *filter(None, [header]), f"a.png,eel{end}", f"b.png,ant{end}")
+    assert builds.choices(f"in.csv --labels l.csv {flags}") == [{"a": "eel", "b": "ant"}]
+    printed = " ".join(builds.printed.split())
+    assert "column 'split' of" in printed
+    assert "has 'train', 'val', which look like splits" in printed
+    put_csv(builds.root / "in.csv", "path,label,split", "a.png,cat,train")  # the second way
+    put_csv(builds.root / "l.csv", *filter(None, [header]), f"a.png,eel{end}")
+    assert builds.labels(f"in.csv --labels l.csv {flags}") == {"a": "eel"}
+
+
+def test_splits_of_files_and_of_a_column_are_settled_by_one_command(builds: Builds) -> None:
+    for split, letters in (("train", "abc"), ("test", "d")):
+        columns = columns_of(label=["cat"] * len(letters), split=[split] * len(letters))
+        columns |= {"id": [*letters], "image": [*map(photo, letters)]}
+        pq.write_table(pa.table(columns), write(builds.root / f"in/{split}-0.parquet", b""))
+    source = "'in/*.parquet' --key-column id"
+    assert builds.choices(source) == [dict.fromkeys("abc", "cat")]
+    assert builds.choices(f"{source} --label-column label") == [dict.fromkeys("abc", "cat")]
+    assert builds.labels(f"{source} --all-splits") == dict.fromkeys("abcd", "cat")
+    assert builds.labels("in/test-0.parquet --key-column id") == {"d": "cat"}
+
+
+def test_columns_of_labels_are_compared_over_all_files(builds: Builds) -> None:
+    build = ("build", "in/*.parquet", "in.store", "--key-column", "id", "--address", "serial")
+    for name, label in (("a", "cat"), ("b", "dog")):
+        columns = columns_of(label=[label], **{"class": ["x"]}) | {"id": [name]}
+        pq.write_table(pa.table(columns), write(builds.root / f"in/{name}.parquet", b""))
+        # The store keeps an index of the first file.
+        assert builds.run(*build) == (0 if name == "a" else 2), builds.printed
+    choices = builds.choices("'in/*.parquet' --key-column id")
+    assert choices == [{"a": "cat", "b": "dog"}, {"a": "x", "b": "x"}]
+
+
+@pytest.mark.parametrize("table", [in_parquet, in_arrow, in_manifest, in_lines, in_json_lines])
+@pytest.mark.parametrize(
+    ("column", "values", "refused"),
+    [
+        ("is_valid", [True, False, False], True),
+        ("Test", ["1", "0", "0"], True),
+        ("dataset_split", ["trn", "tst", "tst"], True),
+        ("fold", [1, 2, 2], False),
+        ("subset", ["coco", "lvis", "lvis"], False),
+        ("valid", [3, 4, 4], None),
+        ("split", ["train", "train", "train"], None),
+    ],
+)
+def test_columns_of_splits_are_known_by_their_name(
+    builds: Builds, table: Write, column: str, values: list[Any], refused: bool | None
+) -> None:
+    columns = columns_of(label=["cat", "dog", "cat"], **{column: values})
+    source, labels = table(builds.root, columns), {"a": "cat", "b": "dog", "c": "cat"}
+    if refused:
+        assert builds.choices(source) == [labels]
+        assert f"the column '{column}' of" in builds.printed
+    else:
+        assert builds.labels(source) == labels
+        may_be = f"The column '{column}' of" in builds.printed
+        assert may_be == ("which may be splits" in builds.printed) == (refused is False)
+
+
+def test_folders_of_several_splits_are_named_where_labels_lie_elsewhere(builds: Builds) -> None:
+    said = "Samples of several splits are taken together: folders 'train', 'val'"
+    put(builds.root / "in", "train/a.png", "val/b.png")
+    put_csv(builds.root / "labels.csv", "train/a.png,cat", "val/b.png,dog")
+    builds.labels("in --labels labels.csv")
+    assert said in builds.printed
+    put_csv(builds.root / "in/list.csv", "path,label", "train/a.png,cat", "val/b.png,dog")
+    builds.labels("in/list.csv")
+    assert said in builds.printed
+    members = {f"{name}.{suffix}": data for name in ("train/a", "val/b")
+               for suffix, data in (("png", photo(name)), ("cls", b"3"))}  # fmt: skip
+    write(builds.root / "a.tar", tar_of(members))
+    assert builds.labels("a.tar") == {"a": 3, "b": 3}
+    assert said in builds.printed
+    builds.labels("in/train")
+    assert "several splits" not in builds.printed
 
 
 def test_labels_of_tar_members_are_read_alike(builds: Builds) -> None:
@@ -465,6 +1075,241 @@ def test_labels_of_tar_members_are_read_alike(builds: Builds) -> None:
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
     assert builds.choices("a.tar") == [{"a": "01", "b": "10"}, {"a": 1, "b": 10}]
+
+
+TABLES: dict[str, tuple[list[str], list[Labels]]] = {
+    "row numbers beside names of files": (
+        ["id,image,label", "0,2.png,cat", "1,1.png,dog", "2,0.png,eel"],
+        [{"0": "eel", "1": "dog", "2": "cat"}],
+    ),
+    "row numbers of pandas": (
+        ["Unnamed: 0,image_id,label", "0,2,cat", "1,1,dog", "2,0,eel"],
+        [{"0": "eel", "1": "dog", "2": "cat"}],
+    ),
+    "two columns of stems": (
+        ["index,image_id,label", "0,2,cat", "1,1,dog", "2,0,eel"],
+        [{"0": "cat", "1": "dog", "2": "eel"}, {"0": "eel", "1": "dog", "2": "cat"}],
+    ),
+    "two columns of names of files": (
+        ["pair,image,label", "1.png,0.png,cat", "2.png,1.png,dog", "0.png,2.png,eel"],
+        [{"0": "cat", "1": "dog", "2": "eel"}, {"0": "eel", "1": "cat", "2": "dog"}],
+    ),
+    "two columns of keys, and two of labels": (
+        ["index,image_id,x,y", "0,2,a,k", "1,1,b,k", "2,0,c,m"],
+        [
+            {"0": "a", "1": "b", "2": "c"},
+            {"0": "k", "1": "k", "2": "m"},
+            {"0": "c", "1": "b", "2": "a"},
+            {"0": "m", "1": "k", "2": "k"},
+        ],
+    ),
+    "two columns of the same keys": (
+        ["id,image,label", "0,0.png,cat", "1,1.png,dog", "2,2.png,eel"],
+        [{"0": "cat", "1": "dog", "2": "eel"}],
+    ),
+    "numbers of folds, which name samples only by chance": (
+        ["id,label,fold_of", "0,cat,0", "1,dog,1", "2,eel,1"],
+        [{"0": "cat", "1": "dog", "2": "eel"}],
+    ),
+    "a column for each class": (
+        ["image,MEL,NV,BCC", "0,0.0,1.0,0.0", "1,1.0,0.0,0.0", "2,0.0,0.0,0.0"],
+        [
+            {"0": "NV", "1": "MEL", "2": None},
+            {"0": "0", "1": "1", "2": "0"},
+            {"0": "1", "1": "0", "2": "0"},
+            {"0": "0", "1": "0", "2": "0"},
+        ],
+    ),
+    "columns of 0 and 1 that are no classes": (
+        ["image,young,smiling", "0,0,1", "1,1,1", "2,0,0"],
+        [
+            {"0": {"smiling"}, "1": {"young", "smiling"}, "2": set()},
+            {"0": "0", "1": "1", "2": "0"},
+            {"0": "1", "1": "1", "2": "0"},
+        ],
+    ),
+    "columns of 1 and -1": (
+        ["image,young,male,smiling", "0,-1,1,1", "1,1,-1,1", "2,-1,-1,1"],
+        [
+            {"0": {"male", "smiling"}, "1": {"young", "smiling"}, "2": {"smiling"}},
+            {"0": "-1", "1": "1", "2": "-1"},
+            {"0": "1", "1": "-1", "2": "-1"},
+            {"0": "1", "1": "1", "2": "1"},
+        ],
+    ),
+    "several findings": (
+        ["image,Finding", "0,Edema|Mass", "1,Mass", "2,None found"],
+        [
+            {"0": {"Edema", "Mass"}, "1": {"Mass"}, "2": {"None found"}},
+            {"0": "Edema|Mass", "1": "Mass", "2": "None found"},
+        ],
+    ),
+    "a category beside another column": (
+        ["id,w,category", "0,3,cat", "1,4,dog", "2,5,eel"],
+        [{"0": "cat", "1": "dog", "2": "eel"}],
+    ),
+    "a comma at the end of lines": (
+        ["id,label,", "0,cat,", "1,dog,", "2,eel,"],
+        [{"0": "cat", "1": "dog", "2": "eel"}],
+    ),
+    "labels before keys": (
+        ["label,filename", "cat,0.png", "dog,1.png", "cat,2.png"],
+        [{"0": "cat", "1": "dog", "2": "cat"}],
+    ),
+    "labels before keys, without names": (
+        ["cat,0.png", "dog,1.png", "cat,2.png"],
+        [{"0": "cat", "1": "dog", "2": "cat"}],
+    ),
+    "columns separated by spaces": (
+        ["0.png 7", "1.png  8", "2.png\t7"],
+        [{"0": "7", "1": "8", "2": "7"}],
+    ),
+    "paths of samples": (
+        ["path,label", "./in/0.png,cat", "./in/1.png,dog", "./in/2.png,eel"],
+        [{"0": "cat", "1": "dog", "2": "eel"}],
+    ),
+    "absolute paths of samples": (
+        ["path,label,w", "ROOT/in/0.png,cat,3", "ROOT/in/1.png,dog,4", "ROOT/in/2.png,eel,5"],
+        [{"0": "cat", "1": "dog", "2": "eel"}],
+    ),
+    "a usage": (
+        ["id,label,Usage", "0,cat,Training", "1,dog,PublicTest", "2,eel,PrivateTest"],
+        [{"0": "cat", "1": "dog", "2": "eel"}],
+    ),
+    "a phase": (
+        ["id,label,phase", "0,cat,trn", "1,dog,tst", "2,eel,trn"],
+        [{"0": "cat", "1": "dog", "2": "eel"}],
+    ),
+    "a flag of validation": (
+        ["id,label,is_valid", "0,cat,True", "1,dog,False", "2,eel,True"],
+        [{"0": "cat", "1": "dog", "2": "eel"}],
+    ),
+    "splits alone": (
+        ["id,split", "0,train", "1,val", "2,train"],
+        [{"0": "train", "1": "val", "2": "train"}],
+    ),
+    "splits alone, without names": (
+        ["0.png,train", "1.png,val", "2.png,train"],
+        [{"0": "train", "1": "val", "2": "train"}],
+    ),
+    "folds": (
+        ["id,label,fold", "0,cat,1", "1,dog,5", "2,eel,5"],
+        [{"0": "cat", "1": "dog", "2": "eel"}],
+    ),
+}
+"""Files of labels of 0.png, 1.png and 2.png -> the labels of the build, or of all that a refusal
+names."""
+
+REFUSED = {
+    "two columns of stems": "the columns 'index', 'image_id' of labels.csv name the samples",
+    "two columns of names of files": "the columns 'image', 'pair' of labels.csv name the samples",
+    "two columns of keys, and two of labels": "Choose: `--key-column index --label-column x`; or",
+    "a column for each class": "Choose: `--label-column MEL,NV,BCC` (a class each); or",
+    "columns of 0 and 1 that are no classes": "young,smiling` (several classes of a sample); or",
+    "columns of 1 and -1": "or `--label-column young --label-kind name`; or",
+    "several findings": "Choose: `--label-separator '|'` if they are",
+    "a usage": "column 'Usage' of labels.csv has 'PrivateTest', 'PublicTest', 'Training', which",
+    "a phase": "column 'phase' of labels.csv has 'trn', 'tst', which look like splits",
+    "a flag of validation": "column 'is_valid' of labels.csv has 'False', 'True', which look",
+    "splits alone": "are 'train', 'val', which look like splits. Choose: `--label-column split`",
+    "splits alone, without names": "labels of labels.csv are 'train', 'val', which look like",
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_labels_is_read_in_the_one_way_or_refused(
+    builds: Builds, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines, expected = TABLES[name]
+    put(builds.root / "in", "0.png", "1.png", "2.png")
+    put_csv(builds.root / "labels.csv", *(line.replace("ROOT", str(builds.root)) for line in lines))
+    if name in REFUSED:
+        assert builds.choices("in --labels labels.csv", "--accept-unmatched") == expected
+        assert REFUSED[name] in " ".join(builds.printed.split())
+    else:
+        assert builds.labels("in --labels labels.csv") == expected[0]
+    said = "The column 'fold' of labels.csv has '1', '5', which may be splits"
+    assert (said in caplog.text) == (name == "folds")
+
+
+def test_classes_of_a_column_each_keep_their_order_and_are_one_of_a_sample(builds: Builds) -> None:
+    put(builds.root / "in", "0.png", "1.png")
+    put_csv(builds.root / "labels.csv", "image,NV,MEL,BCC", "0,0,1,0", "1,1,0,0")
+    builds.labels("in --labels labels.csv --label-column NV,MEL,BCC")
+    assert precache.open(builds.root / "1.store").classes == ("NV", "MEL", "BCC")
+    put_csv(builds.root / "labels.csv", "image,NV,MEL,BCC", "0,0,1,1", "1,1,0,0")
+    taken = builds.labels("in --labels labels.csv --label-column NV,MEL,BCC")
+    assert taken == {"0": {"MEL", "BCC"}, "1": {"NV"}}
+    assert precache.open(builds.root / "2.store").classes == ("NV", "MEL", "BCC")
+    put_csv(builds.root / "labels.csv", "image,NV,MEL,BCC", "0,0,1.0,-1.0", "1,1,1,")
+    [taken] = builds.choices("in --labels labels.csv --label-column NV,MEL,BCC")
+    assert taken == {"0": {"MEL"}, "1": {"NV", "MEL"}}
+    put_csv(builds.root / "labels.csv", "image,NV,MEL,BCC", "0,0,1,7", "1,1,0,0")
+    with pytest.raises(SourceError, match=r"line 2 of labels.csv: has '7' in the column 'BCC'"):
+        precache.build(
+            "in", "a.store", address="serial", labels="labels.csv", label_column="NV,MEL,BCC"
+        )
+
+
+def test_paths_of_another_folder_name_no_sample(builds: Builds) -> None:
+    put(builds.root / "in/train", "0.png", "1.png")
+    put_csv(builds.root / "labels.csv", "path,label", "val/0.png,cat", "val/1.png,dog")
+    with pytest.raises(SourceError, match=r"no key of labels.csv is in the source.*'val/0.png'"):
+        precache.build("in/train", "a.store", address="serial", labels="labels.csv")
+
+
+def test_a_column_of_keys_may_be_one_of_the_source_and_of_the_file(builds: Builds) -> None:
+    put(builds.root, "a.png", "b.png")
+    put_csv(builds.root / "list.csv", "path,code", "a.png,7", "b.png,8")
+    source = "list.csv --key-column code --labels labels.csv"
+    put_csv(builds.root / "labels.csv", "code,other,label", "7,8,cat", "8,7,dog")
+    assert builds.labels(source) == {"7": "cat", "8": "dog"}
+    put_csv(builds.root / "labels.csv", "key,other,label", "7,8,cat", "8,7,dog")
+    assert builds.choices(source) == []
+    assert "the columns 'key', 'other' of labels.csv name the samples" in builds.printed
+    put_csv(builds.root / "labels.csv", "key,label", "7,cat", "8,dog")  # the advice
+    assert builds.labels(source) == {"7": "cat", "8": "dog"}
+    put(builds.root / "in", "a.png")
+    assert builds.run("build", "in", "a.store", *source.split()[1:]) == 2
+    assert "labels.csv has no column 'code'" in builds.printed
+
+
+def test_columns_of_a_table_that_disagree_are_refused(builds: Builds) -> None:
+    put(builds.root, "a.png", "b.png", "c.png", "d.png")
+    table = builds.root / "list.csv"
+    put_csv(table, "path,label,class", "a.png,0,cat", "b.png,1,dog", "c.png,0,dog")
+    assert builds.choices("list.csv") == [
+        {"a": 0, "b": 1, "c": 0},
+        {"a": "cat", "b": "dog", "c": "dog"},
+    ]
+    assert "the columns 'label', 'class' of" in " ".join(builds.printed.split())
+    put_csv(table, "path,label,class", "a.png,0,cat", "b.png,1,dog", "c.png,0,cat")
+    assert builds.labels("list.csv") == {"a": 0, "b": 1, "c": 0}
+    put_csv(table, "path,label,class", "a.png,0,1", "b.png,1,2", "c.png,0,1")
+    assert builds.choices("list.csv") == [{"a": 0, "b": 1, "c": 0}, {"a": 1, "b": 2, "c": 1}]
+    put_csv(table, "path,label,class", "a.png,0,0.0", "b.png,1,1.0", "c.png,0,0.0")
+    assert builds.labels("list.csv") == {"a": 0, "b": 1, "c": 0}
+    put_csv(table, "path,file,label", "a.png,c.png,cat", "b.png,d.png,dog")
+    assert builds.choices("list.csv") == [{"a": "cat", "b": "dog"}, {"c": "cat", "d": "dog"}]
+    put_csv(table, "path,file,label", f"{builds.root}/a.png,a.png,cat", "b.png,b.png,dog")
+    assert builds.labels("list.csv") == {"a": "cat", "b": "dog"}
+
+
+def test_a_label_beside_an_image_in_a_tar_of_folders_is_said_to_be_the_only_one(
+    builds: Builds,
+) -> None:
+    put_classes(builds.root / "in")
+    as_tar(builds.root)
+    with tarfile.open(builds.root / "in.tar", "a") as tar:
+        info = tarfile.TarInfo("./cat/a1.cls")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"fox"))
+    assert builds.labels("in.tar") == {**dict.fromkeys(ANIMALS), "a1": "fox"}
+    assert "3 samples of tar archives have no .cls member, as others have, and get" in " ".join(
+        builds.printed.split()
+    )
+    as_tar(builds.root)  # the advice: without the member
+    assert builds.labels("in.tar") == ANIMALS
 
 
 def test_a_table_beside_the_folder_of_its_files(builds: Builds) -> None:
@@ -481,16 +1326,19 @@ def test_a_table_beside_the_folder_of_its_files(builds: Builds) -> None:
     [
         (["007", "010"], [["007", "010"], [7, 10]]),
         (["cat", "NaN"], [["cat", None], ["cat", "NaN"]]),
-        (["1", "unknown"], [["1", "unknown"], [1, None]]),
-        (["a|b", "b"], [["a|b", "b"]]),
+        (["1", "unknown"], [[1, None], ["1", "unknown"]]),
+        (["a|b", "b"], [[{"a", "b"}, {"b"}], ["a|b", "b"]]),
         (["10", "9"], [[10, 9], ["10", "9"]]),
         (["1", "-1"], [["1", "-1"], [1, None]]),
         (["+1", "-1"], [["+1", "-1"], [1, None]]),
         (["-99", "0"], [["-99", "0"], [None, 0]]),
         (["-nan", "cat"], [[None, "cat"], ["-nan", "cat"]]),
         (["1e5", "2e5"], [["1e5", "2e5"]]),
-        (['"0,5"', '"1,5"'], [["0,5", "1,5"]]),
-        (['"1,000"', '"2,000"', "500"], [["1,000", "2,000", "500"]]),
+        (['"0,5"', '"1,5"'], [[{0, 5}, {1, 5}], ["0,5", "1,5"]]),
+        (
+            ['"1,000"', '"2,000"', "500"],
+            [[{0, 1}, {0, 2}, {500}], ["1,000", "2,000", "500"]],
+        ),
     ],
 )
 def test_a_file_of_labels_of_two_readings_is_refused(
@@ -501,8 +1349,21 @@ def test_a_file_of_labels_of_two_readings_is_refused(
     put_csv(builds.root / "labels.csv", "key,label", *rows)
     choices = builds.choices("in --labels labels.csv", "--accept-unmatched")
     for reading, choice in zip(readings, choices, strict=False):
-        texts = [None if label is None else str(label) for label in reading]
+        texts = [str(label) if isinstance(label, int) else label for label in reading]
         assert choice == dict(zip(NAMES, texts, strict=False))
+
+
+@pytest.mark.parametrize("text", ["n0{0} {1} 7", "a dog that has {1} balls", "{1}-mask"])
+def test_labels_that_differ_in_nearly_every_sample_are_refused(builds: Builds, text: str) -> None:
+    names = [f"a{number}" for number in range(20)]
+    put(builds.root / "in", *(f"{name}.png" for name in names))
+    labels = {name: text.format(number % 5, number) for number, name in enumerate(names)}
+    rows = [f"{name}.png,{label}" for name, label in labels.items()]
+    put_csv(builds.root / "labels.csv", "path,label", *rows)
+    write(builds.root / "in/list.csv", (builds.root / "labels.csv").read_bytes())
+    for source in ("in --labels labels.csv", "in/list.csv"):
+        assert builds.choices(source) == [labels]
+        assert "differ in nearly every sample (20 texts" in builds.printed
 
 
 def test_samples_without_a_line_keep_no_class_that_is_in_doubt(builds: Builds) -> None:
@@ -559,15 +1420,54 @@ def test_a_first_line_that_may_be_of_a_sample_is_no_header(
     assert "the names of its columns" not in caplog.text
 
 
+@pytest.mark.parametrize("name", ["labels.csv", "labels.tsv", "labels.jsonl", "labels.parquet"])
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (["cat", "dog", "cat"], ["cat", "dog", "cat"]),
+        ([7, None, 0], ["7", None, "0"]),
+        ([1.0, None, 2.0], ["1", None, "2"]),
+        ([["cat", "dog"], [], ["dog"]], [{"cat", "dog"}, set(), {"dog"}]),
+        ([[2, 5], [5], [2]], [{2, 5}, {5}, {2}]),
+    ],
+)
+def test_every_format_of_a_file_of_labels_gives_the_same_labels(
+    builds: Builds, name: str, labels: list[Any], expected: list[Any]
+) -> None:
+    put(builds.root / "in", *(f"{stem}.png" for stem in NAMES[:3]))
+    columns = {
+        "file_name": [f"{stem}.png" for stem in NAMES[:3]],
+        "width": [9] * 3,
+        "label": labels,
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    path = builds.root / name
+    if name.endswith(".parquet"):
+        pq.write_table(pa.table(columns), path)
+    elif name.endswith(".jsonl"):
+        put_csv(path, *map(json.dumps, rows))
+    else:
+        with path.open("w", newline="") as file:
+            mark = "\t" if name.endswith(".tsv") else ","
+            writer = csv.DictWriter(file, columns, delimiter=mark)
+            writer.writeheader()
+            for row in rows:
+                label = row["label"]
+                text = json.dumps(label) if isinstance(label, list) else label
+                writer.writerow({**row, "label": text})
+    assert builds.labels(f"in --labels {name}") == dict(zip(NAMES, expected, strict=False))
+
+
 def test_a_file_of_labels_in_another_form_is_refused_with_the_way(builds: Builds) -> None:
     put(builds.root / "in", "a.png")
-    put_csv(builds.root / "labels.jsonl", '{"file_name": "a.png", "label": "cat"}')
-    with pytest.raises(SourceError, match=r"is JSON.*; give a table in JSON Lines .* as the sou"):
-        precache.build("in", "a.store", address="serial", labels="labels.jsonl")
     put_csv(builds.root / "labels.csv", "id,x,y", "a.png,1,-1")
-    with pytest.raises(SourceError, match=r"key,label: write a file of these two columns$"):
-        precache.build("in", "a.store", address="serial", labels="labels.csv")
+    assert builds.choices("in --labels labels.csv", "--label-kind", "name") == [
+        {"a": "1"},
+        {"a": "-1"},
+    ]
     put_csv(builds.root / "labels.csv", ",file,label", "0,a.png,1")
+    assert builds.labels("in --labels labels.csv") == {"a": "1"}
+    put_csv(builds.root / "labels.csv", ",0,1", "0,a.png,1")
     with pytest.raises(SourceError, match=r"these two columns, with pandas by .*index=False"):
         precache.build("in", "a.store", address="serial", labels="labels.csv")
 
@@ -588,6 +1488,27 @@ def test_whole_numbers_with_a_fraction_in_a_file_of_labels_are_class_numbers(
     labels = builds.labels("in --labels labels.csv")
     assert labels == {"a": "1", "b": None, "c": "0"}
     assert "are class numbers (--label-kind name: names of classes)" in caplog.text
+
+
+@pytest.mark.parametrize("flags", [(), ("--label-kind", "number")])
+def test_class_numbers_of_minus_one_are_none_and_counted_at_both_doors(
+    builds: Builds, flags: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = ["1.0", "0.0", "-1.0", "", "-1.0"]
+    source = put_table(builds.root, labels)
+    put(builds.root / "in", *(f"{name}.png" for name in NAMES[:5]))
+    rows = [f"{name}.png,{label}" for name, label in zip(NAMES, labels, strict=False)]
+    put_csv(builds.root / "labels.csv", "key,label", *rows)
+    expected = {"a": "1", "b": "0", "c": None, "d": None, "e": None}
+    assert builds.labels("in --labels labels.csv", *flags) == expected
+    assert "2 labels that are -1 are taken as none" in caplog.text
+    assert "3 lines of labels.csv have no label" in caplog.text
+    numbers = {name: label and int(label) for name, label in expected.items()}
+    if flags:
+        assert builds.labels(source, *flags) == numbers
+        assert "2 labels that are -1 are taken as none" in builds.printed
+    else:
+        assert builds.choices(source)[0] == numbers
 
 
 def test_numbers_of_a_file_of_labels_are_names_where_those_of_the_folders_are(
@@ -618,6 +1539,9 @@ def test_numbers_of_a_file_of_labels_are_names_where_those_of_the_folders_are(
         ("01", "1"),
         ("cat", "cat (1)"),
         ("cat", "Cat - Copy (2)"),
+        ("dog", "dog copy"),
+        ("dog", "dog copy 2"),
+        ("St. Bernard", "St Bernard"),
     ],
 )
 def test_names_that_look_alike_are_refused(builds: Builds, names: tuple[str, str]) -> None:
@@ -625,15 +1549,15 @@ def test_names_that_look_alike_are_refused(builds: Builds, names: tuple[str, str
         put(builds.root / "in" / name, f"{number}.png")
     arguments = ("build", "in", "a.store", "--address", "serial")
     assert builds.run(*arguments) == 2
-    assert "which look alike: rename one, or list all names" in builds.printed
+    assert "which look alike. Choose: rename one; or list the names" in builds.printed
     if names[1] == names[1].strip() and "\u0301" not in names[1]:
         write(builds.root / "classes.txt", "\n".join(names).encode())
         assert builds.labels("in", "--classes", "classes.txt") == {"0": names[0], "1": names[1]}
 
 
 def test_numbers_of_two_signs_are_classes(builds: Builds) -> None:
-    put(builds.root / "in", "-1/1.png", "1/2.png")
-    assert builds.labels("in") == {"1": "-1", "2": "1"}
+    put(builds.root / "in", "-1/1.png", "1/2.png", "-1.0/3.png", "1.0/4.png")
+    assert builds.labels("in") == {"1": "-1", "2": "1", "3": "-1.0", "4": "1.0"}
 
 
 def test_letters_of_two_cases_are_classes(builds: Builds) -> None:
@@ -663,10 +1587,107 @@ def test_numbers_are_sorted_as_text_which_is_said_once(builds: Builds, pack: Pac
     assert precache.open(builds.root / "2.store").classes == tuple(map(str, range(12)))
 
 
+def test_names_of_a_common_word_and_a_number_are_sorted_as_text_or_as_numbers(
+    builds: Builds,
+) -> None:
+    put(builds.root / "in", *(f"class_{number}/p{number}.png" for number in (1, 2, 10)))
+    builds.labels("in")
+    assert "'class_10' comes before 'class_2' (--class-order number" in builds.printed
+    builds.labels("in", "--class-order", "number")
+    assert precache.open(builds.root / "2.store").classes == ("class_1", "class_2", "class_10")
+    assert numbers_in(["v1.2", "v1.10", "w1.3"]) == [0, 0, 0]
+
+
+def test_classes_in_the_order_of_a_file_are_not_said_to_be_sorted(builds: Builds) -> None:
+    put(builds.root / "in", "1/a.png", "2/b.png", "10/c.png")
+    as_zip(builds.root)
+    write(builds.root / "classes.txt", b"1\n2\n10\n")
+    put_csv(builds.root / "labels.csv", "key,label", "1/a.png,x", "2/b.png,y", "10/c.png,x")
+    for source in ("in", "in.zip"):
+        builds.labels(source)
+        assert "Names of classes are sorted as text" in builds.printed
+        builds.labels(source, "--classes", "classes.txt")
+        assert "sorted as text" not in builds.printed
+    builds.labels("in", "--labels", "labels.csv")
+    assert "sorted as text" not in builds.printed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said", "kept"),
+    [
+        ("bc", "abc", "'b' 0 -> 1, 'c' 1 -> 2;", "bca"),
+        ("abc", "bc", "'b' 1 -> 0, 'c' 2 -> 1;", "abc"),
+        ("abc", "bcd", "'b' 1 -> 0, 'c' 2 -> 1;", "abcd"),
+        ("ab", "abc", "", ""),
+        ("ab", "ab", "", ""),
+    ],
+)
+def test_a_rebuild_that_renumbers_classes_says_so_with_the_flag_that_keeps_them(
+    builds: Builds, before: str, after: str, said: str, kept: str
+) -> None:
+    for name in before:
+        put(builds.root / "in" / name, f"{name}.png")
+    build = ("build", "in", "in.store", "--address", "serial")
+    assert builds.run(*build) == 0
+    assert "other numbers" not in builds.printed
+    for name in {*before} - {*after}:
+        shutil.rmtree(builds.root / "in" / name)
+    for name in {*after} - {*before}:
+        put(builds.root / "in" / name, f"{name}.png")
+    for command in (("plan", "in", "in.store"), build):
+        assert builds.run(*command) == 0
+        printed = " ".join(builds.printed.split())
+        assert ("Classes get other numbers than in version" in printed) == bool(said)
+        assert said in printed
+    assert precache.open("in.store").classes == tuple(after)
+    if said:  # the advice, also after that build
+        [flags] = re.findall(r"--classes in\.store@[0-9a-f]+", printed)
+        assert builds.run(*build, *flags.split()) == 0
+        version = precache.open("in.store")
+        assert version.classes == tuple(kept)
+        for key, label, is_valid in zip(version.keys, version.labels, version.valid, strict=True):
+            assert key[0] == kept[label] if is_valid else key[0] not in after
+
+
 def test_numbers_whose_orders_agree_need_no_line(builds: Builds) -> None:
     put(builds.root / "in", *(f"{number}/p{number}.png" for number in range(10)))
     builds.labels("in")
     assert "--class-order" not in builds.printed
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.decimal128(5, 2), [1, 2]),
+        (pa.timestamp("s"), [1, 2]),
+        (pa.struct([("name", pa.string())]), [{"name": "cat"}, {"name": "dog"}]),
+        (pa.binary(), [b"cat", b"dog"]),
+    ],
+)
+def test_a_column_called_label_of_a_type_that_is_none_is_refused(
+    builds: Builds, kind: Any, values: list[Any]
+) -> None:
+    columns = {"image": [photo("a"), photo("b")], "label": pa.array(values, kind)}
+    pq.write_table(pa.table(columns), builds.root / "in.parquet")
+    [choice] = builds.choices("in.parquet")
+    assert {*choice.values()} == {None}
+    assert f"the column 'label' of {builds.root}/in.parquet has values of type" in builds.printed
+
+
+def test_columns_of_signs_in_a_table_of_uris_are_columns_of_0_and_1(builds: Builds) -> None:
+    put(builds.root, "a.png", "b.png", "c.png")
+    rows = ["a.png,1,-1,7", "b.png,-1,-1,8", "c.png,1,1,9"]
+    put_csv(builds.root / "list.csv", "image_id,Smiling,Young,x", *rows)
+    each, none = builds.choices("list.csv")
+    assert each == {"a": {"Smiling"}, "b": set(), "c": {"Smiling", "Young"}}
+    assert {*none.values()} == {None}
+    assert "2 columns of only -1 and 1: 'Smiling', 'Young'" in builds.printed
+    builds.labels("list.csv", "--label-column", "Smiling,Young")
+    assert "In the columns 'Smiling', 'Young', -1 counts as 0" in builds.printed
+    put_csv(builds.root / "list.csv", "image_id,Smiling,Young,x", *rows, "d.png,0,1,1")
+    flags = ("--label-column", "Smiling,Young", "--address", "serial")
+    assert builds.run("build", "list.csv", "a.store", *flags) == 2
+    assert "have -1 beside 0 and 1; write 0 or 1" in builds.printed
 
 
 # --- splits -------------------------------------------------------------------------------------
@@ -675,8 +1696,8 @@ def test_numbers_whose_orders_agree_need_no_line(builds: Builds) -> None:
 def test_a_validation_set_that_lacks_a_class_is_refused(builds: Builds) -> None:
     put_classes(builds.root / "photos/train")
     put(builds.root / "photos/val", "dog/v1.png", "eel/v2.png")
-    put(builds.root / "photos/train", ".hidden/x/a.png", "ant/.hidden/a.png")
-    (builds.root / "photos/train/empty").mkdir()
+    put(builds.root / "photos/train", ".hidden/x/a.png")
+    write(builds.root / "photos/train/about/it.txt", b"x")
     same, alone = builds.choices("photos/val")
     assert same == alone == {"v1": "dog", "v2": "eel"}
     assert "lacks 'cat'" in builds.printed
@@ -684,6 +1705,16 @@ def test_a_validation_set_that_lacks_a_class_is_refused(builds: Builds) -> None:
     assert classes == [("cat", "dog", "eel"), ("dog", "eel")]
     builds.labels("photos/train")
     assert precache.open(builds.root / "2.store").classes == classes[0]
+
+
+def test_a_validation_set_with_a_class_of_no_image_is_as_the_training_set(builds: Builds) -> None:
+    put_classes(builds.root / "photos/train")
+    put(builds.root / "photos/val", "dog/v1.png", "eel/v2.png")
+    write(builds.root / "photos/val/cat/v3.jxl", b"x")
+    assert builds.choices("photos/val") == [{"v1": "dog", "v2": "eel"}] * 2
+    for number in range(2):
+        version = precache.open(builds.root / f"choice0{number}.store")
+        assert version.classes == ("cat", "dog", "eel")
 
 
 def test_a_validation_set_with_more_classes_is_refused(builds: Builds) -> None:
@@ -730,7 +1761,7 @@ def test_a_plan_refuses_as_a_build_does_and_no_command_shows_a_secret(builds: Bu
     assert builds.run("plan", "in", "a.store") == 2
     assert "  precache plan in/train a.store\n" in builds.printed
     assert "  precache plan in a.store --label-level 1\n" in builds.printed
-    assert builds.run("plan", "in", "a.store", "--storage-option", "secret=hush") == 2
+    assert builds.run("plan", "in", "a.store", "--storage-options", "secret=hush") == 2
     assert "hush" not in builds.printed
 
 
@@ -770,3 +1801,19 @@ def test_folders_of_a_bucket_are_read_alike(tmp_path: Path, s3: S3Server) -> Non
     result = precache.build(train, tmp_path / "a.store", **options)
     assert result.left_out == {"service_folder": 1}
     assert built_labels(tmp_path / "a.store") == {"a": "cat", "b": "dog"}
+
+
+def test_classes_that_a_build_no_longer_gives_are_said(builds: Builds) -> None:
+    put(builds.root / "in", "a.png", "b.png")
+    put_csv(builds.root / "labels.csv", "key,label", "a.png,ant", "b.png,bee")
+    flags = ["build", "in", "store", "--address", "serial"]
+    assert builds.run(*flags, "--labels", "labels.csv") == 0
+    assert builds.run(*flags) == 0
+    assert "Samples have no classes, and those of version" in builds.printed
+    assert "have 2: to keep them, give the options for labels" in builds.printed
+
+
+def test_images_that_may_be_masks_of_others_in_their_folder_are_said(builds: Builds) -> None:
+    put(builds.root / "in", "a/1.png", "a/1_mask.png", "b/2.png", "b/2_mask.png", "b/gas_mask.png")
+    assert len(builds.labels("in")) == 5
+    assert "2 images are called as others but for an ending, such as a/1_mask.png" in builds.printed

@@ -1,21 +1,24 @@
-"""Flags of builds, made from the models of the options."""
+"""Flags of commands, made from signatures."""
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import precache
-from precache.cli.build_options import add_build_arguments, read_keywords
-from precache_workers.planning.options import BuildOptions, flag_of
+from precache.cli.calls import arguments
+from precache.cli.main import COMMANDS, parse
+from precache.cli.signatures import flag_of, help_of, parameters
+from precache_workers.planning.options import BuildOptions
 
 VALUES: dict[str, Any] = {
     "address": "auto",
     "labels": "labels.csv",
     "classes": "train.store",
     "accept_unmatched": True,
+    "all_splits": True,
     "follow_links": True,
     "label_level": 2,
     "label_kind": "name",
@@ -53,62 +56,68 @@ VALUES: dict[str, Any] = {
 }
 
 
-def parsed(*flags: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_build_arguments(parser)
-    return parser.parse_args(["in", "out", *flags])
+def read(*flags: str) -> dict[str, Any]:
+    """Keyword arguments of `build` by these flags."""
+    options = parse(["build", "in", "out", *flags])
+    return {
+        name: value
+        for name, value in arguments("build", options).items()
+        if name not in ("source", "store", "recipe")
+    }
 
 
-def flags_of(values: dict[str, Any]) -> list[str]:
-    flags = []
+def flags_of(values: dict[str, Any]) -> Iterator[str]:
     for name, value in values.items():
         match value:
             case True:
-                flags += [flag_of(name)]
+                yield flag_of(name)
             case False:
-                flags += [flag_of(name)] * (name in ("check_space", "progress"))
+                yield from ["--no-" + flag_of(name)[2:]] * (name != "retry_failed")
             case dict():
                 texts = {key: "true" if entry is True else entry for key, entry in value.items()}
-                flags += [f"{flag_of(name)}={key}={text}" for key, text in texts.items()]
+                yield from (f"{flag_of(name)}={key}={text}" for key, text in texts.items())
             case list():
-                flags += [f"{flag_of(name)}={entry}" for entry in value]
+                yield from (f"{flag_of(name)}={entry}" for entry in value)
             case _:
-                flags += [f"{flag_of(name)}={value}"]
-    return flags
+                yield f"{flag_of(name)}={value}"
 
 
-def test_every_option_has_a_flag() -> None:
+def test_every_option_has_a_flag_of_its_name() -> None:
     # Functions of a recipe that the command line names are the user's own.
     apart = {"run_functions", "storage_options_env"}
     assert VALUES.keys() == BuildOptions.model_fields.keys() - apart
-    read = read_keywords(parsed(*flags_of(VALUES)))
-    assert BuildOptions(**read) == BuildOptions(**VALUES)
+    assert BuildOptions(**read(*flags_of(VALUES))) == BuildOptions(**VALUES)
 
 
 def test_without_flags_the_defaults_hold_and_progress_is_shown() -> None:
-    assert BuildOptions(**read_keywords(parsed())) == BuildOptions(progress=True)
+    assert BuildOptions(**read()) == BuildOptions(progress=True)
 
 
 def test_a_value_that_is_not_allowed_is_refused_by_its_flag() -> None:
-    with pytest.raises(precache.UsageError, match=r"^--resource spare is 'x'; give a number$"):
-        read_keywords(parsed("--address=auto", "--resource=spare=x"))
+    message = r"^--node-resources spare is 'x'; give a number$"
+    with pytest.raises(precache.UsageError, match=message):
+        read("--address=auto", "--node-resources=spare=x")
 
 
 def test_a_storage_option_is_read_from_a_variable_of_the_environment() -> None:
-    read = read_keywords(parsed("--storage-option", "anon=true", "--storage-option-env", "key=KEY"))
+    given = read("--storage-options", "anon=true", "--storage-options-env", "key=KEY")
     by_name = BuildOptions(storage_options={"anon": True}, storage_options_env={"key": "KEY"})
-    assert BuildOptions(**read).storage_options == by_name.storage_options
+    assert BuildOptions(**given).storage_options == by_name.storage_options
     with pytest.raises(SystemExit):
-        parsed("--storage-option-env", "key=a secret")
+        read("--storage-options-env", "key=a secret")
 
 
 def test_a_storage_option_that_takes_text_is_not_parsed() -> None:
     options = ("secret=0123", "key=1e5", "account_key=true", 'token="1"', "anon=true", "timeout=3")
-    flags = [flag for option in options for flag in ("--storage-option", option)]
-    read = BuildOptions(**read_keywords(parsed(*flags))).storage_options
+    flags = [flag for option in options for flag in ("--storage-options", option)]
     texts = {"secret": "0123", "key": "1e5", "account_key": "true", "token": "1"}
-    assert read == {**texts, "anon": True, "timeout": 3}
-    unset = parsed("--storage-option", "token=null")
-    assert dict(read_keywords(unset)["storage_options"]) == {"token": None}
-    token = parsed("--storage-option", 'token={"type": "service_account"}')
-    assert dict(read_keywords(token)["storage_options"]) == {"token": {"type": "service_account"}}
+    assert read(*flags)["storage_options"] == {**texts, "anon": True, "timeout": 3}
+    assert read("--storage-options", "token=null")["storage_options"] == {"token": None}
+    token = read("--storage-options", 'token={"type": "service_account"}')
+    assert token["storage_options"] == {"token": {"type": "service_account"}}
+
+
+@pytest.mark.parametrize("name", [name for group in COMMANDS.values() for name in group])
+def test_every_argument_of_every_command_is_described(name: str) -> None:
+    for function, parameter in parameters(name):
+        assert parameter.name == "storage_options" or help_of(function, parameter.name)

@@ -56,8 +56,6 @@ def test_a_result_is_printed_as_by_its_command(
 def test_the_results_of_a_build_and_a_benchmark_are_for_people(two_versions: BuiltStore) -> None:
     built = str(two_versions.result).splitlines()
     assert built[0] == f"version          {two_versions.result.version}"
-    assert "samples          75, 2 failed" in built
-    assert built[-1].startswith("hole: ")
     measured = str(precache.bench(two_versions.path, batch_size=32, epochs=1)).splitlines()
     assert measured[0] == "73 samples of 3.07 KB decoded, codec zstd, batches of 32"
     assert measured[1].split() == ["samples/s", "CPU-ms", "per", "1,000"]

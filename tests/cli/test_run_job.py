@@ -26,7 +26,7 @@ def test_a_document_builds_and_refreshes_as_the_functions_do(
     build_here(source, other, RECIPE, {"shard_samples": 4, "keep_order": True})
     assert contents(store) == contents(other)
 
-    refresh = pack_refresh(None, str(store), None, RunOptions(address="serial"), times=1)
+    refresh = pack_refresh(None, str(store), None, RunOptions(address="serial"))
     assert main(["job", refresh.document]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["fields"]["image"]["first_variant"] for line in lines] == [1]

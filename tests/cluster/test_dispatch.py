@@ -12,37 +12,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precache.errors import BuildError, CrashError, HangError
+from precache.errors import BuildError, CrashError
 from precache_workers.cluster.dispatch import (
     MAX_ITEMS,
     MIN_SUBMITTED,
     SUBMITTED_PER_SLOT,
     TASK_SECONDS,
     Done,
-    Hung,
     Lost,
     TaskLimits,
     dispatch,
 )
+from precache_workers.runtime.time_limit import key_digest
+from precache_workers.shards.samples import SampleTask
 
 
 @dataclass(frozen=True)
-class Work:
+class Work(SampleTask):
     """An item; `again` marks that of a later copy."""
 
     number: int
     again: bool = False
     memory: int = 0
-    left_out: frozenset[str] = frozenset()
+    keys: Sequence[str] = ("waits", "evil", *"abc", *map(str, range(16)))
 
     def retried(self) -> Self:
         return replace(self, again=True)
 
-    def after(self, hang: HangError) -> Self:
-        return replace(self, left_out=self.left_out | hang.late.keys())
 
-
-End = tuple[float | None, Done | Hung | Lost]
+End = tuple[float | None, Done | Lost]
 """How long a copy runs, None where it never ends, and how it ends."""
 
 
@@ -50,7 +48,7 @@ End = tuple[float | None, Done | Hung | Lost]
 class Copy:
     items: Sequence[Work]
     left: float | None
-    end: Done | Hung | Lost
+    end: Done | Lost
 
 
 @dataclass
@@ -74,23 +72,27 @@ class Machines:
     def slots(self) -> int:
         return self.free
 
-    def submit(self, function: Callable[[Any], Any], items: Sequence[Work]) -> Hashable:
+    def submit(
+        self, function: Callable[[Any], Any], items: Sequence[Work], next_one: bool = False
+    ) -> Hashable:
         fates = []
         for item in items:
             before = sum(each.number == item.number for each in self.begun)
             self.begun.append(item)
             fates.append(self.fate(item, before))
         self.tasks.append(len(items))
-        self.copies[len(self.tasks)] = Copy(items, *together(fates))
+        copy = {len(self.tasks): Copy(items, *together(fates))}
+        running = dict(list(self.copies.items())[: self.free])
+        self.copies = running | copy | self.copies if next_one else self.copies | copy
         self.most = max(self.most, len(self.copies))
         return len(self.tasks)
 
-    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Hung | Lost]]:
+    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
         running = dict(list(self.copies.items())[: self.free])
         least = min((c.left for c in running.values() if c.left is not None), default=seconds)
         step = min(least, seconds)
         self.now += step
-        ended: list[tuple[Hashable, Done | Hung | Lost]] = []
+        ended: list[tuple[Hashable, Done | Lost]] = []
         for number, copy in running.items():
             if copy.left is not None:
                 copy.left -= step
@@ -111,7 +113,7 @@ def together(fates: Sequence[End]) -> End:
         if left is None:
             return None, end
         took += left
-        if isinstance(end, Hung | Lost):
+        if isinstance(end, Lost):
             return took, end
         values += end.values
         if took >= 2 * TASK_SECONDS:
@@ -182,7 +184,7 @@ def test_nodes_come_and_go() -> None:
 
 
 def test_a_lost_copy_is_begun_again_and_told_so() -> None:
-    def fate(work: Work, before: int) -> tuple[float, Done | Hung | Lost]:
+    def fate(work: Work, before: int) -> tuple[float, Done | Lost]:
         return (1.0, Lost("gone", crashed=False)) if before < 2 else good(work, before)
 
     machines = Machines(fate)
@@ -191,7 +193,7 @@ def test_a_lost_copy_is_begun_again_and_told_so() -> None:
 
 
 def test_a_task_that_crashes_too_often_is_given_up() -> None:
-    def fate(work: Work, before: int) -> tuple[float, Done | Hung | Lost]:
+    def fate(work: Work, before: int) -> tuple[float, Done | Lost]:
         return (1.0, Lost("of a cramp", crashed=True)) if work.number == 1 else good(work, before)
 
     machines = Machines(fate)
@@ -256,17 +258,35 @@ def test_a_straggler_gets_a_second_copy_where_a_slot_is_free() -> None:
     assert machines.now < 60
 
 
+def test_the_first_unfinished_item_gets_a_second_copy_before_later_ones_begin() -> None:
+    """The rest keeps all slots busy; a follower of the build waits for the first."""
+
+    def fate(work: Work, before: int) -> End:
+        return done(1000.0 if work.number == 3 and not before else 2.0, before)
+
+    machines = Machines(fate)
+    outcomes = run(machines, 60)
+    assert dict(outcomes)[3] == 1
+    order = [number for number, _ in outcomes]
+    begun = [work.number for work in machines.begun]
+    second = begun.index(3, begun.index(3) + 1)
+    assert second < 15
+    assert order.index(3) < 15
+    assert len(begun) == 61, "only the one that lagged"
+    assert [work.number for work in machines.cancelled] == [3]
+
+
 def test_what_was_lost_comes_before_second_copies() -> None:
     def fate(work: Work, before: int) -> End:
-        if work.number == 0:
+        if work.number == 5:
             return done(500.0, 0)
-        lost = work.number > 2 and not before
-        return (20.0 - 4 * (work.number > 3), Lost("gone", False)) if lost else done(4.0, 1)
+        lost = work.number < 3 and not before
+        return (11.0, Lost("gone", False)) if lost else done(4.0, 1)
 
     machines = Machines(fate, 4)
     outcomes = dispatch(machines, str, map(Work, range(6)), None, 0, machines.clock)
-    assert [work.number for work, _ in itertools.islice(outcomes, 5)] == [1, 2, 3, 4, 5]
-    assert [work.number for work in machines.begun if work.again][:3] == [3, 4, 5]
+    assert [work.number for work, _ in itertools.islice(outcomes, 5)] == [3, 4, 0, 1, 2]
+    assert [work.number for work in machines.begun if work.again][:3] == [0, 1, 2]
     outcomes.close()  # type: ignore[attr-defined]  # a generator, to its callers an iterator
 
 
@@ -316,17 +336,43 @@ def test_one_that_kills_its_worker_is_found_among_those_of_its_task() -> None:
     assert len(set(again)) <= MAX_ITEMS, "and may be found done"
 
 
-def test_an_item_that_hangs_begins_again_without_what_hung() -> None:
-    hang = HangError(late={"evil": "it hangs"})
+def died(*keys: str) -> tuple[float, Lost]:
+    """A worker that dies while it works on samples."""
+    return 0.01, Lost("cramp", True, dict.fromkeys(map(key_digest, keys), "it kills"))
 
+
+def test_a_sample_is_left_out_when_a_worker_died_at_it_again_and_alone() -> None:
     def fate(work: Work, before: int) -> End:
-        if work.number != 400 or "evil" in work.left_out:
+        if work.number != 400 or "evil" in work.barred:
             return done(0.01, work.number)
-        return 300.0, Hung(hang)
+        return died("evil") if "evil" in work.alone else died("waits", "evil")
 
     machines = Machines(fate)
     outcomes = run(machines, 1000, None, shared=True)
     assert sorted(outcomes) == [(n, n) for n in range(1000)]
+    tried = [work for work in machines.begun if work.number == 400]
+    assert [sorted(work.alone) for work in tried] == [[], ["evil", "waits"], ["evil", "waits"]]
+    assert [work.barred for work in tried] == [{}, {}, {"evil": "it kills"}]
+
+
+def test_deaths_at_one_sample_after_another_leave_none_out() -> None:
+    """As of workers that are killed from outside."""
+    machines = Machines(lambda work, n: died("abc"[n]) if n < 2 else done(0.01, work.number))
+    assert sorted(run(machines, 9, None)) == [(n, n) for n in range(9)]
+    assert not any(work.barred for work in machines.begun)
+    machines = Machines(lambda work, n: died("abc"[n]))
+    [(_, outcome)] = run(machines, 1, None)
+    assert str(outcome) == "its worker died 3 times: cramp"
+
+
+@pytest.mark.parametrize(("count", "outcome"), [(15, "0"), (16, "its worker died at 16 samples")])
+def test_a_task_is_given_up_that_leaves_out_too_many_samples(count: int, outcome: str) -> None:
+    def fate(work: Work, before: int) -> End:
+        left = [str(n) for n in range(count) if str(n) not in work.barred]
+        return died(left[0]) if left else done(0.01, work.number)
+
+    [(_, value)] = run(Machines(fate), 1, None)
+    assert str(value).partition(":")[0] == outcome
 
 
 def test_what_a_lost_task_leaves_is_under_the_same_bound() -> None:
@@ -353,7 +399,7 @@ def test_whatever_happens_every_item_ends_once(
 ) -> None:
     draw = random.Random(seed)
 
-    def fate(work: Work, before: int) -> tuple[float | None, Done | Hung | Lost]:
+    def fate(work: Work, before: int) -> tuple[float | None, Done | Lost]:
         machines.free = max(1, machines.free + draw.choice((-1, 0, 0, 1)))
         if draw.random() < bad:
             return draw.choice(

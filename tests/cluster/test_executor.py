@@ -19,7 +19,6 @@ import pytest
 import precache
 from precache.errors import BuildError, FetchError, UsageError
 from precache_workers.cluster.executor import run_serial
-from precache_workers.cluster.nodes import node_cpus
 from tests.support.building import (
     HELD,
     build_here,
@@ -27,6 +26,7 @@ from tests.support.building import (
     command,
     contents,
     environment,
+    free_ports,
     gone,
     poll,
     remains,
@@ -106,7 +106,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Embedded:
     write(source / "cat/broken.jpg", b"none")
     (folder / "home").mkdir()
     report = ("--report", folder / "build.json")
-    line = command("build", source, folder / "store", *FLAGS, "--json", "--quiet", *report)
+    line = command("build", source, folder / "store", *FLAGS, "--json", "--no-progress", *report)
     env = environment(HOME=str(folder / "home"))
     env.pop("RAY_ADDRESS", None)
     with running(line, env) as process:
@@ -163,10 +163,6 @@ def test_receipts_name_this_machine(embedded: Embedded) -> None:
     assert node["images"] == 21
 
 
-def test_no_cluster_has_no_cpus() -> None:
-    assert node_cpus() == {}
-
-
 def test_an_embedded_build_stops_what_it_started(embedded: Embedded) -> None:
     for process in embedded.processes:
         poll(lambda process=process: gone(process), f"{process} has ended")
@@ -185,7 +181,7 @@ def held(folder: Path, count: int) -> tuple[list[str], dict[str, str]]:
     (folder / "held").mkdir()
     line = command(
         *("build", folder / "in", folder / "store", "--recipe", folder / "held.toml"),
-        *("--cpus", "2", "--shard-samples", "2", "--json", "--quiet"),
+        *("--cpus", "2", "--shard-samples", "2", "--json", "--no-progress"),
     )
     return line, environment(HOLD="1")
 
@@ -256,7 +252,7 @@ def test_a_build_over_the_failure_limit_ends(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 40)
     for number in range(8):
         write(tmp_path / f"in/cat/x{number}.jpg", b"none")
-    ran = cli("build", tmp_path / "in", tmp_path / "store", *FLAGS, "--quiet", "--json")
+    ran = cli("build", tmp_path / "in", tmp_path / "store", *FLAGS, "--no-progress", "--json")
     assert ran.returncode == 1
     assert ran.stdout == ""
     assert re.fullmatch(r"precache: \d of 48 samples failed .*\n", ran.stderr), ran.stderr
@@ -273,7 +269,7 @@ def test_a_sample_that_kills_every_worker_is_a_clear_error(tmp_path: Path) -> No
         '[fields.image]\nops = [{ op = "decode" }, { op = "function", function = "deadly:die" }]\n'
     )
     ran = cli(
-        *("build", "in", "store", "--recipe", "recipe.toml", "--quiet", "--cpus", "1"),
+        *("build", "in", "store", "--recipe", "recipe.toml", "--no-progress", "--cpus", "1"),
         cwd=tmp_path,
     )
     assert ran.returncode == 2
@@ -294,7 +290,8 @@ def test_an_error_in_a_task_is_not_called_a_death(tmp_path: Path) -> None:
     texts = []
     for address in ("serial", "local"):
         ran = cli(
-            *("build", "python:named:make", "store", "--quiet", "--address", address), cwd=tmp_path
+            *("build", "python:named:make", "store", "--no-progress", "--address", address),
+            cwd=tmp_path,
         )
         assert ran.returncode in (1, 2)
         assert "Traceback" not in ran.stderr
@@ -311,7 +308,7 @@ def test_a_function_from_the_current_folder_reaches_the_workers(tmp_path: Path) 
         '[fields.image]\nops = [{ op = "decode" }, '
         '{ op = "function", function = "mine:invert" }]\ncodec = "raw"\n'
     )
-    flags = ("--recipe", "recipe.toml", "--quiet", "--json")
+    flags = ("--recipe", "recipe.toml", "--no-progress", "--json")
     ran = cli("build", "in", "local", *flags, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     ran = cli("build", "in", "serial", *flags, "--address", "serial", cwd=tmp_path)
@@ -323,9 +320,17 @@ def test_a_function_from_the_current_folder_reaches_the_workers(tmp_path: Path) 
 
 def test_no_cluster_to_join_is_a_clear_error(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 3)
-    nowhere = f"127.0.0.1:{free_port()}"
+    nowhere = f"127.0.0.1:{free_ports(1)[0]}"
     ran = cli(
-        *("build", tmp_path / "in", tmp_path / "store", *FLAGS, "--address", "auto", "--quiet"),
+        *(
+            "build",
+            tmp_path / "in",
+            tmp_path / "store",
+            *FLAGS,
+            "--address",
+            "auto",
+            "--no-progress",
+        ),
         env=environment(RAY_ADDRESS=nowhere, RAY_gcs_rpc_server_reconnect_timeout_s="1"),
     )
     assert ran.returncode == 1
@@ -335,20 +340,13 @@ def test_no_cluster_to_join_is_a_clear_error(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A head node on this machine; gives the environment in which ``auto`` finds it."""
     folder = tmp_path_factory.mktemp("ray")
     token = write(folder / "token", b"0" * 64)
     token.chmod(0o600)
-    port = free_port()
+    port = free_ports(1)[0]
     env = environment(
         HOME=str(folder),
         RAY_USAGE_STATS_ENABLED="0",
@@ -391,7 +389,7 @@ def test_a_running_cluster_is_joined_and_goes_on(cluster: dict[str, str], tmp_pa
     for name in ("one", "two"):
         ran = cli(
             *("build", tmp_path / "in", tmp_path / name, *FLAGS),
-            *("--address", "auto", "--json", "--quiet"),
+            *("--address", "auto", "--json", "--no-progress"),
             env=cluster,
         )
         assert ran.returncode == 0, ran.stderr
@@ -405,8 +403,8 @@ def test_a_running_cluster_is_joined_and_goes_on(cluster: dict[str, str], tmp_pa
 @pytest.mark.heavy
 def test_a_head_that_does_not_answer_is_a_clear_error(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 3)
-    address = f"ray://127.0.0.1:{free_port()}"
-    ran = cli("build", tmp_path / "in", tmp_path / "store", "--address", address, "--quiet")
+    address = f"ray://127.0.0.1:{free_ports(1)[0]}"
+    ran = cli("build", tmp_path / "in", tmp_path / "store", "--address", address, "--no-progress")
     assert ran.returncode == 1
     assert f"cannot reach the Ray cluster at {address}" in ran.stderr
     assert re.fullmatch(r"(precache: .*\n)", ran.stderr), "nothing of Ray's own"

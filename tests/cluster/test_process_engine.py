@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from precache.errors import BuildError, CrashError, FetchError, UsageError
+from precache_workers.cluster import process_engine
 from precache_workers.cluster.dispatch import Done, Lost
 from precache_workers.cluster.executor import executor
 from precache_workers.cluster.process_engine import ProcessEngine
@@ -58,6 +60,10 @@ def do(deed: Deed) -> Any:
             raise FetchError("refused")
         case "fail":
             raise ZeroDivisionError("by zero")
+        case "hoard":
+            held = b"m" * (300 << 20)
+            signal.pause()
+            return len(held)
         case "wait":
             signal.pause()
         case "talk":
@@ -163,7 +169,7 @@ def test_a_process_that_dies_is_noticed_beside_a_child_that_holds_its_connection
 ) -> None:
     end = answer(engine, Deed("fork and die"))
     assert isinstance(end, Lost)
-    assert end.why == "its process was killed (SIGKILL)"
+    assert re.fullmatch(r"its process was killed \(SIGKILL\) with up to .+ MB of memory", end.why)
 
 
 def test_what_a_task_started_ends_with_its_process() -> None:
@@ -202,6 +208,25 @@ def test_an_interpreter_that_cannot_be_started_is_named(monkeypatch: pytest.Monk
         contextlib.closing(ProcessEngine(1)) as engine,
     ):
         engine.submit(do, [Deed("pid")])
+
+
+def test_memory_is_checked_while_short_tasks_end_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If there is too little, the worker that holds most is ended."""
+    monkeypatch.setattr(process_engine, "LEAST_ENDED", 0)
+    with contextlib.closing(ProcessEngine(2)) as engine:
+        hoarding = engine.submit(do, [Deed("hoard")])
+        monkeypatch.setattr(process_engine, "LEAST_FREE", engine._available_before + (1 << 60))
+        ended: dict[Hashable, Any] = {}
+
+        def hoarding_ended() -> bool:
+            engine.submit(do, [Deed("pid")])
+            ended.update(engine.wait(9.0))
+            return hoarding in ended
+
+        poll(hoarding_ended, "the worker is ended")
+    assert ended[hoarding] == Lost("it ran out of memory", crashed=True)
 
 
 def test_a_task_that_is_late_leaves_its_place_to_another(monkeypatch: pytest.MonkeyPatch) -> None:

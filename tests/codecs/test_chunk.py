@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr.registry
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numcodecs import blosc, zstd
@@ -83,6 +83,7 @@ def test_a_chunk_comes_back_bit_for_bit(codec: Codec, dtype: str) -> None:
 
 
 @every_codec
+@settings(max_examples=20, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_any_values_and_shapes_come_back(codec: Codec, dtype: str, data: st.DataObject) -> None:
     shapes = st.tuples(*[st.integers(1, n) for n in (3, 4, 5, 5)])

@@ -8,23 +8,19 @@ from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib", reason="the charts need matplotlib")
-
 from precache.diagnosis import page as diagnosis_page
-from precache.diagnosis.diagnose import Diagnosis, diagnose, lost_share
+from precache.diagnosis.diagnose import Diagnosis
 from precache.diagnosis.measurements import TimedRun
-from precache.diagnosis.replay import replay
-from precache.errors import StorageError, UsageError
+from precache.errors import StorageError
 from precache.runtime.usage import Usage
 from tests.diagnosis.test_verdict import CASES, made, measured
 from tests.support.browser import CHROMIUM, Tab, chromium
 
 LOOP = Diagnosis.of(measured(0.02, 0.06, 0.08, cpu=1.0))
 WORKERS = Diagnosis.of(
-    measured(0.02, 0.03, 0.03, setup={"workers": 4}, single_worker=made(0.1, 0.9))
+    measured(0.02, 0.03, 0.03, setup={"workers": 4}, single_worker=made(0.12, 0.9))
 )
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
 
@@ -44,11 +40,12 @@ def test_before_and_after_are_measured_and_predicted() -> None:
     rows = loops(LOOP, WORKERS)
     assert rows["now"] == pytest.approx((0.75, 12.5))
     assert rows["after"] == pytest.approx((1 / 3, 1 / 0.03))
-    for remedy in LOOP.remedies:
+    helpful = [remedy for remedy in LOOP.remedies if remedy.gain >= 1.05]
+    assert set(rows) == {"now", "after", *(remedy.name for remedy in helpful)}
+    for remedy in helpful:
         share, rate = rows[remedy.name]
         assert rate == remedy.batches_per_s
         assert share == pytest.approx(1 - rate / LOOP.without_waiting)
-    assert "after" not in loops(LOOP)
 
 
 def test_the_share_that_is_lost_is_one_number_and_other_waits_have_their_reason() -> None:
@@ -57,7 +54,8 @@ def test_the_share_that_is_lost_is_one_number_and_other_waits_have_their_reason(
     crowded = measured(step, 0.03, 0.06, cpu=1.9, setup={"workers": 4, "cores": 2})
     usage = Usage(60.0, cpu=110.0)
     together = TimedRun((0.06,) * 1000, 60.0, usage, (wait,) * 1000)
-    diagnosis = Diagnosis.of(dataclasses.replace(crowded, together=together))
+    step_alone = made(step, cpu=1.0)
+    diagnosis = Diagnosis.of(dataclasses.replace(crowded, together=together, step=step_alone))
     assert loops(diagnosis)["now"][0] == pytest.approx(2 / 3)
     for text in (str(diagnosis), unescape(diagnosis_page.render_diagnosis(diagnosis))):
         assert "The loop waited for data 27% of the measured time: loading also slows" in text
@@ -65,73 +63,47 @@ def test_the_share_that_is_lost_is_one_number_and_other_waits_have_their_reason(
     assert "waited for data" not in str(LOOP)
 
 
-def test_the_replay_of_workers_has_its_own_wait_beside_the_measured_one() -> None:
-    page = diagnosis_page.render_diagnosis(WORKERS)
-    assert diagnosis_page.SIMULATED in page
-    assert re.search(r"The replayed loop waits 3\d% of the time; the measured one waited 33%", page)
-    assert diagnosis_page.RECORDED in diagnosis_page.render_diagnosis(LOOP)
-
-
 @pytest.mark.parametrize("name", ["decoding, in workers", "copies", "bursts"])
 def test_a_page_has_the_figures_and_stands_alone(name: str) -> None:
     found = Diagnosis.of(CASES[name][0])
     page = unescape(diagnosis_page.render_diagnosis(found))
     assert found.reason in page
-    assert f"<dd>{lost_share(found):.0%}</dd>" in page
+    waits, stall = found.simulation.stall_share, found.measurements.together.stall
+    assert f"it waits {waits:.0%} of the time; the measured loop waited {stall:.0%}" in page
+    assert f"<dd>{found.lost_share:.0%}</dd>" in page
     for each in found.remedies:
         assert f"<dt>{each.gain:.2f} x: {each.what}</dt>" in page
-    for figure in found.evidence:
-        assert f"<td>{figure.name}</td><td>{figure.value:.4g} {figure.unit}</td>" in page
     assert not re.findall(r"""(?:src|href)=["']?(?!data:|\#)[^"'\s>]+|https?://|@import""", page)
-
-
-def test_a_loop_that_was_really_run_has_a_page(tmp_path: Path) -> None:
-    found = diagnose(list(np.arange(20.0)), lambda batch: sum(range(2000)), seconds=0.2, steps=10)
-    found.html(tmp_path / "a.html")
-    assert found.reason in (tmp_path / "a.html").read_text("utf-8")
-
-
-def test_what_cannot_be_drawn_or_written_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(StorageError, match=r"no/a\.html"):
-        LOOP.html(tmp_path / "no/a.html")
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(UsageError, match=r'needs matplotlib: pip install "precache\[report'):
-        LOOP.html(tmp_path / "a")
 
 
 @in_a_browser
 @pytest.mark.parametrize(
     ("found", "after"),
     [
-        pytest.param(LOOP, None, id="alone", marks=pytest.mark.heavy),
+        pytest.param(LOOP, None, id="alone"),
         pytest.param(WORKERS, LOOP, id="after"),
     ],
 )
 def test_a_page_is_fine_and_what_it_plays_is_what_was_recorded(
     tab: Tab, tmp_path: Path, found: Diagnosis, after: Diagnosis | None
 ) -> None:
+    with pytest.raises(StorageError, match=r"no/a\.html"):
+        found.html(tmp_path / "no/a.html")
     found.html(tmp_path / "a.html", after)
     tab.fine(tmp_path / "a.html")
-    shown = replay(found.measurements)
+    shown = found.simulation
     tab.click("#next")
     taken = tab.run("parseFloat(document.querySelector('#clock').textContent)")
-    assert taken == pytest.approx(shown.taken[shown.order[0]] / 1e9, abs=1e-3)
+    assert taken == pytest.approx(shown.startup / 1e3, abs=1e-3)
     assert "training loop works" in tab.run("document.querySelector('#now').textContent")
     tab.press("End")
     tab.run("document.querySelector('#at').focus()")
     tab.press("End")
-    wanted = f"; {shown.batches} batches done."
+    wanted = f"; {shown.done} batches done."
     assert wanted in tab.run("document.querySelector('#now').textContent")
     assert tab.errors == []
-
-
-@in_a_browser
-def test_a_loop_that_loads_itself_is_idle_while_it_steps(tab: Tab, tmp_path: Path) -> None:
-    LOOP.html(tmp_path / "a.html")
-    tab.open(tmp_path / "a.html")
-    tab.click("#next")
-    said = tab.run("document.querySelector('#now').textContent")
-    assert "0 of 1 loader loading" in said
-    assert tab.run("document.querySelector('#loaders').textContent") == "1: idle"
+    if after is None:  # the loop loads by itself
+        tab.press("Home")
+        tab.click("#next")
+        assert "0 of 1 worker loading" in tab.run("document.querySelector('#now').textContent")
+        assert tab.run("document.querySelector('#workers').textContent") == "1: idle"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from precache.errors import SourceError, UsageError
 from precache.runtime import usage
 from precache.storage.open import open_folder
 from precache_workers.doctor import measure as doctor
-from tests.support.building import build_here, put_photos, write, write_jpegs
+from tests.support.building import build_here, cli, put_photos, write, write_jpegs
 from tests.support.servers import S3Server
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
@@ -38,14 +39,6 @@ def test_a_folder_is_examined(tmp_path: Path) -> None:
     assert 0 < found.build.error < math.inf, "one is left: the broken one"
     assert "listing, 31 samples" in heard
     assert heard[-1] == "training from zstd"
-
-
-def test_what_is_not_asked_for_is_of_this_machine(tmp_path: Path) -> None:
-    write_jpegs(tmp_path, 12)
-    found = precache.doctor(tmp_path, RECIPE, samples=5, seconds=5)
-    assert found.sampled == 5
-    assert found.cores == found.host.cores == usage.cores() >= 1
-    assert 0 < found.host.memory_free <= found.host.memory
 
 
 def test_stored_bytes_are_those_of_a_build(tmp_path: Path) -> None:
@@ -112,16 +105,40 @@ def test_a_dataset() -> None:
     assert found.source_bytes == 12 * 40 * 40 * 3
 
 
-def test_rows_of_different_shapes_have_no_store(tmp_path: Path) -> None:
+@pytest.mark.heavy
+def test_as_an_object_and_a_page(tmp_path: Path) -> None:
+    """With a function of the user's own, which makes rows of one shape."""
+    write_jpegs(tmp_path / "in", 12)
+    write(tmp_path / "in/cat/broken.jpg", b"none")
+    write(tmp_path / "mine.py", b"def half(array):\n    return array[:32, :32]\n")
+    (tmp_path / "recipe.toml").write_text(
+        '[fields.image]\nops = [{ op = "decode" }, { op = "function", function = "mine:half" }]\n'
+    )
+    ran = cli(
+        "doctor", "in", "--recipe", "recipe.toml", "--seconds", 5, "--json", "--html", "a.html",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+    found = json.loads(ran.stdout)
+    assert (found["samples"], found["sampled"], found["failed"]) == (13, 13, 1)
+    assert found["cut"] in ("decode", "mine:half")
+    assert [each["after"] for each in found["cuts"]] == ["fetch", "decode", "mine:half"]
+    assert set(found["stages"][0]["cpu_ms"]) == {"mean", "median", "p95", "max"}
+    assert {len(stage["each_ms"]) for stage in found["stages"]} == {12}
+    text = (tmp_path / "a.html").read_text("utf-8")
+    assert "broken: cat/broken.jpg" in text
+    assert found["slowest"][0]["key"] in text
+
+
+def test_rows_of_different_shapes_have_no_store_and_random_ops_are_left_to_training(
+    tmp_path: Path,
+) -> None:
     write_jpegs(tmp_path / "a", 6)
     write_jpegs(tmp_path / "b", 4, (50, 50))
-    found = precache.doctor(tmp_path, seconds=5)
-    assert len(found.misfits) == 4
-    assert found.cut == "fetch"
-
-
-def test_random_ops_are_left_to_training(tmp_path: Path) -> None:
-    write_jpegs(tmp_path, 6)
+    found = precache.doctor(tmp_path, samples=9, seconds=5)
+    assert (found.sampled, len(found.misfits), found.cut) == (9, 4, "fetch")
+    assert found.cores == found.host.cores == usage.cores() >= 1
+    assert 0 < found.host.memory_free <= found.host.memory
     ops: list[dict[str, Any]] = [
         {"op": "decode"},
         {"op": "resize", "size": [40, 40]},
@@ -140,31 +157,21 @@ def test_random_ops_are_left_to_training(tmp_path: Path) -> None:
         ({"cores": -1}, "cores is -1"),
         ({"rate": 0.0}, "rate is 0"),
         ({"seconds": float("nan")}, "seconds is nan"),
+        ({"source": "nowhere"}, "does not exist"),
+        ({}, r"none of 1 samples has a row: broken\.jpg"),
     ],
 )
-def test_numbers_that_make_no_sense(tmp_path: Path, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(UsageError, match=text):
-        precache.doctor(tmp_path, **options)
-
-
-def test_sources_that_cannot_be_examined(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="does not exist"):
-        precache.doctor(tmp_path / "nowhere")
+def test_what_cannot_be_examined_is_refused(
+    tmp_path: Path, options: dict[str, Any], text: str
+) -> None:
     write(tmp_path / "broken.jpg", b"none")
-    with pytest.raises(SourceError, match=r"none of 1 samples has a row: broken\.jpg"):
-        precache.doctor(tmp_path)
+    with pytest.raises((UsageError, SourceError), match=text):
+        precache.doctor(**{"source": tmp_path, **options})
 
 
 @pytest.mark.heavy
 def test_without_decoders_it_says_what_to_install(run_python: Callable[..., Any]) -> None:
-    code = """
-import sys
-sys.modules["simplejpeg"] = None
-import precache
-try:
-    precache.doctor("photos")
-except precache.UsageError as error:
-    print(error)
-"""
+    code = "import sys\nsys.modules['simplejpeg'] = None\nimport precache\n"
+    code += "try:\n    precache.doctor('photos')\nexcept precache.UsageError as e:\n    print(e)"
     told = run_python(code).stdout
     assert told == "doctor decodes samples and needs simplejpeg: pip install 'precache[workers]'\n"

@@ -11,7 +11,6 @@ from precache.storage.open import open_folder
 from precache.store.row_table import RowTable
 from precache_workers.doctor.source_throughput import DEPTHS, REMOTE_DEPTHS, probe_source
 from precache_workers.sources.base import Source
-from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
 from tests.support.building import write_jpegs
 from tests.support.servers import S3Server
@@ -68,8 +67,3 @@ def test_a_bucket_is_asked_more_at_a_time(s3: S3Server, tmp_path: Path) -> None:
     found, _ = probe_source(source, listed(source), 8.0)
     assert [each.depth for each in found] == [1, *REMOTE_DEPTHS]
     assert all(each.requests >= 1 for each in found)
-
-
-def test_of_a_dataset_nothing_is_probed() -> None:
-    table = RowTable.of_keys(["0"])
-    assert probe_source(DatasetSource("any:thing", ""), table, 1.0) == ([], None)

@@ -11,7 +11,7 @@ import precache
 from precache.recipe.recipe import RawCodec
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape
-from precache_workers.doctor.trials import HeldRows, build_cpu, read_codec, rows_to_read
+from precache_workers.doctor.trials import build_cpu, read_codec, rows_to_read
 from precache_workers.shards.samples import Job
 from precache_workers.sources.folder import FolderSource
 from tests.support.building import build_here, write, write_jpegs
@@ -71,14 +71,6 @@ def test_repeated_rows_do_not_make_a_row_smaller(tmp_path: Path) -> None:
     once, often = (read_codec(None, recipe, rows, n, tmp_path / f"{n}") for n in (3, 30))
     assert often.stored == once.stored
     assert often.cost.samples == 30
-
-
-def test_held_rows_come_over_and_over() -> None:
-    rows = [{"image": np.full(2, number, np.uint8)} for number in range(3)]
-    source = HeldRows(rows, 7)
-    assert source.list(lambda count: None).table.keys == [str(n) for n in range(7)]
-    fetched = source.fetch(["5", "6"], [-1, -1])
-    assert [int(each.inputs["image"][0]) for each in fetched] == [2, 0]
 
 
 @pytest.mark.parametrize(

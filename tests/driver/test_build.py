@@ -6,7 +6,9 @@ import contextlib
 import importlib
 import itertools
 import json
+import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -32,12 +34,14 @@ from precache.errors import (
 from precache.store.json_documents import FORMAT
 from tests.demo.photos import make_photos
 from tests.support.building import (
+    PYTHONPATH,
     REPOSITORY,
     ask,
     build_as_anyone,
     build_here,
     build_until,
     changes,
+    cli,
     command,
     contents,
     cut,
@@ -165,12 +169,6 @@ def test_a_small_set_makes_sixteen_shards_or_more(tmp_path: Path) -> None:
     assert build(source, tmp_path / "store").shards >= 16
 
 
-def test_rows_a_shard_can_be_given(tmp_path: Path, source: Path) -> None:
-    result = build(source, tmp_path / "store", shard_samples=5)
-    assert result.shards == 3
-    assert len(shard_files(tmp_path / "store")) == 3
-
-
 def test_another_number_of_rows_a_shard_is_another_version(tmp_path: Path, source: Path) -> None:
     first = build(source, tmp_path / "store", shard_samples=5)
     again = build(source, tmp_path / "store")
@@ -275,63 +273,52 @@ def returned(array: np.ndarray, shape: list[int]) -> np.ndarray:
     return np.zeros(shape, np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("shape", "transposed"),
-    [
-        ((3, 64, 48), True),
-        ((1, 8, 8), True),
-        ((64, 48, 3), False),
-        ((64, 48, 1), False),
-        ((64, 48, 2), False),  # as optical flow
-        ((3, 64, 4), False),  # a strip of RGBA
-        ((1, 1, 512), False),  # an embedding
-        ((64, 48), False),
-        ((512,), False),
-    ],
-)
+SHAPES: list[list[int]] = [
+    [3, 64, 48],
+    [1, 8, 8],
+    # Of these, none looks transposed:
+    [64, 48, 3],
+    [64, 48, 1],
+    [64, 48, 2],  # as optical flow
+    [3, 64, 4],  # a strip of RGBA
+    [1, 1, 512],  # an embedding
+    [64, 48],
+    [512],
+]
+
+
 def test_a_function_that_seems_to_return_channels_first_is_warned_of(
-    tmp_path: Path, shape: tuple[int, ...], transposed: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = write_jpegs(tmp_path / "in", 2)
-    op = function(f"{__name__}:returned", params={"shape": list(shape)})
-    recipe = fields(x={"ops": [{"op": "decode"}, op], "codec": "raw"})
+    ops = [function(f"{__name__}:returned", params={"shape": shape}) for shape in SHAPES]
+    recipe = fields(
+        **{f"x{n}": {"ops": [{"op": "decode"}, op], "codec": "raw"} for n, op in enumerate(ops)}
+    )
     plan = precache.plan(source, tmp_path / "store", recipe, timing=False, address="serial")
     result = build(source, tmp_path / "store", recipe)
-    stored = (shape[2], shape[0], shape[1]) if len(shape) == 3 else shape
-    assert plan.row_types == result.row_types == {"x": f"uint8 {stored}"}
+    stored = [(*each[2:], *each[:2]) for each in SHAPES]
+    types = {f"x{number}": f"uint8 {shape}" for number, shape in enumerate(stored)}
+    assert plan.row_types == result.row_types == types
     warnings = [r.getMessage() for r in caplog.records if "looks like (C, H, W)" in r.getMessage()]
-    assert len(warnings) == 2 * transposed
-    assert all(f"an array of {shape}" in w and f"stored as {stored}" in w for w in warnings)
+    assert len(warnings) == 2 * 2
+    for shape, laid in zip(SHAPES[:2], stored[:2], strict=True):
+        text = f"an array of {tuple(shape)}"
+        assert sum(text in each and f"stored as {laid}" in each for each in warnings) == 2
 
 
-@pytest.mark.parametrize("name", ["nothing", "as_complex"])
-def test_a_function_that_returns_what_cannot_be_stored(
-    tmp_path: Path, source: Path, name: str
-) -> None:
-    recipe = fields(x={"ops": [{"op": "decode"}, function(f"{__name__}:{name}")], "codec": "raw"})
-    with pytest.raises(UsageError, match=r"returned None|complex64"):
-        build(source, tmp_path / "store", recipe)
-    assert not (tmp_path / "store/commits").exists()
-
-
-def test_a_function_that_returns_other_than_it_declares(tmp_path: Path, source: Path) -> None:
-    op = function(f"{__name__}:as_float", dtype="float16", shape=[3, 48, 64])
-    recipe = fields(x={"ops": [{"op": "decode"}, op], "codec": "raw"})
-    with pytest.raises(UsageError, match=r"float16.*float32|float32.*float16"):
-        build(source, tmp_path / "store", recipe)
-
-
-def test_random_ops_make_the_same_store_again(tmp_path: Path, source: Path) -> None:
-    ops = [
-        {"op": "decode"},
-        {"op": "random_resized_crop", "size": 32},
-        {"op": "horizontal_flip"},
-    ]
-    recipe = fields(image={"ops": ops, "variants": 1})
-    build(source, tmp_path / "one", recipe)
-    build(source, tmp_path / "other", recipe, keep_order=True)
-    one, other = pixels(tmp_path / "one"), pixels(tmp_path / "other")
-    assert all(np.array_equal(one[key], other[key]) for key in one)
+def test_a_function_that_returns_what_cannot_be_stored(tmp_path: Path, source: Path) -> None:
+    declared = {"dtype": "float16", "shape": [3, 48, 64]}
+    for name, more, text in (
+        ("nothing", {}, "returned None"),
+        ("as_complex", {}, "complex64"),
+        ("as_float", declared, "float16.*float32|float32.*float16"),
+    ):
+        op = function(f"{__name__}:{name}", **more)
+        recipe = fields(x={"ops": [{"op": "decode"}, op], "codec": "raw"})
+        with pytest.raises(UsageError, match=text):
+            build(source, tmp_path / "store", recipe)
+        assert not (tmp_path / "store/commits").exists()
 
 
 def test_a_store_can_be_named_by_a_uri(tmp_path: Path, source: Path) -> None:
@@ -370,32 +357,10 @@ def test_a_read_only_store_with_nothing_to_do(tmp_path: Path, source: Path) -> N
     assert getattr(again, "version", again) == first.version
 
 
-@pytest.mark.parametrize("change", ["pixels", "more", "fewer", "class", "recipe"])
-def test_what_changed_is_another_version(tmp_path: Path, source: Path, change: str) -> None:
-    first = build(source, tmp_path / "store")
-    recipe = LARGE
-    match change:
-        case "pixels":
-            write(source / "cat/0000.jpg", encoded(cut(99)))
-        case "more":
-            write(source / "cat/more.jpg", encoded(cut(99)))
-        case "fewer":
-            (source / "cat/0000.jpg").unlink()
-        case "class":
-            (source / "cat").rename(source / "lion")
-        case "recipe":
-            recipe = precache.Recipe.image(resize=161, crop=150)
-    second = build(source, tmp_path / "store", recipe)
-    assert second.version != first.version
-    assert second.shards_skipped == 0
-    assert precache.open(tmp_path / "store").id == second.version
-    assert precache.verify(f"{tmp_path / 'store'}@{first.version}").ok, "the old one stays"
-
-
 def test_a_change_of_a_functions_code_is_another_version(
     tmp_path: Path, source: Path, module: Callable[[str], str]
 ) -> None:
-    """In one process, as in a notebook: what is stored is what the code now says."""
+    """In one process, as in a notebook, which must be restarted: its code is the older one."""
     name = module("def shade(array):\n    return array // 2\n")
     op = {"op": "function", "function": f"{name}:shade"}
     recipe = fields(image={"ops": [{"op": "decode"}, op], "codec": "raw"})
@@ -403,6 +368,10 @@ def test_a_change_of_a_functions_code_is_another_version(
     module("def shade(array):\n    return array // 2  # a comment\n")
     assert build(source, tmp_path / "store", recipe).version == first.version
     module("def shade(array):\n    return array // 5\n")
+    with pytest.raises(RecipeError, match="was edited since its import; restart the process"):
+        build(source, tmp_path / "store", recipe)
+    assert precache.open(tmp_path / "store").id == first.version
+    sys.modules.pop(name)  # as in another process
     second = build(source, tmp_path / "store", recipe)
     assert second.version != first.version
     for key, row in pixels(tmp_path / "store").items():
@@ -418,10 +387,8 @@ def test_a_function_imported_before_its_file_changed_is_not_taken_for_the_file(
     importlib.import_module(name)
     module("def shade(array):\n    return array // 5\n")
     op = {"op": "function", "function": f"{name}:shade"}
-    build(source, tmp_path / "store", fields(image={"ops": [{"op": "decode"}, op]}))
-    for key, row in pixels(tmp_path / "store").items():
-        with Image.open(source / key) as image:
-            assert np.array_equal(row, (np.asarray(image) // 5).transpose(2, 0, 1))
+    with pytest.raises(RecipeError, match=r"defines as shade: .* edited since its import, restart"):
+        build(source, tmp_path / "store", fields(image={"ops": [{"op": "decode"}, op]}))
 
 
 def test_code_that_changes_during_a_build_does_not_mix(
@@ -457,50 +424,30 @@ def test_a_change_of_a_datasets_code_is_another_version(
     code = "import numpy as np\ndef make():\n    return [np.full((8, 8, 3), 1, np.uint8)] * 3\n"
     source = f"python:{module(code)}:make"
     build(source, tmp_path / "store", precache.Recipe.image())
-    module(code.replace("1, np", "2, np"))
+    sys.modules.pop(module(code.replace("1, np", "2, np")))
     build(source, tmp_path / "store", precache.Recipe.image())
     assert all((row == 2).all() for row in pixels(tmp_path / "store").values())
 
 
-def test_only_missing_shards_are_made(tmp_path: Path, source: Path) -> None:
-    """A build that was stopped by a limit, with half of its shards there."""
-    options: dict[str, Any] = {"shard_samples": 2}
-    undisturbed = build(source, tmp_path / "undisturbed", **options)
-    total = ask(changes, source, tmp_path / "counted", LARGE, options)
-    process = start(build_until, total // 3, source, tmp_path / "store", LARGE, options)
-    assert end(process) == -signal.SIGKILL
-    receipts = sorted(path.stem for path in (tmp_path / "store").rglob("receipts/*.json"))
+def test_only_missing_shards_are_made(tmp_path: Path, half_built: Path) -> None:
+    """Of a build that was killed with half of its shards there."""
+    store = tmp_path / "store"
+    shutil.copytree(half_built, store)
+    receipts = sorted(path.stem for path in store.rglob("receipts/*.json"))
     there = {
         name: path
-        for name, path in shard_files(tmp_path / "store").items()
+        for name, path in shard_files(store).items()
         if f"{int(name.split('/')[2]):08d}" in receipts
     }
-    assert 0 < len(there) < undisturbed.shards
     before = identities(there)
-    result = build(source, tmp_path / "store", **options)
-    assert result.shards_skipped == len(there)
+    result = build(half_built.parent / "in", store, shard_samples=2)
+    assert 0 < result.shards_skipped == len(there) < result.shards
     assert identities(there) == before
-    assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
+    assert contents(store) == contents(half_built.parent / "undisturbed")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"\x00\xff\xfe",
-        b'{"shard": 1}',
-        b'{"objects": [1], "sums": {}, "holes": {}}',
-        b'{"objects": {"image": 3}, "sums": {}, "holes": {}}',
-        b'{"objects": {"image": {"size": 1}}, "sums": {}, "holes": {}}',
-        "half",
-    ],
-)
-def test_a_damaged_receipt_is_none(
-    tmp_path: Path, half_built: Path, source: Path, damage: bytes | str
-) -> None:
+@pytest.mark.parametrize("damage", [b"", b"null", b"\x00\xff", b'{"shard": 1}', "half"])
+def test_a_damaged_receipt_is_none(tmp_path: Path, half_built: Path, damage: bytes | str) -> None:
     store = tmp_path / "store"
     shutil.copytree(half_built, store)
     [receipt, *rest] = sorted(store.rglob("receipts/*.json"))
@@ -519,7 +466,7 @@ def half_built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = {"shard_samples": 2}
     build_here(source, folder / "undisturbed", LARGE, options)
     total = ask(changes, source, folder / "counted", LARGE, options)
-    end(start(build_until, total // 2, source, folder / "store", LARGE, options))
+    end(start(build_until, total // 3, source, folder / "store", LARGE, options))
     assert remains(folder / "store")
     return folder / "store"
 
@@ -552,15 +499,8 @@ def test_more_failures_than_allowed_stop_the_build(tmp_path: Path, source: Path)
     result = build(source, tmp_path / "store", max_failures=6)
     assert result.failed == 6
     assert result.shards_skipped > 0, "what was done is kept"
-
-
-def test_exactly_as_many_failures_as_allowed(tmp_path: Path, source: Path) -> None:
-    for number in range(5):
-        write(source / f"cat/x{number}.jpg", b"none")
-    assert build(source, tmp_path / "store").failed == 5
-    assert build(source, tmp_path / "other", max_failures=5).failed == 5
-    with pytest.raises(BuildError, match="the limit is 4"):
-        build(source, tmp_path / "third", max_failures=4)
+    (source / "cat/x5.jpg").unlink()
+    assert build(source, tmp_path / "other").failed == 5
 
 
 def test_no_failure_is_allowed_where_errors_are_raised(tmp_path: Path, source: Path) -> None:
@@ -597,6 +537,8 @@ def test_a_recipe_without_decode_says_how_to_begin(tmp_path: Path, source: Path)
     recipe = precache.Recipe(fields={"image": precache.Field(ops=[])})
     with pytest.raises(RecipeError, match="begin them with decode"):
         precache.build(source, tmp_path / "store", recipe, address="serial")
+    with pytest.raises(RecipeError, match=r"unknown op 'decoed' \(did you mean decode\?\); choose"):
+        fields(image={"ops": [{"op": "decoed"}]})
 
 
 DATASET = """
@@ -697,58 +639,6 @@ def test_an_unreadable_folder_is_named(tmp_path: Path, source: Path) -> None:
     assert "Permission denied; check its owner and mode" in str(found)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "text"),
-    [
-        (
-            {"ops": [{"op": "decoed"}]},
-            r"unknown op 'decoed' \(did you mean decode\?\); choose",
-        ),
-        ({"ops": [{"op": "decode"}, {"op": "resize", "sise": 3}]}, r"sise: unknown parameter"),
-        ({"ops": [{"op": "decode"}, {"op": "resize", "sise": 3}]}, r"allowed here: size, inter"),
-        (
-            {"ops": [{"op": "decode", "mode": "HSV"}]},
-            r"mode is 'HSV'; choose 'RGB', 'L', 'RGBA' or 'P'",
-        ),
-        (
-            {"ops": [{"op": "decode"}, {"op": "resize", "size": 2, "interpolation": "area"}]},
-            r"interpolation is 'area'; choose 'bilinear', 'bicubic' or 'nearest'",
-        ),
-        (
-            {
-                "ops": [
-                    {"op": "decode"},
-                    {"op": "resize", "size": 24},
-                    {"op": "center_crop", "size": 32},
-                ]
-            },
-            r"the crop of 32 x 32 is larger than",
-        ),
-        ({"ops": [{"op": "decode"}], "codec": "jpeg2000"}, r"jpeg2000"),
-        ({"ops": [{"op": "decode"}, {"op": "to_dtype", "dtype": "bfloat16"}]}, r"bfloat16"),
-    ],
-)
-def test_recipes_that_do_not_hold(recipe: dict[str, Any], text: str) -> None:
-    with pytest.raises(RecipeError, match=text):
-        fields(image=recipe)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"on_error": "stop"}, "on_error is 'stop'; choose 'skip' or 'raise'"),
-        ({"shard_samples": 0}, "shard_samples is 0; give a whole number from 1 up"),
-        ({"cpus": -1}, "cpus is -1"),
-        ({"max_failures": -1}, "max_failures is -1; give a whole number from 0 up"),
-        ({"address": "local:6379"}, "address is 'local:6379'; choose local, serial, auto, or ray"),
-    ],
-)
-def test_options_that_make_no_sense(
-    tmp_path: Path, source: Path, options: dict[str, Any], text: str
-) -> None:
-    assert_refused(UsageError, text, source, tmp_path / "store", **options)
-
-
 def test_stores_that_are_none(tmp_path: Path, source: Path) -> None:
     write(tmp_path / "file", b"x")
     assert_refused(UsageError, "file is a file; choose a folder", source, tmp_path / "file")
@@ -786,26 +676,65 @@ def test_a_store_where_nothing_can_be_seen(tmp_path: Path, source: Path) -> None
     assert "Permission denied" in str(found)
 
 
-@pytest.mark.parametrize("recipe", [LARGE, SMALL])
-def test_a_store_of_a_newer_format_is_left_alone(
-    tmp_path: Path, source: Path, recipe: precache.Recipe
+@pytest.mark.parametrize(
+    ("number", "recipe"), [(FORMAT - 1, LARGE), (FORMAT + 1, SMALL), (None, LARGE)]
+)
+def test_a_store_of_another_format_is_left_alone(
+    tmp_path: Path, source: Path, recipe: precache.Recipe, number: int | None
 ) -> None:
     result = build(source, tmp_path / "store")
     path = Path(result.path) / "zarr.json"
     document = json.loads(path.read_text())
-    document["attributes"]["precache"]["format"] = FORMAT + 1
+    document["attributes"]["precache"]["format"] = number
     path.write_text(json.dumps(document))
     before = contents(tmp_path / "store")
-    with pytest.raises(StoreError, match=rf"store format {FORMAT + 1}.*update precache"):
-        build(source, tmp_path / "store", recipe)
+    refusal = rf"store format {number}, .* format {FORMAT} alone; read it with the release that"
+    for use in (
+        lambda: build(source, tmp_path / "store", recipe),
+        lambda: pixels(tmp_path / "store"),
+    ):
+        with pytest.raises(StoreError, match=refusal):
+            use()
     assert contents(tmp_path / "store") == before
+    path.unlink()
+    assert build(source, tmp_path / "store", recipe).failed == 0
 
 
-def test_a_damaged_log_is_named(tmp_path: Path, source: Path) -> None:
-    build(source, tmp_path / "store")
-    (tmp_path / "store/commits/000001.json").write_text('{"version": "../../etc"}')
-    with pytest.raises(StoreError, match=r"000001\.json is damaged or forged"):
-        build(source, tmp_path / "store", SMALL)
+@pytest.mark.parametrize(("rest", "entries"), [(0, 1), (20, 2)])
+def test_a_damaged_log_is_mended_by_removing_the_entry_and_building_again(
+    tmp_path: Path, source: Path, rest: int, entries: int
+) -> None:
+    store = tmp_path / "store"
+    versions = [build(source, store, recipe).version for recipe in (LARGE, SMALL)[-entries:]]
+    entry = store / f"commits/00000{entries}.json"
+    os.truncate(entry, rest)
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    advice = rf"{re.escape(str(entry))} is damaged or forged: .*Remove that file, and before any gc"
+    for use in (
+        lambda: precache.open(store),
+        lambda: precache.versions(store),
+        lambda: precache.gc(store, keep=0),
+        lambda: build(source, store, SMALL),
+    ):
+        with pytest.raises(StoreError, match=advice):
+            use()
+    assert before == {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    for version in versions:
+        assert precache.open(f"{store}@{version[:8]}").attributes.version == version
+    with pytest.raises(StoreError, match=r"'0123' fits no version of .*, whose log is damaged"):
+        precache.open(f"{store}@0123")
+    written = {path: path.stat().st_ino for path in before}
+    entry.unlink()
+    again = build(source, store, SMALL)
+    assert again.version == versions[-1]
+    assert precache.open(store).attributes.version == versions[-1]
+    assert len(precache.versions(store).versions) == entries
+    assert all(path.stat().st_ino == written[path] for path in before if path != entry)
+    entry_of_build = entry.read_bytes()
+    assert precache.verify(store).ok
+    assert before | {entry: entry_of_build} == {
+        path: path.read_bytes() for path in store.rglob("*") if path.is_file()
+    }
 
 
 # --- repair -------------------------------------------------------------------------------------
@@ -827,15 +756,6 @@ def test_a_deleted_shard_is_made_again(tmp_path: Path, source: Path) -> None:
     assert all(after[name] == written[name] for name in unchanged)
     assert remains(tmp_path / "store") == []
     assert precache.verify(tmp_path / "store").ok
-
-
-def test_a_shard_cut_short_is_made_again(tmp_path: Path, source: Path) -> None:
-    build(source, tmp_path / "store")
-    before = contents(tmp_path / "store")
-    path = next(iter(shard_files(tmp_path / "store").values()))
-    path.write_bytes(path.read_bytes()[:100])
-    build(source, tmp_path / "store")
-    assert contents(tmp_path / "store") == before
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
@@ -877,19 +797,11 @@ def test_a_repair_leaves_whole_objects_alone(
     lost = next(iter(shard_files(tmp_path / "store").values()))
     before = lost.read_bytes()
     lost.unlink()
-    module("def f(array):\n    return array ^ 1\n")
+    sys.modules.pop(module("def f(array):\n    return array ^ 1\n"))
     with contextlib.suppress(BuildError):
         build(source, tmp_path / "store", recipe, shard_samples=4)
     assert {path: path.read_bytes() for path in whole if path.exists()} == whole
     assert not lost.exists() or lost.read_bytes() == before
-
-
-def test_a_version_without_its_metadata_is_made_again(tmp_path: Path, source: Path) -> None:
-    result = build(source, tmp_path / "store")
-    before = contents(tmp_path / "store")
-    (Path(result.path) / "zarr.json").unlink()
-    assert build(source, tmp_path / "store").version == result.version
-    assert contents(tmp_path / "store") == before
 
 
 # --- kills --------------------------------------------------------------------------------------
@@ -965,7 +877,7 @@ def test_a_repair_killed_before_each_of_its_changes_finishes(tmp_path: Path, sou
 def kill_at_random(folder: Path, source: Path, kills: int, seed: int) -> None:
     """Kill the command line at random times, again and again on one store; then let it finish."""
     arguments = ("--resize", "160", "--crop", "150", "--address", "serial", "--shard-samples", "1")
-    line = command("build", source, folder / "store", *arguments, "--quiet", "--json")
+    line = command("build", source, folder / "store", *arguments, "--no-progress", "--json")
     undisturbed = build(source, folder / "undisturbed", shard_samples=1)
 
     def receipts() -> int:
@@ -1003,41 +915,6 @@ def test_the_command_line_killed_more_often_finishes(tmp_path: Path, seed: int) 
 
 
 # --- two at once --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("after", [5, *(pytest.param(n, marks=pytest.mark.heavy) for n in (0, 11))])
-def test_a_build_overtaken_by_another_ends_complete(
-    tmp_path: Path, source: Path, after: int
-) -> None:
-    """One waits inside a shard while the other makes all, commits and cleans up."""
-    recipe = fields(
-        image={
-            "ops": [
-                {"op": "decode"},
-                {"op": "resize", "size": [150, 150]},
-                function(
-                    "tests.support.building:hold",
-                    params={
-                        "folder": str(tmp_path),
-                        "store": str(tmp_path / "store"),
-                        "after": after,
-                    },
-                ),
-            ],
-            "codec": "raw",
-        }
-    )
-    options = {"shard_samples": 3}
-    slow = start(build_here, source, tmp_path / "store", recipe, options, {"HOLD": "1"})
-    poll((tmp_path / str(slow.pid)).exists, "the slow build waits inside a shard")
-    quick = build(source, tmp_path / "store", recipe, **options)
-    assert quick.failed == 0
-    (tmp_path / "go").touch()
-    assert end(slow) == 0
-    assert remains(tmp_path / "store") == []
-    assert precache.verify(tmp_path / "store").ok
-    build(source, tmp_path / "alone", recipe, **options)
-    assert contents(tmp_path / "store") == contents(tmp_path / "alone")
 
 
 @pytest.mark.parametrize("builds", [2, pytest.param(3, marks=pytest.mark.heavy)])
@@ -1201,3 +1078,21 @@ def test_a_library_that_is_missing_is_named_with_the_way_out(
     assert f"building needs {library}: {remedy}" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert ran.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("library", "package"),
+    [("cv2", "opencv-python-headless"), ("PIL", "pillow"), ("pyarrow", "pyarrow")],
+)
+def test_a_library_whose_import_fails_is_named_with_the_way_out(
+    library: str, package: str, tmp_path: Path
+) -> None:
+    broken = b"raise ImportError('libGL.so.1: no such file')"
+    write(tmp_path / f"path/{library}/__init__.py", broken)
+    source = write_jpegs(tmp_path / "in", 2)
+    path = os.pathsep.join((str(tmp_path / "path"), PYTHONPATH))
+    environ = environment(PYTHONPATH=path)
+    ran = cli("build", source, tmp_path / "out", "--address", "serial", env=environ)
+    said = f"building needs {library}, whose import fails (libGL.so.1: no such file): pip install "
+    assert ran.stderr.endswith(f"{said}--force-reinstall {package}\n")
+    assert (ran.returncode, (tmp_path / "out").exists()) == (2, False)

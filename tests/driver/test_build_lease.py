@@ -17,7 +17,13 @@ from precache.store import lease
 from precache.store.build_status import DESCRIPTION, read_status
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import LeaseDocument
-from precache.store.lease import BUILD_LEASES, BuildLease, live_leases, read_leases
+from precache.store.lease import (
+    BUILD_LEASES,
+    BuildLease,
+    await_builds,
+    live_leases,
+    read_leases,
+)
 from precache_workers.planning.target_version import SCRATCH
 from tests.support.building import build_here, poll, remains, write, write_jpegs
 
@@ -92,6 +98,27 @@ def test_builds_see_each_other(tmp_path: Path) -> None:
         assert other.others().keys() == {one.name}
 
 
+def test_who_waits_for_a_build_waits_for_its_end_or_its_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "ALIVE_SECONDS", 5.0)
+    folder, own = LocalFolder(tmp_path), BuildLease(LocalFolder(tmp_path), SCRATCH)
+    other = threading.Thread(target=await_builds, args=(folder, [own.name]))
+    other.start()
+    other.join(1.0)
+    assert other.is_alive()
+    own.end()
+    other.join(30)
+    assert not other.is_alive()
+    silent = BuildLease(folder, SCRATCH)
+    silent._stop()
+    monkeypatch.setattr(lease, "ALIVE_SECONDS", 0.5)
+    await_builds(folder, [silent.name])
+    with BuildLease(folder, SCRATCH) as next_one:
+        next_one.revoke_others()
+        assert read_leases(folder).keys() == {next_one.name}
+
+
 @pytest.mark.parametrize("change", [{"time": 1.0}, {"pid": 2**22 + 1}])
 def test_one_without_a_heartbeat_or_a_process_does_not_count(
     tmp_path: Path, change: dict[str, float]
@@ -154,5 +181,4 @@ def test_a_build_that_fails_gives_it_back(tmp_path: Path) -> None:
         build_here(source, store, recipe_of(store), {"on_error": "raise"})
     assert beating() == []
     assert not list(store.glob(f"*/{BUILD_LEASES}/*.json"))
-    [build] = read_status(store).building
-    assert build.idle_seconds is not None
+    assert len(read_status(store).building) == 1

@@ -74,7 +74,7 @@ def test_twenty_four_kills_change_nothing(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 5000, classes=("cat", "dog"))
     line = command(
         *("build", tmp_path / "in", tmp_path / "store", "--recipe", recipe_of(tmp_path, 0.012)),
-        *("--shard-samples", "25", "--address", "auto", "--quiet"),
+        *("--shard-samples", "25", "--address", "auto", "--no-progress"),
     )
     victims = [kind for kind, count in KILLS.items() for _ in range(count)]
     draw.shuffle(victims)
@@ -239,7 +239,7 @@ def test_a_link_that_is_cut_does_not_stop_the_job(hosts: list[Host], tmp_path: P
     write_jpegs(tmp_path / "in", 1200, classes=("cat", "dog"))
     line = command(
         *("build", tmp_path / "in", tmp_path / "store", "--recipe", recipe_of(tmp_path, 0.02)),
-        *("--shard-samples", "25", "--address", "auto", "--json", "--quiet"),
+        *("--shard-samples", "25", "--address", "auto", "--json", "--no-progress"),
     )
     cluster = Hosts(hosts, tmp_path)
     try:
@@ -271,7 +271,7 @@ def test_local_paths_that_a_node_does_not_share_are_refused(
     (tmp_path / "store").mkdir()
     line = command(
         *("build", tmp_path / "in", tmp_path / "store", "--resize", "40", "--crop", "40"),
-        *("--shard-samples", "4", "--address", "auto", "--quiet"),
+        *("--shard-samples", "4", "--address", "auto", "--no-progress"),
     )
     cluster = Hosts(hosts, tmp_path)
     try:

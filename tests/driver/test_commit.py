@@ -11,11 +11,10 @@ import pytest
 
 import precache
 from precache.storage.open import open_folder
-from precache.store.commit_log import ROOT, append_entry, read_commits
+from precache.store.commit_log import append_entry, read_commits
 from precache.store.consistency import narrow
 from precache.store.receipts import ChannelSums, Receipt
 from precache.store.row_table import RowTable
-from precache.store.shard_log import followed_log_name
 from precache_workers.driver.commit import channel_statistics
 from precache_workers.driver.totals import holes
 from tests.conftest import BuiltStore
@@ -38,16 +37,6 @@ def receipt(shard: int, failed: dict[int, str]) -> Receipt:
     return Receipt(
         shard=shard, objects={}, holes=failed, content=[], sums={}, seconds={}, cpu_seconds=0.0
     )
-
-
-def test_the_log_of_an_earlier_build_of_the_version_is_removed(tmp_path: Path) -> None:
-    """It was followed, and its document was damaged and deleted; nobody follows the next build."""
-    source, store = write_jpegs(tmp_path / "in", 3), open_folder(tmp_path / "store")
-    version = build_here(source, tmp_path / "store", RECIPE).version
-    store.put(followed_log_name(version), [b"of the former build"])
-    store.remove(f"{version}/{ROOT}")
-    assert build_here(source, tmp_path / "store", RECIPE).version == version
-    assert not store.exists(followed_log_name(version))
 
 
 # --- parts --------------------------------------------------------------------------------------
@@ -132,18 +121,18 @@ def test_the_metadata_says_what_made_it(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 5)
     result = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
     attributes = json.loads((Path(result.path) / "zarr.json").read_text())["attributes"]["precache"]
-    assert attributes["format"] == 1
+    assert attributes["format"] == 4
     assert attributes["version"] == result.version == Path(result.path).name
     assert attributes["rows"] == 5
     assert attributes["holes"] == 0
     assert attributes["classes"] == ["cat", "dog", "eel"]
-    assert precache.Recipe.from_dict(attributes["pipeline"]) == RECIPE
+    assert precache.Recipe.from_dict(attributes["recipe"]) == RECIPE
     assert {"precache", "torch", "pillow", "simplejpeg"} <= set(attributes["libraries"])
     assert attributes["fields"]["image"]["stored"] == result.stored_bytes
 
 
-def test_nothing_of_the_build_stays(store: BuiltStore) -> None:
-    assert remains(store.path) == []
+def test_nothing_of_the_build_stays(image_store: BuiltStore) -> None:
+    assert remains(image_store.path) == []
 
 
 def test_no_path_of_the_source_is_in_a_version(tmp_path: Path) -> None:

@@ -12,17 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numcodecs import zstd
 
 import precache
-from precache.errors import DamageError, PrecacheError
+from precache.errors import BuildError, DamageError, FetchError, PrecacheError
 from precache.runtime.operating_system import is_on_network
 from precache.storage.open import open_folder
 from precache.store.small_arrays import small_array
+from precache_workers.shards import field_writer
+from precache_workers.sources.folder import FolderSource
 from tests.support.building import (
     build_here,
     contents,
     cut,
     encoded,
+    flip,
     labels,
     pixels,
     remains,
@@ -42,6 +46,14 @@ def build(source: Path | str, store: Path, recipe: precache.Recipe = RECIPE, **o
     return build_here(source, store, recipe, {"shard_samples": 8, **options})  # type: ignore[arg-type]
 
 
+ZSTD = precache.Recipe.image(resize=(56, 56), codec="zstd")
+
+
+def encode_otherwise(chunk: np.ndarray) -> bytes:
+    """Encode as another release of numcodecs may."""
+    return bytes(zstd.compress(np.ascontiguousarray(chunk), 19, True))
+
+
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
     """A source of 24 photographs, a store of them in three shards, and the version's id."""
@@ -57,18 +69,8 @@ def damaged(intact: tuple[Path, Path, str], tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 4
-    path.write_bytes(data)
-
-
 def flipped(name: str, share: float) -> Callable[[Path], None]:
-    def act(version: Path) -> None:
-        path = version / name
-        flip(path, int((path.stat().st_size - 1) * share))
-
-    return act
+    return lambda version: flip(version / name, share, 4)
 
 
 def cut_short(name: str) -> Callable[[Path], None]:
@@ -93,7 +95,7 @@ def flipped_after(text: str) -> Callable[[Path], None]:
         data = path.read_bytes()
         found = re.search(rf'"{text}":[\s"\[{{]*'.encode(), data)
         assert found
-        flip(path, found.end())
+        flip(path, found.end(), 4)
 
     return act
 
@@ -140,7 +142,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
             "rows_per_shard",
             "stored",
             "dtype",
-            "pipeline",
+            r'recipe":\s*\{\s*"fields',
             "rows/c/0",
             "classes",
             "mean",
@@ -173,20 +175,23 @@ def verifying(store: Path) -> str:
     return "" if found.ok else str(found)
 
 
+def actions(advice: str, store: Path) -> dict[str, Any]:
+    """What a text says to do before the same build: files to remove; and options of the build."""
+    files = re.findall(r"remove (\S*zarr\.json)", advice)
+    paths = [Path(name) for name in files]
+    found = [p if p.is_absolute() else next(store.glob(f"*/{p}")) for p in paths]
+    for option in ("recompute", "verify"):
+        if f"--{option}" in advice:
+            return {"remove": tuple(found), option: True}
+    assert "command again" in advice, advice
+    return {"remove": tuple(found)}
+
+
 def follow(advice: str, source: Path | str, store: Path, recipe: precache.Recipe = RECIPE) -> str:
     """Do what a text says; returns what the build says, empty if it went well."""
-    files = re.findall(r"remove (\S*zarr\.json)", advice)
-    for name in files:
-        path = Path(name)
-        [path] = [path] if path.is_absolute() else store.glob(f"*/{name}")
+    options = actions(advice, store)
+    for path in options.pop("remove"):
         path.unlink()
-    options = {}
-    if "--recompute" in advice:
-        options["recompute"] = True
-    elif "--verify" in advice:
-        options["verify"] = True
-    else:
-        assert "command again" in advice, advice
     try:
         build(source, store, recipe, **options)
     except PrecacheError as error:
@@ -207,22 +212,27 @@ def assert_right(store: Path, intact: tuple[Path, Path, str]) -> None:
     assert remains(store) == []
 
 
-@pytest.mark.parametrize("says", [reading, verifying, None], ids=["reader", "verify", "build"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_is_advised_on_damage_ends_in_the_right_rows(
-    damage: str, says: Callable[[Path], str] | None, intact: tuple[Path, Path, str], damaged: Path
+    damage: str, intact: tuple[Path, Path, str], damaged: Path
 ) -> None:
+    """Whoever advises it: a reader, `verify`, or nobody, when the same build comes again."""
     source, _, version = intact
     DAMAGE[damage](damaged / version)
-    advice = "the same command again" if says is None else says(damaged)
-    advice = advice or verifying(damaged)  # a reader compares no places, and reads no row table
-    assert advice, "not found"
-    steps = 0
-    while advice:
-        assert "delete" not in advice
-        advice, steps = follow(advice, source, damaged), steps + 1
-        assert steps <= 3, advice
-    assert_right(damaged, intact)
+    found = verifying(damaged)
+    assert found, "not found"
+    # A reader compares no places, and reads no row table.
+    advised = {"the same command again", reading(damaged) or found, found}
+    ways = {tuple(sorted(actions(advice, damaged).items())): advice for advice in advised}
+    for number, way in enumerate(ways.values()):
+        store, steps = damaged.with_name(f"store{number}"), 0
+        shutil.copytree(damaged, store)
+        advice = way.replace(f"{damaged}/", f"{store}/")
+        while advice:
+            assert "delete" not in advice
+            advice, steps = follow(advice, source, store), steps + 1
+            assert steps <= 3, advice
+        assert_right(store, intact)
 
 
 ARRAYS = """
@@ -335,13 +345,13 @@ def test_where_the_source_changed_the_way_out_is_a_new_version(
     data = encoded(cut(77, (32, 24)), quality=40)
     photo.write_bytes(data + bytes(status.st_size - len(data)))
     os.utime(photo, ns=(status.st_atime_ns, status.st_mtime_ns))
-    shutil.rmtree(damaged / "_listings")  # which knows its ctime
     shard = list(precache.open(damaged).keys).index("cat/0000.jpg") // 8
     before = contents(damaged)
     flip(damaged / intact[2] / f"raw/c/{shard}/0/0/0", 100)
     spoiled = contents(damaged)
-    advice = follow("the same command again", source, damaged)
-    assert "came out different from what it was" in advice
+    with pytest.raises(BuildError, match="came out different from what it was") as error:
+        build(source, damaged, ignore_ctime=True)
+    advice = str(error.value)
     assert "--recompute" in advice
     assert contents(damaged) == spoiled
     assert spoiled != before
@@ -350,6 +360,45 @@ def test_where_the_source_changed_the_way_out_is_a_new_version(
     build(source, tmp_path / "fresh")
     rows, right = pixels(damaged, "raw"), pixels(tmp_path / "fresh", "raw")
     assert all(np.array_equal(rows[key], right[key]) for key in right)
+
+
+def test_other_bytes_of_another_encoder_are_refused_with_the_way_out(
+    intact: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    source, store = intact[0], tmp_path / "store"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(field_writer, "encoder", lambda *_: encode_otherwise)
+        build(source, store, ZSTD)
+    before = contents(store)
+    next(store.glob("*/image/c/1/*/*/*")).unlink()
+    left = contents(store)
+    advice = follow("the same command again", source, store, ZSTD)
+    assert "came out different from what it was" in advice
+    assert contents(store) == left != before
+    assert follow(advice, source, store, ZSTD) == ""
+    assert precache.verify(store).ok
+
+
+def test_shards_made_before_one_that_cannot_be_are_kept(
+    intact: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    source, store = intact[0], tmp_path / "store"
+    build(source, store, ZSTD)
+    version = precache.open(store)
+    for shard in (0, 1):
+        next(store.glob(f"*/image/c/{shard}/*/*/*")).unlink()
+    key, fetch = version.keys[9], FolderSource.fetch
+
+    def failing(self: FolderSource, keys: Any, sizes: Any, locations: Any = ()) -> Any:
+        samples = zip(keys, fetch(self, keys, sizes), strict=True)
+        return [FetchError("no answer") if name == key else sample for name, sample in samples]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FolderSource, "fetch", failing)
+        assert "are not done" in follow("the same command again", source, store, ZSTD)
+    assert {each.shard for each in precache.verify(store).damage} == {"image/c/1/0/0/0"}
+    assert follow("the same command again", source, store, ZSTD) == ""
+    assert precache.verify(store).ok
 
 
 def test_damage_of_a_version_whose_document_was_touched_is_damage(

@@ -87,7 +87,7 @@ def read_on(store: Path, expected: Path, seen: Path, done: Path, undoing: Lock) 
     loader = opened(shuffle=False)
     while True:
         last = done.exists()
-        with opened(verify="always") as anew:
+        with opened() as anew:
             for each in (loader, anew):
                 rows = 0
                 for batch in each:

@@ -1,4 +1,4 @@
-"""Builds of one version that go on at once, call by call, in every order that matters.
+"""Builds of one version that begin at once, call by call, in every order that matters.
 
 Two builders of a version, whose codecs give other bytes for the same rows, and a removal of old
 versions share a store. Whatever the order of their calls: what is committed is whole, and a build
@@ -29,7 +29,6 @@ from numcodecs import zstd
 import precache.store.commit_log
 import precache_workers.driver.build
 import precache_workers.driver.commit
-import precache_workers.driver.run_monitor
 import precache_workers.profiling.row_probe
 import precache_workers.shards.field_writer
 import precache_workers.shards.shard_objects
@@ -99,19 +98,6 @@ KEEPING_NOTHING: Sequence[tuple[Any, str]] = (
 """What a caller keeps of these is what they return."""
 
 
-class Silent:
-    """In place of the log of finished shards, whose thread would need turns of its own."""
-
-    def __init__(self, *given: object) -> None:
-        pass
-
-    def add(self, receipt: object) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-
 def encoder_of_the_actor(codec: object, dtype: str) -> Callable[[np.ndarray], bytes]:
     level = LEVELS[ACTORS.name]
     return lambda chunk: bytes(zstd.compress(np.ascontiguousarray(chunk), level, True))
@@ -146,6 +132,19 @@ def forgetting(
     return taken
 
 
+def await_end(version: MemoryFolder, names: Iterable[str]) -> None:
+    """As `await_builds`, without silence: however often it looked is one state."""
+    known, name = ACTORS.turns.known, ACTORS.name
+    before = known[name]
+    while any(
+        other in names and not leases.has_ended(lease.holder)
+        for other, lease in leases.read_leases(version).items()
+    ):
+        known[name] = digest(before, "waits")
+        sleep(1)
+    known[name] = digest(before, "waited")
+
+
 def of_the_dead(number: int) -> bytes:
     holder = Process(node="memory", pid=number, started=0, host="ended")
     return LeaseDocument(holder=holder, note="", time=2e9).model_dump_json().encode()
@@ -173,7 +172,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precache_workers.driver.build, "source_of", lambda asked: asked.source)
     monkeypatch.setattr(precache_workers.driver.build, "recordable_source", lambda source: None)
     monkeypatch.setattr(precache_workers.driver.build, "shown", str)
-    monkeypatch.setattr(precache_workers.driver.run_monitor, "ShardLogWriter", Silent)
+    monkeypatch.setattr(precache_workers.driver.build, "await_builds", await_end)
     for module in (precache_workers.driver.commit, garbage):  # on the actor's own thread
         monkeypatch.setattr(module, "prefetch", one_by_one)
     for module in (
@@ -210,6 +209,9 @@ class Rows(HeldRows):
     def __fspath__(self) -> str:
         return "rows"
 
+    def startswith(self, scheme: str) -> bool:
+        return "rows".startswith(scheme)
+
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
     ) -> Fetched:
@@ -237,7 +239,7 @@ def build(source: Rows, retry_failed: bool = False) -> str:
         retry_failed=retry_failed,
     )
     with BuildProgress(False) as progress:
-        monitor = RunMonitor(request, progress)
+        monitor = RunMonitor(request)
         try:
             return _Build(request, progress, monitor).run().version
         except Exception as error:
@@ -426,7 +428,7 @@ def minimal(source: Rows) -> str:
     goal = TargetVersion.of(ACTORS.store, VersionSpec(RECIPE, "f", table, table.digest), 4, SHAPES)
     request = Request.model_construct(source=source, store="store", recipe=RECIPE, address="serial")
     with BuildProgress(False) as progress:
-        monitor = RunMonitor(request, progress)
+        monitor = RunMonitor(request)
         build = _Build(request, progress, monitor)
         build.listed = ListedSource(goal.spec, Placed(table), 0, {}, False, 0.0)
         try:
@@ -470,7 +472,6 @@ def test_two_minimal_builds_in_every_order(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(precache_workers.driver.build, "require_create_only", lambda *given: None)
     monkeypatch.setattr(precache.store.commit_log, "require_create_only", lambda *given: None)
     monkeypatch.setattr(precache_workers.driver.build, "tidy_current", lambda *given: None)
-    monkeypatch.setattr(precache_workers.driver.commit, "keep_followed", lambda *given: None)
     monkeypatch.setattr(
         precache_workers.driver.build, "is_whole", lambda goal: goal.folder.size(ROOT) is not None
     )

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import os
 import re
 import shlex
+import tarfile
+import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tifffile
 from PIL import Image, ImageDraw
 
 import precache
@@ -18,7 +28,10 @@ from precache import Decode, Field, HorizontalFlip, RandomResizedCrop, Recipe, R
 from precache.cli import main as command_line
 from precache.errors import RecipeError
 from precache.recipe.recipe import draws_in_words
+from precache_workers.profiling.pixel_readings import PixelReadings
+from precache_workers.profiling.row_probe import PROBE_SAMPLES
 from tests.support.building import cut, encoded, pixels, write, write_jpegs
+from tests.support.containers import add
 
 Make = Callable[[int], Image.Image]
 
@@ -34,6 +47,31 @@ def in_palette(image: Image.Image) -> Image.Image:
     image = image.copy()
     image.putpalette([(number * 37 + 11) % 256 for number in range(768)])
     return image
+
+
+def instances(number: int, count: int = 150) -> Image.Image:
+    """An area for each of many instances, by the nearest of as many points; 0 is none."""
+    random = np.random.default_rng(number)
+    points = random.random((count, 2)) * (96, 128)
+    pixels = np.stack(np.mgrid[:96, :128], -1).reshape(-1, 1, 2)
+    distances = np.square(pixels - points).sum(2)
+    values = np.where(distances.min(1) < 90, 1 + distances.argmin(1), 0)
+    return Image.fromarray(values.reshape(96, 128).astype(np.uint8))
+
+
+def smooth(number: int) -> Image.Image:
+    """A drawing: circles with a gradient in them, on white."""
+    image, ramp = Image.new("RGB", (256, 256), "white"), Image.linear_gradient("L")
+    for corner in np.random.default_rng(number).integers(0, 150, (6, 2)).tolist():
+        circle = Image.new("L", (100, 100))
+        ImageDraw.Draw(circle).ellipse((0, 0, 99, 99), fill=255)
+        fill = Image.merge("RGB", [ramp.point(lambda v, n=n: v // n + 20) for n in (2, 3, 4)])
+        image.paste(fill.resize((100, 100)), corner, circle)
+    return image
+
+
+def enlarged(number: int) -> Image.Image:
+    return photo(number).resize((28, 28)).resize((100, 100), Image.Resampling.NEAREST)
 
 
 def digit(number: int) -> Image.Image:
@@ -86,6 +124,8 @@ MASKS: dict[str, tuple[Make, str, tuple[str, ...]]] = {
     "random crop": (mask, "PNG", ("--random-resized-crop", "40", "--variants", "2")),
     "neighbouring numbers": (lambda n: mask(n).point(lambda v: v % 3), "PNG", RESIZE),
     "two neighbours": (lambda n: mask(n).point(lambda v: v % 2), "PNG", RESIZE),
+    "instances": (instances, "PNG", RESIZE),
+    "instances in a palette": (lambda n: in_palette(instances(n)), "PNG", ("--crop", "40")),
     "one bit": (lambda n: mask(n).point(lambda v: 255 * (v > 9)).convert("1"), "PNG", RESIZE),
 }
 
@@ -117,6 +157,43 @@ def test_masks_are_asked_for_and_both_ways_out_build(
 def colours_of(array: np.ndarray) -> set[tuple[int, ...]]:
     flat = array.reshape(array.shape[0] * array.shape[1], -1)
     return {tuple(row) for row in np.unique(flat, axis=0).tolist()}
+
+
+def drawing(number: int) -> Image.Image:
+    """Flat rectangles of many colours, with text of two."""
+    random, image = np.random.default_rng(number), Image.new("RGB", (320, 200), "white")
+    draw = ImageDraw.Draw(image)
+    draw.fontmode = "1"
+    for x, y, width, height, *colour in random.integers(0, (300, 180, 90, 50, *[256] * 3), (60, 7)):
+        draw.rectangle((x, y, x + width + 5, y + height + 5), fill=tuple(map(int, colour)))
+    for x, y in random.integers(0, (250, 180), (9, 2)).tolist():
+        draw.text((x, y), "Some text", fill="black")
+    return image
+
+
+OF_COLOURS: dict[str, Make] = {
+    "drawings": drawing,
+    "mosaics": lambda n: in_palette(instances(n)).convert("RGB"),
+    "mosaics with alpha": lambda n: in_palette(instances(n)).convert("RGBA"),
+}
+
+
+@pytest.mark.parametrize("flags", [(), ("--mode", "L")], ids=str)
+@pytest.mark.parametrize("name", OF_COLOURS)
+def test_sharp_areas_of_many_colours_are_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, flags: tuple[str, ...]
+) -> None:
+    """Drawings are like masks of instances in colours, so the build goes on."""
+    source = folder_of(tmp_path / "drawn", OF_COLOURS[name])
+    status, text = run(capfd, "build", source, tmp_path / "store", *RESIZE, *flags, *HERE)
+    assert status == 0, text
+    assert "12 of 12 samples tried look like masks" in text
+    for number, meaning in enumerate(("Masks", "Pictures")):
+        ways = [*flags, *flags_after(meaning, text), *HERE]
+        store = tmp_path / f"{number}.store"
+        status, again = run(capfd, "build", source, store, *RESIZE, *ways)
+        assert status == 0, again
+        assert "look like masks" not in again
 
 
 def test_indices_come_out_of_a_store_as_they_are(tmp_path: Path) -> None:
@@ -173,6 +250,8 @@ PICTURES: dict[str, tuple[Make, str]] = {
     "photographs of 256 colours": (lambda n: cut(n, (200, 150)).quantize(256), "GIF"),
     "JPEGs of masks": (mask, "JPEG"),
     "digits": (digit, "PNG"),
+    "smooth drawings": (smooth, "PNG"),
+    "enlarged photographs": (enlarged, "PNG"),
     "one colour": (lambda n: Image.new("RGB", (50, 50), (n, 9, 9)), "PNG"),
     "16 bits": (wide(65_000), "PNG"),
 }
@@ -218,9 +297,103 @@ def test_a_transparent_picture_is_said(
     assert "transparent pixels" not in run(capfd, *keeps)[1]
     assert {row.shape[0] for row in pixels(tmp_path / "rgba").values()} == {4}
     caplog.clear()
-    run(capfd, "build", source, tmp_path / "quiet", *RESIZE, *HERE, "--quiet")
+    run(capfd, "build", source, tmp_path / "quiet", *RESIZE, *HERE, "--no-progress")
     precache.build(source, tmp_path / "python", Recipe.image(resize=40), address="serial")
     assert [record.message.startswith(line) for record in caplog.records] == [True, True]
+
+
+def animated(kind: str) -> Callable[[int], bytes]:
+    def make(number: int) -> bytes:
+        frames = [photo(10 * number + frame).quantize(64) for frame in range(3)]
+        of_kind = [frame.convert("RGB") for frame in frames] if kind == "WEBP" else frames
+        options = {"lossless": True} if kind == "WEBP" else {}
+        return encoded(of_kind[0], kind, save_all=True, append_images=of_kind[1:], **options)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_an_animation_is_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    source = as_folder(tmp_path, files_of(photo, "a", 4))
+    for number in range(3):
+        write(tmp_path / f"in/b{number}.{kind.lower()}", animated(kind)(number))
+    for command in ("build", "plan"):
+        text = run(capfd, command, source, tmp_path / command, "--resize", "40x40", *HERE)[1]
+        assert text.count("3 of 7 samples tried are animated, and their first frame is") == 1
+
+
+def stack(number: int) -> bytes:
+    file = io.BytesIO()
+    pages = np.asarray(photo(number)).transpose(2, 0, 1)
+    tifffile.imwrite(file, pages, photometric="minisblack")
+    return file.getvalue()
+
+
+def bands(number: int) -> bytes:
+    file, colours = io.BytesIO(), np.asarray(photo(number))
+    four = np.dstack([colours, 255 - colours[..., :1]])
+    tifffile.imwrite(file, four, photometric="rgb", extrasamples=["unspecified"])
+    return file.getvalue()
+
+
+def read_all(data: bytes) -> np.ndarray:
+    """Return (C, H, W) of all pages or bands."""
+    array = tifffile.imread(io.BytesIO(data))
+    return array if array.shape[0] == 3 else array.transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("make", [stack, bands])
+def test_pages_and_bands_that_would_be_dropped_are_refused_and_the_way_out_builds(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Callable[[int], bytes]
+) -> None:
+    """Colour pictures, stored as three pages, became grey ones; a stray one is a bad sample."""
+    for number in range(6):
+        write(tmp_path / f"in/{number}.tif", make(number))
+    for command in ("build", "plan"):
+        status, text = run(capfd, command, tmp_path / "in", tmp_path / "no", *HERE)
+        assert status, text
+        assert "a function in place of decode" in text
+    op = {"op": "function", "function": f"{__name__}:read_all"}
+    recipe = Recipe.from_dict({"fields": {"image": {"ops": [op], "codec": "zstd"}}})
+    precache.build(tmp_path / "in", tmp_path / "store", recipe, address="serial")
+    for key, row in pixels(tmp_path / "store").items():
+        assert np.array_equal(row, read_all((tmp_path / "in" / key).read_bytes()))
+    photos = as_folder(tmp_path / "photos", files_of(photo, "a", 30))
+    write(tmp_path / "photos/in/b.tif", make(1))
+    assert run(capfd, "build", photos, tmp_path / "other", *HERE)[0] == 0
+    [(key, reason)] = precache.open(tmp_path / "other").holes.values()
+    assert (key, "decode would" in reason) == ("b.tif", True)
+
+
+class Channels:
+    """A torch `Dataset` of images in near infrared, too."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.random.default_rng(index).integers(0, 256, (20, 24, 4), np.uint8), index % 2
+
+
+def test_channels_of_arrays_are_refused_and_the_ways_out_keep_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = f"python:{__name__}:Channels"
+    for command in ("build", "plan"):
+        status, text = run(capfd, command, source, tmp_path / "no", *HERE)
+        assert status
+        assert "(20, 24, 4), (H, W, C), and takes 1 or 3 channels" in text
+    assert 'ops = [] and codec = "zstd"' in text
+    (tmp_path / "recipe.toml").write_text('[fields.image]\nops = []\ncodec = "zstd"\n')
+    ways = {"rgba": ("--mode", "RGBA"), "array": ("--recipe", str(tmp_path / "recipe.toml"))}
+    for name, flags in ways.items():
+        status, text = run(capfd, "build", source, tmp_path / name, *flags, *HERE)
+        assert status == 0, text
+        for key, row in pixels(tmp_path / name).items():
+            expected = Channels()[int(key)][0]
+            assert np.array_equal(row, expected.transpose(2, 0, 1) if name == "rgba" else expected)
 
 
 # --- bits ---------------------------------------------------------------------------------------
@@ -237,6 +410,12 @@ def test_fewer_bits_in_files_of_sixteen_are_asked_for(
         assert f"as of {bits} bits" in text
     few, all_of_them = flags_after(f"{bits} bits", text), flags_after("16 bits", text)
     assert (few, all_of_them) == (["--bits", str(bits)], ["--bits", "16"])
+    keep = flags_after("keep all values", text)
+    status, text = run(capfd, "build", source, tmp_path / "keep", *keep, *HERE)
+    assert status == 0, text
+    for key, row in pixels(tmp_path / "keep").items():
+        assert row.dtype == np.uint16
+        assert np.array_equal(row[0], wide(most)(int(key[:2])))
     for name, flags in (("few", few), ("all", all_of_them)):
         status, text = run(capfd, "build", source, tmp_path / name, "--mode", "L", *flags, *HERE)
         assert status == 0, text
@@ -244,6 +423,53 @@ def test_fewer_bits_in_files_of_sixteen_are_asked_for(
         for key, row in pixels(tmp_path / name).items():
             expected = np.asarray(wide(most)(int(key[:2]))) >> (kept - 8)
             assert np.array_equal(row[0], expected)
+
+
+def wide_mask(values: list[int]) -> Make:
+    """Values of 16 bits, each of some squares."""
+    return lambda number: Image.fromarray(
+        np.array(values, np.uint16)[np.asarray(mask(number)) % len(values)]
+    )
+
+
+INSTANCES = [7, *range(26_001, 26_006)]
+FEW = [*range(6)]
+
+
+@pytest.mark.parametrize("recipe", [RESIZE, ("--crop", "40")])
+@pytest.mark.parametrize("values", [INSTANCES, FEW], ids=["instances", "classes"])
+def test_masks_of_sixteen_bits_keep_their_values(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], values: list[int], recipe: tuple[str, ...]
+) -> None:
+    source = folder_of(tmp_path / "masks", wide_mask(values))
+    some = [("--interpolation", "nearest"), ("--bits", "16")] if recipe is RESIZE else []
+    for flags in [(), ("--mode", "L"), *some]:
+        for command in ("build", "plan"):
+            status, text = run(capfd, command, source, tmp_path / "no", *recipe, *flags, *HERE)
+            assert status, text
+            assert "look like masks of 16 bits" in text
+    status, text = run(capfd, "build", source, tmp_path / "no", *recipe, *HERE)
+    pictures = flags_after("Pictures", text)
+    assert run(capfd, "build", source, tmp_path / "p", *recipe, *pictures, *HERE)[0] == 0
+    ways = flags_after("Masks", text)
+    assert ("unchanged" in ways) == (values is INSTANCES)
+    assert run(capfd, "build", source, tmp_path / "m", *recipe, *ways, *HERE)[0] == 0
+    found = {int(value) for row in pixels(tmp_path / "m").values() for value in np.unique(row)}
+    assert found == set(values)
+
+
+def test_many_instances_of_sixteen_bits_are_asked_about(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of the values 26,000 to 26,150 the highest eight bits are one."""
+
+    def make(number: int) -> Image.Image:
+        return Image.fromarray(np.asarray(instances(number)).astype(np.uint16) + 26_000)
+
+    source = folder_of(tmp_path / "masks", make)
+    status, text = run(capfd, "build", source, tmp_path / "no", "--crop", "40", *HERE)
+    assert status
+    assert "12 of 12 samples tried look like masks of 16 bits" in text
 
 
 def test_a_value_of_more_bits_makes_a_hole(tmp_path: Path) -> None:
@@ -254,6 +480,358 @@ def test_a_value_of_more_bits_makes_a_hole(tmp_path: Path) -> None:
     assert result.failed == 1
     [(key, reason)] = precache.open(tmp_path / "store").holes.values()
     assert (key, "more than 10 bits" in reason) == ("99.png", True)
+
+
+def wide_colours(most: int) -> bytes:
+    """A PNG of 16 bits a colour, with an opaque alpha."""
+    values = np.random.default_rng(most).integers(0, most + 1, (48, 64, 4)).astype(np.uint16)
+    values[..., 3] = 65_535
+    return cv2.imencode(".png", values)[1].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "then"),
+    [("grey", "same"), ("colours", "same"), ("grey", "one more"), ("grey", "retry")],
+)
+def test_a_dim_image_of_sixteen_bits_is_a_bad_sample_until_bits_are_stated(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str, then: str
+) -> None:
+    """A probe may miss the few of them; the highest 8 bits would be 0 to 15."""
+
+    def dim(most: int) -> bytes:
+        return encoded(wide(most)(1), "PNG") if kind == "grey" else wide_colours(most)
+
+    source, store = folder_of(tmp_path / "in", photo, 60), tmp_path / "store"
+    for name, most in (("b12", 4095), ("b13", 60_000), ("b14", 5000), ("b15", 0)):
+        write(source / f"{name}.png", dim(most))
+    recipe = ("--resize", "40x40", *HERE)
+    status, text = run(capfd, "build", source, store, *recipe)
+    assert status == 0, text
+    [(key, reason)] = precache.open(store).holes.values()
+    assert (key, "values up to 4095, of which the highest 8 bits are 0 to 15" in reason) == (
+        "b12.png",
+        True,
+    )
+    exact, whole = (flags.split() for flags in re.findall(r"\((--bits \d+)\)", reason))
+    before = precache.open(store).id
+    if then == "one more":
+        write(source / "a60.png", encoded(photo(60), "PNG"))
+    retry = ["--retry-failed"] * (then == "retry")
+    status, text = run(capfd, "build", source, store, *recipe, *whole, *retry)
+    assert status == 0, text
+    assert "63 rows and 7 whole shards were taken over" in text
+    assert not precache.open(store).holes
+    assert pixels(store)["b12.png"].max() < 16
+    status, text = run(capfd, "build", source, store, *recipe)
+    assert status == 0, text
+    assert [hole for _, hole in precache.open(store).holes.values()] == [reason]
+    assert (precache.open(store).id == before) == (then != "one more")
+    status, text = run(capfd, "build", source, store, *recipe, *exact)
+    assert status == 0, text
+    assert {key for key, _ in precache.open(store).holes.values()} == {"b13.png", "b14.png"}
+    assert pixels(store)["b12.png"].max() > 99
+
+
+def test_a_refresh_leaves_a_dim_image_out(tmp_path: Path) -> None:
+    source, store = folder_of(tmp_path / "in", photo, 60), tmp_path / "store"
+    write(source / "b12.png", encoded(wide(4095)(1), "PNG"))
+    folder_of(source / "wide", wide(60_000), 30)
+    recipe = Recipe.image(random_resized_crop=20, variants=2)
+    before = precache.build(source, store, recipe, address="serial")
+    after = precache.refresh(store, address="serial")
+    assert (before.failed, after.failed) == (1, 1)
+    [(key, reason)] = precache.open(store).holes.values()
+    assert (key, "--bits 12" in reason) == ("b12.png", True)
+
+
+def test_more_dim_images_than_may_fail_stop_a_build_and_the_way_out_builds(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, store = folder_of(tmp_path / "in", wide(60_000), 16), tmp_path / "store"
+    for number in range(6):
+        write(source / f"b{number}.png", encoded(wide(4095)(number), "PNG"))
+    recipe = ("--mode", "L", *HERE)
+    status, text = run(capfd, "build", source, store, *recipe)
+    assert status
+    assert "6 of 22 samples failed" in text
+    status, text = run(capfd, "build", source, store, *recipe, "--bits", "16")
+    assert status == 0, text
+    assert len(pixels(store)) == 22
+
+
+# --- samples that a version lacks -----------------------------------------------------------------
+
+
+def photo(number: int) -> Image.Image:
+    return cut(number, (60, 50))
+
+
+Files = dict[str, bytes]
+
+
+def files_of(make: Make, name: str, count: int = 8) -> Files:
+    return {f"{name}{number:02}.png": encoded(make(number), "PNG") for number in range(count)}
+
+
+def as_folder(root: Path, files: Files) -> str:
+    for name, data in files.items():
+        write(root / "in" / name, data)
+    return str(root / "in")
+
+
+def as_tars(root: Path, files: Files) -> str:
+    """Files that are new go into an archive of their own."""
+    archives = sorted(root.glob("*.tar"))
+    new = sorted(files)[sum(int(path.stem.partition("-")[2]) for path in archives) :]
+    root.mkdir(exist_ok=True)
+    with tarfile.open(root / f"{len(archives)}-{len(new)}.tar", "w") as archive:
+        for name in new:
+            add(archive, name, files[name])
+    return str(root / "*.tar")
+
+
+def as_zip(root: Path, files: Files) -> str:
+    root.mkdir(exist_ok=True)
+    with zipfile.ZipFile(root / "in.zip", "w") as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return str(root / "in.zip")
+
+
+def as_parquet(root: Path, files: Files) -> str:
+    root.mkdir(exist_ok=True)
+    table = pa.table({"key": [*files], "image": [*files.values()]})
+    pq.write_table(table, root / "in.parquet")
+    return str(root / "in.parquet")
+
+
+class Items:
+    """A torch `Dataset` of the files of a folder, whose samples have keys and fingerprints."""
+
+    def __init__(self) -> None:
+        self.paths = sorted(Path(os.environ["ITEMS"]).iterdir())
+        self.targets = [0] * len(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[bytes, int]:
+        return self.paths[index].read_bytes(), 0
+
+    def key(self, index: int) -> str:
+        return self.paths[index].name
+
+    def fingerprint(self, index: int) -> str:
+        return hashlib.sha256(self.paths[index].read_bytes()).hexdigest()
+
+
+def as_dataset(root: Path, files: Files) -> str:
+    os.environ["ITEMS"] = as_folder(root, files)
+    return f"python:{__name__}:Items"
+
+
+SOURCES: dict[str, Callable[[Path, Files], str]] = {
+    "folder": as_folder,
+    "tars": as_tars,
+    "zip": as_zip,
+    "Parquet": as_parquet,
+    "dataset": as_dataset,
+}
+
+LATER: dict[str, tuple[Make, str, str, str]] = {
+    "palette": (lambda n: in_palette(mask(n)), "look like masks", "Masks", "Pictures"),
+    "grey": (mask, "look like masks", "Masks", "Pictures"),
+    "12 bits": (wide(4095), "have 16 bits, and values up to", "12 bits", "16 bits"),
+}
+
+
+@pytest.fixture
+def items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ITEMS", "")  # and forget what a test sets
+
+
+@pytest.mark.usefixtures("items")
+@pytest.mark.parametrize("later", LATER)
+@pytest.mark.parametrize("source", SOURCES)
+def test_samples_that_are_added_are_asked_about_and_the_ways_out_build(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], source: str, later: str
+) -> None:
+    """Row shapes are known of the version that lacks them; readings of pixels are not."""
+    make, said, own, other = LATER[later]
+    store, recipe = tmp_path / "store", ("--resize", "40x40", *HERE)
+    photos, added = files_of(photo, "a", 12), files_of(make, "b")
+    where = SOURCES[source](tmp_path / "both", photos)
+    status, text = run(capfd, "build", where, store, *recipe)
+    assert status == 0, text
+    first = precache.open(store).id
+    where = SOURCES[source](tmp_path / "both", {**photos, **added})
+    for command in (("plan",), ("plan", "--no-timing"), ("build",)):
+        status, text = run(capfd, *command, where, store, *recipe)
+        assert status, text
+        assert f"8 of 8 samples tried {said}" in text
+    assert precache.open(store).id == first
+    assert not list(store.glob("*/build.json"))
+    as_pictures = flags_after(other, text)
+    assert run(capfd, "build", where, store, *recipe, *as_pictures)[0] == 0
+    assert len(pixels(store)) == 20
+    as_they_are = flags_after(own, text)
+    if own == "Masks":  # photos are none
+        where = SOURCES[source](tmp_path / "alone", added)
+    status, text = run(capfd, "build", where, tmp_path / "exact", *recipe, *as_they_are)
+    assert status == 0, text
+    rows = pixels(tmp_path / "exact")
+    in_order = sorted(rows, key=lambda key: (len(key.split("/")[-1]), key.split("/")[-1]))
+    for number, key in enumerate(in_order[-8:]):
+        original = np.asarray(make(number))
+        if own == "Masks":
+            assert {*np.unique(rows[key])} <= {*np.unique(original)}
+        else:
+            assert abs(int(rows[key].mean()) - int(original.mean() / 16)) <= 1
+
+
+def test_samples_that_change_are_asked_about(tmp_path: Path) -> None:
+    """Before as many photos as these, a stray mask among all samples is a line."""
+    photos = as_folder(tmp_path, files_of(photo, "a", 40))
+    store, recipe = tmp_path / "store", Recipe.image(resize=(40, 40))
+    first = precache.build(photos, store, recipe, address="serial")
+    write(tmp_path / "in/a07.png", encoded(in_palette(mask(7)), "PNG"))
+    for ask in (precache.build, precache.plan):
+        with pytest.raises(RecipeError, match=r"1 of 1 samples tried look like masks: a07\.png"):
+            ask(photos, store, recipe, address="serial")
+    with pytest.raises(RecipeError, match=r"1 of 1 samples tried look like masks: a07\.png"):
+        precache.ensure(photos, store, recipe, address="serial")
+    write(tmp_path / "in/a07.png", encoded(photo(99), "PNG"))
+    changed = precache.build(photos, store, recipe, address="serial")
+    assert (changed.rows_reused, changed.version != first.version) == (39, True)
+
+
+@pytest.mark.parametrize("names", ["equal", "other"])
+def test_another_source_for_the_same_recipe_is_asked_about(tmp_path: Path, names: str) -> None:
+    store, recipe = tmp_path / "store", Recipe.image(resize=(40, 40))
+    photos = as_folder(tmp_path / "photos", files_of(photo, "a"))
+    precache.build(photos, store, recipe, address="serial")
+    name = "a" if names == "equal" else "b"
+    masks = as_folder(tmp_path / "masks", files_of(mask, name))
+    with pytest.raises(RecipeError, match="8 of 8 samples tried look like masks"):
+        precache.build(masks, store, recipe, address="serial")
+
+
+@pytest.mark.parametrize("shape", [{"resize": (40, 40)}, {"crop": 40}])
+def test_a_plan_without_timing_asks_as_the_build_does(tmp_path: Path, shape: Any) -> None:
+    """With declared row shapes, too."""
+    masks = as_folder(tmp_path, files_of(lambda n: in_palette(mask(n)), "a"))
+    for stated, asks in (({}, True), ({"mode": "P", "interpolation": "nearest"}, False)):
+        recipe = Recipe.image(**shape, **stated)
+        context = pytest.raises(RecipeError, match="look like masks") if asks else nullcontext()
+        with context:
+            precache.plan(masks, tmp_path / "no", recipe, timing=False, address="serial")
+
+
+def test_all_fields_of_new_samples_are_asked_about(tmp_path: Path) -> None:
+    """A field that the version lacks is computed of all samples, and tried on these."""
+    photos = as_folder(tmp_path, files_of(photo, "a", 40))
+    small = {"small": Field(ops=[Decode(), Resize(size=(20, 20))])}
+    fields = {"image": Field(ops=[Decode(), Resize(size=(40, 40))])}
+    precache.build(photos, tmp_path / "store", Recipe(fields=fields), address="serial")
+    as_folder(tmp_path, files_of(mask, "b", 4))
+    for more in ({}, small):
+        recipe = Recipe(fields={**fields, **more})
+        with pytest.raises(RecipeError, match="field image: 4 of 4 samples tried look like masks"):
+            precache.build(photos, tmp_path / "store", recipe, address="serial")
+
+
+def test_failed_samples_that_are_tried_again_are_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = as_folder(tmp_path, files_of(photo, "a"))
+    write(tmp_path / "in/b.png", b"none")
+    monkeypatch.setenv("ITEMS", photos)
+    monkeypatch.setattr(Items, "fingerprint", lambda self, index: "any")
+    store, recipe = tmp_path / "store", Recipe.image(resize=(40, 40))
+    source = f"python:{__name__}:Items"
+    assert precache.build(source, store, recipe, address="serial").failed == 1
+    write(tmp_path / "in/b.png", encoded(mask(1), "PNG"))
+    again: dict[str, Any] = {"address": "serial", "retry_failed": True}
+    for ask in (precache.build, precache.plan):
+        with pytest.raises(RecipeError, match=r"1 of 1 samples tried look like masks: b\.png"):
+            ask(source, store, recipe, **again)
+    stated = Recipe.image(resize=(40, 40), mode="RGB", interpolation="bilinear")
+    assert precache.build(source, store, stated, **again).mended == 1
+
+
+def test_nothing_is_tried_where_nothing_is_decoded_or_all_is_stated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tried = list[str]()
+    look = PixelReadings.look
+    monkeypatch.setattr(
+        PixelReadings,
+        "look",
+        lambda self, sample, key: (tried.append(key), look(self, sample, key)),
+    )
+    photos = as_folder(tmp_path, files_of(photo, "a", 40))
+    store = tmp_path / "store"
+    run(capfd, "build", photos, store, *RESIZE, *HERE)
+    assert PROBE_SAMPLES <= len(tried) <= PROBE_SAMPLES + 1
+    tried.clear()
+    status, text = run(capfd, "build", photos, store, *RESIZE, *HERE)
+    assert (status, "Nothing to do" in text) == (0, True)
+    assert run(capfd, "build", photos, store, *RESIZE, "--codec", "zstd", *HERE)[0] == 0
+    (tmp_path / "in/a03.png").unlink()
+    assert run(capfd, "build", photos, store, *RESIZE, *HERE)[0] == 0
+    assert tried == []
+    as_folder(tmp_path, files_of(photo, "b", 30))
+    assert run(capfd, "build", photos, store, *RESIZE, *HERE)[0] == 0
+    assert PROBE_SAMPLES <= len(tried) <= PROBE_SAMPLES + 1
+    assert {key[0] for key in tried} == {"b"}
+    tried.clear()
+    as_folder(tmp_path, files_of(photo, "c"))
+    stated = ("--interpolation", "bilinear", "--mode", "RGB", "--bits", "16")
+    assert run(capfd, "build", photos, store, *RESIZE, *stated, *HERE)[0] == 0
+    assert tried == []
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_added_without_a_flag(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    make, kind = PICTURES[name]
+    source, store = folder_of(tmp_path / "pictures", photo), tmp_path / "store"
+    assert run(capfd, "build", source, store, "--resize", "24x24", *HERE)[0] == 0
+    for number in range(3):
+        write(source / f"b{number}.{kind.lower()}", encoded(make(number), kind))
+    status, text = run(capfd, "build", source, store, "--resize", "24x24", *HERE)
+    assert status == 0, text
+    assert ("highest 8 are kept" in text) == (name == "16 bits")
+    assert "look like" not in text
+
+
+@pytest.mark.parametrize("later", ["grey", "12 bits"])
+def test_a_refresh_reads_pixels_as_its_version_did(tmp_path: Path, later: str) -> None:
+    """A recipe that is taken from the version states its bits, but none of its other defaults."""
+    make, store = LATER[later][0], tmp_path / "store"
+    source = as_folder(tmp_path, files_of(make, "a"))
+    crop: dict[str, Any] = {"random_resized_crop": 20, "variants": 2, "interpolation": "bilinear"}
+    precache.build(source, store, Recipe.image(**crop, mode="RGB", bits=16), address="serial")
+    precache.refresh(store, address="serial")
+    assert precache.open(store).recipe.fields["image"].first_variant == 1
+    as_folder(tmp_path, files_of(make, "b"))
+    asked = pytest.raises(RecipeError, match="8 of 8 samples tried look like masks")
+    with asked if later == "grey" else nullcontext():
+        precache.build(source, store, precache.open(store).recipe, address="serial")
+
+
+def test_a_refresh_does_not_ask_what_its_version_was_not_asked(tmp_path: Path) -> None:
+    """Of the images of 16 bits that were tried, only those without large values are left."""
+    bright, store = files_of(wide(60_000), "b", 4), tmp_path / "store"
+    source = as_folder(tmp_path, {**files_of(wide(5000), "a", 4), **bright})
+    recipe = Recipe.image(random_resized_crop=20, variants=2, mode="L")
+    precache.build(source, store, recipe, address="serial")
+    for name in bright:
+        (tmp_path / "in" / name).unlink()
+    precache.build(source, store, recipe, address="serial")
+    refreshed = precache.refresh(store, address="serial")
+    assert (refreshed.failed, refreshed.removed) == (0, 4)
 
 
 # --- draws --------------------------------------------------------------------------------------
@@ -337,11 +915,11 @@ def test_a_recipe_that_states_one_draw_does_so_wherever_it_is_written(tmp_path: 
 
 @pytest.mark.parametrize("stated", [True, False])
 def test_a_job_knows_what_was_stated(stated: bool) -> None:
-    options: dict[str, Any] = {"mode": "RGB", "interpolation": "bilinear", "bits": 16}
+    options: dict[str, Any] = {"mode": "RGB", "interpolation": "bilinear"}
     recipe = Recipe.image(resize=32, **(options if stated else {}))
     sent = Recipe.from_dict(json.loads(json.dumps(recipe.as_stated())))
     decode, resize = sent.fields["image"].ops
-    assert decode.states("mode") == decode.states("bits") == stated
+    assert decode.states("mode") == stated
     assert resize.states("interpolation") == stated
     assert sent.to_dict() == recipe.to_dict() == Recipe.image(resize=32).to_dict()
 

@@ -10,7 +10,7 @@ import pytest
 
 import precache
 from precache.storage.open import open_folder
-from tests.support.building import build_here, cut, encoded, remains, write, write_jpegs
+from tests.support.building import build_here, cut, encoded, flip, remains, write, write_jpegs
 from tests.support.servers import S3Server
 
 RECIPE = precache.Recipe.image(resize=48, crop=40, codec="raw")
@@ -27,13 +27,6 @@ def source(tmp_path: Path) -> Path:
 
 def grown(source: Path) -> None:
     write(source / "cat/new.jpg", encoded(cut(99)))
-
-
-def spoil(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    with path.open("r+b") as file:
-        file.write(data)
 
 
 @pytest.fixture
@@ -59,7 +52,7 @@ def assert_whole_and_one(versions: list[Path]) -> None:
 def test_a_damaged_shard_is_repaired_in_all_versions_that_share_it(
     versions: list[Path], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil(versions[1] / SHARD)
+    flip(versions[1] / SHARD, 0.5)
     assert not any(precache.verify(version).ok for version in versions)
     (versions[1] / SHARD).unlink()
     result = build(source, tmp_path / "store", progress=True)

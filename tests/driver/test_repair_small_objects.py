@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.support.building import (
     contents,
     cut,
     encoded,
+    flip,
     identities,
     remains,
     shard_files,
@@ -84,9 +86,7 @@ def spoil(path: Path, how: str) -> None:
     elif how == "cut":
         path.write_bytes(path.read_bytes()[:-5])
     else:
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 0x55
-        path.write_bytes(data)
+        flip(path, 0.5, 0x55)
 
 
 HOW = ("unlink", "cut", "change")
@@ -154,6 +154,21 @@ def test_a_shard_and_the_sums_of_its_field_are_made_again_together(
     assert contents(store) == before
 
 
+def test_a_damaged_shard_is_to_be_removed_where_the_sums_of_its_field_are_lost(
+    built: tuple[Path, Path, str], store: Path
+) -> None:
+    source, _, version = built
+    before = contents(store)
+    (store / version / "_sums/image/c/0/0").unlink()
+    spoil(store / version / "image/c/1/0/0/0", "change")
+    with pytest.raises(StoreError, match="so is _sums/image, which is made of it") as raised:
+        build(source, store)
+    [path] = re.findall(r"remove (/\S+) and run the same command again", str(raised.value))
+    Path(path).unlink()
+    assert build(source, store).version == version
+    assert contents(store) == before
+
+
 def test_a_table_is_not_made_of_shards_that_are_damaged(
     built: tuple[Path, Path, str], store: Path
 ) -> None:
@@ -217,6 +232,26 @@ def test_the_row_table_of_a_version_that_grew_is_mended(tmp_path: Path) -> None:
         again = build(source, store)
         assert again.version == grown.version, name
         assert contents(store) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["label", "valid", "key", "rows", "holes", "shards/image", "_sums/wide"]
+)
+def test_a_folder_of_another_version_is_mended_at_once(
+    name: str, built: tuple[Path, Path, str], store: Path
+) -> None:
+    """Its document agrees with its data, and not with the version's own document."""
+    source, _, version = built
+    before = contents(store)
+    more = shutil.copytree(source, store.with_name("more"))
+    write_jpegs(more / "more", 20)
+    write(more / "cat/broken too.jpg", b"none")
+    other = build(more, store.with_name("other")).path
+    shutil.copytree(Path(other, name), store / version / name, dirs_exist_ok=True)
+    assert not precache.verify(store).ok
+    assert build(source, store).version == version
+    assert precache.verify(store).ok
+    assert contents(store) == before
 
 
 def test_the_row_table_comes_from_a_version_that_has_the_same(tmp_path: Path) -> None:
@@ -388,6 +423,7 @@ def test_intact_labels_stay_though_the_dataset_has_others_now(
     result = build_here(source, tmp_path / "store", recipe, OPTIONS)
     before = contents(tmp_path / "store")
     module.write_text(LABELLED.replace("    # members\n", FINGERPRINT + "    targets = None\n"))
+    monkeypatch.delitem(sys.modules, "labelled_anew")  # as in another process
     (Path(result.path) / "label/zarr.json").unlink()
     build_here(source, tmp_path / "store", recipe, OPTIONS)
     assert contents(tmp_path / "store") == before

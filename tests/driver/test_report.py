@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from html import escape
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from precache_workers.driver import build as building
 from precache_workers.driver.report import BINS, check_reports, summary
 from precache_workers.driver.report_page import MAX_SHARD_BARS, TIMELINE_NODES, page
 from precache_workers.driver.totals import BuildTotals
-from tests.support.browser import AXE, CHROMIUM, chromium
+from tests.support.browser import CHROMIUM, chromium
 from tests.support.building import cli, write, write_jpegs
 
 HOSTILE = "<script>alert(1)</script>&\"'.jpg"
@@ -176,7 +175,7 @@ def test_a_build_that_fails_is_reported_with_its_reason(tmp_path: Path) -> None:
     for number in range(9):
         write(photos / f"<script>x{number}&\"'.jpg", b"none")
     ran = cli(
-        *("build", photos, tmp_path / "store", "--address", "serial", "--quiet"),
+        *("build", photos, tmp_path / "store", "--address", "serial", "--no-progress"),
         *("--shard-samples", 2, "--resize", "150x150"),
         *("--report", tmp_path / "f.html", "--report", tmp_path / "f.json"),
     )
@@ -239,9 +238,10 @@ def test_reports_that_cannot_be_written_are_refused_first(
 
 
 def test_a_page_needs_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "precache.html.pages")
     check_reports(["build.json"], "store")
-    with pytest.raises(UsageError, match=r"needs matplotlib: pip install 'precache\[report\]'"):
+    with pytest.raises(UsageError, match=r"needs jinja2: pip install 'precache\[report\]'"):
         check_reports(["build.html"], "store")
 
 
@@ -289,7 +289,7 @@ def figures(shards: int, nodes: int, **changes: Any) -> dict[str, Any]:
             cpu_seconds=2.5, host=f"10.0.0.{node}", began=1.7e9 + turn // 3 * 3, fetched=10**7,
         )  # fmt: skip
         receipts.append(receipt)
-        totals.add(receipt, float(shard))
+        totals.add(receipt)
     monitor: Any = SimpleNamespace(
         request=SimpleNamespace(source="photos", store="photos.store", address="auto"),
         began=1.7e9, target=None, new_receipts=receipts, receipts={}, totals=totals,
@@ -315,18 +315,18 @@ def test_keys_that_are_no_text_do_not_break_the_page() -> None:
 
 def test_every_chart_has_a_text_for_who_cannot_see_it() -> None:
     html = page(figures(30, 3))
-    charts = re.findall(r'<svg class="chart [^>]*>', html)
-    assert len(charts) == 6
-    assert all('role="img"' in chart and "aria-label=" in chart for chart in charts)
+    assert html.count('<section class="chart">') == 3
+    assert html.count('role="img" aria-label="') == 2 + 3, "two of curves, and one a node"
     labels = " ".join(re.findall('aria-label="([^"]*)"', html))
     for text in ("Images per second over", "Megabytes per second over", "30 on 3 nodes"):
         assert text in labels
 
 
 def test_nodes_are_named_whole() -> None:
-    text = Reader(page(figures(60, 30))).text
+    html = page(figures(60, 30))
     for node in range(30):
-        assert len(re.findall(rf"\b10\.0\.0\.{node}\b(?!\.)", text)) >= 2, "in chart and table"
+        assert f"<p>10.0.0.{node}</p>" in html
+        assert f"<td>10.0.0.{node}</td>" in html
 
 
 @pytest.mark.heavy
@@ -336,9 +336,9 @@ def test_a_page_of_very_many_shards_stays_small() -> None:
     read = assert_alone(html)
     assert "10,000 of 10,000" in read.text
     assert "shards in progress" in read.text
-    assert html.count("<path") < 2000
+    assert html.count("<rect") < 2000
     few = page(figures(MAX_SHARD_BARS, 4))
-    assert few.count("<path") > 2 * MAX_SHARD_BARS
+    assert few.count("<rect") > MAX_SHARD_BARS
     assert len(few) < 500_000
 
 
@@ -350,72 +350,20 @@ def test_a_page_of_very_many_nodes_says_what_it_leaves_out() -> None:
 
 # --- in a browser -------------------------------------------------------------------------------
 
-LOOK = """<!doctype html><iframe style="width:{width}px;height:900px;border:0" srcdoc="{page}">
-</iframe><pre id="seen"></pre><script>onload = () => {{
-  const page = document.querySelector("iframe").contentDocument;
-  const shown = [...page.querySelectorAll("svg.chart")].filter((svg) => svg.getClientRects()[0]);
-  const scale = (each) => each.getBoundingClientRect().width / each.viewBox.baseVal.width;
-  document.querySelector("#seen").textContent = JSON.stringify({{
-    overflow: page.documentElement.scrollWidth - page.documentElement.clientWidth,
-    charts: shown.length, scales: shown.map(scale),
-    ink: getComputedStyle(page.body).color, paper: getComputedStyle(page.body).backgroundColor,
-    fills: [...new Set([...shown[0].querySelectorAll("path, text")].map((each) => getComputedStyle(
-      each)[each.localName === "text" ? "fill" : "stroke"]))],
-  }});
-}}</script>"""
-
-
-def look(folder: Path, html: str, width: int, dark: bool) -> dict[str, Any]:
-    """How Chromium lays a page out."""
-    (folder / "look.html").write_text(LOOK.format(width=width, page=escape(html)), "utf-8")
-    flags = (
-        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
-        "--disable-background-networking --disable-component-update --window-size=1400,1000"
-    )
-    line = [CHROMIUM or "", *flags.split(), f"--user-data-dir={folder / 'profile'}"]
-    scheme = [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
-    ran = subprocess.run(
-        [*line, *scheme, "--dump-dom", (folder / "look.html").as_uri()],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    found = re.search(r'<pre id="seen">(.*?)</pre>', ran.stdout)
-    assert found, ran.stderr
-    seen: dict[str, Any] = json.loads(found[1])
-    return seen
-
-
-def luminance(colour: str) -> float:
-    """Of ``rgb(…)``, as WCAG 2 defines it."""
-    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium, to lay the page out")
-@pytest.mark.parametrize(
-    ("width", "dark"),
-    [(360, True), *(pytest.param(width, False, marks=pytest.mark.heavy) for width in (360, 1200))],
-)
-def test_a_browser_shows_the_page_on_phones_and_in_the_dark(
-    tmp_path: Path, width: int, dark: bool
-) -> None:
+def test_a_browser_shows_the_page_on_phones_and_in_the_dark(tmp_path: Path) -> None:
     told = figures(60, 3, source="s" * 300, error="e" * 300)
     told["failures"] = [{"key": "k" * 300, "reason": "r" * 300}]
-    seen = look(tmp_path, page(told), width, dark)
-    assert seen["overflow"] == 0, "nothing but tables is wider than the screen"
-    assert seen["charts"] == 3, "either the wide or the narrow ones"
-    assert all(0.9 < scale < 1.1 for scale in seen["scales"]), "text has its own size"
-    ink, paper = luminance(seen["ink"]), luminance(seen["paper"])
-    assert (ink > paper) == dark
-    assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) > 7
-    assert len(seen["fills"]) >= 3, "colours of the style sheet reach the charts"
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
-@pytest.mark.skipif(AXE is None, reason="needs axe-core-python")
-def test_axe_finds_nothing_to_mend(tmp_path: Path) -> None:
-    told = figures(60, 3, error="e" * 300)
-    told["failures"] = [{"key": "k" * 300, "reason": "r" * 300}]
     save(page(told), tmp_path / "build.html")
+    texts, lines = ".chart text", ".chart :is(polyline, .grid)"
     with chromium(tmp_path / "profile") as tab:
         tab.fine(tmp_path / "build.html")
+        assert tab.run("document.querySelectorAll('.chart').length") == 3
+        each = f"[...document.querySelectorAll('{texts}')]"
+        heights = tab.run(f"{each}.map(text => text.getBoundingClientRect().height)")
+        assert all(10 < height < 25 for height in heights), "text has its own size"
+        each = (
+            f"[...document.querySelectorAll('{lines}')].map(line => getComputedStyle(line).stroke)"
+        )
+        assert len(tab.run(f"[...new Set({each})]")) >= 3, "colours of the style sheet arrive"

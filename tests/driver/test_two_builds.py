@@ -1,11 +1,14 @@
-"""Two builds of one version at once, each in a process: neither harms what the other did."""
+"""Two builds of one version at once, each in a process: the second waits or takes over."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import subprocess
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +23,24 @@ from precache.maintenance import transfer
 from precache.maintenance.gc import remove_version
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
-from precache.storage.open import open_folder
 from precache.store import lease as leases
 from precache.store.commit_log import ROOT
-from precache.store.lease import NamedLease, decision_lease, read_leases
-from precache.store.live_version import LiveVersion
+from precache.store.lease import NamedLease, await_builds, decision_lease
 from precache.store.receipts import Receipt
-from precache.store.shard_log import FOLLOWED_FOLDER, follow_log
+from precache.store.small_arrays import small_array
 from precache_workers.driver import build as driver
-from precache_workers.driver import repair, shard_log_writer
-from precache_workers.driver.run_monitor import RunMonitor
+from precache_workers.driver import repair
 from precache_workers.planning.target_version import TargetVersion
 from precache_workers.shards import field_writer, shard_objects, shard_task
 from precache_workers.shards.shard_task import ShardTask
 from tests.support.building import (
     build_here,
+    command,
     contents,
     cut,
     encoded,
     end,
+    environment,
     pixels,
     poll,
     remains,
@@ -53,15 +55,11 @@ OPTIONS: dict[str, Any] = {"shard_samples": 3}
 def mood(array: np.ndarray, folder: str = "") -> np.ndarray:
     """The array as it is, counted by process; the smallest fail unless LUCKY is set.
 
-    The smallest wait where HOLD is set, if that is a store once a build of it has begun. In the
-    second build of the store RELEASE they let the first one go on, and wait for its end.
+    The smallest wait where HOLD is set, if that is a store once a build of it has begun.
     """
     with Path(folder, f"{os.getpid()}.calls").open("a") as calls:
         calls.write(".")
     if array.shape[0] == 40:
-        if "RELEASE" in os.environ and builds_of(store := Path(os.environ["RELEASE"])) == 2:
-            Path(folder, "go").touch()
-            poll(lambda: (store / "commits").exists() and not remains(store), "the other's end")
         held = os.environ.get("HOLD")
         if held and (held == "1" or builds_of(Path(held))):
             Path(folder, str(os.getpid())).touch()
@@ -119,33 +117,138 @@ def build_otherwise(source: Path, store: Path, recipe: Any, options: Any, variab
     return build_here(source, store, recipe, options, variables)
 
 
+def take_over(*arguments: Any) -> Any:
+    """A build to which all others seem silent, and its own lease stays."""
+    leases.STALE_SECONDS = leases.ALIVE_SECONDS = 0.0
+    leases.RENEWAL_SECONDS = 1e6
+    return build_here(*arguments)
+
+
+def when_waiting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do something as soon as a build of this process waits for another one."""
+
+    def act_and_wait(folder: Folder, names: Any) -> None:
+        act()
+        await_builds(folder, names)
+
+    monkeypatch.setattr(driver, "await_builds", act_and_wait)
+
+
+def test_the_second_of_two_equal_builds_waits_and_has_nothing_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    variables = {"HOLD": str(store), "LUCKY": "1"}
+    first = start_held(tmp_path, build_here, source, store, recipe, OPTIONS, variables)
+    when_waiting(monkeypatch, (tmp_path / "go").touch)
+    result = precache.build(source, store, recipe, address="serial", progress=True, **OPTIONS)
+    assert end(first) == 0
+    assert (result.samples, result.failed, result.shards_skipped) == (12, 0, result.shards)
+    said = " ".join(capfd.readouterr().err.split())
+    assert re.search(rf"is running already \(process {first.pid} [^)]*, since 20\d\d-", said)
+    assert f"Nothing to do: version {result.version[:8]} is complete" in said
+    assert not Path(tmp_path, f"{os.getpid()}.calls").exists(), "it computed nothing"
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_the_second_goes_on_where_the_first_ended_while_it_waited(
+    tmp_path: Path, sent: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, store = source_of(tmp_path), tmp_path / "store"
+    recipe, variables = recipe_of(tmp_path, size=150), {"HOLD": str(store), "LUCKY": "1"}
+    first = start_held(tmp_path, build_here, source, store, recipe, OPTIONS, variables)
+    done = len(list(store.rglob("receipts/*.json")))
+    when_waiting(monkeypatch, lambda: os.kill(first.pid, sent))
+    monkeypatch.setenv("LUCKY", "1")
+    result = build_here(source, store, recipe, OPTIONS)
+    assert end(first) != 0
+    assert (result.failed, result.shards) == (0, 4)
+    assert result.shards_skipped >= done
+    assert_whole(store)
+
+
 @pytest.mark.parametrize("lucky", [True, pytest.param(False, marks=pytest.mark.heavy)])
-def test_of_two_that_try_again_what_failed_the_slower_leaves_what_the_other_mended(
-    tmp_path: Path, lucky: bool
+def test_of_two_that_try_again_what_failed_the_second_mends_what_the_first_does_not(
+    tmp_path: Path, lucky: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
     first = build_here(source, store, recipe, OPTIONS)
     assert first.failed == 1
     again = {**OPTIONS, "retry_failed": True}
-    variables = {"HOLD": "1", **({"LUCKY": "1"} if lucky else {})}
+    variables = {"HOLD": str(store), **({"LUCKY": "1"} if lucky else {})}
     slow = start_held(tmp_path, build_here, source, store, recipe, again, variables)
-    mended = start(build_here, source, store, recipe, again, {"LUCKY": "1"})
-    assert end(mended) == 0
-    current = precache.open(store)
-    before = contents(Path(current.path))
-    assert current.id != first.version
-    (tmp_path / "go").touch()
+    when_waiting(monkeypatch, (tmp_path / "go").touch)
+    monkeypatch.setenv("LUCKY", "1")
+    result = build_here(source, store, recipe, again)
     assert end(slow) == 0
-    assert precache.open(store).id == current.id
-    assert contents(Path(current.path)) == before
+    assert precache.open(store).id == result.version != first.version
+    assert not precache.open(store).holes
     assert_whole(store)
 
 
-def test_a_slower_build_with_another_codec_overwrites_nothing(tmp_path: Path) -> None:
+def test_one_that_tries_again_what_failed_does_so_after_the_first_build_of_the_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    variables = {"HOLD": "1", "LUCKY": "1"}
+    slow = start_held(tmp_path, build_here, source, store, recipe, OPTIONS, {"HOLD": str(store)})
+    when_waiting(monkeypatch, (tmp_path / "go").touch)
+    monkeypatch.setenv("LUCKY", "1")
+    result = build_here(source, store, recipe, {**OPTIONS, "retry_failed": True})
+    assert end(slow) == 0
+    assert (result.mended, precache.open(store).id) == (1, result.version)
+    assert not precache.open(store).holes
+    assert_whole(store)
+
+
+def test_of_two_that_recompute_one_version_the_second_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    monkeypatch.setenv("LUCKY", "1")
+    before = build_here(source, store, recipe, OPTIONS).version
+    again, begun = {**OPTIONS, "recompute": True}, []
+
+    def tidy_late(folder: Folder) -> None:
+        held = {"HOLD": str(store)}
+        begun.append(start_held(tmp_path, build_here, source, store, recipe, again, held))
+
+    monkeypatch.setattr(driver, "tidy_current", tidy_late)
+    when_waiting(monkeypatch, (tmp_path / "go").touch)
+    result = build_here(source, store, recipe, again)
+    assert end(begun[0]) == 0
+    assert precache.open(store).id == result.version != before
+    assert_whole(store)
+
+
+def test_ctrl_c_ends_the_wait_and_leaves_the_other_build_alone(tmp_path: Path) -> None:
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    variables = {"HOLD": str(store), "LUCKY": "1"}
+    first = start_held(tmp_path, build_here, source, store, recipe, OPTIONS, variables)
+    [held] = store.glob("*/_build/leases/*.json")
+    text, said = json.dumps(recipe.to_dict()), tmp_path / "said"
+    line = command("build", source, store, "--recipe", text, "--shard-samples", "3")
+    with said.open("wb") as file:
+        waiting = subprocess.Popen(line, env=environment(), stdout=file, stderr=file)
+        poll(lambda: "waiting for its end" in said.read_text(), "the second build waits")
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(60) == 130
+    assert "Traceback" not in said.read_text()
+    assert list(store.glob("*/_build/leases/*.json")) == [held]
+    assert not list(store.glob("_claims/*/*"))
+    assert "failed" not in json.loads((held.parents[1] / "build.json").read_text())
+    (tmp_path / "go").touch()
+    assert end(first) == 0
+    assert_whole(store)
+
+
+def test_a_silent_build_with_another_codec_that_wakes_up_overwrites_nothing(
+    tmp_path: Path,
+) -> None:
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    variables = {"HOLD": str(store), "LUCKY": "1"}
     slow = start_held(tmp_path, build_otherwise, source, store, recipe, OPTIONS, variables)
-    quick = start(build_here, source, store, recipe, OPTIONS, {"LUCKY": "1"})
+    quick = start(take_over, source, store, recipe, OPTIONS, {"LUCKY": "1"})
     assert end(quick) == 0
     current = precache.open(store)
     before = contents(Path(current.path))
@@ -182,7 +285,7 @@ def test_a_slower_build_whose_lease_was_renewed_amid_the_others_commit_changes_n
     )
     [lease] = store.glob("*/_build/leases/*.json")
     held = lease.read_bytes()
-    quick = start(build_here, source, store, recipe, options, {"LUCKY": "1"})
+    quick = start(take_over, source, store, recipe, options, {"LUCKY": "1"})
     assert end(quick) == 0
     current = precache.open(store)
     before = contents(Path(current.path))
@@ -206,82 +309,6 @@ def test_a_document_that_was_cut_off_is_no_commit(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     assert end(build) == 0
     assert_whole(store)
-
-
-def end_after_the_other(source: Path, store: Path, recipe: Any, folder: str) -> None:
-    """A build that is held up while it keeps the log of finished shards, until the other's end."""
-    read = shard_log_writer.read_entries
-
-    def read_late(version: Folder, start: int) -> Any:
-        if threading.current_thread() is threading.main_thread():
-            order = [shard.shard for entry in read(version, 0) for shard in entry]
-            Path(folder, "before").write_text(json.dumps(order))
-            Path(folder, "go").touch()
-            until = time.monotonic() + 2  # in vain, where this build holds the lease to decide
-            while not (store / "commits").exists() and time.monotonic() < until:
-                time.sleep(0.01)  # between two looks at files
-        return read(version, start)
-
-    shard_log_writer.read_entries = read_late
-    build_here(source, store, recipe, OPTIONS, {"LUCKY": "1"})
-
-
-@pytest.mark.heavy
-def test_the_order_that_followers_read_is_kept_when_two_builds_end_together(
-    tmp_path: Path,
-) -> None:
-    source, store = source_of(tmp_path), tmp_path / "store"
-    recipe = recipe_of(tmp_path, size=150)  # four shards
-    variables = {"HOLD": str(store), "LUCKY": "1"}
-    first = start_held(tmp_path, build_here, source, store, recipe, OPTIONS, variables)
-    [version] = {path.parents[2] for path in store.glob("*/_build/leases/*.json")}
-    assert follow_log(open_folder(version))
-    second = start(end_after_the_other, source, store, recipe, str(tmp_path))
-    assert end(first) == 0
-    assert end(second) == 0
-    [kept] = store.glob(f"{FOLLOWED_FOLDER}/*.json")
-    order = [shard["shard"] for shard in json.loads(kept.read_text())]
-    assert order == json.loads((tmp_path / "before").read_text())
-    assert order != sorted(order)
-
-
-def wait_after_a_shard(source: Path, store: Path, recipe: Any, folder: str) -> None:
-    """A build that waits for leave after each shard that it has done."""
-    add = RunMonitor.add
-
-    def add_and_wait(monitor: RunMonitor, receipt: Receipt) -> None:
-        add(monitor, receipt)
-        poll(Path(folder, "leave").exists, "the test's leave to end")
-
-    RunMonitor.add = add_and_wait  # type: ignore[method-assign]
-    build_here(source, store, recipe, OPTIONS, {"HOLD": str(store), "LUCKY": "1"})
-
-
-@pytest.mark.heavy
-def test_a_late_follower_reads_the_order_of_the_others_whatever_a_slower_build_logs(
-    tmp_path: Path,
-) -> None:
-    source, store, recipe = tmp_path / "in", tmp_path / "store", recipe_of(tmp_path, size=150)
-    for number in range(12):
-        write(source / f"cat/{number:04}.jpg", encoded(cut(number, (64, 40))))
-    slow = start_held(tmp_path, wait_after_a_shard, source, store, recipe, str(tmp_path))
-    [lease] = store.glob("*/_build/leases/*.json")
-    version = lease.parents[2]
-    held = lease.read_bytes()
-    assert follow_log(open_folder(version))
-    assert end(start(build_here, source, store, recipe, OPTIONS, {"LUCKY": "1"})) == 0
-    write(lease, held)  # renewed amid the commit
-    (tmp_path / "go").touch()
-    poll((version / "_build/finished").exists, "the slower build logs its shard")
-    options = {**OPTIONS, "follow": True, "address": "serial", "progress": False}
-    late = precache.ensure(source, store, recipe, **options)
-    assert isinstance(late, LiveVersion)
-    late.advance()
-    [kept] = store.glob(f"{FOLLOWED_FOLDER}/*.json")
-    order = [shard["shard"] for shard in json.loads(kept.read_text())]
-    assert [shard for shard, _ in late.finished] == order
-    (tmp_path / "leave").touch()
-    assert end(slow) == 0
 
 
 def test_the_second_of_two_copies_of_a_task_leaves_a_receipt_of_what_is_stored(
@@ -318,55 +345,6 @@ def test_the_second_of_two_copies_of_a_task_leaves_a_receipt_of_what_is_stored(
     monkeypatch.setattr(shard_task, "run_shard", run_twice)
     assert precache.build(source, store, recipe, address="serial", **OPTIONS).failed == 1
     assert precache.verify(store).ok
-
-
-@pytest.mark.heavy
-def test_a_build_that_another_codec_began_is_finished(tmp_path: Path) -> None:
-    """What was done stays, and what was cut off in the middle is made again."""
-    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    variables = {"HOLD": "1", "LUCKY": "1"}
-    killed = start_held(tmp_path, build_otherwise, source, store, recipe, OPTIONS, variables)
-    killed.kill()
-    assert end(killed) < 0
-    finished = start(build_here, source, store, recipe, OPTIONS, {"LUCKY": "1"})
-    assert end(finished) == 0
-    assert_whole(store)
-    [version] = [path for path in store.iterdir() if path.name != "commits"]
-    assert read_leases(open_folder(version)) == {}
-
-
-def test_the_second_of_two_equal_builds_takes_the_shards_that_the_first_has_not_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    variables = {"HOLD": str(store), "LUCKY": "1"}
-    first = start_held(tmp_path, build_here, source, store, recipe, OPTIONS, variables)
-    done = len(list(store.rglob("receipts/*.json")))
-    monkeypatch.setenv("LUCKY", "1")
-    result = precache.build(source, store, recipe, address="serial", progress=True, **OPTIONS)
-    calls = Path(tmp_path, f"{os.getpid()}.calls").read_text()
-    measured = 12  # the probe takes all of so few
-    assert len(calls) <= measured + 12 - 3 * done
-    assert f"The same build is running already (process {first.pid}" in capfd.readouterr().err
-    (tmp_path / "go").touch()
-    assert end(first) == 0
-    assert precache.open(store).id == result.version
-    assert precache.verify(store).ok
-
-
-def test_a_build_ends_well_when_an_equal_one_finishes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
-    variables = {"HOLD": str(store), "LUCKY": "1"}
-    first = start_held(tmp_path, build_here, source, store, recipe, OPTIONS, variables)
-    monkeypatch.setenv("LUCKY", "1")
-    monkeypatch.setenv("RELEASE", str(store))
-    result = precache.build(source, store, recipe, address="serial", progress=True, **OPTIONS)
-    assert end(first) == 0
-    assert (result.samples, result.failed) == (12, 0)
-    assert "is complete: the other build finished it" in capfd.readouterr().err
-    assert_whole(store)
 
 
 @pytest.mark.parametrize("ended", [True, pytest.param(False, marks=pytest.mark.heavy)])
@@ -568,12 +546,6 @@ def test_no_object_of_a_base_version_is_linked_that_another_replaced(
     assert all(rows.any() for rows in pixels(store).values())
 
 
-def take_over(*arguments: Any) -> Any:
-    """A build that takes leases over at once."""
-    leases.STALE_SECONDS = 0.0
-    return build_here(*arguments)
-
-
 def test_a_build_that_lost_its_lease_before_it_tidies_up_removes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -599,27 +571,27 @@ def test_a_repair_that_lost_its_lease_records_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, store = source_of(tmp_path), tmp_path / "store"
-    ops = [{"op": "decode"}, {"op": "resize", "size": [24, 24]}]
-    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": "zstd"}}})
-    assert end(start(build_otherwise, source, store, recipe, OPTIONS, {})) == 0
+    recipe = precache.Recipe.image(resize=(24, 24))
+    build_here(source, store, recipe, OPTIONS)
     version = precache.open(store)
-    root = Path(version.path, ROOT)
-    before = root.read_bytes()
-    lose_a_shard(store)
-    restate, taken = repair.as_json, []
+    table = np.array(version.shard_table("image"))
+    table[0, 1] ^= 1
+    path = Path(version.path, "shards/image/c/0/0")
+    path.write_bytes(small_array(table, ["a", "b"])["c/0/0"])
+    before, record, taken = path.read_bytes(), repair.shard_table_objects, []
 
-    def restate_late(value: Any) -> bytes:
-        monkeypatch.setattr(repair, "as_json", restate)
+    def record_late(*given: Any) -> dict[str, bytes]:
+        monkeypatch.setattr(repair, "shard_table_objects", record)
         with monkeypatch.context() as patched:
             patched.setattr(leases, "STALE_SECONDS", 0.0)
             taken.append(NamedLease(LocalFolder(store), f"{version.id}-decide").try_acquire())
-        return restate(value)
+        return record(*given)
 
     monkeypatch.setattr(leases, "HELD_RENEWALS", 0)
-    monkeypatch.setattr(repair, "as_json", restate_late)
+    monkeypatch.setattr(repair, "shard_table_objects", record_late)
     with pytest.raises(BuildError, match=r"took over the lease .*; run the same command again"):
         build_here(source, store, recipe, OPTIONS)
-    assert root.read_bytes() == before
+    assert path.read_bytes() == before
     with taken[0]:
         pass
     build_here(source, store, recipe, OPTIONS)

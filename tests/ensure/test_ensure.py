@@ -292,23 +292,10 @@ def test_a_cluster_makes_one_build_of_several_that_ask(
 RECIPE = precache.Recipe.image()
 
 
-@pytest.mark.parametrize(
-    ("values", "keywords"),
-    [
-        ((RECIPE, "photos", "photos.store"), {}),
-        (("recipe.toml", "photos", "photos.store"), {}),
-        ((Path("recipe.toml"), Path("photos"), Path("photos.store")), {}),
-        ((RECIPE,), {"source": "photos", "store": "photos.store"}),
-        ((None, "photos", "photos.store"), {}),
-    ],
-)
-def test_a_recipe_given_first_is_refused(
-    values: Any, keywords: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("recipe.toml").write_text("")
-    with pytest.raises(UsageError, match="ensure takes source, store and recipe in this order"):
-        precache.ensure(*values, **keywords)
+@pytest.mark.parametrize("source", [RECIPE, None])
+def test_a_source_of_another_type_is_refused(source: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"source is a {type(source).__name__}; give a folder"):
+        precache.ensure(source, tmp_path / "store", RECIPE)
 
 
 def test_a_source_may_be_named_like_a_recipe_file(tmp_path: Path) -> None:

@@ -3,72 +3,70 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import HashStore
 
 import precache
 from precache.errors import BuildError
-from precache_workers.ensure.rank0_listing import Rank0Channel
-from tests.conftest import BuiltStore
-from tests.support.building import environment, write, write_jpegs
-
-_RANK = """
-import json, os, sys
-from datetime import timedelta
-from pathlib import Path
-import torch.distributed as dist
-import precache
 from precache_workers.ensure import rank0_listing
+from precache_workers.ensure.rank0_listing import Rank0Channel
 from precache_workers.sources.folder import FolderSource
+from tests.conftest import BuiltStore
+from tests.support.building import end, start, write, write_jpegs
 
-folder = Path(sys.argv[1])
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-found = {}
-listings = []
-list_source = FolderSource.list
 
-def noted(self, *arguments, **options):
-    listings.append(1)
-    return list_source(self, *arguments, **options)
+def run_rank(rank: int, port: int, folder: Path) -> None:
+    """Ask for versions; what was answered, and how often this rank listed the source, goes into a
+    file."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    shared = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
+    dist.init_process_group("gloo", store=shared, rank=rank, world_size=2)
+    found: dict[str, Any] = {}
+    listings: list[None] = []
+    list_source = FolderSource.list
 
-FolderSource.list = noted
+    def noted(self: FolderSource, *arguments: Any, **options: Any) -> Any:
+        listings.append(None)
+        return list_source(self, *arguments, **options)
 
-def ask(name, size=150, source="in", **options):
-    before = len(listings)
-    recipe = precache.Recipe.image(resize=size, crop=size)
-    given = {"address": "serial", "shard_samples": 4, "progress": rank == 0, **options}
-    try:
-        version = precache.ensure(folder / source, folder / "store", recipe, **given)
-        answer = version and version.id
-    except precache.PrecacheError as error:
-        version, answer = None, f"{type(error).__name__}: {error}"
-    found[name] = [answer, len(listings) - before]
-    return version
+    FolderSource.list = noted  # type: ignore[method-assign]  # in a process of its own
 
-ask("built")
-ask("there")
-ask("nowhere", source="nowhere")
-version = ask("followed", size=140, follow=True)
-with precache.Loader(version, batch_size=3, device="cpu") as loader:
-    found["rows"] = [row for batch in loader for row in batch["row"].tolist()]
-ask("broken", source="broken", on_error="raise")
-if rank == 0:
-    ask("alone", size=130)
-dist.barrier()
-rank0_listing.BEGIN_TIMEOUT = timedelta(seconds=0.1)
-if rank == 1:
-    ask("alone", size=120)
-dist.barrier()
-ask("together", size=110, wait=100)
-(folder / f"{rank}.json").write_text(json.dumps(found))
-dist.barrier()
-dist.destroy_process_group()
-"""
+    def ask(name: str, size: int = 150, source: str = "in", **options: Any) -> Any:
+        before, version = len(listings), None
+        recipe = precache.Recipe.image(resize=size, crop=size)
+        given: dict[str, Any] = {"address": "serial", "shard_samples": 4, "progress": rank == 0}
+        try:
+            version = precache.ensure(folder / source, folder / "store", recipe, **given, **options)
+            answer = version and version.id
+        except precache.PrecacheError as error:
+            answer = f"{type(error).__name__}: {error}"
+        found[name] = [answer, len(listings) - before]
+        return version
+
+    ask("built")
+    ask("there")
+    ask("nowhere", source="nowhere")
+    version = ask("followed", size=140, follow=True)
+    with precache.Loader(version, batch_size=3, device="cpu") as loader:
+        found["rows"] = [row for batch in loader for row in batch["row"].tolist()]
+    ask("broken", source="broken", on_error="raise")
+    if rank == 0:
+        ask("alone", size=130)
+    dist.barrier()
+    rank0_listing.BEGIN_TIMEOUT = timedelta(seconds=0.1)
+    if rank == 1:
+        ask("alone", size=120)
+    dist.barrier()
+    ask("together", size=110, wait=100)
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -77,18 +75,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     write_jpegs(folder / "in", 12)
     write(write_jpegs(folder / "broken", 8) / "cat/none.jpg", b"no photo")
-    script = folder / "train.py"
-    script.write_text(_RANK)
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*line, str(script), str(folder)],
-        env=environment(OMP_NUM_THREADS="1", TMPDIR=str(folder)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = [start(run_rank, rank, server.port, folder) for rank in range(2)]
+    assert [end(process) for process in processes] == [0, 0]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,21 +1,33 @@
-"""Charts as SVG and PNG."""
+"""Charts as SVG."""
 
 from __future__ import annotations
 
 import math
 import re
 import xml.etree.ElementTree as ET
+from html import unescape
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-pytest.importorskip("matplotlib", reason="the charts need matplotlib")
+from precache.html.charts import (
+    Bars,
+    Box,
+    Chart,
+    Curves,
+    Dots,
+    Lanes,
+    Panel,
+    TimeAxis,
+    round_numbers,
+)
+from precache.html.pages import _environment
 
-from precache.html.charts import Chart, Panel, bars, distributions
-
-EVIL = "</text><script>'&'\udcff$\\frac{$\x1b\n\u202e中"
-BARS = bars(
-    "b", "Title", ["one", EVIL],
+EVIL = "</text><script>'&'$\\frac{$\n\u202e中"
+BARS = Bars(
+    "Title", ["one", EVIL],
     [
         Panel("speed", [3.0, math.nan], ["3/s", "unknown"], (2.0, "asked")),
         Panel(EVIL, [0, 0], ["", EVIL]),
@@ -24,37 +36,79 @@ BARS = bars(
 )  # fmt: skip
 
 
-def elements(chart: Chart) -> list[ET.Element]:
-    """The chart for wide screens and that for narrow ones, parsed."""
-    text = chart.svg.encode("utf-8", "replace").decode()
-    text = text.replace("<svg ", '<svg xmlns:xlink="http://www.w3.org/1999/xlink" ')
-    return list(ET.fromstring(f"<div>{text}</div>"))  # it is of our own making
+def drawn(chart: Chart) -> ET.Element:
+    """A chart as it stands in a page, parsed."""
+    module = _environment().get_template("charts.html").module
+    return ET.fromstring(module.chart(chart))  # type: ignore[attr-defined]  # a macro
 
 
 @pytest.mark.parametrize(
     "chart",
     [
         BARS,
-        distributions("d", "Title", {EVIL: np.array([1.0, 1000.0]), "zero": np.zeros(3)}),
-        distributions("d", "Title", {"alike": np.full(2000, 5.0)}),
-        distributions("d", "Title", {"none": np.zeros(1)}),
+        Dots(EVIL, {EVIL: np.array([1.0, 1000.0]), "zero": np.zeros(3)}),
+        Dots("alike", {"alike": np.full(2000, 5.0)}),
+        Dots("none", {"none": np.zeros(1)}),
+        Curves(EVIL, EVIL, TimeAxis(5.0), [0, 5], {"blue": [0, 0]}, [("blue", EVIL)]),
+        Lanes(EVIL, EVIL, TimeAxis(1e5), {EVIL: [Box("blue", 0, 0, 100, 50)]}, 9, note=EVIL),
     ],
 )
-def test_a_chart_is_two_drawings_in_the_pages_colours(chart: Chart) -> None:
-    wide, narrow = elements(chart)
-    assert (wide.get("class"), narrow.get("class")) == ("chart wide", "chart narrow")
-    for each in (wide, narrow):
-        assert each.get("role") == "img"
-        assert str(each.get("aria-label")).startswith("Title; ")
-        assert not [one for one in each.iter() if one.tag.endswith("script")]
-    assert "var(--blue)" in chart.svg
-    assert "style" not in chart.svg, "the pages' policy blocks inline styles"
-    assert not re.search(r"#0000\d\d", chart.svg), "no colour that only stands for one"
-    ids = re.findall(r' id="([^"]*)"', chart.svg)
-    assert len(ids) == len(set(ids))
+def test_a_chart_is_well_formed_within_its_width_and_without_styles(chart: Chart) -> None:
+    found = drawn(chart)
+    assert "script" not in {each.tag for each in found.iter()}
+    names = {name for each in found.iter() for name in each.attrib}
+    assert not names & {"style", "id"}, "the pages' policy blocks inline styles"
+    for each in found.iter():
+        for name in {"x", "x1", "x2", "cx", "width"} & each.attrib.keys():
+            assert 0 <= float(each.attrib[name].removesuffix("%")) <= 100
+    assert chart.kind not in ("dots", "curves", "lanes") or "blue" in ET.tostring(found).decode()
 
 
-def test_values_are_read_to_those_who_do_not_see_them() -> None:
-    assert "speed: one 3/s, " in BARS.alt
-    chart = distributions("d", "Times", {"load": np.array([1.0, 2.0, 6.0])})
-    assert chart.alt == "Times; load: median 2 ms, mean 3 ms, 95th percentile 5.6 ms, longest 6 ms"
+def test_values_are_text_and_bars_have_their_lengths() -> None:
+    rows = drawn(BARS).findall(".//li")
+    assert "".join(rows[0].itertext()).split() == ["one", "3/s"]
+    lengths = [row.find(".//rect").get("width") for row in rows]  # type: ignore[union-attr]
+    assert lengths == ["100.00%", "0.00%", "0.00%", "0.00%"]
+    assert rows[0].find(".//line").get("x1") == "66.67%"  # type: ignore[union-attr]
+    chart = Dots("Times", {"load": np.array([1.0, 2.0, 6.0])})
+    text = "median 2 ms, mean 3 ms, 95th percentile 6 ms, longest 6 ms"
+    assert text in "".join(drawn(chart).itertext())
+
+
+def test_a_curve_has_its_points_and_a_lane_its_boxes() -> None:
+    curves = Curves("", "what", TimeAxis(240), [0, 120, 240], {"blue": [0, 10, 5]})
+    line = drawn(curves).find(".//polyline")
+    assert line is not None
+    assert line.get("points") == "0.00,100.00 50.00,0.00 100.00,50.00"
+    assert [tick.text for tick in curves.axis.ticks] == [
+        "0 min",
+        "1 min",
+        "2 min",
+        "3 min",
+        "4 min",
+    ]
+    assert 'aria-label="what"' in unescape(ET.tostring(drawn(curves)).decode())
+
+
+@given(
+    st.lists(st.floats(0, 1e9), min_size=1, max_size=300),
+    st.lists(st.floats(0, 1e9), min_size=1, max_size=3),
+)
+def test_any_times_can_be_drawn_with_a_few_ticks(one: list[float], other: list[float]) -> None:
+    chart = Dots("", {"one": np.array(one), "other": np.array(other)})
+    for row in chart.rows:
+        places = [x for x, _ in chart.dots(row)]
+        assert 0 < len(places) <= 200
+        assert places == sorted(places)
+        assert 0 <= places[0] <= places[-1] <= 100
+    assert len(chart.ticks) <= 9
+    assert all(0 <= tick.at <= 100 for tick in chart.ticks)
+
+
+@given(st.floats(1e-6, 1e12), st.integers(3, 8))
+def test_round_numbers_reach_up_to_the_top(top: float, most: int) -> None:
+    found = round_numbers(top, most)
+    assert found[0] == 0
+    assert top - found[1] <= found[-1] <= top * (1 + 1e-6)
+    assert len(found) <= most + 1
+    assert all(re.match(r"[125]e", f"{found[1]:.0e}") for _ in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,7 +141,7 @@ class Followed:
 def followed(head: JobHead, tmp_path_factory: pytest.TempPathFactory) -> Followed:
     work = Work(tmp_path_factory.mktemp("followed"), head)
     work.prepare()
-    line = work.line("--storage-option-env", "secret=PHOTOS_SECRET")
+    line = work.line("--storage-options-env", "secret=PHOTOS_SECRET")
     with running(command(*line), head.env, work.folder) as client:
         assert client.stderr is not None
         said = client.stderr.readline()
@@ -289,21 +291,20 @@ def test_a_refresh_is_a_job(head: JobHead, tmp_path: Path) -> None:
     first = cli(*line, cwd=code)
     assert first.returncode == 0, first.stderr
 
-    refresh = ["refresh", work.store, "--submit", "--times", "2", "--run-functions"]
+    refresh = ["refresh", work.store, "--submit", "--run-functions"]
     unsaid = cli(*refresh[:-1], env=head.env, cwd=code)
     assert unsaid.returncode == 2
     assert "names code to be run: 'shaking:shaky'" in unsaid.stderr
     here = cli(*refresh, env=head.env, cwd=code)
     assert here.returncode == 2
     assert "shaking:shaky is here and not on the cluster; send it: --code shaking.py" in here.stderr
-    secret = ("--storage-option-env", "secret=PHOTOS_SECRET")
+    secret = ("--storage-options-env", "secret=PHOTOS_SECRET")
     ran = work.run(*refresh, "--code", code, *secret, "--json")
     assert ran.returncode == 0, ran.stderr
-    made = [json.loads(each) for each in ran.stdout.splitlines()]
-    versions = [each["result"]["version"] for each in made]
-    assert precache.open(work.store).id == versions[1] != versions[0]
-    assert precache.open(work.store).fields["image"].first_variant == 2
-    [job] = {each["job"] for each in made}
+    made = json.loads(ran.stdout)
+    assert precache.open(work.store).id == made["result"]["version"]
+    assert precache.open(work.store).fields["image"].first_variant == 1
+    job = made["job"]
     assert f"job {job} is submitted" in ran.stderr
     assert work.json("status", job)["state"] == "SUCCEEDED"
     assert head.files_with(SECRET) == []
@@ -313,24 +314,32 @@ def test_a_refresh_is_a_job(head: JobHead, tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_refresh_without_end_is_joined_and_cancelled(head: JobHead, tmp_path: Path) -> None:
+def test_a_refresh_under_way_is_joined_and_cancelled(head: JobHead, tmp_path: Path) -> None:
     work = Work(tmp_path, head)
-    source, store = write_jpegs(tmp_path / "in", 6), work.store
-    recipe = precache.Recipe.image(random_resized_crop=24, variants=2)
-    build_here(source, store, recipe)
-    address = head.address
-    env = {"RAY_AUTH_MODE": "disabled", "RAY_API_SERVER_ADDRESS": address}
+    work.prepare()
+    work.go()
+    hold = {"op": "function", "function": "held:hold", "version": "1", "params": work.params()}
+    image = {"ops": [{"op": "decode"}, {"op": "random_resized_crop", "size": 24}, hold]}
+    recipe = {"fields": {"image": {**image, "variants": 2}}}
+    given = ["--recipe", json.dumps(recipe), "--shard-samples", "2", "--address", "serial"]
+    built = cli("build", tmp_path / "in", work.store, *given, cwd=tmp_path / "code")
+    assert built.returncode == 0, built.stderr
+    (tmp_path / "go").unlink()
+    address, code = head.address, [tmp_path / "code"]
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in env.items():
-            patch.setenv(name, value)
-        job = precache.submit_refresh(store, every="1h", address=address)
-        poll(lambda: precache.open(store).fields["image"].first_variant == 1, "a fresh variant")
-        again = precache.submit_refresh(store, every=3600, address=address)
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        refresh = functools.partial(
+            precache.submit_refresh, work.store, address=address, code=code, run_functions=True
+        )
+        job = refresh()
+        work.begins(job.id)
+        again = refresh()
         assert (again.id, again.attached) == (job.id, True)
+        plain = precache.Recipe.image(random_resized_crop=24, variants=2)
         with pytest.raises(UsageError, match=f"job {job.id} builds into"):
-            precache.submit(source, store, recipe, address=address)
+            precache.submit(tmp_path / "in", work.store, plain, address=address)
         assert job.cancel().state == "STOPPED"
-    assert precache.verify(store).ok
+    assert precache.verify(work.store).ok
 
 
 # --- stopping and going on ----------------------------------------------------------------------
@@ -354,6 +363,11 @@ def test_a_job_is_cancelled_and_goes_on_when_submitted_again(head: JobHead, tmp_
     assert done["job"] != job
     assert done["job"][:-1] == job[:-1]
     assert (done["result"]["shards"], done["result"]["shards_skipped"]) == (5, 2)
+    head.delete(job)  # one of two, of which the other has ended, too
+    again = work.json(*work.line())
+    assert again["job"] not in (job, done["job"])
+    assert not again["attached"]
+    assert again["result"]["shards_skipped"] == 5
 
 
 @pytest.mark.heavy
@@ -423,7 +437,7 @@ def test_a_cluster_with_tokens(tmp_path: Path) -> None:
     head = JobHead(token="0123456789abcdef" * 4)
     try:
         write_jpegs(tmp_path / "in", 4)
-        line = "submit", tmp_path / "in", tmp_path / "store", "--storage-option", "anon=true"
+        line = "submit", tmp_path / "in", tmp_path / "store", "--storage-options", "anon=true"
         without = {n: v for n, v in head.env.items() if not n.startswith("RAY_AUTH")}
         other = {**head.env, "RAY_AUTH_TOKEN": "f" * 64}
         for env in (without, {**without, "RAY_AUTH_MODE": "token"}, other):
@@ -512,6 +526,31 @@ def test_a_job_out_of_reach_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) ->
     job = ClusterJob(Gone(), "http://head:8265", "precache-0123456789ab-1")
     with pytest.raises(BuildError, match="the job may go on: precache status precache-01"):
         job.follow(print)
+
+
+@pytest.mark.parametrize("log", ["", "9 samples in /in\n"])
+def test_a_job_that_succeeded_and_whose_log_is_lost_is_not_to_be_submitted_again(log: str) -> None:
+    class Finished:
+        def get_job_info(self, job: str) -> SimpleNamespace:
+            return SimpleNamespace(
+                metadata={"precache_store": "/in/store"},
+                status=SimpleNamespace(value="SUCCEEDED"),
+                start_time=None,
+                end_time=None,
+                message="",
+                driver_exit_code=0,
+            )
+
+        def get_job_logs(self, job: str) -> str:
+            return log
+
+    job = ClusterJob(Finished(), "http://head:8265", "precache-0123456789ab-1")
+    with pytest.raises(BuildError) as raised:
+        job.wait()
+    assert str(raised.value) == (
+        "job precache-0123456789ab-1 succeeded, and the cluster has lost its log with the result; "
+        "the store has the version: precache info /in/store"
+    )
 
 
 def test_what_submit_does_not_know() -> None:

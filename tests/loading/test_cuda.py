@@ -20,11 +20,11 @@ import precache
 from precache import transforms as T
 from precache.codecs import nvcomp
 from precache.codecs.image import filter_image, undo_image
-from precache.errors import DamageError, UsageError
+from precache.errors import DamageError
 from precache.loading.slots import STEPS_AHEAD, slots_of_a_block, undo_image_tensor
 from precache.runtime.machine import MachineReader
 from precache.store.layout import align
-from tests.bench.direct import DirectRows
+from tests.bench.device import DirectRows
 from tests.conftest import BuiltStore
 
 pytestmark = [
@@ -36,8 +36,6 @@ needs_nvcomp = pytest.mark.skipif(not nvcomp.available(), reason="nvCOMP is not 
 WAYS: dict[str, dict[str, Any]] = {
     "copied": {},
     "decompressed there": {"decompress": "device"},
-    "gathered there": {"gather": "device"},
-    "gathered and decompressed there": {"gather": "device", "decompress": "device"},
 }
 """Each where it can be had; else the host does it, and the log says so."""
 
@@ -102,21 +100,6 @@ def test_frames_decompressed_on_the_device_give_the_same_batches(
 
 
 @needs_nvcomp
-@pytest.mark.parametrize("codec", ["zstd", "image"])
-def test_frames_gathered_by_the_device_give_the_same_batches(
-    codec: str, stores: dict[str, BuiltStore]
-) -> None:
-    path = stores[codec].path
-    with precache.Loader(path, 4, seed=2, device="cpu") as loader:
-        expected = [_epoch(loader) for _ in range(3)]
-    ways = WAYS["gathered and decompressed there"]
-    with precache.Loader(path, 4, seed=2, device="cuda", **ways) as loader:
-        assert loader._source.stream._gathered == {"image"}  # else the driver refused
-        for each in expected:
-            _assert_same(_epoch(loader), each)
-
-
-@needs_nvcomp
 def test_a_damaged_frame_is_named_before_it_reaches_the_device(
     stores: dict[str, BuiltStore], copy_store: Callable[[BuiltStore], BuiltStore]
 ) -> None:
@@ -151,23 +134,6 @@ def test_the_filter_is_undone_exactly(channels: int) -> None:
     undo_image(filtered)
     assert np.array_equal(found, rows)
     assert np.array_equal(filtered, rows)
-
-
-@pytest.mark.parametrize("kind", ["stores", "tile_stores"])
-def test_rows_gathered_by_the_device_give_the_same_batches(
-    kind: str, request: pytest.FixtureRequest
-) -> None:
-    path = request.getfixturevalue(kind)["raw"].path
-    with precache.Loader(path, 4, seed=2, device="cpu") as loader:
-        expected = [_epoch(loader) for _ in range(3)]
-    with precache.Loader(path, 4, seed=2, device="cuda", gather="device") as loader:
-        assert loader._source.stream._gathered == {"image"}  # else the driver refused
-        for each in expected:
-            _assert_same(_epoch(loader), each)
-        registered = loader._source.stream._device[0]._registered
-    assert not registered._end.alive  # so that nothing is page-locked any more
-    with pytest.raises(UsageError, match="is closed"):
-        iter(loader)
 
 
 @pytest.mark.parametrize("name", WAYS)

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
+    Dataset,
     DistributedSampler,
     Subset,
     WeightedRandomSampler,
@@ -23,14 +24,15 @@ from torch.utils.data import (
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 import precache
-from precache.errors import DamageError, PrecacheError, StoreError, UsageError
+from precache.errors import DamageError, StoreError, UsageError
 from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
+from tests.support.building import flip
 
 
 @pytest.fixture
-def dataset(store: BuiltStore) -> precache.CachedDataset:
-    return precache.CachedDataset(store.path)
+def dataset(image_store: BuiltStore) -> precache.CachedDataset:
+    return precache.CachedDataset(image_store.path)
 
 
 def _assert_sample(store: BuiltStore, sample: dict[str, torch.Tensor], key: str) -> None:
@@ -44,10 +46,8 @@ def _assert_sample(store: BuiltStore, sample: dict[str, torch.Tensor], key: str)
     np.testing.assert_array_equal(sample["image"].numpy(), store.pixels(key))
 
 
-def test_every_valid_row_is_a_sample_in_row_order(
-    dataset: precache.CachedDataset, store: BuiltStore
-) -> None:
-    version = store.open()
+def test_every_valid_row_is_a_sample_in_row_order(store: BuiltStore) -> None:
+    dataset, version = precache.CachedDataset(store.path), store.open()
     assert len(dataset) == 21
     valid = [key for key, holds in zip(version.keys, version.valid, strict=True) if holds]
     assert list(dataset.keys) == valid
@@ -62,10 +62,10 @@ def test_fields_come_in_the_order_of_the_recipe(dataset: precache.CachedDataset)
 
 
 def test_negative_indices_count_from_the_end(
-    dataset: precache.CachedDataset, store: BuiltStore
+    dataset: precache.CachedDataset, image_store: BuiltStore
 ) -> None:
     for index in (-1, -21):
-        _assert_sample(store, dataset[index], dataset.keys[index])
+        _assert_sample(image_store, dataset[index], dataset.keys[index])
         assert int(dataset[index]["row"]) == int(dataset[index + 21]["row"])
 
 
@@ -124,17 +124,18 @@ def test_samples_are_the_callers_own(dataset: precache.CachedDataset) -> None:
     assert dataset[0]["label"].add_(5) != dataset[0]["label"]
 
 
-def test_fields_can_be_chosen(store: BuiltStore) -> None:
-    assert list(precache.CachedDataset(store.path, fields=["label"])[0]) == ["label", "row"]
+def test_fields_can_be_chosen(image_store: BuiltStore) -> None:
+    assert list(precache.CachedDataset(image_store.path, fields=["label"])[0]) == ["label", "row"]
     with pytest.raises(UsageError, match="no field 'mask'; it has image, label"):
-        precache.CachedDataset(store.path, fields=["mask"])
+        precache.CachedDataset(image_store.path, fields=["mask"])
 
 
 def test_what_cannot_be_opened_is_refused(tmp_path: Path, stores: dict[str, BuiltStore]) -> None:
     with pytest.raises(StoreError, match="there is no store"):
         precache.CachedDataset(tmp_path / "nowhere")
-    with pytest.raises(PrecacheError, match="verify is 'maybe'"):
-        precache.CachedDataset(stores["raw"].path, verify="maybe")
+    for option in ("verify", "access"):
+        with pytest.raises(UsageError, match=f"{option} is 'maybe'; choose one of"):
+            precache.CachedDataset(stores["raw"].path, **{option: "maybe"})  # type: ignore[arg-type]
 
 
 # --- other processes ----------------------------------------------------------------------------
@@ -243,6 +244,10 @@ def _doubled(sample: dict[str, torch.Tensor]) -> None:
     sample["label"] = sample["label"] * 2
 
 
+def _as_floats(sample: dict[str, torch.Tensor]) -> None:
+    sample["image"].data = sample["image"].float() / 255
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -250,6 +255,8 @@ def _doubled(sample: dict[str, torch.Tensor]) -> None:
         lambda sample: sample.update(weight=torch.tensor(0.5)),
         lambda sample: sample.pop("row"),
         lambda sample: sample["image"].fill_(7),
+        lambda sample: sample["image"].unsqueeze_(0),
+        _as_floats,
     ],
 )
 def test_samples_that_were_changed_are_collated_as_they_are(
@@ -284,20 +291,6 @@ def test_who_stacks_tensors_otherwise_for_all_is_asked(
 
     monkeypatch.setitem(default_collate_fn_map, torch.Tensor, halves)
     assert default_collate(dataset.__getitems__([3, 1, 2]))["image"].dtype == torch.float16
-
-
-@pytest.mark.parametrize("change", ["data", "unsqueeze"])
-def test_samples_that_were_changed_in_place_are_collated_as_they_are(
-    dataset: precache.CachedDataset, change: str
-) -> None:
-    samples = dataset.__getitems__([3, 1])
-    for sample in samples:
-        if change == "data":
-            sample["image"].data = sample["image"].float() / 255
-        else:
-            sample["image"].unsqueeze_(0)
-    expected = torch.stack([sample["image"] for sample in samples])
-    assert torch.equal(default_collate(samples)["image"], expected)
 
 
 # --- subclasses ---------------------------------------------------------------------------------
@@ -423,6 +416,58 @@ def test_a_subclass_that_overrides_both_is_asked_for_both(stores: dict[str, Buil
     assert dataset.__getitems__([3])[0].keys() == {"image", "row", "both"}
 
 
+def _negated(dataset: precache.CachedDataset, index: int) -> Any:
+    return -int(ROW(dataset, index)["row"])
+
+
+ROW = precache.CachedDataset.__getitem__
+
+
+@pytest.mark.parametrize("of_base", [False, True])
+def test_a_method_that_is_set_later_makes_the_samples(
+    of_base: bool, stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Plain(precache.CachedDataset):
+        pass
+
+    class Below(Plain):
+        pass
+
+    monkeypatch.setattr(precache.CachedDataset if of_base else Plain, "__getitem__", _negated)
+    for kind in (Plain, Below, *([precache.CachedDataset] if of_base else [])):
+        dataset = kind(stores["raw"].path)
+        loader = DataLoader(dataset, batch_size=4, collate_fn=_list)
+        assert [one for batch in loader for one in batch] == [dataset[i] for i in range(21)]
+        assert dataset[2] == -int(ROW(dataset, 2)["row"])
+
+
+class _Wrapper(Dataset[Any]):
+    """Passes on whatever it does not have."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["dataset"], name)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self.dataset[index]
+        return sample["image"], sample["label"] + 100
+
+
+def test_a_wrapper_that_passes_on_all_names_makes_its_own_samples(
+    stores: dict[str, BuiltStore],
+) -> None:
+    wrapper = _Wrapper(precache.CachedDataset(stores["raw"].path))
+    for dataset in (wrapper, Subset(wrapper, range(21))):
+        (images, labels), *_ = DataLoader(dataset, batch_size=21)
+        assert labels.tolist() == [int(label) + 100 for label in wrapper.labels]
+        assert len(images) == 21
+
+
 @pytest.mark.parametrize("kind", [precache.CachedDataset, *KINDS])
 @pytest.mark.parametrize(
     "clone", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))]
@@ -501,10 +546,7 @@ def test_a_subclass_may_handle_what_cannot_be_read(
                 return torch.tensor(-1)
 
     store = copy_store(stores["raw"])
-    path = store.shard_path(0)
-    data = bytearray(path.read_bytes())
-    data[1000] ^= 1
-    path.write_bytes(data)
+    flip(store.shard_path(0), 1000)
     [rows] = DataLoader(Patient(store.path), 21)
     assert (rows < 0).any()
     assert (rows >= 0).any()
@@ -556,6 +598,16 @@ def test_labels_are_those_of_the_samples(dataset: precache.CachedDataset) -> Non
     sampler = WeightedRandomSampler((labels == 1).double().tolist(), 50)
     for batch in DataLoader(dataset, 10, sampler=sampler):
         assert (batch["label"] == 1).all()
+
+
+def test_holes_that_indices_leave_out_are_said_once(
+    stores: dict[str, BuiltStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = precache.CachedDataset(stores["raw"].path)
+    pickle.loads(pickle.dumps(dataset))
+    [line] = [record.getMessage() for record in caplog.records]
+    rows = dataset.version.rows
+    assert line.startswith(f"{rows - 21} of {rows} rows of {dataset.version.path} are holes, which")
 
 
 def test_labels_are_read_when_they_are_used(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,11 +73,36 @@ def test_a_slot_of_frames_unpacks_to_the_batch(
     monkeypatch.setattr(nvcomp, "decompress", stand_in_for_nvcomp)
     monkeypatch.setattr(FrameFailures, "add", lambda *arguments: None)
     rows = np.array([7, 1, 19])
-    found = unpacked(DeviceSlots(columns, 4, columns.readers, None, ()), columns, rows)
+    found = unpacked(DeviceSlots(columns, 4, columns.readers, ()), columns, rows)
     assert list(found) == ["image", "label", "row"]
     assert found["row"].tolist() == rows.tolist()
     assert found["label"].tolist() == columns.small["label"][rows].tolist()
     np.testing.assert_array_equal(found["image"], store.rows()[rows])
+
+
+@pytest.mark.parametrize("codec", ["raw", "image"])
+def test_slots_of_each_epoch_have_its_variant(
+    codec: str,
+    photos: Path,
+    make_store: Callable[..., BuiltStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    field = {
+        "ops": [{"op": "decode"}, {"op": "random_resized_crop", "size": 90}],
+        "codec": codec,
+        "variants": 2,
+    }
+    store = make_store(photos, precache.Recipe.from_dict({"fields": {"image": field}}))
+    columns, rows = VersionReader(str(store.path)), np.array([3, 1])
+    monkeypatch.setattr(nvcomp, "decompress", stand_in_for_nvcomp)
+    monkeypatch.setattr(FrameFailures, "add", lambda *arguments: None)
+    framed = {name: reader for name, reader in columns.readers.items() if reader.framed}
+    slots = DeviceSlots(columns, 4, framed, ())
+    for epoch in range(3):
+        turn = columns.at_epoch(epoch)
+        expected = np.empty((2, 3, 90, 90), np.uint8)
+        turn.readers["image"].read(rows, expected)
+        np.testing.assert_array_equal(unpacked(slots, turn, rows)["image"], expected)
 
 
 @pytest.mark.skipif(not nvcomp.available(), reason="nvCOMP is not installed")

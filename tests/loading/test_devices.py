@@ -36,7 +36,7 @@ def on_device(batch):
 
 for options in (
     {}, {"output": "tuple"}, {"transform": HorizontalFlip()}, {"transform": on_device},
-    {"resident": "host"}, {"decompress": "device"}, {"gather": "device"}, {"num_threads": 3},
+    {"resident": "host"}, {"decompress": "device"}, {"num_threads": 3},
     {"transform": HorizontalFlip(), "weights": [1] * 23, "output": "tuple"},
     {"rank": 1, "world_size": 2},
 ):

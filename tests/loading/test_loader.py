@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -16,20 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import precache
-from precache.diagnosis.bench import bench
-from precache.errors import PrecacheError, StoreError, UsageError
+from precache.errors import UsageError
 from precache.store.small_arrays import small_array, string_array
 from precache.transforms import HorizontalFlip
 from tests.conftest import BuiltStore
+from tests.support.building import own_threads
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def image_store(stores: dict[str, BuiltStore]) -> BuiltStore:
-    return stores["image"]
 
 
 def _rows(batches: Any) -> list[list[int]]:
@@ -89,26 +87,6 @@ def test_a_batch_is_a_dict_of_tensors(image_store: BuiltStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "drop_last", "sizes"),
-    [
-        (5, False, [5, 5, 5, 5, 1]),
-        (5, True, [5, 5, 5, 5]),
-        (7, False, [7, 7, 7]),
-        (7, True, [7, 7, 7]),
-        (21, False, [21]),
-        (20, True, [20]),
-        (1, False, [1] * 21),
-    ],
-)
-def test_batches_and_their_number(
-    image_store: BuiltStore, batch_size: int, drop_last: bool, sizes: list[int]
-) -> None:
-    with precache.Loader(image_store.path, batch_size, drop_last=drop_last) as loader:
-        assert len(loader) == len(sizes)
-        assert [len(batch["row"]) for batch in loader] == sizes
-
-
-@pytest.mark.parametrize(
     "options", [{"num_threads": 1}, {"num_threads": 3}, {"num_threads": 2, "prefetch_batches": 1}]
 )
 @pytest.mark.parametrize("resident", [None, "host", "device"])
@@ -141,32 +119,6 @@ def test_a_shuffle_is_a_function_of_seed_and_epoch(
         assert [_rows(loader) for _ in range(3)] == [orders[1, epoch] for epoch in range(3)]
 
 
-def test_the_order_does_not_depend_on_the_batch_size(image_store: BuiltStore) -> None:
-    assert _flat(_epoch(image_store, batch_size=2)) == _flat(_epoch(image_store, batch_size=9))
-
-
-def test_an_epoch_can_be_chosen_again(image_store: BuiltStore) -> None:
-    with precache.Loader(image_store.path, 4) as loader:
-        first, second = _rows(loader), _rows(loader)
-        loader.set_epoch(0)
-        assert _rows(loader) == first
-        assert _rows(loader) == second
-        loader.set_epoch(1)
-        loader.set_epoch(1)
-        assert _rows(loader) == second
-
-
-def test_an_epoch_that_was_left_early_begins_anew_when_it_is_chosen(
-    image_store: BuiltStore,
-) -> None:
-    with precache.Loader(image_store.path, 4) as loader:
-        first = _rows(loader)
-        loader.set_epoch(0)
-        next(iter(loader))
-        loader.set_epoch(0)
-        assert _rows(loader) == first
-
-
 def test_order_by_key_is_sorted_and_without_holes(image_store: BuiltStore) -> None:
     with precache.Loader(image_store.path, 4, shuffle=False, order="key") as loader:
         keys = loader.keys(_flat(_rows(loader)))
@@ -181,8 +133,17 @@ def test_keys_of_rows_in_every_form(image_store: BuiltStore) -> None:
         batch = next(iter(loader))
         rows = batch["row"].tolist()
         expected = [image_store.open().keys[row] for row in rows]
-        for form in (batch["row"], batch["row"].numpy(), rows, iter(rows)):
+        for form in (batch["row"], batch["row"].numpy(), rows, iter(rows), [*batch["row"]]):
             assert loader.keys(form) == expected
+        assert loader.keys([]) == []
+        one = batch["row"][0]
+        for row in (one, one.numpy(), one.item(), True, None, batch):
+            with pytest.raises(UsageError, match=r"give row numbers, as \[0, 5\]"):
+                loader.keys(row)
+        with pytest.raises(UsageError, match=r"rows has -1, and .* has 23 rows, counted from 0"):
+            loader.keys([-1])
+        assert loader.keys([one]) == expected[:1]
+        assert loader.keys(np.arange(23) == int(one)) == expected[:1]
 
 
 # --- output and transforms ----------------------------------------------------------------------
@@ -201,16 +162,6 @@ def test_the_rows_of_any_batch_can_be_told(image_store: BuiltStore) -> None:
         assert [batch["row"].tolist() for batch in loader] == told
 
 
-def test_tuples_are_image_and_label(image_store: BuiltStore) -> None:
-    with (
-        precache.Loader(image_store.path, 4, seed=5) as dicts,
-        precache.Loader(image_store.path, 4, seed=5, output="tuple") as tuples,
-    ):
-        for batch, (image, label) in zip(dicts, tuples, strict=True):
-            assert torch.equal(batch["image"], image)
-            assert torch.equal(batch["label"], label)
-
-
 def test_fields_can_be_chosen(image_store: BuiltStore) -> None:
     with precache.Loader(image_store.path, 4, fields=["label"]) as loader:
         assert [list(batch) for batch in loader] == [["label", "row"]] * 6
@@ -220,25 +171,16 @@ def test_fields_can_be_chosen(image_store: BuiltStore) -> None:
         precache.Loader(image_store.path, 4, fields=["label"], output="tuple")
 
 
-def test_a_transform_gets_each_batch_and_its_result_is_yielded(image_store: BuiltStore) -> None:
-    def brighten(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
-        return {**batch, "image": batch["image"].float() / 255, "size": len(batch["row"])}
-
-    pixels = image_store.rows()
-    with precache.Loader(image_store.path, 4, transform=brighten) as loader:
-        for batch in loader:
-            expected = pixels[batch["row"].numpy()].astype(np.float32) / 255
-            np.testing.assert_array_equal(batch["image"].numpy(), expected)
-            assert batch["size"] == len(batch["row"])
-
-
 def test_a_tuple_is_made_of_what_the_transform_leaves(image_store: BuiltStore) -> None:
-    def double(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {**batch, "label": batch["label"] * 2}
+    def brighten(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+        return {**batch, "image": batch["image"].float() / 255, "label": batch["label"] * 2}
 
-    with precache.Loader(image_store.path, 21, False, transform=double, output="tuple") as loader:
-        [(_, label)] = list(loader)
-    assert (label.numpy() == 2 * image_store.open().labels[_valid(image_store)]).all()
+    valid = _valid(image_store)
+    with precache.Loader(image_store.path, 21, False, transform=brighten, output="tuple") as loader:
+        [(image, label)] = list(loader)
+    expected = image_store.rows()[valid].astype(np.float32) / 255
+    np.testing.assert_array_equal(image.numpy(), expected)
+    assert (label.numpy() == 2 * image_store.open().labels[valid]).all()
 
 
 def test_an_error_of_the_transform_is_the_callers_and_the_loader_goes_on(
@@ -259,63 +201,65 @@ def test_an_error_of_the_transform_is_the_callers_and_the_loader_goes_on(
 
 # --- resuming -----------------------------------------------------------------------------------
 
-ORDERS: dict[str, dict[str, Any]] = {
-    "shuffled": {},
-    "in blocks": {"shuffle": "block", "shuffle_window": 2},
-    "by key": {"shuffle": False, "order": "key"},
-    "without the last": {"drop_last": True},
-}
+
+ORDERS: list[dict[str, Any]] = [
+    {"shuffle": "full"},
+    {"shuffle": "block", "shuffle_window": 2},
+    {"shuffle": False},
+    {"shuffle": False, "order": "key"},
+]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_loop_resumes_from_every_step(order: str, image_store: BuiltStore) -> None:
-    options = {"batch_size": 4, **ORDERS[order]}
-    with precache.Loader(image_store.path, **options) as loader:
-        steps = 2 * len(loader)
-        states, rows = [loader.state_dict()], []
-        for _ in range(2):
-            for batch in loader:
-                rows.append(batch["row"].tolist())
-                states.append(loader.state_dict())
-    assert len(states) == steps + 1
-    for step, state in enumerate(states):
-        with precache.Loader(image_store.path, **options) as resumed:
-            resumed.load_state_dict(json.loads(json.dumps(state)))
-            assert resumed.state_dict() == state
-            rest = itertools.chain(resumed, resumed, resumed)
-            assert _rows(itertools.islice(rest, steps - step)) == rows[step:]
+@given(data=st.data())
+def test_any_history_of_a_loop_reads_what_its_position_says(
+    data: st.DataObject, image_store: BuiltStore
+) -> None:
+    """Epochs read in part or to their end, chosen, and gone on with by another loader."""
+    order: dict[str, Any] = {
+        "seed": data.draw(st.integers(0, 2)),
+        **data.draw(st.sampled_from(ORDERS)),
+    }
+    size, drop_last = data.draw(st.integers(1, 21)), data.draw(st.booleans())
 
+    @functools.cache
+    def batches_of(epoch: int) -> list[list[int]]:
+        rows = _flat(_epoch(image_store, epoch, batch_size=1, **order))
+        found = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return [batch for batch in found if len(batch) == size or not drop_last]
 
-def test_a_state_is_what_was_received_and_not_what_is_read_ahead(image_store: BuiltStore) -> None:
-    with precache.Loader(image_store.path, 2, num_threads=2, prefetch_batches=6) as loader:
-        batches = iter(loader)
-        assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (0, 0)
-        next(batches)
-        assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (0, 1)
+    def opened() -> precache.Loader:
+        threads, ahead = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+        return precache.Loader(
+            image_store.path, size, drop_last=drop_last, num_threads=threads,
+            prefetch_batches=ahead, **order,
+        )  # fmt: skip
 
-
-def test_a_resumed_epoch_survives_that_it_is_named_again(image_store: BuiltStore) -> None:
-    """As a training loop does: load, then `set_epoch` at the top of each epoch."""
-    whole = _epoch(image_store, 3)
-    with precache.Loader(image_store.path, 4) as loader:
-        loader.set_epoch(3)
-        first = next(iter(loader))["row"].tolist()
+    loader, begin, saved = opened(), (0, 0), (0, 0)
+    assert len(loader) == len(batches_of(0))
+    for step in data.draw(st.lists(st.sampled_from(["read", "choose", "resume"]), max_size=7)):
+        if step == "read":
+            epoch, first = begin
+            left = batches_of(epoch)[first:]
+            count = data.draw(st.integers(0, len(left)))
+            assert _rows(itertools.islice(loader, count)) == left[:count]
+            if count:  # an iterator that is never used costs no epoch
+                saved = (epoch, first + count) if count < len(left) else (epoch + 1, 0)
+                begin = (epoch + 1, 0)
+        elif step == "choose":
+            epoch = data.draw(st.integers(0, 3))
+            if begin[0] != epoch or begin[1] == 0:  # what was resumed survives that it is named
+                begin = saved = (epoch, 0)
+            loader.set_epoch(epoch)
+        else:
+            state = json.loads(json.dumps(loader.state_dict()))
+            loader.close()
+            loader = opened()
+            loader.load_state_dict(state)
+            begin = saved
         state = loader.state_dict()
-    with precache.Loader(image_store.path, 4) as resumed:
-        resumed.load_state_dict(state)
-        resumed.set_epoch(3)
-        assert [first, *_rows(resumed)] == whole
-        assert _rows(resumed) == _epoch(image_store, 4)
-
-
-def test_setting_another_epoch_leaves_the_saved_position(image_store: BuiltStore) -> None:
-    with precache.Loader(image_store.path, 4) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with precache.Loader(image_store.path, 4) as resumed:
-        resumed.load_state_dict(state)
-        resumed.set_epoch(7)
-        assert _rows(resumed) == _epoch(image_store, 7)
+        assert (state["epoch"], state["batch"]) == saved
+        assert _ours() == []
+    loader.close()
 
 
 @pytest.mark.parametrize(
@@ -402,7 +346,7 @@ def test_a_state_that_lacks_something_is_refused_by_name(image_store: BuiltStore
 
 
 def _ours() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("precache")]
+    return [thread.name for thread in own_threads()]
 
 
 @pytest.fixture
@@ -411,14 +355,6 @@ def no_threads_left() -> Iterator[None]:
     yield
     assert _ours() == []
     assert threading.active_count() <= before  # those of a server may end meanwhile
-
-
-def test_an_early_break_leaves_no_thread(image_store: BuiltStore, no_threads_left: None) -> None:
-    loader = precache.Loader(image_store.path, 2)
-    for _ in loader:
-        break
-    assert _ours() == []
-    assert sorted(_flat(_rows(loader))) == _valid(image_store)
 
 
 def test_an_error_in_the_loop_leaves_no_thread(
@@ -462,15 +398,6 @@ def test_close_ends_what_runs(image_store: BuiltStore, no_threads_left: None) ->
     loader.close()
 
 
-def test_close_within_the_loop_ends_it(image_store: BuiltStore, no_threads_left: None) -> None:
-    loader = precache.Loader(image_store.path, 2)
-    count = 0
-    for _ in loader:
-        count += 1
-        loader.close()
-    assert count == 1
-
-
 def test_leaving_the_context_closes(image_store: BuiltStore, no_threads_left: None) -> None:
     with precache.Loader(image_store.path, 2) as loader:
         batches = iter(loader)
@@ -489,13 +416,6 @@ def test_two_iterators_of_a_loader_are_two_epochs(
         ]
     assert [a for a, _ in pairs] == _epoch(image_store, 0)
     assert [b for _, b in pairs] == _epoch(image_store, 1)
-
-
-def test_an_iterator_that_is_never_used_costs_no_epoch(image_store: BuiltStore) -> None:
-    with precache.Loader(image_store.path, 4) as loader:
-        _ = iter(loader), iter(loader)
-        assert loader.state_dict()["epoch"] == 0
-        assert _rows(loader) == _epoch(image_store, 0)
 
 
 def test_many_epochs_hold_no_more_files_and_threads_than_one(tile_store: BuiltStore) -> None:
@@ -680,7 +600,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "order": ({"order": "name", "shuffle": False}, "order is 'name'; choose one of row, key"),
     "shuffle": ({"shuffle": "some"}, "shuffle is 'some'; choose one of True, False, full, block"),
     "shuffle_window": ({"shuffle": "block", "shuffle_window": 0}, "shuffle_window is 0"),
-    "verify": ({"verify": "maybe"}, "verify is 'maybe'; choose one of first, always, off"),
+    "verify": ({"verify": "maybe"}, "verify is 'maybe'; choose one of True, False"),
     "resident": ({"resident": "disk"}, "resident is 'disk'"),
     "num_threads": ({"num_threads": -1}, "num_threads is -1"),
     "prefetch_batches": ({"prefetch_batches": -1}, "prefetch_batches is -1"),
@@ -747,24 +667,6 @@ def test_rows_without_a_label_are_named_once_where_labels_are_read(
     assert "leave them out with rows=precache.open(…).labels >= 0" in record.getMessage()
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("threads", "num_threads"),
-        ("num_workers", "num_threads"),
-        ("ahead", "prefetch_batches"),
-        ("window", "shuffle_window"),
-    ],
-)
-def test_an_old_name_of_an_option_is_refused_with_the_new_one(
-    old: str, new: str, image_store: BuiltStore
-) -> None:
-    options: dict[str, Any] = {"batch_size": 4, old: 2}
-    for function in (precache.Loader, bench):
-        with pytest.raises(UsageError, match=f"no option {old}; give {new}"):
-            function(image_store.path, **options)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_device_that_is_not_there_is_refused(image_store: BuiltStore) -> None:
     for device in ("cuda", "cuda:1", torch.device("cuda", 0)):
@@ -780,11 +682,6 @@ def test_a_resident_version_that_does_not_fit_is_refused(
         precache.Loader(image_store.path, 4, resident="host")
 
 
-def test_a_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="there is no store"):
-        precache.Loader(tmp_path / "nowhere", 4)
-
-
 def test_a_store_without_a_valid_row_is_refused(
     image_folder: Callable[..., Path], make_store: Callable[..., BuiltStore], tmp_path: Path
 ) -> None:
@@ -797,18 +694,6 @@ def test_a_store_without_a_valid_row_is_refused(
     assert len(precache.CachedDataset(store.path)) == 0
     with pytest.raises(IndexError):
         precache.CachedDataset(store.path)[0]
-
-
-def test_a_version_that_is_removed_while_it_is_read_ends_the_epoch_in_words(
-    image_store: BuiltStore, copy_store: Callable[[BuiltStore], BuiltStore], no_threads_left: None
-) -> None:
-    store = copy_store(image_store)
-    with precache.Loader(store.path, 2, shuffle=False, num_threads=1, prefetch_batches=1) as loader:
-        batches = iter(loader)
-        next(batches)
-        shutil.rmtree(store.version_folder)
-        with pytest.raises(PrecacheError, match="was removed; open"):
-            _rows(batches)
 
 
 # --- statistics ---------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 import precache
 import precache.loading.mixing as mixture_module
 from precache.errors import UsageError
-from tests.conftest import BuiltStore
+from tests.conftest import BuiltStore, write_photos
+from tests.support.building import build_here, own_threads
 
 AFTER = 5
 """Steps looked at after each resume."""
@@ -242,7 +244,7 @@ def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltSt
         for _ in mixture:
             assert mixture.state_dict()["batch"] == 1
             break
-        assert not [t for t in threading.enumerate() if t.name.startswith("precache")]
+        assert not own_threads()
         for number, _ in enumerate(mixture, 1):
             if number == 3:
                 mixture.close()
@@ -316,6 +318,7 @@ def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[Bui
     one, other = (precache.Loader(store.path, 4, device="cpu") for store in pair)
     far = precache.Loader(pair[1].path, 4, device="cpu", rank=1, world_size=2)
     follows = precache.Loader(pair[1].path, 4, device="cpu", refresh="epoch")
+    tuples = precache.Loader(pair[1].path, 4, device="cpu", output="tuple")
     cases: list[tuple[str, dict[str, Any]]] = [
         ("there is no loader to mix", {"loaders": []}),
         ("a loader comes twice", {"loaders": [one, one]}),
@@ -325,6 +328,8 @@ def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[Bui
         ("source 0 is for rank 0 of 1 on cpu, and source 1 for rank 1 of 2", {
             "loaders": [one, far]}),
         ("source 1 has refresh='epoch'", {"loaders": [one, follows]}),
+        ("source 0 has output='dict', and source 1 has output='tuple'; give all the same", {
+            "loaders": [one, tuples]}),
         ("by is 'row'; choose one of batch, sample", {"by": "row"}),
         ("until is 'end'; give all, first, or a number", {"until": "end"}),
         ("until is 0", {"until": 0}),
@@ -351,8 +356,8 @@ def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[Bui
         pytest.raises(UsageError, match="the transform of source 0 does not return a dict"),
     ):
         next(iter(mixture))
-    far.close()
-    follows.close()
+    for loader in (far, follows, tuples):
+        loader.close()
 
 
 @pytest.mark.parametrize("by", ["batch", "sample"])
@@ -367,3 +372,22 @@ def test_a_field_of_the_users_that_is_called_source_is_not_replaced(
         pytest.raises(UsageError, match=r"source 0 have a field 'source'.*rename it"),
     ):
         next(iter(mixture))
+
+
+def test_class_numbers_that_mean_other_names_are_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for store, classes in (("one", "ant bee"), ("two", "bee cow"), ("three", "ant bee cow")):
+        write_photos(tmp_path / f"{store}.in", 8, (16, 16), classes=tuple(classes.split()))
+        build_here(tmp_path / f"{store}.in", tmp_path / store, precache.Recipe.image())
+    for others, said in ((["one", "two"], 1), (["one", "three"], 0)):
+        caplog.clear()
+        with contextlib.ExitStack() as stack:
+            loaders = [
+                stack.enter_context(precache.Loader(tmp_path / name, 2, device="cpu"))
+                for name in others
+            ]
+            precache.mix(loaders)
+        found = [line for line in caplog.messages if "of the mixture" in line]
+        assert len(found) == said
+        assert all("class 0 is 'ant' in source 0" in line and "--classes" in line for line in found)

@@ -56,7 +56,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}),
-    "machine": ({"num_threads": 1, "access": "pread"}, {"verify": "off", "prefetch_batches": 1}),
+    "machine": ({"num_threads": 1, "access": "pread"}, {"verify": False, "prefetch_batches": 1}),
     "copy": ({"store": "copy"}, {}),
     "spelling": ({"rows": range(40), "seed": np.int64(1)}, {"rows": np.arange(75) < 40, "seed": 1}),
     "given ranks": ({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 import precache
 from precache.errors import PrecacheError, UsageError
+from precache.loading.slots import map_tensors
 from precache.transforms import Compose, HorizontalFlip, MixUp
 from tests.conftest import BuiltStore
 from tests.support.building import REPOSITORY
@@ -47,8 +52,15 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("way", "world"),
+    [
+        *zip(WAYS, itertools.cycle((2, 4, 8)), strict=False),
+        ("full", 4),
+        ("block", 8),
+        ("subset", 8),
+    ],
+)
 def test_what_is_not_marked_comes_once(way: str, world: int, stores: dict[str, BuiltStore]) -> None:
     store, options = stores["raw"], WAYS[way]
     right = store.open().valid & options.get("rows", True)
@@ -89,30 +101,176 @@ def test_draws_by_weight_repeat_nothing(stores: dict[str, BuiltStore]) -> None:
             assert (len(own), again, loader.stats().repeated) == (11, [], 0)
 
 
-def test_tuples_have_no_mark_and_transforms_see_it(stores: dict[str, BuiltStore]) -> None:
-    seen = []
-
-    def look(batch: Any) -> Any:
-        seen.append(int(batch["repeated"].sum()))
-        return batch
-
-    with _loader(stores["raw"], 1, 2, output="tuple", transform=look) as loader:
-        assert {len(batch) for batch in loader} == {2}
-        assert sum(seen) == loader.stats().repeated == 1
+def _labels_alone(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"image": batch["image"].float(), "label": batch["label"]}
 
 
+def _labels_and_mark(batch: Any) -> Any:
+    return {**_labels_alone(batch), "repeated": batch["repeated"]}
+
+
+@pytest.mark.parametrize("way", [*WAYS, "own dict"])
+def test_tuples_have_the_same_mark(way: str, stores: dict[str, BuiltStore]) -> None:
+    options = WAYS.get(way) or {"transform": _labels_and_mark}
+    for rank in range(4):
+        dicts = _loader(stores["raw"], rank, 4, **{**options, "transform": None})
+        with dicts, _loader(stores["raw"], rank, 4, output="tuple", **options) as tuples:
+            for named, batch in zip(dicts, tuples, strict=True):
+                image, label = batch
+                assert isinstance(batch, tuple)
+                assert (batch[0] is image, batch[-1] is label, len(batch)) == (True, True, 2)
+                assert batch.repeated.equal(named["repeated"])
+                assert batch.repeated.device == label.device
+            assert tuples.stats().repeated == dicts.stats().repeated
+
+
+@pytest.mark.parametrize(("world", "options"), [(1, {}), (2, {"drop_last": True})])
+def test_tuples_say_where_no_row_can_be_repeated(
+    world: int, options: dict[str, Any], stores: dict[str, BuiltStore]
+) -> None:
+    with _loader(stores["raw"], 0, world, output="tuple", **options) as loader:
+        for batch in itertools.chain(loader, precache.mix([loader])):
+            assert batch.repeated is None
+            assert batch.to("cpu").repeated is None
+
+
+def _accelerate(value: Any, device: str) -> Any:
+    """Move as `accelerate.utils.send_to_device` does."""
+    if hasattr(value, "to"):
+        return value.to(device, non_blocking=True)
+    return type(value)(_accelerate(part, device) for part in value)
+
+
+KEPT: dict[str, Callable[[Any], Any]] = {
+    "to": lambda batch: batch.to("cpu"),
+    "accelerate": lambda batch: _accelerate(batch, "cpu"),
+    "copy": copy.copy,
+    "pickle": lambda batch: pickle.loads(pickle.dumps(batch)),
+    "precache": lambda batch: map_tensors(batch, torch.clone),
+}
+LOST: dict[str, Callable[[Any], Any]] = {
+    "lightning, transformers, fsdp": lambda batch: type(batch)(part * 1 for part in batch),
+    "collate": lambda batch: type(batch)(default_collate([batch, batch])),
+}
+
+
+def test_a_mark_is_kept_or_missed_loudly_where_a_framework_makes_the_tuple_anew(
+    stores: dict[str, BuiltStore],
+) -> None:
+    with _loader(stores["raw"], 1, 2, output="tuple") as loader:
+        *_, batch = loader
+        assert int(batch.repeated.sum()) == 1
+        for name, keep in KEPT.items():
+            moved = keep(batch)
+            assert type(moved) is type(batch) is precache.TupleBatch, name
+            assert moved.repeated.equal(batch.repeated), name
+            assert all(a.equal(b) for a, b in zip(moved, batch, strict=True)), name
+        for name, lose in LOST.items():
+            lost = lose(batch)
+            assert len(lost) == 2, name
+            with pytest.raises(AttributeError, match=r"made anew.*without the mark.*output='dict'"):
+                lost.repeated  # noqa: B018
+
+
+def test_a_transform_that_drops_the_mark_is_named(
+    stores: dict[str, BuiltStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    cases = [(_labels_alone, 1), (list, 1), (_labels_and_mark, 0)]
+    for output, (transform, lines) in itertools.product(("dict", "tuple"), cases):
+        caplog.clear()
+        with _loader(stores["raw"], 1, 2, transform=transform, output=output) as loader:
+            for _ in range(2):
+                assert len(list(loader)) == len(loader)
+        said = [r.getMessage() for r in caplog.records if "repeated" in r.getMessage()]
+        assert len(said) == lines
+        assert all("return batch['repeated'] as well" in line for line in said)
+
+
+CHANGED: dict[str, Callable[[Any], Any]] = {
+    "permuted": lambda batch: {"image": batch["image"].flip(0), "label": batch["label"].flip(0)},
+    "filtered": lambda batch: {"image": batch["image"][1:], "label": batch["label"][1:]},
+}
+
+
+@pytest.mark.parametrize("way", CHANGED)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_tuple_of_a_transform_without_the_mark_has_no_mark(
+    way: str, rank: int, stores: dict[str, BuiltStore]
+) -> None:
+    """The one that was passed in is of other rows."""
+    change = CHANGED[way]
+
+    def tuples(transform: Any) -> precache.Loader:
+        return _loader(stores["raw"], rank, 2, output="tuple", transform=transform)
+
+    def with_mark(batch: Any) -> Any:
+        marks = {"image": batch["repeated"], "label": batch["label"]}
+        return {**change(batch), "repeated": change(marks)["image"]}
+
+    mixtures = [precache.mix([tuples(change)], by=by) for by in ("batch", "sample")]
+    for batches in (tuples(change), *mixtures):
+        with batches:
+            for batch in batches:
+                assert type(batch) is precache.TupleBatch
+                for one in (batch, batch.to("cpu"), copy.copy(batch)):
+                    with pytest.raises(AttributeError, match=r"transform.*return batch\['repeated"):
+                        one.repeated  # noqa: B018
+    with tuples(with_mark) as kept, tuples(None) as plain:
+        for batch, known in zip(kept, plain, strict=True):
+            marks = {"image": known.repeated, "label": known[1]}
+            assert batch.repeated.equal(change(marks)["image"])
+
+
+def test_what_a_transform_returns_that_is_no_dict_is_handed_out(
+    stores: dict[str, BuiltStore],
+) -> None:
+    for world in (1, 2):
+        for transform in (lambda batch: (batch["image"], batch["label"]), lambda batch: None):
+            dicts, tuples = (
+                _loader(stores["raw"], 0, world, output=output, transform=transform)
+                for output in ("dict", "tuple")
+            )
+            with dicts, tuples:
+                for expected, batch in zip(dicts, tuples, strict=True):
+                    assert type(batch) is type(expected)
+                    assert expected is None or all(map(torch.equal, batch, expected))
+
+
+def test_a_dict_that_is_no_image_and_label_is_refused(stores: dict[str, BuiltStore]) -> None:
+    def transform(batch: Any) -> Any:
+        return {"x": batch["image"], "label": batch["label"]}
+
+    why = r"a dict of x, label, without 'image': .*a tuple of your own, or use output='dict'"
+    with (
+        _loader(stores["raw"], 0, 1, output="tuple", transform=transform) as loader,
+        pytest.raises(UsageError, match=why),
+    ):
+        next(iter(loader))
+    with _loader(stores["raw"], 0, 1, transform=transform) as loader:
+        assert set(next(iter(loader))) == {"x", "label"}
+
+
+@pytest.mark.parametrize("output", ["dict", "tuple"])
 @pytest.mark.parametrize("by", ["batch", "sample"])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_mixtures_mark_what_fills_up_an_epoch_of_a_source(
-    by: str, drop_last: bool, stores: dict[str, BuiltStore]
+    output: str, by: str, drop_last: bool, stores: dict[str, BuiltStore]
 ) -> None:
     marked = []
     for rank in range(2):
         loaders = [
-            _loader(stores["raw"], rank, 2), _loader(stores["image"], rank, 2, drop_last=drop_last)
-        ]  # fmt: skip
+            _loader(stores["raw"], rank, 2, output=output),
+            _loader(stores["image"], rank, 2, output=output, drop_last=drop_last),
+        ]
         with precache.mix(loaders, by=by, until="all") as mixture:
-            _, again = _marked(mixture)
+            again = []
+            for batch in mixture:
+                label = batch["label"] if output == "dict" else batch[1]
+                marks = batch["repeated"] if output == "dict" else batch.repeated
+                assert marks.dtype == torch.bool
+                assert marks.shape == label.shape
+                assert len(batch) == 3 or output == "dict"
+                again += label[marks].tolist()
             assert mixture.stats().repeated == len(again)
             marked += again
     assert len(marked) == (1 if drop_last else 2)
@@ -121,22 +279,24 @@ def test_mixtures_mark_what_fills_up_an_epoch_of_a_source(
 def test_the_evaluation_of_the_guide_counts_each_sample_once(
     stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (REPOSITORY / "docs/ddp.md").read_text("utf-8")
+    text = (REPOSITORY / "docs/guides/ddp.md").read_text("utf-8")
     [code] = re.findall(r"```python\n((?:(?!```).)*def count\(.*?)```", text, re.DOTALL)
-    store, names = stores["raw"], {"torch": torch}
-    exec(code[: code.index("counts = count(")], names)
-    count: Callable[..., torch.Tensor] = names["count"]  # type: ignore[assignment]
+    [tuples] = re.findall(r"```python\n((?:(?!```).)*batch\.repeated.*?)```", text, re.DOTALL)
+    store = stores["raw"]
+    names: dict[str, Any] = {"torch": torch}
+    exec(code[: code.index("counts = count(")] + tuples, names)
+    counting = {"dict": names["count"], "tuple": names["count_tuples"]}
     version = store.open()
 
     def guess(images: torch.Tensor) -> torch.Tensor:
         return torch.tensor([[0.0, 1.0, 0.0]]).expand(len(images), 3)
 
     expected = [int((version.labels[version.valid] == 1).sum()), int(version.valid.sum())]
-    for world in (1, 2, 4, 8):
+    for output, world in itertools.product(counting, (1, 2, 4, 8)):
         counts = torch.zeros(2, dtype=torch.long)
         for rank in range(world):
-            with _loader(store, rank, world, shuffle=False) as loader:
-                counts += count(guess, loader)
+            with _loader(store, rank, world, shuffle=False, output=output) as loader:
+                counts += counting[output](guess, loader)
         assert counts.tolist() == expected
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import Subset
 
 import precache
 from precache.errors import UsageError
@@ -93,6 +95,13 @@ def test_rows_of_keys(raw: BuiltStore) -> None:
     assert {version.keys[row] for row in found} == {
         key for key in keys if version.valid[version.keys.index(key)]
     }
+    for keys, said in (
+        (3, "keys is 3; give keys"),
+        ([3], "no key 3"),
+        ([["a"]], r"no key \['a'\]"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            version.rows_of_keys(keys)
     with pytest.raises(UsageError, match="has no key 'dog/nowhere'"):
         version.rows_of_keys(["dog/nowhere"])
 
@@ -137,10 +146,33 @@ def test_rows_by_number_and_by_mask_are_the_same(shuffle: bool | str, raw: Built
     chosen = np.flatnonzero(valid)[[1, 5, 6, 9, 14, 20]]
     mask = np.zeros(len(valid), np.bool_)
     mask[chosen] = True
-    by_number = _epochs(raw, 2, rows=chosen[::-1], shuffle=shuffle)
+    by_number = _epochs(raw, 2, rows=chosen[::-1] if shuffle else chosen, shuffle=shuffle)
     assert by_number == _epochs(raw, 2, rows=mask, shuffle=shuffle)
     assert by_number == _epochs(raw, 2, rows=mask.nonzero()[0].tolist(), shuffle=shuffle)
     assert all(sorted(epoch) == sorted(chosen.tolist()) for epoch in by_number)
+
+
+def test_rows_that_repeat_or_will_be_read_in_another_order_are_refused(raw: BuiltStore) -> None:
+    version = raw.open()
+    rows = np.flatnonzero(version.valid)[[9, 2, 5, 7]]
+    twice = np.concatenate([rows, rows[:1]])
+    with pytest.raises(UsageError, match=f"rows has {rows[0]} 2 times, .* 4 of 5, or") as refused:
+        _epochs(raw, rows=twice)
+    names = {"np": np, "rows": twice}
+    weights = eval(str(refused.value).rpartition("weights=")[2], names)
+    assert set(_epochs(raw, 9, weights=weights)[8]) <= set(rows.tolist())
+    mask = (version.labels == 1).astype(int)
+    with pytest.raises(UsageError, match="0 and 1 for each of the 23 rows") as refused:
+        _epochs(raw, rows=mask.tolist())
+    mask = eval(str(refused.value).rpartition(": ")[2], names | {"rows": mask.tolist()})
+    assert _epochs(raw, rows=mask) == _epochs(raw, rows=version.rows_of_classes(1))
+    with pytest.raises(UsageError, match=r"not in ascending order, .*np.sort\(rows\)") as refused:
+        _epochs(raw, rows=rows, shuffle=False)
+    code = str(refused.value).partition(" of ")[2].removesuffix(" of a CachedDataset")
+    names = {"np": np, "Subset": Subset, "dataset": precache.CachedDataset(raw.path), "rows": rows}
+    assert [int(sample["row"]) for sample in eval(code, names)] == rows.tolist()
+    by_key = _epochs(raw, rows=rows, shuffle=False, order="key")
+    assert by_key == [sorted(rows.tolist(), key=version.keys.__getitem__)]
 
 
 def test_weights_draw_valid_rows_with_replacement(raw: BuiltStore) -> None:
@@ -177,11 +209,17 @@ def test_a_state_goes_on_in_the_middle(options: dict[str, Any], raw: BuiltStore)
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a mask of another length": ({"rows": np.ones(7, np.bool_)}, r"rows has shape \(7,\), and"),
-    "rows of floats": ({"rows": [1.5]}, r"rows is float64 \(1,\); give row numbers"),
+    "rows of floats": ({"rows": [1.5]}, r"rows is \[1.5\], float64 \(1,\); give row numbers"),
+    "one row": ({"rows": torch.tensor(3)}, r"rows is tensor\(3\), int64 \(\); .* as \[0, 5\]"),
+    "rows of two axes": ({"rows": [[0, 5]]}, r"rows is \[\[0, 5\]\], int64 \(1, 2\); give"),
+    "rows of several lengths": ({"rows": [[0], [0, 5]]}, r"rows is \[\[0\], \[0, 5\]\], object"),
+    "rows as a text": ({"rows": "05"}, "rows is '05', <U1"),
+    "a row beyond integers": ({"rows": [10**30]}, r"rows is \[10+\], object"),
     "a row too far": ({"rows": [3, 99]}, "rows has 99, and .* has 23 rows"),
     "a negative row": ({"rows": [-1]}, "rows has -1"),
     "no row": ({"rows": []}, "rows names no row of"),
     "too few weights": ({"weights": [1.0, 2.0]}, r"weights is float64 \(2,\); give a number for"),
+    "weights of several lengths": ({"weights": [[1.0], [1.0, 2.0]]}, "weights is object"),
     "a negative weight": ({"weights": np.arange(23.0) - 1}, r"the weight of row 0 is -1\.0"),
     "no number": ({"weights": np.full(23, np.nan)}, "the weight of row 0 is nan"),
     "no weight at all": ({"weights": np.zeros(23)}, "all weights are zero"),
@@ -194,3 +232,6 @@ def test_what_makes_no_sense_is_refused(case: str, raw: BuiltStore) -> None:
     options, said = REFUSED[case]
     with pytest.raises(UsageError, match=said):
         precache.Loader(raw.path, 1, device="cpu", **options)
+    if "rows" in options and case != "no row":
+        with precache.Loader(raw.path, 1) as loader, pytest.raises(UsageError, match=said):
+            loader.keys(options["rows"])

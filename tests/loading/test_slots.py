@@ -270,10 +270,10 @@ def test_no_slot_is_with_two_threads_at_once() -> None:
 # --- through the loader -------------------------------------------------------------------------
 
 
-def test_what_is_kept_of_a_batch_stays_what_it_was(store: BuiltStore) -> None:
-    expected = store.rows()
+def test_what_is_kept_of_a_batch_stays_what_it_was(image_store: BuiltStore) -> None:
+    expected = image_store.rows()
     kept: list[tuple[int, np.ndarray]] = []
-    with precache.Loader(store.path, batch_size=3, num_threads=2) as loader:
+    with precache.Loader(image_store.path, batch_size=3, num_threads=2) as loader:
         for _ in range(3):
             for batch in loader:
                 kept.append((int(batch["row"][1]), batch["image"][1, :, 5:9].numpy()))
@@ -284,19 +284,23 @@ def test_what_is_kept_of_a_batch_stays_what_it_was(store: BuiltStore) -> None:
 
 
 def test_a_list_of_all_batches_is_an_epoch(
-    store: BuiltStore, caplog: pytest.LogCaptureFixture
+    image_store: BuiltStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with precache.Loader(store.path, batch_size=1, num_threads=1, prefetch_batches=2) as loader:
+    with precache.Loader(
+        image_store.path, batch_size=1, num_threads=1, prefetch_batches=2
+    ) as loader:
         batches = list(loader)
-    expected = store.rows()
+    expected = image_store.rows()
     assert len({batch["image"].data_ptr() for batch in batches}) == 21
     for batch in batches:
         np.testing.assert_array_equal(batch["image"][0], expected[int(batch["row"])])
     assert len([r for r in caplog.records if "batches" in r.message]) == 1
 
 
-def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(store: BuiltStore) -> None:
-    with precache.Loader(store.path, batch_size=2, num_threads=1, prefetch_batches=2) as loader:
+def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(image_store: BuiltStore) -> None:
+    with precache.Loader(
+        image_store.path, batch_size=2, num_threads=1, prefetch_batches=2
+    ) as loader:
         addresses = [batch["image"].data_ptr() for _ in range(4) for batch in loader]
     assert len(addresses) == 44
     assert len(set(addresses)) <= 5
@@ -304,9 +308,11 @@ def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(store: BuiltStore) 
 
 
 def test_memory_of_batches_that_are_dropped_after_their_epoch_is_free_at_once(
-    store: BuiltStore,
+    image_store: BuiltStore,
 ) -> None:
-    with precache.Loader(store.path, batch_size=1, num_threads=1, prefetch_batches=1) as loader:
+    with precache.Loader(
+        image_store.path, batch_size=1, num_threads=1, prefetch_batches=1
+    ) as loader:
         tracemalloc.start()
         try:
             batches = list(loader)
@@ -320,8 +326,10 @@ def test_memory_of_batches_that_are_dropped_after_their_epoch_is_free_at_once(
             tracemalloc.stop()
 
 
-def test_a_closed_loader_holds_no_memory_of_batches(store: BuiltStore) -> None:
-    with precache.Loader(store.path, batch_size=1, num_threads=1, prefetch_batches=1) as loader:
+def test_a_closed_loader_holds_no_memory_of_batches(image_store: BuiltStore) -> None:
+    with precache.Loader(
+        image_store.path, batch_size=1, num_threads=1, prefetch_batches=1
+    ) as loader:
         tracemalloc.start()
         try:
             batches = list(loader)
@@ -348,7 +356,9 @@ ITERABLES: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("name", ITERABLES)
-def test_a_batch_that_is_dropped_within_its_step_is_gone(name: str, store: BuiltStore) -> None:
+def test_a_batch_that_is_dropped_within_its_step_is_gone(
+    name: str, image_store: BuiltStore
+) -> None:
     raw: list[weakref.ref[torch.Tensor]] = []
 
     def transform(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -357,7 +367,7 @@ def test_a_batch_that_is_dropped_within_its_step_is_gone(name: str, store: Built
 
     with contextlib.ExitStack() as ends:
         loaders = [
-            ends.enter_context(precache.Loader(store.path, 3, transform=transform))
+            ends.enter_context(precache.Loader(image_store.path, 3, transform=transform))
             for _ in range(2)
         ]
         batches = iter(ITERABLES[name](*loaders))
@@ -377,7 +387,7 @@ def test_rows_of_a_batch_are_aligned(tile_stores: dict[str, BuiltStore]) -> None
 
 
 def test_all_threads_decode_the_same_batch(
-    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+    image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each waits until three have begun, of an epoch of one batch."""
     monkeypatch.setattr(stream, "PART_NBYTES", 1)
@@ -388,20 +398,20 @@ def test_all_threads_decode_the_same_batch(
         read(self, *args, **kwargs)
 
     monkeypatch.setattr(VersionReader, "read", read_together)
-    with precache.Loader(store.path, batch_size=21, num_threads=3) as loader:
+    with precache.Loader(image_store.path, batch_size=21, num_threads=3) as loader:
         [batch] = loader
-    np.testing.assert_array_equal(batch["image"], store.rows()[batch["row"]])
+    np.testing.assert_array_equal(batch["image"], image_store.rows()[batch["row"]])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 8, 21])
 def test_parts_of_a_batch_make_no_difference(
-    threads: int, batch_size: int, store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+    threads: int, batch_size: int, image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with precache.Loader(store.path, batch_size, num_threads=1) as loader:
+    with precache.Loader(image_store.path, batch_size, num_threads=1) as loader:
         expected = [{name: each.numpy() for name, each in batch.items()} for batch in loader]
     monkeypatch.setattr(stream, "PART_NBYTES", 1)
-    with precache.Loader(store.path, batch_size, num_threads=threads) as loader:
+    with precache.Loader(image_store.path, batch_size, num_threads=threads) as loader:
         for batch, whole in zip(loader, expected, strict=True):
             for name, values in whole.items():
                 np.testing.assert_array_equal(batch[name], values)
@@ -431,10 +441,10 @@ def test_damage_is_raised_at_its_batch_in_whichever_part_it_is(
 
 
 def test_slots_come_back_from_an_epoch_that_is_left(
-    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+    image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "PART_NBYTES", 1)
-    with precache.Loader(store.path, 2, num_threads=3) as loader:
+    with precache.Loader(image_store.path, 2, num_threads=3) as loader:
         for epoch in range(20):
             for number, batch in enumerate(loader):
                 del batch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,6 +79,26 @@ class _Evaluated:
         return eval(self.code, self.names)
 
 
+def test_workers_of_several_ranks_have_parts_of_their_own(
+    stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(UsageError, match="2 workers of a DataLoader") as refused:
+            _rows(Streamed(_plain, stores["raw"].path), 2)
+        [code] = re.findall(r"such as (rank=.*?), with info = ", str(refused.value))
+        assert f"`{code}`" in Path("docs/guides/ddp.md").read_text()
+        names = {"get_worker_info": get_worker_info, "RANK": rank, "WORLD_SIZE": 2}
+        options = {
+            name: _Evaluated(expression.replace("info.", "get_worker_info()."), names)
+            for name, expression in (part.split("=") for part in code.split(", "))
+        }
+        rows += _rows(Streamed(_plain, stores["raw"].path, drop_last=True, **options), 2)
+    assert len(rows) == len(set(rows)) == 20
+
+
 def test_workers_with_rows_of_their_own_are_the_users_business(
     stores: dict[str, BuiltStore],
 ) -> None:
@@ -85,8 +107,37 @@ def test_workers_with_rows_of_their_own_are_the_users_business(
         valid = stores["raw"].open().valid.nonzero()[0]
         return valid if info is None else valid[info.id :: info.num_workers]
 
-    dataset = Streamed(_plain, stores["raw"].path, rows=rows)
+    with pytest.raises(UsageError, match="rows= of its own, rank=0, world_size=1"):
+        _rows(Streamed(_plain, stores["raw"].path, rows=rows), 2)
+    dataset = Streamed(_plain, stores["raw"].path, rows=rows, rank=0, world_size=1)
     assert _rows(dataset, 2) == _rows(dataset, 0)
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "said"),
+    [(0, 2, True), (0, 1, False), (0, 4, False), (2, 4, True), (2, 1, True), (2, 8, False)],
+)
+def test_fewer_parts_than_processes_and_workers_are_said_once(
+    workers: int,
+    given: int,
+    said: bool,
+    stores: dict[str, BuiltStore],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """In a job of four processes."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    loader = precache.Loader(stores["raw"].path, 2, device="cpu", rank=0, world_size=given)
+    logger = logging.getLogger("precache.loading.loader")
+    with contextlib.closing(logging.FileHandler(tmp_path / "log")) as handler:
+        logger.addHandler(handler)
+        for _ in range(2):
+            _rows(Streamed(lambda _: loader, Path()), workers)
+        logger.removeHandler(handler)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) == (2 * 2 if workers else 1) * said
+    assert all(f"rank=0, world_size={given} was given, and" in line for line in lines)
 
 
 def test_a_loader_made_before_the_workers_is_refused_with_its_first_batch(

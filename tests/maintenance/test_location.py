@@ -69,11 +69,11 @@ def test_a_source_inside_of_the_store_is_refused(source: Path, tmp_path: Path) -
     refused("s3://bucket/sets/photos", "s3://bucket/sets", "lies inside of the store")
 
 
-def test_a_web_server_is_no_place_for_a_store(source: Path, tile_store: BuiltStore) -> None:
+def test_a_web_server_is_no_place_for_a_store(source: Path, image_tiles: BuiltStore) -> None:
     why = "https://example.org/store is on a web server, which is read only; write .* s3://"
     refused(source, "https://example.org/store", why)
     with pytest.raises(UsageError, match=why):
-        precache.push(tile_store.path, "https://example.org/store")
+        precache.push(image_tiles.path, "https://example.org/store")
     with pytest.raises(UsageError, match=why):
         precache.submit(source, "https://example.org/store", address="http://127.0.0.1:1")
 
@@ -106,14 +106,14 @@ def test_a_first_build_that_failed_is_finished(source: Path, tmp_path: Path) -> 
     assert precache.build(source, store, RECIPE, address="serial").failed == 1
 
 
-def test_a_copy_goes_into_a_store_or_nowhere(tile_store: BuiltStore, tmp_path: Path) -> None:
+def test_a_copy_goes_into_a_store_or_nowhere(image_tiles: BuiltStore, tmp_path: Path) -> None:
     write(tmp_path / "home/notes.txt", b"x")
     with pytest.raises(UsageError, match="home is not a store, and holds other files"):
-        precache.pull(tile_store.path, tmp_path / "home")
+        precache.pull(image_tiles.path, tmp_path / "home")
     with pytest.raises(UsageError, match="lies inside of the source"):
-        precache.pull(tile_store.path, Path(tile_store.path, "copy"))
-    precache.pull(tile_store.path, tmp_path / "new")
-    precache.pull(tile_store.path, tmp_path / "new")
+        precache.pull(image_tiles.path, Path(image_tiles.path, "copy"))
+    precache.pull(image_tiles.path, tmp_path / "new")
+    precache.pull(image_tiles.path, tmp_path / "new")
     assert precache.verify(tmp_path / "new").ok
 
 

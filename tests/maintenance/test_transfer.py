@@ -42,7 +42,6 @@ from tests.support.building import (
     pull_until,
     remains,
     start,
-    write_jpegs,
 )
 from tests.support.servers import PatientServer
 
@@ -74,7 +73,7 @@ def names_of(store: BuiltStore) -> list[str]:
     attributes = store.open().attributes
     assert attributes is not None
     found = ObjectNames.of(attributes)
-    return [*found.small, *found.sums, *(name for names in found.shards.values() for name in names)]
+    return [*found.small, *(name for names in found.shards.values() for name in names)]
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -522,24 +521,3 @@ def test_the_place_for_copies_is_not_reached_through_a_link(
         precache.pull(built.path, tmp_path / "to")
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert not (tmp_path / "to" / TRASH).exists()
-
-
-def test_each_version_keeps_what_stands_for_its_code(tmp_path: Path) -> None:
-    """Of two versions by the same ops, pulled alone."""
-    photos = write_jpegs(tmp_path / "photos", 4)
-    recipe = precache.Recipe.image(resize=40, crop=32)
-    precache.build(photos, tmp_path / "store", recipe, address="serial")
-    write_jpegs(photos, 6)
-    second = precache.build(photos, tmp_path / "store", recipe, address="serial")
-    precache.pull(f"{tmp_path / 'store'}@{second.version}", tmp_path / "there")
-    [commit] = read_commits(open_folder(tmp_path / "there"))
-    assert len(commit.code) == 3
-    again = precache.build(photos, tmp_path / "there", recipe, address="serial")
-    assert (again.version, again.cpu_seconds) == (second.version, 0)
-
-
-def test_push_copies_as_pull_does(built: BuiltStore, tmp_path: Path) -> None:
-    pushed = precache.push(built.path, tmp_path / "there")
-    assert (pushed.version, pushed.skipped) == (built.result.version, 0)
-    assert precache.verify(tmp_path / "there").ok
-    assert precache.push(built.path, tmp_path / "there").skipped == built.result.shards

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,18 +19,11 @@ from hypothesis import strategies as st
 import precache
 from precache.errors import DamageError, StoreError
 from precache.store.commit_log import ROOT
-from precache.store.json_documents import FORMAT
 from tests.conftest import BuiltStore
-from tests.support.building import build_here, contents, environment, remains, write_jpegs
+from tests.support.building import build_here, contents, environment, flip, write_jpegs
 from tests.support.servers import web_server
 
 Copy = Callable[[BuiltStore], BuiltStore]
-
-
-def flip(path: Path, at: int, bit: int = 0) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1 << bit
-    path.write_bytes(data)
 
 
 def keys_of_shard(store: BuiltStore, shard: int, rows_per_shard: int) -> list[str]:
@@ -57,25 +51,16 @@ def test_the_module_does_not_stand_in_the_way_of_the_function() -> None:
 # --- whole stores -------------------------------------------------------------------------------
 
 
-def test_a_whole_store_is_whole(store: BuiltStore) -> None:
-    found = precache.verify(store.path)
-    assert found.ok
-    assert found.damage == ()
-    assert found.version == store.result.version
-    assert found.path == store.result.path
-    assert found.rows == 23
-    assert found.objects == store.result.shards == 3
-    assert found.nbytes == store.result.stored_bytes
-
-
-def test_chunks_of_several_rows_are_checked_too(tile_store: BuiltStore) -> None:
-    assert precache.verify(tile_store.path).ok
-
-
-def test_progress_tells_every_byte_once(store: BuiltStore) -> None:
-    heard: list[int] = []
-    found = precache.verify(store.path, heard.append)
-    assert sum(heard) == found.nbytes
+def test_a_whole_store_is_whole(store: BuiltStore, image_tiles: BuiltStore) -> None:
+    """Nothing is written, and each byte told of once."""
+    before, told = contents(store.path), list[int]()
+    found = precache.verify(store.path, told.append)
+    assert (found.ok, found.damage) == (True, ())
+    assert (found.version, found.path) == (store.result.version, store.result.path)
+    assert (found.rows, found.objects) == (23, store.result.shards)
+    assert sum(told) == found.nbytes == store.result.stored_bytes
+    assert contents(store.path) == before
+    assert precache.verify(image_tiles.path).ok  # of chunks of several rows
 
 
 def test_a_version_can_be_named(tmp_path: Path) -> None:
@@ -84,12 +69,6 @@ def test_a_version_can_be_named(tmp_path: Path) -> None:
     build_here(tmp_path / "in", tmp_path / "store", precache.Recipe.image(resize=24))
     found = precache.verify(f"{tmp_path / 'store'}@{first.version[:6]}")
     assert found.version == first.version
-
-
-def test_verifying_writes_nothing(store: BuiltStore) -> None:
-    before = contents(store.path)
-    precache.verify(store.path)
-    assert contents(store.path) == before
 
 
 # --- shards -------------------------------------------------------------------------------------
@@ -102,7 +81,7 @@ def test_a_flipped_bit_in_a_row_is_found_and_its_key_named(
     """Rows are chunks of their own here: one bit spoils one key, or the index and so the shard."""
     damaged = copy_store(store)
     path = damaged.shard_path(1)
-    flip(path, int((path.stat().st_size - 9) * place), bit=3)
+    flip(path, int((path.stat().st_size - 9) * place), 8)
     shard, reason, keys = only(precache.verify(damaged.path))
     assert shard == "image/c/1/0/0/0"
     assert reason == "its checksum does not hold"
@@ -122,9 +101,9 @@ def test_a_flipped_bit_in_a_row_is_found_and_its_key_named(
 
 
 def test_a_wrong_mean_is_told_from_wrong_sums_wherever_the_version_is(
-    store: BuiltStore, copy_store: Copy
+    image_store: BuiltStore, copy_store: Copy
 ) -> None:
-    damaged = copy_store(store)
+    damaged = copy_store(image_store)
     root = Path(damaged.open().path) / ROOT
     document = json.loads(root.read_text("utf-8"))
     attributes = document["attributes"]["precache"]
@@ -166,80 +145,53 @@ def test_no_flipped_bit_goes_unseen(
     store = stores["image"]
     path = store.shard_path(shard)
     at = int(path.stat().st_size * share)
-    flip(path, at, bit)
+    flip(path, at, 1 << bit)
     try:
         assert only(precache.verify(store.path))[0] == f"image/c/{shard}/0/0/0"
     finally:
-        flip(path, at, bit)
+        flip(path, at, 1 << bit)
     assert precache.verify(store.path).ok
 
 
-@pytest.mark.parametrize("cut", [1, 100, None])
-def test_a_truncated_shard_is_named_with_all_its_keys(
-    store: BuiltStore, copy_store: Copy, cut: int | None
-) -> None:
-    damaged = copy_store(store)
-    path = damaged.shard_path(2)
-    size = path.stat().st_size
-    left = 0 if cut is None else size - cut
-    path.write_bytes(path.read_bytes()[:left])
-    shard, reason, keys = only(precache.verify(damaged.path))
-    assert shard == "image/c/2/0/0/0"
-    assert reason == f"it has {left} bytes where {size} were written"
-    assert list(keys) == keys_of_shard(damaged, 2, 8)
-
-
-def test_bytes_at_the_end_are_damage(store: BuiltStore, copy_store: Copy) -> None:
-    damaged = copy_store(store)
-    with damaged.shard_path(0).open("ab") as file:
-        file.write(b"\0")
-    assert "bytes where" in only(precache.verify(damaged.path))[1]
-
-
-def test_a_missing_shard_is_named_with_all_its_keys(store: BuiltStore, copy_store: Copy) -> None:
-    damaged = copy_store(store)
-    damaged.shard_path(0).unlink()
-    shard, reason, keys = only(precache.verify(damaged.path))
-    assert (shard, reason) == ("image/c/0/0/0/0", "it is missing")
-    assert list(keys) == keys_of_shard(damaged, 0, 8)
-
-
-def test_every_damaged_shard_is_named(store: BuiltStore, copy_store: Copy) -> None:
-    damaged = copy_store(store)
-    damaged.shard_path(0).unlink()
-    flip(damaged.shard_path(2), 5)
-    found = precache.verify(damaged.path)
-    assert [each.shard for each in found.damage] == ["image/c/0/0/0/0", "image/c/2/0/0/0"]
-    assert not found.ok
-    assert found.objects == 3
-
-
-def test_two_shards_that_changed_places_are_damage(store: BuiltStore, copy_store: Copy) -> None:
+def exchange(one: Path, other: Path) -> None:
     """Each is whole by its own index; which rows it holds is what the version says."""
-    damaged = copy_store(store)
-    first, second = damaged.shard_path(0), damaged.shard_path(1)
-    one, other = first.read_bytes(), second.read_bytes()
-    first.write_bytes(other)
-    second.write_bytes(one)
-    assert len(precache.verify(damaged.path).damage) == 2
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
 
 
-def test_two_rows_that_changed_places_are_damage(
-    stores: dict[str, BuiltStore], copy_store: Copy
+def replace_by_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+SPOILT: dict[str, tuple[Callable[..., object], dict[int, str]]] = {
+    "a byte less": (lambda a, b, c: os.truncate(c, c.stat().st_size - 1), {2: "it has {} bytes"}),
+    "nothing left": (lambda a, b, c: os.truncate(c, 0), {2: "it has 0 bytes"}),
+    "a byte more": (lambda a, b, c: os.truncate(a, a.stat().st_size + 1), {0: "it has {} bytes"}),
+    "missing": (lambda a, b, c: a.unlink(), {0: "it is missing"}),
+    "two": (lambda a, b, c: (a.unlink(), os.truncate(c, 9)), {0: "it is mis", 2: "it has 9 bytes"}),
+    "exchanged": (lambda a, b, c: exchange(a, b), {0: "", 1: ""}),
+    "a folder": (lambda a, b, c: replace_by_a_folder(b), {1: ""}),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_every_damaged_shard_is_named_with_all_its_keys(
+    name: str, image_store: BuiltStore, copy_store: Copy
 ) -> None:
-    """With their checksums, so that each chunk holds by itself."""
-    damaged = copy_store(stores["raw"])
-    path, pitch = damaged.shard_path(0), 112 * 112 * 3 + 4
-    data = path.read_bytes()
-    path.write_bytes(data[pitch : 2 * pitch] + data[:pitch] + data[2 * pitch :])
-    assert only(precache.verify(damaged.path))[0] == "image/c/0/0/0/0"
-
-
-def test_a_folder_in_place_of_a_shard_is_damage(store: BuiltStore, copy_store: Copy) -> None:
-    damaged = copy_store(store)
-    damaged.shard_path(1).unlink()
-    damaged.shard_path(1).mkdir()
-    assert only(precache.verify(damaged.path))[0] == "image/c/1/0/0/0"
+    damaged, (spoil, reasons) = copy_store(image_store), SPOILT[name]
+    paths = [damaged.shard_path(number) for number in range(3)]
+    spoil(*paths)
+    found = precache.verify(damaged.path)
+    assert (found.ok, found.objects) == (False, 3)
+    assert [each.shard for each in found.damage] == [f"image/c/{n}/0/0/0" for n in reasons]
+    for each, (number, begin) in zip(found.damage, reasons.items(), strict=True):
+        assert list(each.keys) == keys_of_shard(damaged, number, 8)
+        written = image_store.shard_path(number).stat().st_size
+        reason = begin.format(paths[number].stat().st_size) if "bytes" in begin else begin
+        reason += f" where {written} were written" if "bytes" in begin else ""
+        assert each.reason.startswith(reason)
 
 
 def test_damage_of_one_field_of_several(tmp_path: Path) -> None:
@@ -254,85 +206,14 @@ def test_damage_of_one_field_of_several(tmp_path: Path) -> None:
     assert only(precache.verify(tmp_path / "store"))[0] == "small/c/0/0/0/0"
 
 
-# --- the rest of a version ----------------------------------------------------------------------
-
-SMALL = ["label/c/0", "valid/c/0", "key/c/0", "shards/image/c/0/0"]
-
-
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("how", ["flip", "cut", "unlink"])
-def test_damaged_small_arrays_are_found(
-    stores: dict[str, BuiltStore], copy_store: Copy, name: str, how: str
-) -> None:
-    damaged = copy_store(stores["image"])
-    path = damaged.version_folder / name
-    if how == "flip":
-        flip(path, path.stat().st_size // 2)
-    elif how == "cut":
-        path.write_bytes(path.read_bytes()[:-3])
-    else:
-        path.unlink()
-    found = precache.verify(damaged.path)
-    assert not found.ok
-    assert any(name.startswith(each.shard) for each in found.damage)
-
-
-def test_damage_of_keys_and_of_a_shard_are_both_found(
-    stores: dict[str, BuiltStore], copy_store: Copy
-) -> None:
-    damaged = copy_store(stores["image"])
-    (damaged.version_folder / "key/c/0").unlink()
-    damaged.shard_path(1).unlink()
-    found = {each.shard for each in precache.verify(damaged.path).damage}
-    assert found == {"key/c/0", "image/c/1/0/0/0"}
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"3": 4}', '{"x": ["a", "b"]}'])
-def test_a_damaged_list_of_holes_is_found(
-    stores: dict[str, BuiltStore], copy_store: Copy, text: str
-) -> None:
-    damaged = copy_store(stores["image"])
-    [path] = damaged.version_folder.glob("holes/c/0")
-    path.write_text(text)
-    found = precache.verify(damaged.path)
-    assert [each.shard for each in found.damage] == ["holes/c/0"]
-
-
-def test_what_was_damaged_is_whole_again_after_a_build(
-    stores: dict[str, BuiltStore], copy_store: Copy
-) -> None:
-    """A file that was deleted comes back by the same command."""
-    damaged = copy_store(stores["image"])
-    before = contents(damaged.path)
-    for name in (*SMALL, "image/c/1/0/0/0"):
-        (damaged.version_folder / name).unlink()
-        assert not precache.verify(damaged.path).ok
-        build_here(damaged.source, damaged.path, damaged.recipe, {"shard_samples": 8})
-        assert precache.verify(damaged.path).ok, name
-    assert contents(damaged.path) == before
-    assert remains(damaged.path) == []
-
-
 # --- what cannot be verified --------------------------------------------------------------------
 
 
-def test_no_store_and_no_version(store: BuiltStore, tmp_path: Path) -> None:
+def test_no_store_and_no_version(image_store: BuiltStore, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store at"):
         precache.verify(tmp_path / "nowhere")
     with pytest.raises(StoreError, match="fits no version"):
-        precache.verify(f"{store.path}@fffff")
-
-
-def test_a_store_of_a_newer_format(stores: dict[str, BuiltStore], copy_store: Copy) -> None:
-    newer = copy_store(stores["raw"])
-    path = newer.version_folder / "zarr.json"
-    document = json.loads(path.read_text())
-    document["attributes"]["precache"]["format"] = FORMAT + 1
-    path.write_text(json.dumps(document))
-    with pytest.raises(
-        StoreError, match=rf"store format {FORMAT + 1}.*up to {FORMAT}; update precache"
-    ):
-        precache.verify(newer.path)
+        precache.verify(f"{image_store.path}@fffff")
 
 
 def test_a_group_that_other_software_wrote(tmp_path: Path) -> None:
@@ -343,9 +224,9 @@ def test_a_group_that_other_software_wrote(tmp_path: Path) -> None:
 
 
 def test_shards_whose_checksums_are_damaged_are_said_to_be_unchecked(
-    tile_store: BuiltStore, copy_store: Copy
+    image_tiles: BuiltStore, copy_store: Copy
 ) -> None:
-    store, table = copy_store(tile_store), "shards/image/c/0/0"
+    store, table = copy_store(image_tiles), "shards/image/c/0/0"
     flip(Path(store.result.path, table), 20)
     found = precache.verify(store.path)
     assert [damage.shard for damage in found.damage] == [table]
@@ -354,9 +235,9 @@ def test_shards_whose_checksums_are_damaged_are_said_to_be_unchecked(
 
 
 def test_a_version_without_a_readable_document_names_the_way_out(
-    store: BuiltStore, copy_store: Copy
+    image_store: BuiltStore, copy_store: Copy
 ) -> None:
-    copy = copy_store(store)
+    copy = copy_store(image_store)
     (copy.version_folder / ROOT).write_text("no JSON")
     with pytest.raises(precache.StoreError, match="nor its shards checked: run the same precache"):
         precache.verify(copy.path)

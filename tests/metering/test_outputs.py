@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import struct
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,43 +16,35 @@ import pytest
 from precache import outputs
 from precache.errors import UsageError
 from precache.metering.report import StallReport
-from tests.metering.test_report import LINE, REPORT
+from tests.metering.test_report import REPORT
 from tests.support.building import poll
 
-LATER = dataclasses.replace(REPORT, window=4, step=400, stall_ratio=0.5)
+LATER = replace(REPORT, window=4, step=400, stall_ratio=0.5)
 
 
-def test_one_line_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("rank", "stalls", "lines", "records"),
+    [(0, True, 1, 1), (0, False, 0, 1), (1, True, 1, 1), (1, False, 0, 0)],
+)
+def test_lines_tell_of_stalls_and_records_of_all_reports_of_rank_0(
+    rank: int,
+    stalls: bool,
+    lines: int,
+    records: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level("INFO"):
-        outputs.log()(REPORT)
-        outputs.log(logging.getLogger("mine"), logging.WARNING)(REPORT)
-    assert caplog.record_tuples == [
-        ("precache.meter", logging.INFO, LINE),
-        ("mine", logging.WARNING, LINE),
+        reports = [replace(each, rank=rank, stalls=stalls) for each in (REPORT, LATER)]
+        for report in reports:
+            outputs.log(logging.getLogger("mine"), logging.WARNING)(report)
+            outputs.jsonl(tmp_path / "stalls.jsonl")(report)
+    told = [("mine", logging.WARNING, str(report)) for report in reports]
+    assert caplog.record_tuples == told * lines
+    written = [
+        json.loads(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines()
     ]
-
-
-def test_json_lines_are_appended(tmp_path: Path) -> None:
-    path = tmp_path / "stalls.jsonl"
-    for report in (REPORT, LATER):
-        outputs.jsonl(path)(report)
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [each["step"] for each in found] == [300, 400]
-    assert found[0] == json.loads(json.dumps(REPORT.as_dict()))
-
-
-def test_a_quiet_report_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    quiet = dataclasses.replace(REPORT, quiet=True)
-    with caplog.at_level("INFO"):
-        outputs.log()(quiet)
-    outputs.jsonl(tmp_path / "stalls.jsonl")(quiet)
-    assert not caplog.records
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_is_not_there_is_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"none does not exist; create it"):
-        outputs.jsonl(tmp_path / "none" / "stalls.jsonl")
+    assert [each["step"] for each in written] == [300, 400] * records
 
 
 def test_tensorboard_reads_the_scalars_by_step(tmp_path: Path) -> None:
@@ -72,21 +64,23 @@ def test_tensorboard_reads_the_scalars_by_step(tmp_path: Path) -> None:
     assert "train/data_p95_seconds" in events.Tags()["scalars"]
 
 
-def test_prometheus_has_gauges_by_meter_and_rank() -> None:
+def test_prometheus_has_gauges_by_meter_and_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(UsageError, match="pip install prometheus_client"):
+        outputs.prometheus()
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match=r"none does not exist; create it"):
+        outputs.jsonl(tmp_path / "none" / "stalls.jsonl")
     client = pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     registry = client.CollectorRegistry()
-    for report in (REPORT, LATER, dataclasses.replace(REPORT, name="valid", rank=1)):
+    for report in (REPORT, LATER, replace(REPORT, name="valid", rank=1)):
         outputs.prometheus(registry)(report)  # made anew, as in a loop of epochs
     text = client.generate_latest(registry).decode()
     assert 'precache_stall_ratio{meter="train",rank="0"} 0.5' in text
     assert 'precache_stall_ratio{meter="valid",rank="1"} 0.04' in text
     assert 'precache_iteration_mean_seconds{meter="train",rank="0"} 0.125' in text
-
-
-def test_prometheus_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(UsageError, match="pip install prometheus_client"):
-        outputs.prometheus()
 
 
 def _records(log: bytes) -> Iterator[bytes]:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
+import re
 import resource
 import struct
+import sys
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
+import tifffile
 import torch
-from PIL import Image
+from PIL import Image, ImageCms, ImageOps
 
+import precache
 import precache_workers.ops.decoding
-from precache.errors import SampleError
+from precache.errors import PrecacheError, SampleError
 from precache.recipe.ops import Decode
+from precache.recipe.recipe import Recipe
+from precache.recipe.resampling import resize
 from precache_workers.ops.decoding import Scratch, decode
-from tests.support.building import ask, encoded, photograph
+from tests.support.building import ask, build_here, encoded, photograph, write
 from tests.support.pictures import (
     ORIENTATION,
     PHOTOGRAPHS,
@@ -198,6 +208,116 @@ def test_sixteen_bits_keep_their_high_byte(
     assert np.array_equal(decode(data, Decode(mode="L"))[..., 0], grey)
 
 
+# --- more than one picture -----------------------------------------------------------------------
+
+
+def tiff(
+    *pages: np.ndarray, kinds: tuple[int, ...] = (), big: bool = False, **options: Any
+) -> bytes:
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file, bigtiff=big) as writer:
+        for page, kind in itertools.zip_longest(pages, kinds, fillvalue=0):
+            # Without metadata, equal pages would become one series.
+            writer.write(page, subfiletype=kind, metadata=None, **options)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def random_bytes(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+
+COLOURS, GREY = random_bytes(48, 64, 3), random_bytes(48, 64)
+FOUR, FIVE, TWO = random_bytes(48, 64, 4), random_bytes(48, 64, 5), random_bytes(48, 64, 2)
+UNSPECIFIED: dict[str, Any] = {"photometric": "rgb", "extrasamples": ["unspecified"]}
+WITH_MORE: dict[str, Callable[[], bytes]] = {
+    "channels as pages": lambda: tiff(*COLOURS.transpose(2, 0, 1)),
+    "slices": lambda: tiff(*[GREY] * 12),
+    "pages of a BigTIFF": lambda: tiff(GREY, GREY, big=True),
+    "a page behind a thumbnail": lambda: tiff(GREY, GREY[::2, ::2], GREY, kinds=(0, 1, 0)),
+    "pages of 16 bits": lambda: tiff(*[GREY.astype(np.uint16) << 8] * 2),
+    "a volume": lambda: tiff(random_bytes(16, 48, 64), volumetric=True, tile=(16, 16, 16)),
+    "near infrared": lambda: tiff(FOUR, **UNSPECIFIED),
+    "near infrared of 16 bits": lambda: tiff(FOUR.astype(np.uint16) << 8, **UNSPECIFIED),
+    "two bands more": lambda: tiff(FIVE, photometric="rgb", extrasamples=["unspecified"] * 2),
+    "alpha and a band": lambda: tiff(
+        FIVE, photometric="rgb", extrasamples=["unassalpha", "unspecified"]
+    ),
+    "two bands": lambda: tiff(TWO, photometric="minisblack", extrasamples=["unspecified"]),
+}
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("name", WITH_MORE)
+def test_pages_and_bands_are_not_dropped(name: str, opened: bool) -> None:
+    """A colour picture, stored as three pages, became a grey one."""
+    data = WITH_MORE[name]()
+    reason = r"has several pages" if "band" not in name and "infra" not in name else r"has \d bands"
+    for mode in ("RGB", "L", "P", "RGBA"):
+        image = Image.open(io.BytesIO(data)) if opened else None
+        with pytest.raises(SampleError, match=f"{reason}, .* a function in place of decode, "):
+            decode(image or data, Decode(mode=mode))
+
+
+def with_mask() -> bytes:
+    data, entry = tiff(COLOURS, COLOURS, kinds=(0, 1), photometric="rgb"), "<HHLL"
+    assert data.count(struct.pack(entry, 254, 4, 1, 1)) == 1
+    return data.replace(struct.pack(entry, 254, 4, 1, 1), struct.pack(entry, 254, 4, 1, 4))
+
+
+def missing_page() -> bytes:
+    """A TIFF whose only page names another one, behind the end of the file."""
+    data = bytearray(tiff(COLOURS, photometric="rgb"))
+    at = struct.unpack_from("<I", data, 4)[0]
+    count = struct.unpack_from("<H", data, at)[0]
+    struct.pack_into("<I", data, at + 2 + 12 * count, len(data) + 99)
+    return bytes(data)
+
+
+ALONE: dict[str, Callable[[], bytes]] = {
+    "overviews": lambda: tiff(
+        COLOURS, COLOURS[::2, ::2], COLOURS[::4, ::4], kinds=(0, 1, 1), photometric="rgb"
+    ),
+    "overviews that are not named": lambda: tiff(
+        COLOURS, COLOURS[::2, ::2], COLOURS[::4, ::4], photometric="rgb", big=True
+    ),
+    "a mask": with_mask,
+    "alpha": lambda: tiff(FOUR, photometric="rgb", extrasamples=["unassalpha"]),
+    "alpha that is not named": cv2.imencode(".tif", FOUR)[1].tobytes,
+    "a damaged second page": lambda: tiff(COLOURS, COLOURS, photometric="rgb")[:9470],
+    "a second page that is missing": missing_page,
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_overviews_masks_and_alpha_are_no_other_pictures(name: str) -> None:
+    data = ALONE[name]()
+    for mode in ("RGB", "L"):
+        assert np.array_equal(decode(data, Decode(mode=mode)), by_pillow(data, mode))
+    with Image.open(io.BytesIO(data)) as image:
+        assert np.array_equal(decode(image, Decode()), by_pillow(data))
+
+
+def test_a_page_that_was_chosen_is_taken() -> None:
+    with Image.open(io.BytesIO(tiff(GREY, 255 - GREY))) as image:
+        image.seek(1)
+        assert np.array_equal(decode(image, Decode(mode="L"))[..., 0], 255 - GREY)
+
+
+@pytest.mark.parametrize("channels", [2, 4, 5, 64])
+@pytest.mark.parametrize("tensor", [False, True])
+def test_channels_of_an_array_are_no_alpha(channels: int, tensor: bool) -> None:
+    """The last one of 2 and 4 was dropped."""
+    array = random_bytes(48, 64, channels)
+    data = torch.from_numpy(array.transpose(2, 0, 1).copy()) if tensor else array
+    for mode in ("RGB", "L", "P", "RGBA"):
+        if (channels, mode) == (4, "RGBA"):
+            assert np.array_equal(decode(data, Decode(mode=mode)), array)
+            continue
+        with pytest.raises(SampleError, match=rf"\(48, 64, {channels}\), .*takes 1 or 3") as caught:
+            decode(data, Decode(mode=mode))
+        assert ("--mode RGBA" in str(caught.value)) == (channels == 4)
+
+
 WIDE = {
     "I": np.arange(12, dtype=np.int32).reshape(3, 4) << 20,
     "F": np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4),
@@ -290,7 +410,10 @@ NO_VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "grey of 2 bits": (lambda: grey_of_bits(2), "grey of 2 bits"),
     "grey of 4 bits": (lambda: grey_of_bits(4), "grey of 4 bits"),
-    "16 bits": (lambda: encoded(Image.fromarray(np.ones((2, 2), np.uint16)), "PNG"), "I;16.*func"),
+    "16 bits": (
+        lambda: encoded(Image.fromarray(np.ones((2, 2), np.uint16)), "PNG"),
+        r"I;16.*--mode unchanged",
+    ),
     "JPEG": (lambda: encoded(photograph().convert("L")), "is a JPEG, .*save masks as PNG"),
 }
 
@@ -403,7 +526,7 @@ def png(header: tuple[int, int, int, int], body: bytes) -> bytes:
 
 def test_the_first_frame_of_an_animation() -> None:
     frames = [photograph(name).resize((60, 40)).quantize(64) for name in PHOTOGRAPHS]
-    for kind in ("GIF", "WEBP", "TIFF", "PNG"):
+    for kind in ("GIF", "WEBP", "PNG"):
         images = [f.convert("RGB") for f in frames] if kind == "WEBP" else frames
         options = {"lossless": True} if kind == "WEBP" else {}
         data = encoded(images[0], kind, save_all=True, append_images=images[1:], **options)
@@ -436,6 +559,384 @@ def test_pillow_images_arrays_and_tensors_are_taken_as_they_are() -> None:
 def test_values_that_are_no_image(value: Any) -> None:
     with pytest.raises(SampleError, match=r"decode was given .*; it takes bytes"):
         decode(value, Decode())
+
+
+# --- AVIF and HEIC -------------------------------------------------------------------------------
+
+
+def heif(image: Image.Image, kind: str = "HEIF", **options: Any) -> bytes:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.register_heif_opener()
+    return encoded(image, kind, **options)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+@pytest.mark.parametrize("kind", ["AVIF", "HEIF"])
+def test_avif_and_heic_are_decoded_upright(kind: str, mode: str, orientation: int) -> None:
+    image = half_transparent() if mode == "RGBA" else photograph()
+    data = (heif if kind == "HEIF" else encoded)(image, kind, exif=oriented(orientation).tobytes())
+    found = decode(data, Decode(mode=mode))
+    assert np.array_equal(found, by_pillow(data, mode))
+    assert found.shape[:2] == ((300, 451) if orientation == 1 else (451, 300))
+    for share in (0.02, 0.3, 0.9):
+        with pytest.raises(SampleError):
+            decode(data[: int(len(data) * share)], Decode(mode=mode))
+    with pytest.raises(SampleError, match="is over the limit of 1000 px"):
+        decode(data, Decode(mode=mode, max_pixels=1000))
+
+
+def test_without_its_library_a_heic_image_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = heif(photograph())
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    precache_workers.ops.decoding._load_heif.cache_clear()
+    with pytest.raises(SampleError, match=r"pip install 'precache\[heif\]'"):
+        decode(data, Decode())
+    write(tmp_path / "in/cat/a.heic", data)
+    with pytest.raises(PrecacheError, match=r"(?s)a\.heic.*pip install 'precache\[heif\]'"):
+        build_here(tmp_path / "in", tmp_path / "store", Recipe.image())
+    monkeypatch.undo()
+    build_here(tmp_path / "in", tmp_path / "store", Recipe.image(resize=40))
+    assert precache.open(tmp_path / "store").rows == 1
+
+
+def test_a_pillow_that_lacks_avif_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(photograph(), "AVIF")
+    monkeypatch.setattr(precache_workers.ops.decoding.features, "check", lambda name: False)
+    with pytest.raises(SampleError, match=r"AVIF image, .* from 11\.3 on: upgrade pillow"):
+        decode(data, Decode())
+
+
+def test_films_are_no_images() -> None:
+    with pytest.raises(SampleError, match="AVIF, HEIC"):
+        decode(b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom" + bytes(500), Decode())
+
+
+# --- files that are cut off ----------------------------------------------------------------------
+
+JPEGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "restarts": {"restart_marker_rows": 1},
+    "4:4:4": {"subsampling": "4:4:4"},
+}
+
+
+@pytest.mark.parametrize("options", JPEGS.values(), ids=JPEGS)
+@pytest.mark.parametrize("stored", ["RGB", "L", "CMYK"])
+def test_a_jpeg_that_lacks_only_its_end_marker_is_an_image(
+    stored: str, options: dict[str, Any]
+) -> None:
+    data = encoded(photograph().convert(stored), **options)
+    assert data.endswith(b"\xff\xd9")
+    for mode in ("RGB", "L", "RGBA", "unchanged"):
+        whole = decode(data, Decode(mode=mode))
+        for cut in (data[:-1], data[:-2]):
+            assert np.array_equal(decode(cut, Decode(mode=mode)), whole)
+        for cut in (data[:-300], data[: len(data) // 2]):
+            with pytest.raises(SampleError):
+                decode(cut, Decode(mode=mode))
+            filled = decode(cut, Decode(mode=mode, truncated="fill"))
+            assert filled.shape == whole.shape
+            assert np.array_equal(filled[:100], whole[:100])
+            assert not np.array_equal(filled, whole)
+
+
+@pytest.mark.parametrize("stored", ["RGB", "L", "CMYK"])
+def test_a_progressive_jpeg_may_lack_scans_wherever_it_is_cut(stored: str) -> None:
+    data = encoded(photograph().convert(stored), progressive=True)
+    scans = [found.start() for found in re.finditer(rb"\xff\xda", data)]
+    assert len(scans) > 2
+    tables = [data.rfind(b"\xff\xc4", 0, start) for start in scans[1:]]
+    for end in (len(data) - 1, len(data) - 2, len(data) // 2, *scans[1:], *tables):
+        for mode in ("RGB", "L", "RGBA", "unchanged"):
+            with pytest.raises(SampleError, match="truncated"):
+                decode(data[:end], Decode(mode=mode))
+        filled = decode(data[:end], Decode(truncated="fill"))
+        assert filled.shape == (300, 451, 3)
+
+
+def test_an_end_marker_of_a_thumbnail_is_not_that_of_the_picture() -> None:
+    thumbnail = encoded(photograph().resize((8, 8)))
+    data = encoded(photograph(), exif=b"Exif\0\0" + thumbnail)
+    assert np.array_equal(decode(data[:-2], Decode()), decode(data, Decode()))
+
+
+def test_other_files_that_are_cut_off_are_filled_if_that_is_stated() -> None:
+    data = encoded(photograph(), "PNG")
+    filled = decode(data[: len(data) // 2], Decode(truncated="fill"))
+    assert filled.shape == (300, 451, 3)
+    assert np.array_equal(filled[:100], by_pillow(data)[:100])
+    with pytest.raises(SampleError, match="truncated"):
+        decode(data[: len(data) // 2], Decode())
+
+
+# --- unchanged -----------------------------------------------------------------------------------
+
+
+def of_dtype(dtype: str, *shape: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 200, shape).astype(dtype) * np.dtype(dtype).type(
+        20 if np.dtype(dtype).itemsize > 1 else 1
+    )
+
+
+def by_cv2(values: np.ndarray) -> bytes:
+    """A PNG of (H, W, C): RGB, or RGBA."""
+    order = [2, 1, 0, 3][: values.shape[2]]
+    return cv2.imencode(".png", values[..., order])[1].tobytes()
+
+
+def grey_alpha_png(values: np.ndarray) -> bytes:
+    height, width, _ = values.shape
+    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in values)
+    return png((width, height, 16, 4), zlib.compress(lines))
+
+
+UNCHANGED: dict[str, tuple[Callable[[np.ndarray], bytes], np.ndarray]] = {
+    "PNG of 12 bits in 16": (
+        lambda a: encoded(Image.fromarray(a[..., 0]), "PNG"),
+        np.full((3, 4, 1), 4095, np.uint16),
+    ),
+    "PNG RGB of 16 bits": (by_cv2, of_dtype("uint16", 20, 30, 3)),
+    "PNG RGBA of 16 bits": (by_cv2, of_dtype("uint16", 20, 30, 4)),
+    "PNG grey and alpha of 16 bits": (grey_alpha_png, of_dtype("uint16", 20, 30, 2)),
+    "PNG RGB": (by_cv2, of_dtype("uint8", 20, 30, 3)),
+    "PNG grey and alpha": (
+        lambda a: encoded(Image.fromarray(a, "LA"), "PNG"),
+        of_dtype("uint8", 20, 30, 2),
+    ),
+    "PNG grey": (
+        lambda a: encoded(Image.fromarray(a[..., 0]), "PNG"),
+        of_dtype("uint8", 20, 30, 1),
+    ),
+    **{
+        f"TIFF {dtype} x {channels}": (
+            lambda a: tiff(
+                a[..., 0] if a.shape[2] == 1 else a, photometric="minisblack", planarconfig="contig"
+            ),
+            of_dtype(dtype, 20, 30, channels),
+        )
+        for dtype in ("uint8", "uint16", "int16", "float32", "float64")
+        for channels in (1, 2, 3, 4, 5, 12)
+    },
+    "TIFF of planes": (
+        lambda a: tiff(
+            np.moveaxis(a, 2, 0).copy(),
+            photometric="minisblack",
+            planarconfig="separate",
+            compression="zlib",
+        ),
+        of_dtype("uint16", 20, 30, 5),
+    ),
+}
+
+
+COMPRESSED = {
+    "grey": of_dtype("uint8", 20, 30),
+    "RGB": of_dtype("uint8", 20, 30, 3),
+    "RGBA": of_dtype("uint8", 20, 30, 4),
+    "16 bits": of_dtype("uint16", 20, 30),
+    "RGB of 16 bits": of_dtype("uint16", 20, 30, 3),
+    "integers": of_dtype("int32", 20, 30),
+    "floats": of_dtype("float32", 20, 30),
+}
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_tiffs_of_other_compressions_keep_their_values_or_are_refused(
+    name: str, order: str
+) -> None:
+    values = COMPRESSED[name]
+    file, kind = io.BytesIO(), "rgb" if "RGB" in name else "minisblack"
+    tifffile.imwrite(file, values, byteorder=order, photometric=kind, metadata=None)  # type: ignore[arg-type]
+    data = lzw(file.getvalue())
+    if order == ">" and name in ("integers", "floats"):
+        with pytest.raises(SampleError, match=r"compressed \(LZW, .*save it with deflate"):
+            decode(data, Decode(mode="unchanged"))
+    else:
+        found = decode(data, Decode(mode="unchanged"))
+        assert found.dtype == values.dtype
+        assert np.array_equal(found, values.reshape(20, 30, -1))
+
+
+def lzw(data: bytes) -> bytes:
+    """Compress a TIFF without compression, of one strip, by LZW of 9 bits alone."""
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        page, order = file.pages.first, file.byteorder
+        [start], [count] = page.dataoffsets, page.databytecounts
+        places = {tag.name: tag.valueoffset for tag in page.tags}
+    clear, end = [256], [257]
+    codes = [*data[start : start + count]]
+    parts = [clear + codes[at : at + 200] for at in range(0, count, 200)]
+    bits = "".join(f"{code:09b}" for code in itertools.chain(*parts, end))
+    strip = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8))
+    made = bytearray(data)
+    struct.pack_into(f"{order}H", made, places["Compression"], 5)
+    struct.pack_into(f"{order}I", made, places["StripOffsets"], len(data))
+    struct.pack_into(f"{order}I", made, places["StripByteCounts"], len(strip))
+    return bytes(made) + strip
+
+
+def test_a_damaged_tiff_ends_no_process() -> None:
+    """A library by which tifffile decodes LZW crashed on some of these."""
+    data = encoded(photograph().resize((53, 37)), "TIFF", compression="tiff_lzw")
+    for place in range(8, 200):
+        damaged = bytearray(data)
+        damaged[place] = 1
+        with contextlib.suppress(SampleError):
+            decode(bytes(damaged), Decode(mode="unchanged"))
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_values_are_unchanged_where_that_is_stated(name: str) -> None:
+    make, values = UNCHANGED[name]
+    found = decode(make(values), Decode(mode="unchanged"))
+    assert found.dtype == values.dtype
+    assert np.array_equal(found, values)
+
+
+def test_jpegs_arrays_and_images_are_unchanged() -> None:
+    for stored, channels in (("RGB", 3), ("L", 1), ("CMYK", 4)):
+        data = encoded(photograph().convert(stored))
+        found = decode(data, Decode(mode="unchanged"))
+        assert found.shape == (300, 451, channels)
+        assert np.array_equal(found, by_pillow(data, stored))
+    values = of_dtype("int16", 5, 6, 7)
+    assert decode(values, Decode(mode="unchanged")) is values
+    tensor = torch.from_numpy(values).permute(2, 0, 1)
+    assert np.array_equal(decode(tensor, Decode(mode="unchanged")), values)
+    for dtype in ("uint16", "int32", "float32"):
+        values = of_dtype(dtype, 5, 6)
+        found = decode(Image.fromarray(values), Decode(mode="unchanged"))
+        assert (found.dtype, found.tolist()) == (values.dtype, values[..., None].tolist())
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_unchanged_images_are_turned(orientation: int) -> None:
+    grey = Image.fromarray(of_dtype("uint16", 20, 30))
+    files = [
+        encoded(grey, "PNG", exif=oriented(orientation)),
+        encoded(grey, "TIFF", tiffinfo={ORIENTATION: orientation}),
+    ]
+    for data in files:
+        with Image.open(io.BytesIO(data)) as image:
+            expected = np.asarray(ImageOps.exif_transpose(image))
+        assert np.array_equal(decode(data, Decode(mode="unchanged"))[..., 0], expected)
+
+
+LOST: dict[str, tuple[Callable[[], Any], str]] = {
+    "palette": (lambda: encoded(indexed(), "PNG"), r"--mode RGB.*--mode P --interpolation nearest"),
+    "palette TIFF": (lambda: encoded(indexed(), "TIFF"), r"--mode RGB.*--mode P "),
+    "bits": (lambda: encoded(photograph().convert("1"), "PNG"), "--mode L --interpolation nearest"),
+    "grey of 2 bits": (lambda: grey_of_bits(2), "grey of 2 bits"),
+    "pages": (lambda: tiff(GREY, GREY), "has several pages"),
+    "a volume": (WITH_MORE["a volume"], "has several pages"),
+    "no TIFF": (lambda: b"II*\0\x09" + bytes(50), "cannot be decoded"),
+    "large": (lambda: tiff(np.zeros((30000, 9), np.uint8)), "over the limit of 200000 "),
+    "bands": (
+        lambda: tiff(np.zeros((20, 20, 65000), np.uint16), planarconfig="contig"),
+        "bytes of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_unchanged_would_guess_or_drop_is_refused(name: str) -> None:
+    make, reason = LOST[name]
+    with pytest.raises(SampleError, match=reason):
+        decode(make(), Decode(mode="unchanged", max_pixels=200_000))
+
+
+def test_without_its_library_a_tiff_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    data = encoded(photograph(), "TIFF")
+    with pytest.raises(SampleError, match=r"pip install 'precache\[tiff\]'"):
+        decode(data, Decode(mode="unchanged"))
+    assert np.array_equal(decode(data, Decode()), by_pillow(data))
+
+
+def test_values_of_sixteen_bits_are_resized_as_floats_are() -> None:
+    values = of_dtype("uint16", 60, 80, 5)
+    for interpolation in ("bilinear", "bicubic"):
+        found = resize(values, (23, 31), interpolation)
+        exact = resize(values.astype(np.float64), (23, 31), interpolation)
+        assert found.dtype == np.uint16
+        assert np.abs(found - exact.clip(0)).max() <= 0.5 + 1e-5
+    for level in (0, 65535):
+        assert (resize(np.full((9, 9, 1), level, np.uint16), (20, 5), "bicubic") == level).all()
+
+
+# --- colour profiles -----------------------------------------------------------------------------
+
+
+def with_profile(space: str) -> tuple[Image.Image, bytes]:
+    """An image and a profile whose primaries are swapped, or whose gamma is 1."""
+    if space == "RGB":
+        profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+        swapped = profile.replace(b"rXYZ", b"?XYZ", 1).replace(b"gXYZ", b"rXYZ", 1)
+        return photograph(), swapped.replace(b"?XYZ", b"gXYZ", 1)
+    return photograph().convert("L"), grey_profile()
+
+
+def grey_profile() -> bytes:
+    """An ICC profile (version 2) of grey with a linear curve."""
+    curve = b"curv" + bytes(4) + struct.pack(">I", 0)
+    white = b"XYZ " + bytes(4) + struct.pack(">iii", 0xF6D6, 0x10000, 0xD32D)
+    tags, offset = b"", 128 + 4 + 2 * 12
+    for name, body in ((b"wtpt", white), (b"kTRC", curve)):
+        tags += name + struct.pack(">II", offset, len(body))
+        offset += len(body)
+    body = struct.pack(">I", 2) + tags + white + curve
+    head = struct.pack(">I4sI", 128 + len(body), b"none", 0x02100000)
+    head += b"mntrGRAYXYZ " + bytes(12) + b"acsp" + bytes(28)
+    head += struct.pack(">iii", 0xF6D6, 0x10000, 0xD32D)
+    return head.ljust(128, b"\0") + body
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        *(("RGB", kind) for kind in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")),
+        *(("GRAY", kind) for kind in ("JPEG", "PNG", "TIFF")),
+    ],
+)
+def test_colours_of_a_profile_become_srgb_where_that_is_stated(space: str, kind: str) -> None:
+    image, profile = with_profile(space)
+    data = encoded(image, kind, icc_profile=profile)
+    with Image.open(io.BytesIO(data)) as opened:
+        converted = ImageCms.profileToProfile(
+            opened, io.BytesIO(profile), ImageCms.createProfile("sRGB"), outputMode="RGB"
+        )
+        plain = np.asarray(opened.convert("RGB"))
+    assert converted is not None
+    found = decode(data, Decode(icc="srgb"))
+    assert np.array_equal(found, np.asarray(converted))
+    assert np.abs(found.astype(int) - plain).mean() > 5
+    assert np.array_equal(decode(data, Decode()), plain), "profiles are ignored by default"
+    grey = decode(data, Decode(mode="L", icc="srgb"))
+    assert np.array_equal(grey[..., 0], np.asarray(converted.convert("L")))
+
+
+def test_alpha_and_images_without_a_profile_stay_as_they_are() -> None:
+    _, profile = with_profile("RGB")
+    data = encoded(half_transparent(), "PNG", icc_profile=profile)
+    found = decode(data, Decode(mode="RGBA", icc="srgb"))
+    assert np.array_equal(found[..., 3], by_pillow(data, "RGBA")[..., 3])
+    assert np.array_equal(found[..., :3], decode(data, Decode(icc="srgb")))
+    for kind in ("JPEG", "PNG"):
+        data = encoded(photograph(), kind)
+        assert np.array_equal(decode(data, Decode(icc="srgb")), decode(data, Decode()))
+
+
+@pytest.mark.parametrize("profile", [b"no profile", grey_profile()])
+def test_a_profile_that_cannot_be_applied_is_named(profile: bytes) -> None:
+    data = encoded(photograph(), "PNG", icc_profile=profile)
+    if profile == grey_profile():
+        data = encoded(photograph().convert("CMYK"), "TIFF", icc_profile=profile)
+    with pytest.raises(SampleError, match="ICC profile that cannot be applied"):
+        decode(data, Decode(icc="srgb"))
 
 
 # --- EXIF ---------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ import json
 import pathlib
 import random
 import numpy as np
+import pandas
+import pyarrow
 import torch
 from PIL import Image
 
@@ -182,7 +187,7 @@ def test_a_dataset_that_gives_another_item_each_time_is_refused(
     for function in (precache.build, precache.plan):
         with pytest.raises(SourceError, match=r"two reads of sample \d .*leave out --compare"):
             function(name, tmp_path / "store", IMAGE, compare=True, address="serial")
-    build(name, tmp_path)
+    build(name, tmp_path, precache.Recipe.image(variants=1))  # the advice
 
 
 def test_a_changed_sample_that_is_another_in_its_task_is_refused(
@@ -191,9 +196,10 @@ def test_a_changed_sample_that_is_another_in_its_task_is_refused(
     monkeypatch.setattr("precache_workers.planning.compared_samples.READ_TWICE", 0)
     body = "self.reads += n == 5; return np.full((8, 8, 3), self.reads if n == 5 else n, np.uint8)"
     name = source(body, "reads = 0")
-    build(name, tmp_path)
+    one_draw = precache.Recipe.image(variants=1)
+    build(name, tmp_path, one_draw)
     with pytest.raises(PrecacheError, match="two reads of sample 5 gave different items"):
-        build(name, tmp_path, compare=True)
+        build(name, tmp_path, one_draw, compare=True)
 
 
 def test_other_sources_need_no_comparison(tmp_path: Path) -> None:
@@ -214,21 +220,47 @@ def test_a_fingerprint_that_misses_a_change_is_compared_too(source: Module, tmp_
 # --- files that a dataset holds -----------------------------------------------------------------
 
 HOLDERS = {
-    "samples": ("samples = [(str(p), 0) for p in sorted(HERE.glob('*.png'))]", 1),
+    "samples": "samples = [(str(p), 0) for p in sorted(HERE.glob('*.png'))]",
     "samples with a text and their file": (
-        "samples = [(HERE / 'state.json', 'cat', p) for p in sorted(HERE.glob('*.png'))]",
-        1,
+        "samples = [(HERE / 'state.json', 'cat', p) for p in sorted(HERE.glob('*.png'))]"
     ),
-    "paths": ("files = sorted(HERE.glob('*.png'))", 8),
-    "names": ("root = str(HERE); files = sorted(p.name for p in HERE.glob('*.png'))", 8),
-    "dicts": ("rows = [{'a': 1, 'file': str(p)} for p in sorted(HERE.glob('*.png'))]", 8),
-    "pairs": ("pairs = [(p, p) for p in sorted(HERE.glob('*.png'))]", 8),
-    "array": ("files = np.array([str(p) for p in sorted(HERE.glob('*.png'))])", 8),
-    "one file": ("path = HERE / '3.png'", 8),
-    "memory map": ("def __init__(self): self.data = np.memmap(HERE / '3.png', mode='r')", 8),
-    "within": ("def __init__(self): self.inner = Inner()", 8),
-    "several": ("def __init__(self): self.datasets = [Inner(), Inner()]", 8),
-    "subset": ("def __init__(self): self.dataset, self.indices = Inner(), range(8)", 1),
+    "paths": "files = sorted(HERE.glob('*.png'))",
+    "names": "root = str(HERE); files = sorted(p.name for p in HERE.glob('*.png'))",
+    "dicts": "rows = [{'a': 1, 'file': str(p)} for p in sorted(HERE.glob('*.png'))]",
+    "pairs": "pairs = [(p, p) for p in sorted(HERE.glob('*.png'))]",
+    "array": "files = np.array([str(p) for p in sorted(HERE.glob('*.png'))])",
+    "one file": "path = HERE / '3.png'",
+    "memory map": "def __init__(self): self.data = np.memmap(HERE / '3.png', mode='r')",
+    "within": "def __init__(self): self.inner = Inner()",
+    "several": "def __init__(self): self.datasets = [Inner(), Inner()]",
+    "samples under a root": (
+        "root = str(HERE); samples = [(p.name, 0) for p in sorted(HERE.glob('*.png'))]"
+    ),
+    "samples and masks under roots": (
+        "root, masks = '/no', HERE; samples = [(f'{n}.a', f'{n}.png', 0) for n in range(8)]"
+    ),
+    "images of a class's folder": (
+        "data_dir = HERE.parent; imgs = [(f'code/{n}.png', 0) for n in range(8)]"
+    ),
+    "data frame": (
+        "img_dir, x = HERE, pandas.DataFrame([{'n': 0, 'file': f'{n}.png'} for n in range(8)])"
+    ),
+    "data frame with two columns of one name": (
+        "root = HERE; x = pandas.DataFrame([[n, f'{n}.png'] for n in range(8)], columns=[*'aa'])"
+    ),
+    "Arrow table": (
+        "root = HERE; x = pyarrow.table({'n': [0] * 8, 'file': [f'{n}.png' for n in range(8)]})"
+    ),
+    "Arrow column": "root, x = HERE, pyarrow.array([f'{n}.png' for n in range(8)])",
+    "Arrow structs": (
+        "root, x = HERE, pyarrow.table({'i': [{'path': f'{n}.png'} for n in range(8)]})"
+    ),
+    "slots": (
+        "__slots__ = ('files',)\n    def __init__(self): self.files = sorted(HERE.glob('*.png'))"
+    ),
+    "series": "img_dir, names = HERE, pandas.Series([f'{n}.png' for n in range(8)])",
+    "columns": "root, table = HERE, {'label': [*range(8)], 'file': [f'{n}.png' for n in range(8)]}",
+    "subset": "def __init__(self): self.dataset, self.indices = Inner(), range(8)",
 }
 
 
@@ -238,17 +270,226 @@ def test_an_edit_of_a_file_that_the_dataset_holds_is_seen(
 ) -> None:
     for n in range(8):
         Image.fromarray(np.full((8, 8, 3), n, np.uint8)).save(tmp_path / f"code/{n}.png")
-    members, fetched = HOLDERS[holder]
-    name = source("return np.asarray(Image.open(HERE / f'{n}.png')), n % 2", members)
+    body = "return np.asarray(Image.open(HERE / f'{n}.png')), n % 2"
+    name = source(body, HOLDERS[holder])
     first = build(name, tmp_path)
     assert build(name, tmp_path).version == first.version
     Image.fromarray(np.full((8, 8, 3), 99, np.uint8)).save(tmp_path / "code/3.png")
     os.utime(tmp_path / "code/3.png", (1, 1))
-    plan = precache.plan(name, tmp_path / "store", IMAGE, address="serial", shard_samples=4)
-    assert plan.rows_computed == fetched
     assert build(name, tmp_path).rows_reused == 7
     assert values(tmp_path) == [0, 1, 2, 99, 4, 5, 6, 7]
     assert [labels(tmp_path / "store")[str(n)] for n in range(8)] == [n % 2 for n in range(8)]
+
+
+BROKEN = {
+    "OSError('gone')": "class Broken:\n    def to_list(self): raise OSError('gone')",
+    "RuntimeError('not opened')": """import collections.abc
+class Broken(collections.abc.Mapping):
+    def __getitem__(self, key): raise RuntimeError("not opened")
+    def __iter__(self): raise RuntimeError("not opened")
+    def __len__(self): return 3""",
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN)
+def test_an_attribute_that_cannot_be_searched_is_named(
+    reason: str, source: Module, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, DATA)
+    members = "def __init__(self): self.broken = Broken(); self.path = HERE / 'state.json'"
+    name = source(BODY, members)
+    module = tmp_path / f"code/{name.split(':')[1]}.py"
+    module.write_text(module.read_text().replace("class Data:", f"{BROKEN[reason]}\n\nclass Data:"))
+    build(name, tmp_path)
+    [line] = [line for line in caplog.messages if "samples not compared" in line]
+    assert "of 1 files that these name" in line
+    assert f"its attribute 'broken' could not be searched: {reason}" in line
+
+
+OWN_ORDERS = {
+    "an order of its own": (
+        "samples = [(str(HERE / f'{n}.png'), n % 2) for n in range(8)]; order = [*range(8)][::-1]",
+        "path, label = self.samples[self.order[n]]; return Path(path).read_bytes(), label",
+        7,
+    ),
+    "two files": (
+        "samples = [(str(HERE / f'{n}.png'), n % 2) for n in range(8)]",
+        (
+            "return {key: Path(self.samples[m % 8][0]).read_bytes() for key, m in "
+            "(('image', n), ('next', n + 1))} | {'label': self.samples[n][1]}"
+        ),
+        0,
+    ),
+    "names that exist in the working folder, too": (
+        "root = str(HERE); samples = [(f'{n}.png', n % 2) for n in range(8)]",
+        "path, label = self.samples[n]; return Path(self.root, path).read_bytes(), label",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OWN_ORDERS)
+def test_a_sample_may_read_any_file_that_the_dataset_holds(
+    case: str,
+    source: Module,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    members, body, row = OWN_ORDERS[case]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for n, folder in itertools.product(range(8), ("code", "elsewhere")):
+        Image.fromarray(np.full((8, 8, 3), n, np.uint8)).save(tmp_path / folder / f"{n}.png")
+    name = source(f"from pathlib import Path; {body}", members)
+    fields = {"image": {"ops": [{"op": "decode"}]}}
+    if case == "two files":
+        fields["next"] = fields["image"]
+    recipe = precache.Recipe.from_dict({"fields": fields})
+    build(name, tmp_path, recipe)
+    Image.fromarray(np.full((8, 8, 3), 99, np.uint8)).save(tmp_path / "code/0.png")
+    result = build(name, tmp_path, recipe, progress=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "all 8 samples are read and compared" in said
+    assert "fingerprint(i) of the dataset spares reading them" in said
+    assert result.rows_reused == 7 - (case == "two files")
+    assert values(tmp_path)[row] == 99
+    assert labels(tmp_path / "store")[str(row)] == 0
+    if case == "two files":
+        assert values(tmp_path, "next")[7] == 99
+    again = build(name, tmp_path, recipe, progress=True)
+    assert again.version == result.version
+    assert "are read and compared" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        "samples = [(n, v) for n, v in enumerate(state())]",
+        "samples = [{'n': n, 'label': v} for n, v in enumerate(state())]",
+        "samples = np.array(list(enumerate(state())))",
+        "samples = [(0, torch.tensor([v])) for v in state()]",
+    ],
+)
+def test_a_label_that_changes_in_the_samples_is_seen(
+    members: str, source: Module, tmp_path: Path
+) -> None:
+    put(tmp_path, [0, 1, 2, 3, 4, 5, 6, 7])
+    name = source(
+        "return np.full((8, 8, 3), n, np.uint8), state()[n]", f"def __init__(self): self.{members}"
+    )
+    first = build(name, tmp_path)
+    assert build(name, tmp_path).version == first.version
+    put(tmp_path, [5, 1, 2, 3, 4, 5, 6, 7])
+    assert build(name, tmp_path).rows_reused == 8
+    assert [labels(tmp_path / "store")[str(n)] for n in range(8)] == [5, 1, 2, 3, 4, 5, 6, 7]
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    """Write a file in place, so that its size and time stay."""
+    status = path.stat()
+    assert len(data) == status.st_size
+    until_the_clock_ticks(path)
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def until_the_clock_ticks(path: Path) -> None:
+    """Wait until a change of a file gets another ctime."""
+    ctime = path.stat().st_ctime_ns
+    probe = path.with_name("tick")
+    while True:
+        probe.write_bytes(b"")
+        if probe.stat().st_ctime_ns > ctime:
+            break
+    probe.unlink()
+
+
+def bitmap(value: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(file, "BMP")
+    return file.getvalue()
+
+
+BITMAPS = (
+    "return np.asarray(Image.open(HERE / f'{n}.bmp')), int((HERE / 'labels.txt').read_text()[n])"
+)
+FILES = (
+    "samples = [(str(p), 0) for p in sorted(HERE.glob('*.bmp'))]; table = str(HERE / 'labels.txt')"
+)
+
+
+@pytest.fixture
+def bitmaps(source: Module, tmp_path: Path) -> str:
+    """A dataset of files of equal sizes; each has its own, and one has the labels of all."""
+    for n in range(8):
+        (tmp_path / f"code/{n}.bmp").write_bytes(bitmap(n))
+    (tmp_path / "code/labels.txt").write_text("01010101")
+    broken = "if (HERE / 'broken').exists() and n == 5: raise OSError"
+    return source(f"{broken}\n        {BITMAPS}", FILES)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "fetched"), [("3.bmp", bitmap(99), 1), ("labels.txt", b"01020101", 1)]
+)
+def test_a_file_that_is_rewritten_in_place_is_seen(
+    name: str, data: bytes, fetched: int, bitmaps: str, tmp_path: Path
+) -> None:
+    first = build(bitmaps, tmp_path)
+    rewrite(tmp_path / "code" / name, data)
+    plan = precache.plan(bitmaps, tmp_path / "store", IMAGE, address="serial", shard_samples=4)
+    assert plan.rows_computed == fetched
+    assert build(bitmaps, tmp_path, ignore_ctime=True).version == first.version
+    rewrite(tmp_path / "code" / name, data)
+    second = build(bitmaps, tmp_path)
+    assert second.version != first.version
+    assert second.rows_reused >= 7
+    value, label = (99, 1) if name == "3.bmp" else (3, 2)
+    assert values(tmp_path) == [0, 1, 2, value, 4, 5, 6, 7]
+    found = labels(tmp_path / "store")
+    assert [found[str(n)] for n in range(8)] == [0, 1, 0, label, 0, 1, 0, 1]
+    assert build(bitmaps, tmp_path).version == second.version
+    assert build(bitmaps, tmp_path, compact=True).version == second.version
+
+
+def test_a_rewritten_file_is_seen_after_a_build_that_failed(bitmaps: str, tmp_path: Path) -> None:
+    first = build(bitmaps, tmp_path)
+    rewrite(tmp_path / "code/5.bmp", bitmap(99))
+    (tmp_path / "code/broken").write_bytes(b"")
+    with pytest.raises(PrecacheError):
+        build(bitmaps, tmp_path)
+    (tmp_path / "code/broken").unlink()
+    assert build(bitmaps, tmp_path).version != first.version
+    assert values(tmp_path) == [0, 1, 2, 3, 4, 99, 6, 7]
+
+
+def test_files_of_another_ctime_are_read_once_and_announced(
+    bitmaps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, line = tmp_path / "store", r"8 of 8 samples .* another ctime.*--ignore-ctime"
+    command = ["build", bitmaps, str(store), "--address", "serial", "--shard-samples", "4"]
+    assert command_line.main(command) == 0
+    until_the_clock_ticks(tmp_path / "code/labels.txt")
+    (tmp_path / "code/labels.txt").chmod(0o600)
+    capsys.readouterr()
+    for extra, said in (["--ignore-ctime"], False), ([], True), ([], False):
+        assert command_line.main([*command, *extra]) == 0
+        shown = " ".join(capsys.readouterr().err.split())
+        assert bool(re.search(line, shown)) is said, extra
+        assert "Nothing to do" in shown
+
+
+@pytest.mark.parametrize("compare", [False, True])
+def test_a_build_without_the_labels_of_samples_settles_nothing_for_one_with_them(
+    compare: bool, bitmaps: str, tmp_path: Path
+) -> None:
+    (tmp_path / "labels.csv").write_text("".join(f"{n},0\n" for n in range(8)))
+    build(bitmaps, tmp_path)
+    build(bitmaps, tmp_path, labels=tmp_path / "labels.csv")
+    rewrite(tmp_path / "code/labels.txt", b"01020101")
+    build(bitmaps, tmp_path, labels=tmp_path / "labels.csv", compare=compare)
+    build(bitmaps, tmp_path, compare=compare)
+    assert labels(tmp_path / "store")["3"] == 2
 
 
 def test_samples_are_compared_with_the_latest_version_of_their_own_dataset(
@@ -298,9 +539,10 @@ def test_rows_are_reused_with_the_labels_that_came_with_them(
     name = source(BODY, NAMED)
     build(name, tmp_path)
     put(tmp_path, [9, 201, *DATA[2:], 308])
-    (tmp_path / "code" / f"{name.split(':')[1]}.py").write_text(
-        CODE.format(body=BODY, members=NAMED, count=9)
-    )
+    module = name.split(":")[1]
+    code = CODE.format(body=BODY, members=NAMED, count="8 + 1")
+    (tmp_path / f"code/{module}.py").write_text(code)
+    sys.modules.pop(module)  # as in another process
     result = build(name, tmp_path)
     assert (result.rows_reused, result.samples) == (7, 9)  # a label alone decodes nothing
     assert labels_by_name(tmp_path) == [0, 2, *(v // 100 for v in DATA[2:]), 3]

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import precache
 from precache.errors import SourceError
 from precache.store.row_table import RowTable
-from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
+from precache_workers.planning.class_maps import freeze_classes, read_classes
+from precache_workers.planning.labels import override_labels
 from tests.support.building import build_here, cli, cut, encoded, labels, write, write_jpegs
 
 COMPOSED, APART = "caf\u00e9", "cafe\u0301"
@@ -108,6 +109,19 @@ def test_spaces_around_a_key_count_only_where_the_key_has_them(relabel: Relabel)
     }
 
 
+def test_a_file_name_alone_names_the_one_image_that_has_it(
+    relabel: Relabel, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = ["p1/x.jpg", "p1/y.jpg", "p2/y.jpg", "p2/z.jpg", "p2/w"]
+    labels = ["cat", "p1", "p2", "eel", "p2"]
+    found = relabel(keys, "x.jpg,cat\ny.jpg,dog\nz.jpg,eel\nw,fox\n")
+    assert found == dict(zip(keys, labels, strict=True))
+    assert "names samples by file name alone, such as 'x.jpg'" in caplog.text
+    assert "2 of 4 lines of" in caplog.text
+    assert "fit no sample, such as line 2 with 'y.jpg'" in caplog.text
+    assert relabel(["p1/x.jpg", "x.jpg"], "x.jpg,cat\n") == {"p1/x.jpg": "p1", "x.jpg": "cat"}
+
+
 @pytest.mark.parametrize("header", ["filename,class", "Image, Target", "path,label", "id,label"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_a_header_is_no_sample(relabel: Relabel, header: str, end: str) -> None:
@@ -183,24 +197,23 @@ def test_a_file_may_override_the_classes_of_a_few(relabel: Relabel) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("a.jpg,17\nb.jpg,cat\n", "'cat', a name, in line 2, and '17', a number, in line 1"),
+        ("a.jpg,17\nb.jpg,cat\n", "are numbers but 'cat'. Choose: `--no-label cat` if .*; or `--"),
         ("Bild,Klasse\na.jpg,17\nb.jpg,3\n", "'17' is sorted before '3' as text"),
-        ("a.jpg,1\nb.jpg,-2\n", "some are below -1, such as -2: add .*--no-label=-2"),
-        (f"a.jpg,1\nb.jpg,{'9' * 5000}\n", r"line 2 .*class number '9999.*\(5,002 char.*100,000"),
-        ("a.jpg,1\nb.jpg,100001\n", r"line 2 .*'100001'; with \d+ samples.* 100,000\. N"),
+        ("a.jpg,1\nb.jpg,-2\n", "some are below -1, such as -2. Choose: .*--no-label=-2"),
+        (f"a.jpg,1\nb.jpg,{'9' * 5000}\n", "line 2 .* its label is a text of more than 4,096 char"),
+        ("a.jpg,1\nb.jpg,100001\n", r"'b.jpg' the class number '100001'; .* to 100,000, .*\. N"),
         ("a.jpg,x\n , y\n", "line 2 .*labels.csv has no key"),
         ("a.jpg|x\nb.jpg|y\n", r"line 1 .*'a.jpg\|x'.*; each line is key,label, and '\|' does not"),
         ("a.jpg,x\nb.jpg,y,z\n", "line 2 .*each line is key,label: write a file of these two"),
-        ("a.jpg,x\nb.jpg,y\0\n", "line 2 has a NUL byte, as UTF-16 has; save it as UTF-8"),
-        ("a.jpg,x\nb.jpg,y\n".encode("utf-16"), "line 1 has the byte 0xff, which is not UTF-8"),
-        ("a.jpg,x\nb.jpg,y\n".encode("utf-16-le"), "line 1 has a NUL byte"),
-        ("a.jpg,x\nb.jpg,é\n".encode("latin-1"), "line 2 has the byte 0xe9, which is not UTF-8"),
+        ("a.jpg,x\nb.jpg,y\0\n", "line 2 has bytes that are not UTF-8, or NUL, as UTF-16 has"),
+        ("a.jpg,x\nb.jpg,y\n".encode("utf-16"), "line 1 has bytes that are not UTF-8"),
+        ("a.jpg,x\nb.jpg,y\n".encode("utf-16-le"), "line 1 has bytes that .* or NUL"),
+        ("a.jpg,x\nb.jpg,é\n".encode("latin-1"), "line 2 has bytes that are not UTF-8"),
         ('a.jpg,x\n"b.jpg,y\nc.jpg,z\n', "line 2 .* is not CSV: unexpected end of data"),
         ('a.jpg,x\n"b".jpg,y\n', "line 2 .* is not CSV"),
         (f"a.jpg,x\nb.jpg,{'y' * 200_000}\n", r"line 2 .* is not CSV: field larger than .*limit"),
         (f"a.jpg,x\n{'b' * 50_000}\n", r"line 2 .*\(50,004 characters\); each line"),
-        ("a.jpg,1\nb.jpg,0.5\n", "line 2 .* has the label '0.5'; such a file has class names or"),
-        ('a.jpg,"[""x"", ""y""]"\nb.jpg,x\n', r"line 1 .* has the label '\[\"x\", \"y\"\]'"),
+        ("a.jpg,1\nb.jpg,0.5\n", "has labels such as '0.5', and a file of labels has cl.*name` if"),
         ("a.jpg,\"['x', 'y']\"\nb.jpg,x\n", r"the label of a\.jpg is .*, which is no list in JSON"),
     ],
 )  # fmt: skip
@@ -275,7 +288,7 @@ def test_the_command_counts_what_does_not_fit(tmp_path: Path) -> None:
     assert ran.returncode == 2
     assert "1 of 3 lines" in ran.stderr
     assert "7 of 9 samples get no label" in ran.stderr
-    ran = cli(*build, "--accept-unmatched", "--quiet")
+    ran = cli(*build, "--accept-unmatched", "--no-progress")
     assert ran.returncode == 0, ran.stderr
     assert "1 of 3 lines" in ran.stderr
     assert labels(store)[f"{APART}.jpg"] == precache.open(store).classes.index("x")

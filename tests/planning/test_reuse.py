@@ -54,8 +54,8 @@ def recipe_of(size: int = 150, **field: Any) -> precache.Recipe:
     mean = {"op": "function", "function": "tests.planning.test_reuse:mean_of", "version": "1"}
     mean |= {"dtype": "float32", "shape": [3]}
     fields = {
-        "image": {"ops": [*ops, count], **field},
-        "mean": {"ops": [*ops, mean], "codec": "zstd"},
+        "image": {"ops": [*ops, count], "variants": 1, **field},
+        "mean": {"ops": [*ops, mean], "codec": "zstd", "variants": 1},
     }
     return precache.Recipe.from_dict({"fields": fields})
 
@@ -103,7 +103,7 @@ def assert_as_if_built_anew(result: Any, source: Path, **options: Any) -> None:
     assert (result.raw_bytes, result.stored_bytes) == (other.raw_bytes, other.stored_bytes)
 
 
-PIPELINES = {
+RECIPES = {
     "image": LARGE,
     "raw": recipe_of(codec="raw"),
     "zstd": recipe_of(codec="zstd"),
@@ -111,20 +111,20 @@ PIPELINES = {
 }
 
 
-@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize("kind", RECIPES)
 def test_nothing_of_a_copied_source_is_decoded_again(
     kind: str, source: Path, copy: Path, tmp_path: Path
 ) -> None:
-    first = build(source, tmp_path / "store", PIPELINES[kind])
+    first = build(source, tmp_path / "store", RECIPES[kind])
     assert len(CALLS) >= 29
-    second = build(copy, tmp_path / "store", PIPELINES[kind])
+    second = build(copy, tmp_path / "store", RECIPES[kind])
     assert CALLS == []
     assert second.version != first.version
     assert (second.shards_reused, second.shards_skipped) == (second.shards, 0)
     assert [key for key, _ in second.holes] == ["dog/broken.jpg"]
     assert precache.open(tmp_path / "store").id == second.version
     assert precache.verify(tmp_path / "store").ok
-    assert_as_if_built_anew(second, copy, recipe=PIPELINES[kind])
+    assert_as_if_built_anew(second, copy, recipe=RECIPES[kind])
 
 
 def test_a_build_says_what_it_took_over(
@@ -289,7 +289,7 @@ def test_datasets_whose_code_changed_are_asked_again(
     """Their bytes are the same, and their shapes are others."""
     monkeypatch.syspath_prepend(tmp_path)
     code = "import numpy as np\ndef make():\n    return [np.zeros((8, 16, 3), np.uint8)] * 3\n"
-    (tmp_path / "turned_dataset.py").write_text(code)
+    write(tmp_path / "turned_dataset.py", code.encode())  # long ago, unlike the next
     source = "python:turned_dataset:make"
     ask(build_here, source, tmp_path / "store", precache.Recipe.image(), {})
     (tmp_path / "turned_dataset.py").write_text(code.replace("8, 16", "16, 8"))

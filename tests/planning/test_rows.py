@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.store.json_documents import version_id
+from precache.store.locations import UNKNOWN_BYTES
 from precache.store.receipts import Receipt, ShardObject
-from precache.store.row_table import RowTable, unit_of
+from precache.store.row_table import RowTable
 from precache_workers.planning.rows import (
     GROUP_BYTES,
-    UNKNOWN_BYTES,
     default_max_failures,
     order_rows,
     sample_for_probe,
@@ -25,6 +25,7 @@ from precache_workers.planning.rows import (
     shards_to_do,
 )
 from tests.support.building import environment
+from tests.support.containers import located
 
 
 def table_of(count: int, classes: int = 3) -> RowTable:
@@ -83,7 +84,7 @@ def in_containers(count: int, per_unit: int, nbytes: int) -> RowTable:
         sizes=np.full(count, nbytes),
         labels=units,
         classes=tuple(map(str, range(units.max() + 1))),
-        locations=[f"a.tar#{unit}\t{place}" for place, unit in enumerate(units.tolist())],
+        locations=located([("a.tar", False)] * count, units.tolist()),
     )
 
 
@@ -92,14 +93,14 @@ def test_rows_of_containers_are_a_permutation_in_groups_of_whole_units(
     count: int, per_unit: int, nbytes: int
 ) -> None:
     rows = order_rows(in_containers(count, per_unit, nbytes), keep_order=False)
-    assert sorted(rows.locations, key=lambda text: int(text.partition("\t")[2])) == list(
-        in_containers(count, per_unit, nbytes).locations
-    )
-    assert [f"{int(text.partition(chr(9))[2]):05d}.jpg" for text in rows.locations] == rows.keys
-    spans = {}
-    for row, location in enumerate(rows.locations):
-        first, _ = spans.setdefault(unit_of(location), (row, row))
-        spans[unit_of(location)] = first, row
+    assert rows.locations is not None
+    places = rows.locations.places.to_pylist()
+    assert [f"{place:05d}.jpg" for place in places] == rows.keys
+    assert rows.locations.units.tolist() == [place // per_unit for place in places]
+    spans: dict[int, tuple[int, int]] = {}
+    for row, unit in enumerate(rows.locations.units.tolist()):
+        first, _ = spans.setdefault(unit, (row, row))
+        spans[unit] = first, row
     known = UNKNOWN_BYTES if nbytes < 0 else max(1, nbytes)
     most = GROUP_BYTES // known + 2 + per_unit
     assert all(last - first < most + GROUP_BYTES // known for first, last in spans.values())
@@ -116,7 +117,8 @@ def test_units_of_containers_are_mixed_within_groups_and_among_all() -> None:
 def test_each_unit_lies_in_about_one_shard(count: int, per_unit: int, nbytes: int) -> None:
     rows = order_rows(in_containers(count, per_unit, nbytes), keep_order=False)
     units, shard_rows = -(-count // per_unit), count // 16
-    pairs = {(row // shard_rows, unit_of(text)) for row, text in enumerate(rows.locations)}
+    assert rows.locations is not None
+    pairs = {(n // shard_rows, unit) for n, unit in enumerate(rows.locations.units.tolist())}
     assert len(pairs) <= 1.1 * units + 16 + 1  # but for those that lie across an end of a shard
 
 
@@ -218,8 +220,8 @@ def test_planning_loads_no_torch() -> None:
 
 
 def test_a_unit_that_is_read_forward_counts_up_to_the_last_sample() -> None:
-    units = ["a#0"] * 10 + ["b#>gzip:99"] * 20 + ["c>#>0:99~100"] * 5
-    table = replace(table_of(35), locations=[f"{unit}\t{n}" for n, unit in enumerate(units)])
+    files = [("a", False)] * 10 + [("b", True)] * 20 + [("c>", True)] * 5
+    table = replace(table_of(35), locations=located(files, [0] * 35))
     fetches = [[], [0, 9], [10], [29, 10], [2, 12, 34], range(35)]
     assert samples_read(table, [np.array(rows, np.int64) for rows in fetches]) == [
         0, 2, 1, 20, 1 + 3 + 5, 35,

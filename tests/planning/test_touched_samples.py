@@ -13,7 +13,7 @@ import precache
 from precache.errors import UsageError
 from precache.store.row_table import RowTable
 from precache_workers.planning.content_reader import ContentReader
-from precache_workers.runtime.time_limit import FETCHING, notes
+from precache_workers.runtime.time_limit import FETCHING, samples_at_work
 from precache_workers.sources.base import Fetched
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.kinds import open_source
@@ -100,7 +100,7 @@ def test_a_touched_photo_that_hangs_is_left_to_the_build(
     released = threading.Event()
 
     def hang(source: FolderSource, keys: Sequence[str], *others: object) -> list[Fetched]:
-        notes().begin(FETCHING, *keys, foreign=False)
+        samples_at_work().begin(FETCHING, *keys, foreign=False)
         released.wait()
         return []
 

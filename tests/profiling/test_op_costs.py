@@ -119,7 +119,14 @@ def test_the_costs_grow_with_the_variants(source: Path) -> None:
 
 
 def test_it_is_said_in_words(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = ["plan", str(source), str(source.parent / "none"), "--address", "serial", "--quiet"]
+    plan = [
+        "plan",
+        str(source),
+        str(source.parent / "none"),
+        "--address",
+        "serial",
+        "--no-progress",
+    ]
     random = ["--random-resized-crop", "32", "--variants", "3"]
     assert main([*plan, *random]) == 0
     said = capsys.readouterr().out

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import json
+import pkgutil
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -77,14 +80,28 @@ def test_packages_import_none_of_their_modules() -> None:
             assert ast.get_docstring(tree), path
 
 
-def test_only_the_cluster_the_job_server_and_the_metrics_import_ray() -> None:
-    """Tasks, jobs and figures are three subjects; the last sees nothing else of Ray."""
+def test_the_map_names_all_packages_and_only_what_exists() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    assert text.count("\n") <= 120
+    names = set(re.findall(r"`([\w./-]+)`", text))
+    for name in names:
+        if name.startswith(("precache.", "precache_workers.")):
+            pkgutil.resolve_name(name)
+        elif "/" in name:
+            assert (ROOT / name).exists(), name
+    packages = {name.rpartition(".")[0] for name in MODULES} - {"precache", "precache_workers"}
+    top = {".".join(package.split(".")[:2]) for package in packages}
+    assert top - names <= {"precache_workers.runtime"}, "packages that the map lacks"
+
+
+def test_only_the_cluster_and_the_job_server_import_ray() -> None:
+    """Tasks and jobs are two subjects; the counters see nothing else of Ray."""
     found = {name for name, path in MODULES.items() if "ray" in _everywhere(path)}
     workers = "precache_workers"
-    metrics = f"{workers}.driver.metrics"
+    counters = f"{workers}.cluster.counters"
     in_cluster = {f"{workers}.cluster.{name}" for name in ("nodes", "ray_engine", "ray_session")}
-    assert found == {*in_cluster, f"{workers}.jobs.job_server", metrics}
-    tree = ast.parse(MODULES[metrics].read_text("utf-8"))
+    assert found == {*in_cluster, f"{workers}.jobs.job_server", counters}
+    tree = ast.parse(MODULES[counters].read_text("utf-8"))
     nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
     names = {name for node in nodes for name in _names(node) if name.startswith("ray")}
     assert names == {"ray.util.metrics"}
@@ -121,26 +138,18 @@ def test_importing_precache_loads_no_heavy_library(
     assert not loaded & {"torch", "ray", "zarr", "PIL", "simplejpeg", "numpy", "pyarrow"}
 
 
-@pytest.mark.parametrize(
-    "modules",
-    [
-        "precache_workers.planning.target_version, precache_workers.sources.base",
-        "precache_workers.driver.build",
-        "precache_workers.driver.build_plan",
-    ],
-)
 def test_planning_a_build_loads_neither_torch_nor_ray_nor_a_decoder(
-    run_python: Callable[..., subprocess.CompletedProcess[str]], modules: str
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    assert not _loaded(run_python, modules) & {"torch", "ray", "zarr", "PIL", "simplejpeg"}
+    names = ("driver.build", "driver.build_plan", "planning.target_version", "sources.base")
+    loaded = _loaded(run_python, ", ".join(f"precache_workers.{name}" for name in names))
+    assert not loaded & {"torch", "ray", "zarr", "PIL", "simplejpeg"}
 
 
 def test_what_a_driver_hands_out_needs_no_torch(
     run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    assert "torch" not in _loaded(
-        run_python, "precache_workers.shards.shard_task, precache_workers.driver.suspects"
-    )
+    assert "torch" not in _loaded(run_python, "precache_workers.shards.shard_task")
 
 
 @pytest.mark.heavy
@@ -149,14 +158,33 @@ def test_every_benchmark_can_be_loaded(
 ) -> None:
     folder = ROOT / "tests/bench"
     modules = [f"tests.bench.{path.stem}" for path in folder.glob("[a-z]*.py")]
-    modules += ["tests.bench.peers.__main__", "tests.bench.scaling.__main__"]
+    modules += ["tests.bench.peers.__main__"]
     assert set(modules) <= _loaded(run_python, ", ".join(modules))
+
+
+def test_the_docs_name_parts_and_options_that_benchmarks_have() -> None:
+    from tests.bench.harness import parse
+
+    guide = (ROOT / "tests/bench/README.md").read_text("utf-8")
+    texts = [guide, *(path.read_text("utf-8") for path in (ROOT / "docs").rglob("*.md"))]
+    lines = set(re.findall(r"tests\.bench\.([a-z]+[^`\n]*)", "\n".join(texts)))
+    listed = re.findall(r"^\| (?:`(\w+)`)? ?\| `(\w+)` \|", guide, re.MULTILINE)
+    modules = list(itertools.accumulate((name for name, _ in listed), lambda one, two: two or one))
+    for name in set(modules):
+        module = f"tests.bench.{name}" + ".__main__" * (name == "peers")
+        parts = importlib.import_module(module).PARTS
+        assert [part.name for part in parts] == [
+            part for own, (_, part) in zip(modules, listed, strict=True) if own == name
+        ]
+        for line in (line for line in lines if line.split()[0] == name):
+            parse(name, parts, shlex.split(line, comments=True)[1:])
+    assert {line.split()[0] for line in lines} <= set(modules)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "line",
-    ["reading --rows 512 --epochs 1", "small --rounds 1", "building --count 60 --rounds 1"],
+    ["reading --rows 512 --rounds 1", "reading small --rounds 1", "building --rows 60 --rounds 1"],
 )
 def test_a_benchmark_measures(line: str) -> None:
     name, *options = line.split()
@@ -189,33 +217,31 @@ print(made, gc.callbacks == before)
     assert done.stdout == "[] True\n"
 
 
-def _loaded_by_command(
-    run: Callable[..., subprocess.CompletedProcess[str]], *line: str
-) -> tuple[set[str], set[str]]:
-    """Return the commands whose modules are loaded after a command line, and all modules."""
-    code = "import sys, precache.cli.main as m\ntry: m.main(sys.argv[1:])\nexcept SystemExit: pass"
-    loaded = set(run(f"{code}\nprint(*sys.modules)", *line).stdout.split())
-    package = "precache.cli.commands."
-    return {name.removeprefix(package) for name in loaded if name.startswith(package)}, loaded
+def _loaded_by_commands(
+    run: Callable[..., subprocess.CompletedProcess[str]], *lines: str
+) -> set[str]:
+    """Return the modules that are loaded after command lines, one after another."""
+    code = (
+        "import sys, precache.cli.main as m\nfor line in sys.argv[1:]:\n"
+        "    try: m.main(line.split())\n    except SystemExit: pass"
+    )
+    return set(run(f"{code}\nprint(*sys.modules)", *lines).stdout.split())
 
 
-@pytest.mark.parametrize("line", [[], ["--version"], ["--help"], ["biuld"]])
-def test_without_a_command_none_is_imported_and_no_library(
-    run_python: Callable[..., subprocess.CompletedProcess[str]], line: list[str]
+def test_without_a_command_no_library_is_imported(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    commands, loaded = _loaded_by_command(run_python, *line)
-    assert not commands
+    loaded = _loaded_by_commands(run_python, "", "--version", "--help", "biuld")
     assert not loaded & {"numpy", "pydantic", "rich", "fsspec"}
     if sys.version_info < (3, 14):  # from there on, argparse imports these two
         assert not loaded & {"dataclasses", "inspect"}
 
 
-@pytest.mark.parametrize("name", ["info", "ls", "status", "gc", "use", "verify"])
-def test_a_command_imports_no_other_and_no_package_of_the_workers(
-    run_python: Callable[..., subprocess.CompletedProcess[str]], name: str
+def test_a_command_that_reads_imports_no_package_of_the_workers(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    commands, loaded = _loaded_by_command(run_python, name, "/nowhere")
-    assert commands == {name}
+    commands = ("info", "ls", "status", "gc", "use", "verify")
+    loaded = _loaded_by_commands(run_python, *(f"{name} /nowhere" for name in commands))
     assert not loaded & {"precache_workers", "rich.progress", "torch", "fsspec", "asyncio"}
 
 

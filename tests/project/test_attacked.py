@@ -28,7 +28,7 @@ from precache.store.commit_log import BUILD, ROOT
 from precache.store.json_documents import LeaseDocument
 from precache.store.lease import NamedLease, decision_lease
 from precache_workers.ops.decoding import decode
-from tests.support.building import build_here, contents, cut, encoded, environment, write_jpegs
+from tests.support.building import age, build_here, contents, cut, encoded, environment, write_jpegs
 
 OTHER = precache.Recipe.image(resize=16, crop=16)
 
@@ -57,11 +57,6 @@ def versions(store: Path) -> tuple[Path, Path]:
 # --- links within a store -----------------------------------------------------------------------
 
 
-def age(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        os.utime(path, (1, 1), follow_symlinks=False)
-
-
 def act(call: Any) -> None:
     """What comes of it does not matter, as long as it ends in words."""
     with contextlib.suppress(PrecacheError):
@@ -85,7 +80,7 @@ def test_nothing_is_written_or_removed_through_links_within_a_store(
     if link.exists():
         link.rename(store.parent / "aside")
     link.symlink_to(os.path.relpath(target, link.parent))
-    age(store)
+    age(store, 1e8)
     act(lambda: precache.gc(store, keep=2, older_than=0))
     act(lambda: build_here(source, store, precache.Recipe.image(resize=24, crop=24)))
     act(lambda: precache.use(f"{store}@{first.name}"))
@@ -181,7 +176,7 @@ def test_a_group_of_others_with_a_folder_called_like_ours_stays(store: Path) -> 
         (other / name).write_text("mine")
     (other / ROOT).write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
     (other / "data" / ROOT).write_text("{}")
-    age(store)
+    age(store, 1e8)
     precache.gc(store, keep=2, older_than=0)
     assert (other / "data/c/0/0").read_text() == "mine"
 

@@ -25,6 +25,7 @@ from tests.support.building import REPOSITORY
 
 DEPLOY = REPOSITORY / "deploy"
 COMMON = DEPLOY / "kubernetes/common.yaml"
+REFRESH = DEPLOY / "kubernetes/refresh.yaml"
 RAY_KINDS = sorted((DEPLOY / "kubernetes").glob("ray*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 DOCKERFILES = sorted(DEPLOY.glob("*.Dockerfile"))
@@ -62,17 +63,24 @@ def templates(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def pods() -> list[Any]:
+    [refresh] = documents(REFRESH)
+    template = refresh["spec"]["jobTemplate"]["spec"]["template"]
     return [
-        pytest.param(template, id=f"{path.stem}-{name}")
-        for path in RAY_KINDS
-        for name, template in templates(path).items()
+        pytest.param(template, id="refresh"),
+        *(
+            pytest.param(template, id=f"{path.stem}-{name}")
+            for path in RAY_KINDS
+            for name, template in templates(path).items()
+        ),
     ]
 
 
 # --- Kubernetes ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("document", documents(COMMON), ids=lambda document: document["kind"])
+@pytest.mark.parametrize(
+    "document", documents(COMMON) + documents(REFRESH), ids=lambda document: document["kind"]
+)
 def test_plain_kinds_are_what_kubernetes_takes(document: dict[str, Any]) -> None:
     kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
@@ -127,6 +135,8 @@ def test_pods_keep_to_the_restricted_standard(template: dict[str, Any]) -> None:
     assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "precache"
 
 
+ON_SPARE_NODES = ("serviceAccountName", "priorityClassName", "affinity", "tolerations", "volumes")
+
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -142,6 +152,10 @@ def test_the_job_and_the_cluster_start_the_same_cluster_which_asks_for_a_token()
     assert len(RAY_KINDS) == 2
     first, second = map(cluster, RAY_KINDS)
     assert first == second
+    [refresh] = documents(REFRESH)
+    pod = refresh["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    spare_pod = first["workerGroupSpecs"][0]["template"]["spec"]
+    assert {name: pod[name] for name in ON_SPARE_NODES} == {n: spare_pod[n] for n in ON_SPARE_NODES}
     assert first["authOptions"] == {"mode": "token"}
     assert bare(first["autoscalerOptions"]["securityContext"]) == RESTRICTED
     assert first["rayVersion"] == constraint("ray")
@@ -150,7 +164,7 @@ def test_the_job_and_the_cluster_start_the_same_cluster_which_asks_for_a_token()
     assert (spare["replicas"], spare["minReplicas"]) == (0, 0)
     [document] = documents(DEPLOY / "kubernetes/rayjob.yaml")
     [label] = [f"{name}={value}" for name, value in spare["labels"].items()]
-    assert f"--label {label}" in document["spec"]["entrypoint"]
+    assert f"--node-labels {label}" in document["spec"]["entrypoint"]
 
 
 def constraint(package: str) -> str:
@@ -299,6 +313,10 @@ def shown(path: Path) -> Iterator[str]:
     text = path.read_text().replace("\\\n", " ")
     if path.suffix == ".md":
         text = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    if path == REFRESH:
+        [document] = documents(path)
+        [container] = document["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+        text = shlex.join(container["command"])
     if path in RAY_KINDS:
         text = "\n".join(d["spec"].get("entrypoint", "") for d in documents(path))
     text = re.sub(r"\$\{?(\w+)\}?", lambda m: VARIABLES.get(m[1], m[0]), text)
@@ -307,7 +325,7 @@ def shown(path: Path) -> Iterator[str]:
     yield from (f"build {rest}" for rest in re.findall(BATCH, text, re.MULTILINE))
 
 
-COMMAND = r"^(?:[\w=./ -]*[ /=])?precache ((?:build|submit) .*)$"
+COMMAND = r"^(?:[\w=./ -]*[ /=])?precache ((?:build|submit|refresh) .*)$"
 BATCH = r"slurm\.sbatch ([^\n\[]*/.*)$"
 VARIABLES = settings(DEPLOY / "systemd/photos.env")
 
@@ -323,11 +341,11 @@ VARIABLES = settings(DEPLOY / "systemd/photos.env")
 )
 def test_commands_are_what_the_command_line_takes(line: str) -> None:
     options = parse(shlex.split(line))
-    assert options.source
+    assert getattr(options, "source", "") or line.startswith("refresh ")
     assert options.store
 
 
 def test_commands_are_found_where_there_are_some() -> None:
     with_commands = {path.name for path in DEPLOY.rglob("*") if path.is_file() and any(shown(path))}
-    places = {"README.md", "rayjob.yaml", "slurm.sbatch", "precache-build@.service"}
+    places = {"README.md", "rayjob.yaml", "refresh.yaml", "slurm.sbatch", "precache-build@.service"}
     assert with_commands == places

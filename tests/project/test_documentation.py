@@ -29,10 +29,21 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
     r"(?:<!-- (not run|needs): (.*?) -->\n)?```(python|sh|toml)\n(.*?)```", re.DOTALL
 )
+CONSOLE = re.compile(r"```console\n\$ (precache .*?)\n(.*?)```", re.DOTALL)
+MASKS = (
+    (r"(?: \(± \d+%\)|, waiting for the source|, limited by reading the source)", ""),
+    (r"\b[0-9a-f]{8}(?:[0-9a-f]{24})?\b", "ID"),
+    (r"(?i)\b\w+/\w+\.jpe?g", "KEY"),
+    (r"-?\d+(?:,\d{3})*(?:\.\d+)?", "#"),
+    (r"# (?:[KMG]?B|s|min|cores?)\b", "# UNIT"),
+    (r"[▁▂▃▄▅▆▇█·]+", "BARS"),
+    (r"[ \n]+", " "),
+)
+"""Patterns of what varies between machines and folders of photos, and what stands for it."""
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
 
-NOT_RUN = re.compile(r"://|\bJOB\b|precache view|--every")
+NOT_RUN = re.compile(r"://|\bJOB\b|precache view")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +57,8 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for photo in (folder / "photos").rglob("*.jpg"):
         mask = Image.new("L", (260, 258), len(photo.name))
         mask.putpalette(bytes(range(256)) * 3)
-        write(folder / "masks" / f"{photo.stem}.png", encoded(mask, "PNG"))
+        place = folder / "masks" / photo.relative_to(folder / "photos").with_suffix(".png")
+        write(place, encoded(mask, "PNG"))
     photo = next((folder / "photos/cat").iterdir())
     for crop in (200, 224):
         if crop == 224:
@@ -108,6 +120,59 @@ def test_the_code_blocks_of_the_documentation_run(
             shorter = compile(code.replace("range(90)", "range(2)"), document.name, "exec")
             with precache.Loader("photos.store", 8) as loader:
                 exec(shorter, names | {"loader": loader})
+
+
+def masked(text: str) -> str:
+    for pattern, mask in MASKS:
+        text = re.sub(pattern, mask, text)
+    return text.strip()
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``photos/`` of many shapes, of which some came, changed and went since a build.
+
+    All others of a few shards, and some of each other one, are as they were.
+    """
+    pytest.importorskip("skimage", reason="the photos need scikit-image")
+    from tests.demo.photos import make_photos
+
+    folder = tmp_path_factory.mktemp("changed")
+    made = make_photos(folder / "photos", 122)
+    for key in ("README.txt", *made.broken):
+        (made.folder / key).unlink()
+    recipe = precache.Recipe.image(resize=256, crop=224)
+    precache.build(made.folder, folder / "photos.store", recipe, address="serial")
+    whole = [made.folder / key for key in made.keys if key not in made.broken]
+    for number in range(7):
+        write(whole[0].with_name(f"new{number}.jpg"), whole[number].read_bytes() + b"\0")
+    for photo in whole[10:13]:
+        write(photo, photo.read_bytes() + b"\0")
+    whole[20].unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        pytest.param(*block, id=block[0].split()[1])
+        for document in DOCUMENTS
+        for block in CONSOLE.findall(document.read_text("utf-8"))
+    ],
+)
+def test_commands_print_what_the_documentation_shows(
+    line: str,
+    expected: str,
+    changed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Up to an ellipsis, and with all figures masked."""
+    monkeypatch.chdir(changed)
+    assert command_line.main(shlex.split(line)[1:]) == 0
+    shown, left_out, _ = expected.partition("…\n")
+    printed = masked(capsys.readouterr().out)
+    assert printed[: len(masked(shown)) if left_out else None] == masked(shown)
 
 
 @pytest.mark.heavy

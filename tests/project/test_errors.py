@@ -6,6 +6,7 @@ import inspect
 import pickle
 
 import pytest
+from torch.utils.data import DataLoader, Dataset
 
 from precache import errors
 from precache.errors import PrecacheError
@@ -49,3 +50,19 @@ def test_errors_travel_between_processes(kind: type[PrecacheError]) -> None:
     error = pickle.loads(pickle.dumps(kind("shard 3 is short")))
     assert type(error) is kind
     assert str(error) == "shard 3 is short"
+
+
+class Damaged(Dataset[int]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise errors.DamageError("the shard\nhas \x1b[31m red bytes")
+
+
+def test_an_error_of_a_worker_of_torch_keeps_the_lines_of_its_traceback() -> None:
+    with pytest.raises(errors.DamageError) as caught:
+        list(DataLoader(Damaged(), num_workers=1))
+    *lines, last = str(caught.value).splitlines()
+    assert lines[0] == "Caught DamageError in DataLoader worker process 0."
+    assert last == r"precache.errors.DamageError: the shard\nhas \x1b[31m red bytes"

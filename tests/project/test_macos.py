@@ -142,8 +142,10 @@ def main():
         rows = torch.cat([batch["image"] for batch in loader])
         loaded["pulled"] = xxhash.xxh3_64_hexdigest(rows.numpy())
         reports = []
-        for batch in precache.meter(loader, every=2, to=[reports.append]):
+        metered = precache.meter(loader, every=2, to=[reports.append])
+        for batch in metered:
             batch["image"].float().sum()
+        metered.flush()
         diagnosis = precache.diagnose(loader, lambda batch: batch["image"].float().sum())
     assert reports
     print(json.dumps({"loaded": loaded, "verdict": diagnosis.verdict}))

@@ -14,7 +14,7 @@ from precache import errors
 from precache.errors import UsageError
 from precache.messages import indented, printable, shown, without_secrets
 from precache.storage.open import open_folder
-from precache.units import ago, duration, in_ms, number, size
+from precache.units import ago, duration, in_ms, number, parse_age, size
 
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -103,6 +103,18 @@ def test_a_url_is_shown_without_its_secrets(uri: str, text: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("got {'Authorization': 'Basic QWxhZGRpbjpvcGVu', 'Host': 'a'}",
+         "got {'Authorization': 'Basic …', 'Host': 'a'}"),
+        ("authorization: bearer ya29.A0 is refused", "authorization: bearer …"),
+    ],
+)  # fmt: skip
+def test_headers_that_a_server_repeats_are_shown_without_secrets(text: str, told: str) -> None:
+    assert without_secrets(text) == told
+
+
 def test_text_without_secrets_stays_as_it_is() -> None:
     text = "give a path, gs://, s3:// or az:// (http://head:8265); 3/4 of a://b@c: sig=0.25"
     assert without_secrets(text) == text
@@ -160,3 +172,11 @@ def test_no_quantity_has_an_exponent() -> None:
     assert [size(5e15), size(999.7e9)] == ["5,000 TB", "1 TB"]
     assert [in_ms(1e-7), in_ms(1e-9)] == ["0.0001 ms", "0.000001 ms"]
     assert [number(1e-6), number(999.7), number(1234567)] == ["0.000001", "1,000", "1,234,567"]
+
+
+def test_ages_have_a_unit() -> None:
+    ages = {"30s": 30, "5m": 300, "2H": 7200, "3d": 259200, "1w": 604800, "1.5h": 5400, "0": 0}
+    assert {text: parse_age(text) for text in ages} == ages
+    for text in ("7", "d", "-1d", "1y", "1d 2h", ""):
+        with pytest.raises(UsageError, match="is not an age; give a number with a unit"):
+            parse_age(text)

@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_of_the_api_has_all_public_names() -> None:
-    page = (ROOT / "docs/api.md").read_text("utf-8")
+    page = (ROOT / "docs/reference/api.md").read_text("utf-8")
     names = re.findall(r"^(?:::: |`)precache\.([A-Za-z_]+)(?![.\w])", page, re.MULTILINE)
     modules = {"transforms", "outputs", "lightning"}
     assert set(names) - modules == set(precache.__all__)
@@ -45,7 +45,7 @@ def test_the_page_of_the_api_has_all_public_names() -> None:
 
 
 def test_the_page_of_the_api_has_all_that_public_functions_return() -> None:
-    page = (ROOT / "docs/api.md").read_text("utf-8")
+    page = (ROOT / "docs/reference/api.md").read_text("utf-8")
     shown = set(re.findall(r"^::: [\w.]*\.(\w+)$", page, re.MULTILINE))
     for function in filter(inspect.isfunction, map(precache.__getattr__, precache.__all__)):
         returned = re.findall(r"\w+", inspect.signature(function).return_annotation)
@@ -120,11 +120,10 @@ def test_the_page_of_the_api_shows_the_parameters_of_signatures(site: Path) -> N
 
 
 def test_the_plot_and_the_readme_have_the_figures_of_the_table() -> None:
-    pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
     from tests.bench.peers.plot import PLOT, draw, table_rows
 
     texts = re.compile(r">([^<>]+)</text>")
-    rows = table_rows(ROOT / "docs/performance.md")
+    rows = table_rows(ROOT / "docs/concepts/performance.md")
     assert texts.findall(PLOT.read_text("utf-8")) == texts.findall(draw(rows))
     for row in table_rows(ROOT / "README.md"):
         assert row.items() <= next(r for r in rows if r["loader"] == row["loader"]).items()

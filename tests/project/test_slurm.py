@@ -18,7 +18,7 @@ import pytest
 
 import precache
 from tests.support import building
-from tests.support.building import REPOSITORY, environment, poll, running, write_jpegs
+from tests.support.building import REPOSITORY, environment, free_ports, poll, running, write_jpegs
 
 SCRIPT = REPOSITORY / "deploy/slurm.sbatch"
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -157,12 +157,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two states of a job a whole cluster of Ray may start or end."""
     monkeypatch.setattr(building, "DEADLINE", 240.0)
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [bound.getsockname()[1] for bound in sockets]
 
 
 def left_over(job: str) -> list[object]:

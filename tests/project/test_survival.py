@@ -27,7 +27,7 @@ import precache
 from precache.errors import DamageError, StoreError
 from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
-from tests.support.building import ask, environment, poll, running
+from tests.support.building import DEADLINE, ask, environment, own_threads, poll, running
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 CopyStore = Callable[[BuiltStore], BuiltStore]
@@ -61,7 +61,7 @@ def own(store: BuiltStore, copy_store: CopyStore) -> BuiltStore:
 
 
 def _ours() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("precache")]
+    return [thread.name for thread in own_threads()]
 
 
 @pytest.fixture(autouse=True)
@@ -431,7 +431,7 @@ def _collect_on_a_decoding_thread(store: Path) -> tuple[list[str], list[str]]:
     batches = iter(loader)
     next(batches)
     assert started.wait(30)
-    threads = [t for t in threading.enumerate() if t.name.startswith("precache")]
+    threads = own_threads()
     loader.cycle = [loader, batches]
     del loader, batches
     dropped.set()
@@ -604,7 +604,7 @@ def test_ctrl_c_ends_the_threads_and_then_the_script(
     moment: str, sharded: dict[str, BuiltStore]
 ) -> None:
     with _interrupted(sharded["image"], moment) as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == -signal.SIGINT
     assert out == f"[] {ROWS}\n", err
     assert err.endswith("\nKeyboardInterrupt\n")
@@ -615,7 +615,7 @@ def test_ctrl_c_ends_the_threads_and_then_the_script(
 def test_ctrl_c_at_any_moment_ends_the_script(sharded: dict[str, BuiltStore]) -> None:
     """Pressed again where nothing happens: an interrupt within a finalizer is lost in Python."""
     with _interrupted(sharded["raw"], "reading") as process:
-        for _ in range(4):
+        for _ in range(30):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 _, err = process.communicate(timeout=5)
                 break

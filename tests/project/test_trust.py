@@ -148,8 +148,8 @@ def forge(
     folder = Path(version.path)
     document = json.loads((folder / "zarr.json").read_bytes())
     own = document["attributes"]["precache"]
-    own["pipeline"]["fields"]["image"]["ops"] += ops or []
-    own["fingerprint"] = hashlib.sha256(json.dumps(own["pipeline"]).encode()).hexdigest()
+    own["recipe"]["fields"]["image"]["ops"] += ops or []
+    own["fingerprint"] = hashlib.sha256(json.dumps(own["recipe"]).encode()).hexdigest()
     if keys:
         data = (folder / ROW_TABLE).read_bytes()
         table, contents = RowTable.from_parquet(data, ""), read_contents(data, "")
@@ -282,8 +282,8 @@ LINES = [
     "view {store} --source {source} --out {new}.html",
     "use {store}@{version}",
     "gc {store} --keep 1 --older-than 0s",
-    "pull {store} --to {new}",
-    "push {store} --to {new}",
+    "pull {store} {new}",
+    "push {store} {new}",
 ]
 
 
@@ -356,7 +356,7 @@ def test_a_factory_in_the_log_runs_only_with_leave(forged: Forged, honest: Path)
 
 def test_a_factory_that_the_user_gives_needs_no_leave(forged: Forged, tmp_path: Path) -> None:
     built = precache.build(FACTORY, tmp_path / "own", RECIPE, **SERIAL)
-    [child] = precache.refresh(tmp_path / "own", FACTORY, **SERIAL)
+    child = precache.refresh(tmp_path / "own", FACTORY, **SERIAL)
     assert child.version != built.version
 
 
@@ -415,7 +415,7 @@ def test_no_key_leads_out_of_the_source(
     assert "the raw sample could not be fetched" in page.read_text()
     assert not [name for name in opened if Path(name).name == secret.name]
 
-    [child] = precache.refresh(store, accept_missing=True, **SERIAL)
+    child = precache.refresh(store, accept_missing=True, **SERIAL)
     assert [named for named, _ in child.holes] == [key]
     assert not [name for name in opened if Path(name).name == secret.name]
 
@@ -505,7 +505,7 @@ def test_modules_that_lie_in_the_store_are_not_imported_from_there(copied: Path)
         "precache",
     ):
         write(store / f"{name}.py", f"open({str(marker)!r}, 'a').write('{name} ')".encode())
-    line = [sys.executable, "-P", "-m", "precache", "refresh", ".", "--quiet"]
+    line = [sys.executable, "-P", "-m", "precache", "refresh", ".", "--no-progress"]
     ran = subprocess.run(
         line, cwd=store, env=environment(), capture_output=True, text=True, check=False
     )

@@ -97,7 +97,7 @@ def on_a_device(folder: str, rows: np.ndarray) -> np.ndarray:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(version_reader, "SMALL_ROW_NBYTES", 0)
         columns = version_reader.VersionReader(folder, {"x": "x"})
-        return unpacked(DeviceSlots(columns, len(rows), {}, None, ()), columns, rows)["x"].numpy()
+        return unpacked(DeviceSlots(columns, len(rows), {}, ()), columns, rows)["x"].numpy()
 
 
 @given(any_images(), st.booleans(), st.data())

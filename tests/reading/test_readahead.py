@@ -76,9 +76,9 @@ def _advising() -> int:
     return sum(each.name.startswith("precache-readahead") for each in threading.enumerate())
 
 
-def test_closing_early_joins_the_thread(store: BuiltStore) -> None:
+def test_closing_early_joins_the_thread(image_store: BuiltStore) -> None:
     before = _advising()
-    ahead = ReadAhead(list(VersionReader(str(store.path)).readers.values()))
+    ahead = ReadAhead(list(VersionReader(str(image_store.path)).readers.values()))
     batches = ahead.around(iter(_batches(3, 50)), 4)
     next(batches)
     assert _advising() == before + 1

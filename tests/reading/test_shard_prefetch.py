@@ -35,7 +35,7 @@ from precache.reading.disk_cache import OVERHEAD, CacheShare, on_disk, share_nby
 from precache.runtime import io_pool
 from precache.storage.open import open_folder
 from tests.conftest import BuiltStore
-from tests.support.building import cli, contents, environment, poll, put_photos, running
+from tests.support.building import cli, contents, environment, flip, poll, put_photos, running
 from tests.support.servers import (
     Fault,
     FaultProxy,
@@ -180,8 +180,13 @@ def test_a_cache_of_half_the_store_keeps_some_of_it_over_the_epochs(
         assert loader.state_dict()["shuffle"] == shuffle
 
 
-@pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle": "block", "shuffle_window": 3}])
-@pytest.mark.parametrize("batch_size", [1, 7, 40, 159])
+@pytest.mark.parametrize(
+    ("batch_size", "options"),
+    [
+        *((size, {"shuffle": False}) for size in (7, 159)),
+        *((size, {"shuffle": "block", "shuffle_window": 3}) for size in (1, 40)),
+    ],
+)
 def test_any_order_and_batch_size_gets_by_with_what_it_claims(
     batch_size: int,
     options: dict[str, Any],
@@ -428,8 +433,6 @@ def test_a_group_of_other_software_has_no_checksums_to_cache_by(tmp_path: Path) 
 def test_a_limit_needs_a_cache(stores: dict[str, BuiltStore], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cache_limit is '1GB' and there is no cache_dir"):
         precache.Loader(stores["raw"].path, 2, cache_limit="1GB")
-    with pytest.raises(UsageError, match="cache_shared is True and there is no cache_dir"):
-        precache.Loader(stores["raw"].path, 2, cache_shared=True)
     with precache.Loader(stores["raw"].path, 2, cache_dir=tmp_path / "c", device="cpu") as loader:
         assert loader.state_dict()["shuffle"]["kind"] == "full"  # it is on a local disk
 
@@ -454,13 +457,13 @@ def test_a_dataset_reads_by_range_in_any_kind_of_worker(
 
 @pytest.mark.heavy
 def test_bench_measures_a_store_in_a_bucket(url: str, s3: S3Server, tmp_path: Path) -> None:
-    options = [f"--storage-option={k}={json.dumps(v)}" for k, v in s3.options().items()]
-    limit = ["--cache-dir", tmp_path / "cache", "--cache-limit", "1GB", "--cache-shared"]
+    options = [f"--storage-options={k}={json.dumps(v)}" for k, v in s3.options().items()]
+    limit = ["--cache-dir", tmp_path / "cache", "--cache-limit", "1GB"]
     done = cli("bench", url, "--epochs", 1, "--json", *limit, *options)
     assert done.stderr == ""
     assert json.loads(done.stdout)["samples"] == 159
     assert len(list((tmp_path / "cache" / "objects").iterdir())) == 16
-    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o2770
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
 
 
 # --- faults -------------------------------------------------------------------------------------
@@ -585,17 +588,7 @@ def _copy(folder: Path, number: int) -> Path:
     return path
 
 
-def _flip(path: Path, place: float) -> None:
-    """Flip a bit of a file, in place."""
-    with path.open("r+b") as file:
-        size = file.seek(0, 2)
-        file.seek(int(place * (size - 1)))
-        byte = file.read(1)[0]
-        file.seek(-1, 1)
-        file.write(bytes([byte ^ 1]))
-
-
-@pytest.mark.parametrize("place", [0, 0.5, 1])
+@pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
 def test_a_copy_that_went_bad_is_fetched_again(
     place: float,
     url: str,
@@ -608,7 +601,7 @@ def test_a_copy_that_went_bad_is_fetched_again(
     with _cached(url, s3.options(), tmp_path) as loader:
         epoch(loader)
     whole = _copy(tmp_path, 5).read_bytes()
-    _flip(_copy(tmp_path, 5), place)
+    flip(_copy(tmp_path, 5), place)
     for again in (1, 0):
         with _cached(url, s3.options(), tmp_path) as loader:
             assert_whole(epoch(loader), large)
@@ -682,16 +675,27 @@ def test_copies_that_changed_places_are_fetched_again(
 
 
 def test_damage_that_comes_while_a_copy_is_read_is_mended(
-    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On every thread that reads it, and where it was checked before."""
-    with _cached(url, s3.options(), tmp_path, verify="always", num_threads=3) as loader:
-        assert_whole(epoch(loader), large)
-        loader.stats()
-        for number in (5, 9):
-            _flip(_copy(tmp_path, number), 0.5)
-        assert_whole(epoch(loader), large)
-        assert loader.stats().fetched.objects == 2
+    """On every thread that reads it."""
+    map_checked, to_spoil = shard_prefetch._CachedShardFiles.map, {5, 9}
+    one_at_a_time = threading.Lock()  # what is mapped is spoilt before anything of it is read
+
+    def map_and_spoil(
+        files: shard_prefetch._CachedShardFiles, number: int, *rest: Any
+    ) -> np.ndarray:
+        with one_at_a_time:
+            mapped = map_checked(files, number, *rest)
+            if number in to_spoil:
+                to_spoil.remove(number)
+                flip(_copy(tmp_path, number), 0.5)
+        return mapped
+
+    monkeypatch.setattr(shard_prefetch._CachedShardFiles, "map", map_and_spoil)
+    with _cached(url, s3.options(), tmp_path, num_threads=3) as loader:
+        for fetched in (large.open().arrays["image"][1].objects + 2, 0):
+            assert_whole(epoch(loader), large)
+            assert loader.stats().fetched.objects == fetched
 
 
 def test_damage_of_the_stores_own_object_is_named(

@@ -1,4 +1,4 @@
-"""Pipelines: one meaning, one fingerprint; wrong ones refused with the place and the choices."""
+"""Recipes: one meaning, one fingerprint; wrong ones refused with the place and the choices."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_flags_toml_and_python_give_the_same_fingerprint(
 
 def test_the_fingerprint_is_the_sha256_of_the_canonical_json() -> None:
     recipe = Recipe.image(resize=256, crop=224)
-    document = {"pipeline": recipe.to_dict(), "ops": 1, "versions": VERSIONS}
+    document = {"recipe": recipe.to_dict(), "ops": 1, "versions": VERSIONS}
     expected = hashlib.sha256(canonical_json(document)).hexdigest()
     assert recipe.fingerprint(VERSIONS) == expected
     assert recipe.fingerprint(dict(reversed(VERSIONS.items()))) == expected
@@ -190,14 +190,14 @@ def fields(draw: st.DrawFn) -> Field:
         raise
 
 
-PIPELINES = st.builds(
+RECIPES = st.builds(
     Recipe,
     fields=st.dictionaries(st.sampled_from(["image", "mask", "depth"]), fields(), min_size=1),
     seed=st.integers(-(2**40), 2**40),
 )
 
 
-@given(PIPELINES)
+@given(RECIPES)
 def test_plain_data_round_trips_and_keeps_the_fingerprint(recipe: Recipe) -> None:
     data = json.loads(canonical_json(recipe.to_dict()))
     again = Recipe.from_dict(data)
@@ -259,6 +259,36 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         _image({**DECODE, "mode": "P", "scaled": True}),
         ["scaled", "as they are"],
     ),
+    "values that a scaled decode blends": (
+        _image({**DECODE, "mode": "unchanged", "scaled": True}),
+        ["scaled", "as they are"],
+    ),
+    "a nearest resize of what decoding blends": (
+        _image({**DECODE, "scaled": True}, {"op": "resize", "size": 8, "interpolation": "nearest"}),
+        ["scaled", "as they are"],
+    ),
+    "colours of values": (
+        _image({**DECODE, "mode": "unchanged", "icc": "srgb"}),
+        ["icc", "'unchanged'", "keeps values"],
+    ),
+    "bits of all bits": (
+        _image({**DECODE, "mode": "unchanged", "bits": 12}),
+        ["bits", "keeps all"],
+    ),
+    "image codec of any values": (
+        _image(
+            {**DECODE, "mode": "unchanged"}, {"op": "to_dtype", "dtype": "float32"}, codec="image"
+        ),
+        ["'image'", "uint8", "float32"],
+    ),
+    "crop over what a function declares": (
+        _image(
+            DECODE,
+            {"op": "function", "function": "m:f", "shape": [3, 50, 60]},
+            {"op": "center_crop", "size": [51, 60]},
+        ),
+        ["51 x 60", "50 x 60"],
+    ),
     "bits": (_image({**DECODE, "bits": 20}), ["bits", "20", "16"]),
     "dtype": (_image(DECODE, {"op": "to_dtype", "dtype": "half"}), ["'half'", "'float16'"]),
     "scale to integers": (
@@ -303,7 +333,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["'image'", "(8,)"],
     ),
     "field parameter": (_image(DECODE, format="x"), ["format", "ops, codec, input"]),
-    "pipeline parameter": ({**_image(DECODE), "name": "x"}, ["name", "fields, seed"]),
+    "recipe parameter": ({**_image(DECODE), "name": "x"}, ["name", "fields, seed"]),
     "no field": ({"fields": {}}, ["fields"]),
     "reserved field": ({"fields": {"label": {"ops": []}}}, ["'label'", "row", "valid"]),
     "field with a path": ({"fields": {"../x": {"ops": []}}}, ["'../x'", "identifier"]),
@@ -402,6 +432,7 @@ def test_a_toml_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
     [
         ((Decode(),), ImageCodec()),
         ((Decode(mode="L"), CenterCrop(size=8)), ImageCodec()),
+        ((Decode(mode="unchanged"), CenterCrop(size=8)), ZstdCodec()),
         ((Decode(), ToDType(dtype="float16", scale=True)), ZstdCodec()),
         ((Decode(), Function(function="m:f", dtype="int32")), ZstdCodec()),
         ((Decode(), Function(function="m:f", shape=(16,))), ZstdCodec()),
@@ -424,6 +455,13 @@ def test_the_codec_follows_from_dtype_and_shape(ops: tuple[Any, ...], codec: Any
         ((Decode(mode="L"), RandomResizedCrop(size=7), HorizontalFlip()), "uint8", (1, 7, 7)),
         ((Decode(), ToDType(dtype="float32")), "float32", None),
         ((Function(function="m:f", dtype="int8", shape=(4,)),), "int8", (4,)),
+        ((Decode(mode="unchanged"), Resize(size=(8, 9))), None, None),
+        (
+            (Decode(), Function(function="m:f", shape=(5, 8, 9)), CenterCrop(size=4)),
+            "uint8",
+            (5, 4, 4),
+        ),
+        ((Function(function="m:f", shape=(8, 9, 5)), CenterCrop(size=4)), None, (4, 4, 5)),
         ((), None, None),
     ],
 )
@@ -432,6 +470,19 @@ def test_dtype_and_shape_are_known_where_the_ops_tell(
 ) -> None:
     field = Field(ops=ops)
     assert (field.dtype, field.shape) == (dtype, shape)
+
+
+@pytest.mark.parametrize(("size", "side"), [(40, 40), ([30, 50], 50)])
+def test_scaled_decoding_states_the_side_of_the_resize_behind_it(
+    size: int | list[int], side: int
+) -> None:
+    field = Field(ops=({"op": "decode", "scaled": True}, {"op": "resize", "size": size}))
+    assert field.ops[0] == Decode(scaled=side)
+    assert Field.model_validate(field.model_dump()) == field
+    assert Field(ops=(Decode(scaled=70), *field.ops[1:])).ops[0] == Decode(scaled=70)
+    with pytest.raises(RecipeError, match=f"shrink to 7 .* less than the {side} .*scaled = true"):
+        Field(ops=(Decode(scaled=7), *field.ops[1:]))
+    assert Field(ops=(Decode(scaled=True),)).ops[0] == Decode(scaled=True)
 
 
 @pytest.fixture

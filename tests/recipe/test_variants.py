@@ -19,9 +19,8 @@ from torch.utils.data import DataLoader
 
 import precache
 from precache.cli.main import main
-from precache.errors import NewerFormatError, RecipeError, StoreError, UsageError
+from precache.errors import RecipeError, StoreError, UsageError
 from precache.recipe.variants import arrays_of, variant_at
-from precache.store.json_documents import FORMAT
 from precache_workers.ops.field_recipe import Common, FieldRecipe
 from precache_workers.sources.base import Sample
 from tests.support.building import build_here, contents, write, write_jpegs
@@ -112,7 +111,7 @@ def test_what_is_the_same_for_all_is_done_once(source: Path, tmp_path: Path) -> 
     build_here(source, tmp_path / "store", recipe_of(4), {"shard_samples": 12})
     made = len(CALLS)
     CALLS.clear()
-    build_here(source, tmp_path / "one", recipe_of(1), {"shard_samples": 12})
+    build_here(source, tmp_path / "two", recipe_of(2), {"shard_samples": 12})
     assert made == len(CALLS) > 0
 
 
@@ -259,7 +258,7 @@ def test_variants_begin_at_a_cached_base(source: Path, tmp_path: Path) -> None:
     shutil.copytree(store, tmp_path / "other")
     CALLS.clear()
     built = build_here(source, store, recipe_of(3))
-    assert (len(CALLS), built.rows_reused) == (12, 12)  # 12 samples are probed
+    assert (len(CALLS), built.rows_reused) == (12 + 8, 12)  # 12 are probed, 8 of them twice
     fresh = build_here(source, tmp_path / "other", recipe_of(3), {"recompute": True})
     assert contents(Path(built.path)) == contents(Path(fresh.path))
 
@@ -272,7 +271,7 @@ def test_a_plan_does_once_what_variants_have_in_common(source: Path, tmp_path: P
     CALLS.clear()
     found = precache.plan(source, tmp_path / "s", recipe_of(), address="serial")
     assert (found.rows_reused, found.rows_computed) == (12, 0)
-    assert len(CALLS) == 12 + 8  # 12 samples are probed, and a shard of 8 rows is timed
+    assert len(CALLS) == 12 + 8 + 8  # 12 are probed, 8 of them twice, and a shard of 8 is timed
 
 
 def test_holes_are_holes_in_all_variants(source: Path, tmp_path: Path) -> None:
@@ -305,9 +304,9 @@ def test_one_refresh_an_epoch_or_more_and_none_is_read_twice(
     assert len(set(read)) == len(read)
 
 
-def test_a_recipe_without_variants_says_nothing_of_them() -> None:
+def test_plain_data_of_a_recipe_has_its_variants() -> None:
     plain = precache.Recipe.image(resize=40, random_resized_crop=24, flip=True)
-    assert not {"variants", "first_variant"} & plain.to_dict()["fields"]["image"].keys()
+    assert plain.to_dict()["fields"]["image"]["variants"] == 1
     several = precache.Recipe.image(random_resized_crop=24, variants=4)
     assert precache.Recipe.from_dict(several.to_dict()) == several
     assert several.with_fresh_variants().to_dict()["fields"]["image"]["first_variant"] == 1
@@ -344,7 +343,15 @@ def test_flags_and_a_file_mean_the_same(
         '{ op = "random_resized_crop", size = 24 },\n{ op = "horizontal_flip" },\n]\n'
     )
     flags = ["--random-resized-crop", "24", "--flip", "--variants", "2"]
-    build = ["build", str(source), str(tmp_path / "s"), "--address", "serial", "--json", "--quiet"]
+    build = [
+        "build",
+        str(source),
+        str(tmp_path / "s"),
+        "--address",
+        "serial",
+        "--json",
+        "--no-progress",
+    ]
     made = []
     for given_as in (flags, ["--recipe", str(file)]):
         assert main([*build, *given_as]) == 0
@@ -360,15 +367,6 @@ def test_flags_and_a_file_mean_the_same(
 # --- what is stored -----------------------------------------------------------------------------
 
 
-def test_only_stores_with_variants_have_the_newer_format(
-    store: Path, source: Path, tmp_path: Path
-) -> None:
-    plain = build_here(source, tmp_path / "plain", recipe_of(1))
-    for path, number in ((Path(plain.path), 1), (Path(precache.open(store).path), 2)):
-        own = json.loads((path / "zarr.json").read_text())["attributes"]["precache"]
-        assert own["format"] == number
-
-
 def _forge(document: dict[str, Any], kind: str) -> None:
     fields = document["fields"]
     if kind == "gap":
@@ -379,20 +377,17 @@ def _forge(document: dict[str, Any], kind: str) -> None:
         fields["image"] = fields["image.0"]
     elif kind == "name":
         fields["image.x"] = fields["image.0"]
-    elif kind == "format":
-        document["format"] = FORMAT + 1
 
 
-@pytest.mark.parametrize("kind", ["gap", "shape", "both", "name", "format"])
+@pytest.mark.parametrize("kind", ["gap", "shape", "both", "name"])
 def test_forged_variants_are_refused(source: Path, tmp_path: Path, kind: str) -> None:
     built = build_here(source, tmp_path / "store", recipe_of(3))
     root = Path(built.path, "zarr.json")
     document = json.loads(root.read_text())
     _forge(document["attributes"]["precache"], kind)
     root.write_text(json.dumps(document))
-    with pytest.raises(StoreError) as raised:
+    with pytest.raises(StoreError, match="damaged or forged"):
         precache.open(tmp_path / "store")
-    assert isinstance(raised.value, NewerFormatError) == (kind == "format")
 
 
 def test_fields_are_named_without_their_variants(store: Path) -> None:

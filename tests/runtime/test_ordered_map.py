@@ -13,18 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.runtime.ordered_map import prefetch
-from tests.support.building import poll
-
-
-def _ours() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("precache")]
+from tests.support.building import own_threads, poll
 
 
 @pytest.fixture(autouse=True)
 def _threads_go_back_to_before() -> Iterator[None]:
     before = threading.active_count()
     yield
-    assert not _ours()
+    assert not own_threads()
     assert threading.active_count() <= before  # one of another test may just have ended
 
 
@@ -207,14 +203,14 @@ def test_a_loop_that_is_left_early_leaves_no_thread() -> None:
 def test_a_forgotten_iterator_is_joined_at_once() -> None:
     results = prefetch(lambda x: x, range(100), threads=3, ahead=5)
     next(results)
-    assert _ours()
+    assert own_threads()
     del results
-    assert not _ours()
+    assert not own_threads()
 
 
 def test_an_iterator_that_never_ran_has_no_thread() -> None:
     results = prefetch(lambda x: x, range(100), threads=3, ahead=5)
-    assert not _ours()
+    assert not own_threads()
     results.close()
 
 

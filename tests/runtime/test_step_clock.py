@@ -11,33 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.loading.cuda_clock import _seconds_between
+from precache.runtime.spread import Spread
 from precache.runtime.step_clock import (
     KEPT_STEPS,
     FetchedObjects,
     StallClock,
     ThreadTime,
-    Times,
     WorkTime,
 )
 
 SECONDS = st.lists(st.floats(0, 10), min_size=1, max_size=50)
-
-
-def test_times_of_nothing_are_zero() -> None:
-    assert Times.of([]) == Times(0.0, 0.0, 0.0, 0.0)
-
-
-@given(SECONDS)
-def test_times_lie_in_order(seconds: list[float]) -> None:
-    times = Times.of(seconds)
-    assert min(seconds) <= times.median <= times.max == max(seconds)
-    assert times.median <= times.p95 <= times.max
-    assert times.mean == pytest.approx(sum(seconds) / len(seconds))
-
-
-def test_the_95th_percentile_leaves_out_the_slowest_twentieth() -> None:
-    assert Times.of([1.0] * 95 + [9.0] * 5).p95 == 9.0
-    assert Times.of([1.0] * 96 + [9.0] * 4).p95 == 1.0
 
 
 class Hands:
@@ -68,11 +51,11 @@ def test_a_report_sums_batches_and_tells_waiting_from_working() -> None:
     hands = Hands()
     clock = hands.clock()
     _run(hands, clock, [(0.25, 0.125), (0.125, 0.5)])
-    stats = clock.report(cpu_seconds=1.5)
+    stats = clock.take().stats(cpu_seconds=1.5)
     assert (stats.batches, stats.samples, stats.bytes) == (2, 8, 200)
-    assert stats.data == Times.of([0.25, 0.125])
-    assert stats.step == Times.of([0.125, 0.5])
-    assert stats.iteration == Times.of([0.375, 0.625])
+    assert stats.data == Spread.of([0.25, 0.125])
+    assert stats.step == Spread.of([0.125, 0.5])
+    assert stats.iteration == Spread.of([0.375, 0.625])
     assert stats.stall_ratio == pytest.approx(0.375)
     assert (stats.cpu_seconds, stats.ready) == (1.5, 3.0)
 
@@ -83,7 +66,7 @@ def test_what_happens_between_two_epochs_is_no_step() -> None:
     _run(hands, clock, [(1.0, 2.0)])
     hands.now += 100
     _run(hands, clock, [(1.0, 2.0)])
-    stats = clock.report()
+    stats = clock.take().stats()
     assert stats.data.max == 1.0
     assert stats.step.max == 2.0
 
@@ -94,11 +77,11 @@ def test_a_step_counts_once_it_has_ended() -> None:
     clock.begin()
     hands.now += 1
     clock.arrived(4, 100, 0)
-    stats = clock.report()
-    assert (stats.data, stats.stall_ratio, stats.batches, stats.samples) == (Times(), 0.0, 0, 0)
+    stats = clock.take().stats()
+    assert (stats.data, stats.stall_ratio, stats.batches, stats.samples) == (Spread(), 0.0, 0, 0)
     hands.now += 3
     clock.requested()
-    stats = clock.report()
+    stats = clock.take().stats()
     assert (stats.data.max, stats.step.max, stats.batches, stats.samples) == (1.0, 3.0, 1, 4)
     assert stats.stall_ratio == 0.25
 
@@ -109,11 +92,11 @@ def test_steps_that_the_device_has_not_finished_come_with_a_later_report() -> No
     hands.passed = 4.0
     _run(hands, clock, [(1.0, 2.0), (1.0, 2.0)])
     assert clock.batches == 1
-    first = clock.report()
-    assert (first.data, first.step, first.samples) == (Times.of([1.0]), Times.of([2.0]), 4)
+    first = clock.take().stats()
+    assert (first.data, first.step, first.samples) == (Spread.of([1.0]), Spread.of([2.0]), 4)
     assert clock.batches == 0
     hands.passed = math.inf
-    assert clock.report() == first
+    assert clock.take().stats() == first
 
 
 class Device:
@@ -152,7 +135,7 @@ def test_a_device_stalls_for_as_long_as_it_has_nothing_to_do(
             device.synchronize()
         clock.requested()
     device.synchronize()
-    stats = clock.report()
+    stats = clock.take().stats()
     assert stats.stall_ratio == pytest.approx(1 - device.busy / device.free, abs=1e-9)
     assert stats.iteration.mean == pytest.approx(device.free / len(steps))
 
@@ -166,7 +149,7 @@ def test_a_step_that_comes_to_no_end_can_be_left_out() -> None:
     hands.now += 50
     clock.forget()
     clock.forget()
-    stats = clock.report()
+    stats = clock.take().stats()
     assert (stats.batches, stats.data.max, stats.iteration.max) == (1, 1.0, 3.0)
 
 
@@ -174,10 +157,10 @@ def test_a_report_starts_a_new_one() -> None:
     hands = Hands()
     clock = hands.clock()
     _run(hands, clock, [(1.0, 1.0)])
-    clock.report()
-    stats = clock.report()
+    clock.take().stats()
+    stats = clock.take().stats()
     assert (stats.batches, stats.samples, stats.bytes, stats.stall_ratio) == (0, 0, 0, 0.0)
-    assert stats.data == stats.step == Times()
+    assert stats.data == stats.step == Spread()
     assert stats.ready == 0.0
 
 
@@ -185,8 +168,9 @@ def test_a_clock_that_is_never_asked_keeps_a_bounded_history_and_true_totals() -
     hands = Hands()
     clock = hands.clock()
     _run(hands, clock, [(1.0, 1.0)] * (KEPT_STEPS + 10))
-    assert all(len(times) == KEPT_STEPS for times in clock._times.values())
-    stats = clock.report()
+    steps = clock.take()
+    assert len(steps.data) == len(steps.work) == KEPT_STEPS
+    stats = steps.stats()
     assert stats.batches == KEPT_STEPS + 10
     assert stats.stall_ratio == 0.5
 
@@ -225,17 +209,17 @@ def test_a_wait_is_divided_into_transforms_and_loading(work: WorkTime, transform
     hands = Hands()
     clock = hands.clock()
     _run(hands, clock, [(4.0, 4.0)])
-    stats = clock.report(work=work)
+    stats = clock.take().stats(made=work)
     assert (stats.stall_ratio, stats.transform_ratio) == (0.5, pytest.approx(transforms / 8))
 
 
 def test_statistics_are_aligned_lines_for_people() -> None:
     hands = Hands()
     clock = hands.clock()
-    assert str(clock.report()) == "no batches since the last report"
+    assert str(clock.take().stats()) == "no batches since the last report"
     _run(hands, clock, [(0.25, 0.125), (0.125, 0.5)])
     fetched = FetchedObjects(1200, 3_000_000)
-    stats = clock.report(0.5, fetched, WorkTime(threads=1.0, transforms=0.5))
+    stats = clock.take().stats(0.5, fetched, WorkTime(threads=1.0, transforms=0.5))
     assert str(stats).splitlines() == [
         "2 batches: 8 samples, 200 B, 8 samples/s",
         "waiting for data   37.5%  188 ms (median 188, p95 250, max 250) per batch",
@@ -245,7 +229,9 @@ def test_statistics_are_aligned_lines_for_people() -> None:
         "loader's threads  0.5 CPU-s; 3.0 batches ready on average",
         "fetched           1,200 objects, 3 MB",
     ]
-    assert repr(stats).startswith("LoaderStats(batches=2, samples=8, bytes=200, data=Times(mean=0.")
+    assert repr(stats).startswith(
+        "LoaderStats(batches=2, samples=8, bytes=200, data=Spread(mean=0."
+    )
 
 
 @pytest.mark.parametrize(

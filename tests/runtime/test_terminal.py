@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -22,7 +23,7 @@ from rich.text import Text
 
 import precache
 from precache.cli import main as command_line
-from precache.cli.output import show_job
+from precache.cli.calls import follow
 from precache.messages import as_text
 from precache.runtime.terminal import Terminal, say_text
 from tests.support.building import command, cut, encoded, environment, shard_files, write
@@ -115,7 +116,7 @@ def test_no_command_obeys_what_names_and_classes_hold(run: Run, tmp_path: Path) 
     assert r"new\x1b]0;pwned\x07.jpg" in run("diff", f"{store}@{first}", f"{store}@{second}")
     run("use", f"{store}@{first}")
     run("gc", store, "--keep", 1, "--older-than", "0s")
-    run("pull", store, "--to", tmp_path / "here")
+    run("pull", store, tmp_path / "here")
     run("view", store, "--source", source, "--out", tmp_path / "page.html")
 
     [shard] = shard_files(store).values()
@@ -143,8 +144,8 @@ def test_no_error_obeys_what_a_user_is_made_to_type(run: Run, tmp_path: Path) ->
         ("build", source, tmp_path / "s", *RECIPE, "--address", evil),
         ("gc", tmp_path / evil, "--older-than", evil),
         ("cancel", evil, "--address", evil),
-        ("simulate", "--trace", tmp_path / "labels.csv", "--step-ms", 1, "--loaders", 1),
-        ("pull", tmp_path / evil, "--to", tmp_path / "here"),
+        ("simulate", "--load-ms", tmp_path / "labels.csv", "--step-ms", 1, "--workers", 1),
+        ("pull", tmp_path / evil, tmp_path / "here"),
         ("nothing", evil),
         ("info", tmp_path, evil),
         ("doctor", tmp_path / evil),
@@ -283,7 +284,7 @@ def test_the_log_of_a_job_is_shown_and_not_obeyed(capfd: pytest.CaptureFixture[s
 
     job = ClusterJob(Cluster(), Cluster.address, "precache-0123456789ab-1")
     with pytest.raises(precache.BuildError) as caught:
-        show_job(job, no_wait=False, json_to=None)
+        follow(job, argparse.Namespace(no_wait=False, json=None))
     out, err = capfd.readouterr()
     assert_harmless(out + err)
     assert_harmless(str(caught.value))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
+import time
 import tomllib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,16 +29,29 @@ import pytest
 
 import precache
 from precache.errors import FetchError, HangError, UsageError
+from precache.storage import retries
+from precache_workers.cluster import process_engine
 from precache_workers.cluster.executor import executor
-from precache_workers.cluster.ray_engine import REPORT
 from precache_workers.runtime import time_limit
-from precache_workers.runtime.time_limit import DECODING, FETCHING, Notes, notes, run_in_time
-from precache_workers.runtime.watchdog import _is_stopped
+from precache_workers.runtime.time_limit import (
+    DECODING,
+    EXPIRY_SECONDS,
+    FETCHING,
+    LATE,
+    SLOT_BYTES,
+    SamplesAtWork,
+    at_work_file,
+    key_digest,
+    run_in_time,
+    samples_at_work,
+    take_suspects,
+)
 from precache_workers.shards.samples import SampleTask, fetch_ahead
 from precache_workers.sources.base import MOST_SAMPLE_BYTES, Fetched, Sample
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.kinds import open_source
 from tests.support.building import (
+    DEADLINE,
     MARKED,
     PYTHONPATH,
     REPOSITORY,
@@ -49,7 +64,6 @@ from tests.support.building import (
     cut,
     encoded,
     environment,
-    gone,
     marked_photos,
     marked_recipe,
     pixels,
@@ -86,7 +100,7 @@ def released() -> Iterator[threading.Event]:
 def hang_at(key: str, released: threading.Event, done: list[str]) -> None:
     """Take three samples, one after another; at one, wait."""
     for each in "abc":
-        notes().begin(DECODING, each)
+        samples_at_work().begin(DECODING, each)
         if each == key:
             released.wait()
         done.append(each)
@@ -94,9 +108,11 @@ def hang_at(key: str, released: threading.Event, done: list[str]) -> None:
 
 @pytest.mark.parametrize("key", ["a", "c"])
 def test_work_that_hangs_at_a_sample_is_given_up(key: str, released: threading.Event) -> None:
-    with pytest.raises(HangError, match=f"^{key}: {DECODING} 0.1 s .*--address local") as caught:
+    with pytest.raises(
+        HangError, match=f"^{key}: {DECODING} {LATE} 0.1 s .*--address local"
+    ) as caught:
         run_in_time(lambda: hang_at(key, released, []), 0.1)
-    assert caught.value.late == {key: f"{DECODING} 0.1 s (--sample-timeout)"}
+    assert caught.value.late == {key: f"{DECODING} {LATE} 0.1 s (--sample-timeout)"}
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.late, str(again)) == (caught.value.late, str(caught.value))
 
@@ -155,7 +171,7 @@ def test_time_for_which_the_process_was_stopped_does_not_count(
 def test_what_may_wait_for_a_late_sample_is_suspected_too_and_what_is_read_is_not(
     released: threading.Event,
 ) -> None:
-    kept, begun = Notes(1.0), threading.Barrier(2)
+    kept, begun = SamplesAtWork(1.0), threading.Barrier(2)
 
     def stay(key: str, foreign: bool) -> None:
         with kept.kept():
@@ -193,30 +209,38 @@ class _Drips(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         with contextlib.suppress(OSError):
-            while self.path.endswith("b.jpg"):
+            while self.path.endswith("b.jpg") and not self.server.over.wait(0.1):  # type: ignore[attr-defined]  # set below
                 self.wfile.write(b" ")
                 self.wfile.flush()
-                self.server.dripping.wait(0.1)  # type: ignore[attr-defined]  # set below
 
     def log_message(self, *arguments: Any) -> None:
         """Say nothing."""
 
 
-def test_a_file_that_drips_is_late_and_those_beside_it_are_not() -> None:
+def test_a_file_that_drips_is_late_and_those_beside_it_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retries, "RETRY_SECONDS", 0.0)
+    before = set(threading.enumerate())
     with PatientServer(("127.0.0.1", 0), _Drips) as server:
-        server.dripping = threading.Event()  # type: ignore[attr-defined]  # never set
+        server.over = threading.Event()  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, args=[POLL], daemon=True).start()
         source = open_source(f"http://127.0.0.1:{server.server_address[1]}/photos")
+        source.fetch(["a.jpg"], [-1])  # the first request of a process takes longer
         with pytest.raises(HangError) as caught:
             run_in_time(lambda: source.fetch(["a.jpg", "b.jpg", "c.jpg"], [-1] * 3), 1.0)
+        server.over.set()  # type: ignore[attr-defined]
+        for thread in set(threading.enumerate()) - before:
+            if thread.name == "precache-samples":
+                thread.join(DEADLINE)
         server.shutdown()
     assert list(caught.value.late) == ["b.jpg"]
 
 
 def test_suspects_are_tried_one_by_one_and_then_the_one_is_left_out() -> None:
     task: Any = Turn("free", ["a", "b", "c"])
-    both = dict.fromkeys("ab", f"{FETCHING} 1 s (--sample-timeout)")
-    task = task.after(HangError(late=both))
+    why = f"{FETCHING} {LATE} 1 s (--sample-timeout)"
+    task = task.after(suspected("a", "b", why=why))
     assert (task.alone, task.barred) == ({"a", "b"}, {})
     source: Any = Recorded([])
     with contextlib.closing(
@@ -228,12 +252,129 @@ def test_suspects_are_tried_one_by_one_and_then_the_one_is_left_out() -> None:
         assert [key for key, _ in samples] == ["c", "d"]
     assert source.fetched == [["a"], ["b"], ["c", "d"]]
 
-    task = task.after(HangError(late={"b": both["b"]}))
-    assert task.barred == {"b": both["b"]}
+    assert task.after(suspected("c", why=why)).barred == {}
+    assert task.after(suspected("elsewhere", why=why)) == task
+    task = task.after(suspected("b", why=why))
+    assert task.barred == {"b": why}
     source.fetched.clear()
     fetched = dict(fetch_ahead(source, "abcd", [1] * 4, task.barred, task.alone))
     assert source.fetched == [["a"], ["c", "d"]]
-    assert str(fetched["b"]) == both["b"]
+    assert str(fetched["b"]) == why
+
+
+# --- the file of notes --------------------------------------------------------------------------
+
+
+@dataclass
+class Workers:
+    """Threads that note samples and stay at them."""
+
+    attempt: SamplesAtWork = field(default_factory=lambda: SamplesAtWork(9.0, timed=True))
+    release: threading.Event = field(default_factory=threading.Event)
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def note(self, *keys: str, foreign: bool = True) -> None:
+        begun = threading.Event()
+
+        def work() -> None:
+            with self.attempt.kept():
+                self.attempt.begin(DECODING, *keys, foreign=foreign)
+                begun.set()
+                self.release.wait()
+
+        self.threads.append(threading.Thread(target=work))
+        self.threads[-1].start()
+        begun.wait()
+
+    def end(self) -> None:
+        self.release.set()
+        for thread in self.threads:
+            thread.join()
+        self.attempt.give_up()
+
+
+def suspected(*keys: str, why: str = "") -> dict[str, str]:
+    return {key_digest(key): why for key in keys}
+
+
+def suspects_after(path: Path, act: Callable[[Workers], object]) -> dict[str, str]:
+    """Return the suspects where a process dies after some notes."""
+    workers = Workers()
+    with at_work_file(str(path)):
+        act(workers)
+        left = path.read_bytes()
+        workers.end()
+    assert not path.exists(), "a task that has ended leaves nothing"
+    path.write_bytes(left)
+    suspects = take_suspects(str(path), "it fell")
+    assert not path.exists()
+    assert take_suspects(str(path), "it fell") == {}
+    assert suspects is not None
+    return suspects
+
+
+def test_every_thread_has_a_note_of_its_own(tmp_path: Path) -> None:
+    keys = {f"ä/{number}.jpg" for number in range(40)}
+    suspects = suspects_after(tmp_path / "notes", lambda workers: [*map(workers.note, keys)])
+    assert suspects == suspected(*keys, why=f"{DECODING} kills the worker: it fell")
+
+
+def test_of_a_thread_that_has_ended_the_place_serves_another(tmp_path: Path) -> None:
+    def act(workers: Workers) -> None:
+        for number in range(40):
+            workers.note(f"old {number}")
+            workers.end()
+            workers.__init__()  # type: ignore[misc]  # others
+        workers.note("new")
+        assert (tmp_path / "notes").stat().st_size == 2 * SLOT_BYTES
+
+    assert suspects_after(tmp_path / "notes", act).keys() == suspected("new").keys()
+
+
+def test_samples_that_are_only_read_are_suspects_where_there_are_no_others(tmp_path: Path) -> None:
+    def read(workers: Workers) -> None:
+        workers.note("a", "b", foreign=False)
+
+    def both(workers: Workers) -> None:
+        read(workers)
+        workers.note("c")
+
+    assert suspects_after(tmp_path / "notes", read).keys() == suspected("a", "b").keys()
+    assert suspects_after(tmp_path / "notes", both).keys() == suspected("c").keys()
+
+
+def test_of_many_keys_as_many_are_noted_as_there_is_room_for(tmp_path: Path) -> None:
+    keys = [f"\udcff{number:09000}" for number in range(1000)]
+    suspects = suspects_after(tmp_path / "notes", lambda workers: workers.note(*keys))
+    assert list(suspects) == list(suspected(*keys))[: len(suspects)]
+    assert len(suspects) > 400
+
+
+def test_samples_that_are_late_replace_all_notes(tmp_path: Path) -> None:
+    def act(workers: Workers) -> None:
+        for key in "abc":
+            workers.note(key)
+        time_limit._file.write_late({"b": "it hangs"})  # type: ignore[union-attr]
+
+    assert suspects_after(tmp_path / "notes", act) == suspected("b", why="it hangs")
+
+
+def test_a_note_for_which_the_disk_has_no_room_takes_no_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(workers: Workers) -> None:
+        with monkeypatch.context() as full:
+            full.setattr(os, "write", lambda *given: 0)
+            workers.note("a")
+        workers.note("b")
+
+    assert suspects_after(tmp_path / "notes", act).keys() == suspected("b").keys()
+
+
+def test_a_task_goes_on_where_no_notes_can_be_kept(tmp_path: Path) -> None:
+    with at_work_file(str(tmp_path / "nowhere/notes")) as file:
+        assert file is None
+        assert run_in_time(lambda: samples_at_work().work(DECODING, "a", str), 1.0) == ""
 
 
 # --- in a process that is not a worker ----------------------------------------------------------
@@ -260,6 +401,15 @@ class Locked:
         self.released.wait()
 
 
+class Many(Locked):
+    """The same, of which eight are fetched at a time; the one of another size is no trouble."""
+
+    fetch_threads = 8
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.full((33, 33, 3) if index == 23 else (8, 8, 3), index, np.uint8)
+
+
 class Holding(Locked):
     """The same, where the interpreter's lock is held."""
 
@@ -267,25 +417,40 @@ class Holding(Locked):
         block()
 
 
+class Leaving(Locked):
+    """The same, where the process ends."""
+
+    def hang(self) -> None:
+        os._exit(0)
+
+
 def test_a_serial_build_ends_with_an_error_that_names_the_sample(
     photos: Path, tmp_path: Path
 ) -> None:
-    options = {"address": "serial", "sample_timeout": 0.5, "shard_samples": 20}
+    options = {"address": "serial", "sample_timeout": 2.5, "shard_samples": 20}
     error = ask(build_here, photos, tmp_path / "store", SLOW, options)
     assert isinstance(error, HangError)
-    assert str(error).startswith(f"{MARKED[0]}: {DECODING} 0.5 s (--sample-timeout). Only the end")
+    assert str(error).startswith(f"{MARKED[0]}: {DECODING} {LATE} 2.5 s (--sample-timeout). Only")
     source = "python:tests.runtime.test_time_limit:Locked"
-    with pytest.raises(HangError, match=rf"^23: {FETCHING} 0.5 s \(--sample-timeout\)\. Only"):
+    with pytest.raises(
+        HangError, match=rf"^23: {FETCHING} {LATE} 2.5 s \(--sample-timeout\)\. Only"
+    ):
         precache.build(source, tmp_path / "other", precache.Recipe.image(), **options)
     Locked.released.set()
 
 
+def plan_and_examine(photos: Path) -> tuple[str, dict[str, str]]:
+    """The error of a plan, and the failures that the doctor lists."""
+    with pytest.raises(HangError) as caught:
+        precache.plan(photos, photos.with_name("store"), SLOW, address="serial", sample_timeout=2.5)
+    return str(caught.value), dict(precache.doctor(photos, SLOW, samples=40, seconds=3.0).failures)
+
+
 def test_a_serial_plan_ends_at_a_sample_that_hangs_and_the_doctor_lists_it(photos: Path) -> None:
-    options = {"address": "serial", "sample_timeout": 0.3}
-    with pytest.raises(HangError, match=f"^{MARKED[0]}: {DECODING} 0.3 s"):
-        precache.plan(photos, photos.with_name("store"), SLOW, **options)
-    failures = dict(precache.doctor(photos, SLOW, samples=40, seconds=1.5).failures)
-    late = {key for key, why in failures.items() if why.startswith(f"{DECODING} 1.5 s")}
+    """In a process of its own, with which the threads end that hang."""
+    said, failures = ask(plan_and_examine, photos)
+    assert said.startswith(f"{MARKED[0]}: {DECODING} {LATE} 2.5 s")
+    late = {key for key, why in failures.items() if why.startswith(f"{DECODING} {LATE} 3 s")}
     assert late
     assert late <= set(MARKED)
 
@@ -296,45 +461,106 @@ from precache_workers.runtime import time_limit
 time_limit.GRACE_SECONDS = 0.0
 
 def work():
-    time_limit.notes().begin(time_limit.FETCHING, "not this one", foreign=False)
-    time_limit.notes().begin(time_limit.DECODING, "evil\\x1b[2J.jpg")
-    block()
+    time_limit.samples_at_work().work(time_limit.DECODING, "evil\\x1b[2J.jpg", block)
 
-with time_limit.watchdog_running():
-    time_limit.run_in_time(work, 0.5)
+at_work = time_limit.samples_at_work
+time_limit.run_in_time(lambda: at_work().work(time_limit.DECODING, "well", str), 0.1)
+{before}
+time_limit.run_in_time(work, 0.5)
 """
 
 
-def test_a_process_whose_lock_is_held_is_ended_and_the_sample_named() -> None:
-    line = [sys.executable, "-c", BLOCKED]
-    ran = subprocess.run(line, cwd=REPOSITORY, env=environment(), timeout=60, check=False,
+@pytest.mark.parametrize("before", ["", "import time; time.sleep(1)"])
+def test_a_process_whose_lock_is_held_is_ended_and_the_sample_named(before: str) -> None:
+    """By the timer, which does not run while no sample is at work."""
+    line = [sys.executable, "-c", BLOCKED.format(before=before)]
+    ran = subprocess.run(line, cwd=REPOSITORY, env=environment(), timeout=DEADLINE, check=False,
         capture_output=True, text=True)  # fmt: skip
-    assert ran.returncode == -signal.SIGKILL
-    assert ran.stderr.startswith(
-        "\nprecache: evil\\u001b[2J.jpg: decoding it took longer than 0.5 s"
-    )
-    assert "not this one" not in ran.stderr
+    assert ran.returncode == 1
+    assert " in block\n" in ran.stderr
+    assert (
+        "in decoding it, of sample 'evil\\x1b[2J.jpg', for at most 0.5 s (--sample-timeout); where "
+        "it hangs, --address local leaves a hole\n"
+    ) in ran.stderr
+    assert "well" not in ran.stderr
 
 
-def test_the_watchdog_ends_with_its_process() -> None:
-    script = (
-        "from precache_workers.runtime.time_limit import Watchdog\n"
-        "print(Watchdog()._process.pid); input()"
-    )
-    with running([sys.executable, "-c", script], environment(), REPOSITORY) as process:
+STOPPED = """
+import pathlib, sys, time
+from precache_workers.runtime import time_limit
+time_limit.GRACE_SECONDS = 0.0
+
+def work():
+    time_limit.samples_at_work().begin(time_limit.DECODING, "a")
+    print("begun", flush=True)
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.01)
+
+{run}
+"""
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "time_limit.run_in_time(work, 4.0)",
+        (
+            "import threading\n"
+            "thread = threading.Thread(target=time_limit.run_in_time, args=(work, 4.0))\n"
+            "with time_limit.stoppable(): thread.start(); thread.join()"
+        ),
+    ],
+)
+def test_work_goes_on_after_ctrl_z_however_long_it_was_stopped(tmp_path: Path, run: str) -> None:
+    line = [sys.executable, "-c", STOPPED.format(run=run), str(tmp_path / "go")]
+    with running(line, environment(), REPOSITORY) as process:
         assert process.stdout is not None
-        watchdog = psutil.Process(int(process.stdout.readline()))
-        process.kill()
-        poll(lambda: gone(watchdog), "the watchdog has ended")
-
-
-def test_a_process_that_is_stopped_is_not_taken_for_one_that_hangs() -> None:
-    with running(["sleep", "99"], environment()) as process:
-        assert not _is_stopped(process.pid)
-        process.send_signal(signal.SIGSTOP)
-        poll(lambda: _is_stopped(process.pid), "it is stopped")
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGTSTP)
+        stopped = psutil.Process(process.pid)
+        poll(lambda: stopped.status() == psutil.STATUS_STOPPED, "it is stopped")
+        time.sleep(4.5)  # longer than the limit
         process.send_signal(signal.SIGCONT)
-        poll(lambda: not _is_stopped(process.pid), "it goes on")
+        (tmp_path / "go").touch()
+        _, err = process.communicate(timeout=DEADLINE)
+        assert process.returncode == 0, err
+
+
+EXPIRED = """
+import sys
+from tests.support.building import block
+from precache_workers.runtime import time_limit
+time_limit.GRACE_SECONDS = 0.5
+
+def work():
+    time_limit.samples_at_work().begin(time_limit.DECODING, "a")
+    print("begun", flush=True)
+    block()
+
+with time_limit.at_work_file(sys.argv[1]):
+    time_limit.run_in_time(work, 2.5)
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_sample_of_a_worker_whose_timer_expired_as_it_was_stopped_is_no_suspect(
+    tmp_path: Path, stopped: bool
+) -> None:
+    line = [sys.executable, "-c", EXPIRED, str(tmp_path / "notes")]
+    with running(line, environment(), REPOSITORY) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        if stopped:
+            worker = psutil.Process(process.pid)
+            began = sum(worker.cpu_times()[:2])
+            poll(lambda: sum(worker.cpu_times()[:2]) > began + 0.05, "it holds the lock")
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(3.5 + EXPIRY_SECONDS)
+            process.send_signal(signal.SIGCONT)
+        process.communicate(timeout=DEADLINE)
+        assert process.returncode == 1
+    late = suspected("a", why=f"{DECODING} {LATE} 2.5 s (--sample-timeout)")
+    assert take_suspects(str(tmp_path / "notes"), "it fell") == (None if stopped else late)
 
 
 @pytest.mark.heavy
@@ -346,9 +572,16 @@ def test_a_serial_build_in_which_the_lock_is_held_ends_and_names_the_sample(
     given: list[object] = [photos, "--recipe", recipe] if source == "photos" else [source]
     ran = cli("build", *given, photos.with_name("store"), "--address", "serial",
         "--sample-timeout", 1, cwd=REPOSITORY)  # fmt: skip
-    assert ran.returncode == -signal.SIGKILL
-    why = f"{MARKED[0]}: {DECODING} 1 s" if source == "photos" else f"23: {FETCHING} 1 s"
-    assert f"\nprecache: {why} (--sample-timeout). Only the end of its process" in ran.stderr
+    assert ran.returncode == 1
+    what, key = (DECODING, MARKED[0]) if source == "photos" else (FETCHING, "23")
+    assert f" in {what}, of sample '{key}', for at most 1 s (--sample-timeout); wh" in ran.stderr
+
+
+def test_a_serial_build_in_which_a_sample_ends_the_process_is_no_success(tmp_path: Path) -> None:
+    source = "python:tests.runtime.test_time_limit:Leaving"
+    ran = cli("build", source, tmp_path / "store", "--address", "serial", cwd=REPOSITORY)
+    assert ran.returncode == 1
+    assert "Leaving: SystemExit('os._exit(0)'); run the same command again" in ran.stderr
 
 
 # --- in workers ---------------------------------------------------------------------------------
@@ -368,29 +601,48 @@ class Turn(SampleTask):
 
     def _run(self) -> tuple[int, Mapping[str, str]]:
         for key in self.keys:
-            notes().begin(DECODING, key)
+            samples_at_work().begin(DECODING, key)
             if key == "evil" and key not in self.barred:
                 while self.how == "free":
                     sum(range(10_000))
-                block()
+                if self.how == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if self.how == "left":
+                    os._exit(0)
+                if self.how == "stopped":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                ctypes.string_at(0) if self.how == "segfault" else block()
         return os.getpid(), self.barred
 
 
+REASONS = {
+    "free": r"took longer than 0.5 s \(--sample-timeout\)",
+    "held": r"took longer than 0.5 s \(--sample-timeout\)",
+    "killed": r"kills the worker: its process was killed \(SIGKILL\) with up to .+ MB of memory",
+    "left": "kills the worker: its process ended with status 0",
+    "segfault": r"kills the worker: its process was killed \(SIGSEGV\)",
+    "stopped": r"kills the worker: its process was stopped for 1 s \(SIGSTOP\)",
+}
+
+
 @pytest.mark.heavy  # half a minute
-def test_a_worker_in_which_a_sample_hangs_is_replaced_and_the_sample_left_out(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_worker_that_a_sample_ends_is_replaced_and_the_sample_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)  # for the workers
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(process_engine, "STOPPED_CHECKS", 4)
     with executor("local", cpus=1) as run:
         last = 0
-        for how in ("free", "held"):
+        for how, why in REASONS.items():
             [(_, (first, _))] = run(Turn.run, [Turn(how, ["a"])])
             [(_, (second, left_out))] = run(Turn.run, [Turn(how, ["a", "evil", "b"])])
-            assert left_out == {"evil": f"{DECODING} 0.5 s (--sample-timeout)"}
+            assert list(left_out) == ["evil"]
+            assert re.fullmatch(f"decoding it {why}", left_out["evil"])
             assert first != second
             assert last in (0, first)
             last = second
-    assert not list(Path(tempfile.gettempdir()).glob(f"{REPORT}*"))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.heavy
@@ -400,7 +652,9 @@ def test_photos_that_hang_are_holes_and_all_others_have_their_pixels(
 ) -> None:
     recipe = marked_recipe(function)
     result = build_marked(photos, recipe, "--sample-timeout", 1)
-    assert dict(result["holes"]) == dict.fromkeys(MARKED, f"{DECODING} 1 s (--sample-timeout)")
+    assert dict(result["holes"]) == dict.fromkeys(
+        MARKED, f"{DECODING} {LATE} 1 s (--sample-timeout)"
+    )
     assert_all_but_the_marked(photos, photos.with_name("store"), recipe)
 
 
@@ -413,11 +667,24 @@ def test_an_item_that_hangs_in_the_lock_of_its_dataset_is_the_only_hole(
     ran = cli("build", source, store, "--cpus", 2, "--sample-timeout", 1, "--shard-samples", 20,
         "--keep-order", "--json", cwd=REPOSITORY)  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout)["holes"] == [["23", f"{FETCHING} 1 s (--sample-timeout)"]]
+    assert json.loads(ran.stdout)["holes"] == [["23", f"{FETCHING} {LATE} 1 s (--sample-timeout)"]]
     rows = pixels(store)
     assert {key: (row.min(), row.max()) for key, row in rows.items()} == {
         str(index): (index, index) for index in range(40) if index != 23
     }
+
+
+@pytest.mark.heavy
+def test_an_item_that_hangs_as_it_is_decoded_beside_eight_threads_is_the_only_hole(
+    tmp_path: Path,
+) -> None:
+    recipe = write(tmp_path / "recipe.toml", marked_recipe("hold_the_lock").encode())
+    source = "python:tests.runtime.test_time_limit:Many"
+    ran = cli("build", source, tmp_path / "store", "--recipe", recipe, "--cpus", 2,
+        "--sample-timeout", 1, "--shard-samples", 20, "--json", cwd=REPOSITORY)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    why = "decoding it took longer than 1 s (--sample-timeout)"
+    assert json.loads(ran.stdout)["holes"] == [["23", why]]
 
 
 # --- bytes --------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import io
-import pickle
+import shutil
 import socket
 import time
 from collections.abc import Sequence
@@ -24,11 +24,10 @@ import precache
 from precache.errors import FetchError, SampleError, StorageError
 from precache.storage.open import open_folder
 from precache.store.layout import RowShape, decode_index
-from precache.store.receipts import Receipt
-from precache_workers.planning.target_version import receipt_name
+from precache.store.receipts import Receipt, receipt_name
 from precache_workers.profiling.row_probe import run_probe
 from precache_workers.shards.base_rows import BaseRows
-from precache_workers.shards.field_writer import FieldWriter, Sums
+from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.samples import MAX_HELD_NBYTES, FetchAllTask, Job, _runs_of_units
 from precache_workers.shards.shard_task import ShardTask, run_shard
 from precache_workers.sources.base import Sample
@@ -44,6 +43,7 @@ from tests.support.building import (
     write,
     write_jpegs,
 )
+from tests.support.containers import located
 
 RAW = precache.Recipe.image(codec="raw")
 WIDTH, HEIGHT = 160, 144
@@ -133,24 +133,12 @@ def test_another_process_puts_the_same_bytes(tmp_path: Path) -> None:
     assert stored(task) == before
 
 
-def test_tasks_travel_to_workers(tmp_path: Path) -> None:
-    task = pickle.loads(pickle.dumps(task_of(tmp_path, photos(tmp_path / "in", 2))))
-    assert run_shard(task).shard == 0
-
-
 def test_the_last_shard_is_padded_in_its_index_alone(tmp_path: Path) -> None:
     keys = photos(tmp_path / "in", 3)
     task = task_of(tmp_path, keys, shard=5)
     run_shard(task)
     assert len(raw_rows(stored(task), 8)) == 3
     assert (tmp_path / "version/image/c/5/0/0/0").exists()
-
-
-def test_black_rows_are_written_like_any_other(tmp_path: Path) -> None:
-    write(tmp_path / "in/0.png", encoded(Image.new("RGB", (WIDTH, HEIGHT)), "PNG"))
-    task = task_of(tmp_path, ["0.png"])
-    assert run_shard(task).holes == {}
-    assert raw_rows(stored(task), 8) == [bytes(ROW_NBYTES)]
 
 
 def test_small_rows_share_a_chunk_that_is_padded(tmp_path: Path) -> None:
@@ -178,7 +166,6 @@ def test_small_rows_share_a_chunk_that_is_padded(tmp_path: Path) -> None:
 
 
 def test_the_receipt_says_what_was_put(tmp_path: Path) -> None:
-
     keys = photos(tmp_path / "in", 4)
     task = task_of(tmp_path, keys, shard=3)
     before = time.time()
@@ -199,12 +186,7 @@ def test_the_receipt_says_what_was_put(tmp_path: Path) -> None:
     assert before <= receipt.began <= time.time()
     assert [s.seconds for s in receipt.slowest] == sorted(s.seconds for s in receipt.slowest)[::-1]
     assert receipt.labels is None
-
-
-def test_the_receipt_is_stored_as_it_is_returned(tmp_path: Path) -> None:
-    task = task_of(tmp_path, photos(tmp_path / "in", 2))
-    receipt = run_shard(task)
-    assert Receipt.from_json(task.folder.read(receipt_name(0))) == receipt
+    assert Receipt.from_json(task.folder.read(receipt_name(3))) == receipt
 
 
 def test_sums_are_over_rows_that_are_no_holes(tmp_path: Path) -> None:
@@ -216,33 +198,6 @@ def test_sums_are_over_rows_that_are_no_holes(tmp_path: Path) -> None:
     assert receipt.sums["image"].count == 3 * HEIGHT * WIDTH
     assert receipt.sums["image"].total == pytest.approx(channels.sum((0, 2)))
     assert receipt.sums["image"].squares == pytest.approx((channels**2).sum((0, 2)))
-
-
-@pytest.mark.parametrize("level", [255, None])
-@pytest.mark.parametrize("shape", [(3, 224, 224), (1, 5, 7), (4, 16, 16)])
-def test_sums_of_bytes_are_exact(shape: tuple[int, int, int], level: int | None) -> None:
-    random = np.random.default_rng(0).integers(0, 256, (2, *shape), np.uint8)
-    rows = random if level is None else np.full_like(random, level)
-    sums = Sums(shape)
-    for row in rows:
-        sums.add(row)
-    wide = rows.astype(np.int64)
-    assert sums.result().total == wide.sum((0, 2, 3)).tolist()
-    assert sums.result().squares == (wide**2).sum((0, 2, 3)).tolist()
-    for row in rows:
-        sums.subtract(row)
-    assert (sums.result().count, sums.result().total) == (0, [0] * shape[0])
-
-
-def test_sums_of_many_rows_are_those_of_each() -> None:
-    """As many at a time as there are, of a larger array, and again with fewer."""
-    rows = np.random.default_rng(0).integers(0, 256, (40, 3, 70, 71), np.uint8)[..., 2:, 3:]
-    one_by_one, together = Sums(rows.shape[1:]), Sums(rows.shape[1:])
-    for row in rows:
-        one_by_one.add(row)
-    for part in (rows[:31], rows[31:32], rows[32:]):
-        together.extend(part)
-    assert together.result() == one_by_one.result()
 
 
 # --- holes --------------------------------------------------------------------------------------
@@ -307,7 +262,7 @@ def test_all_rows_may_be_holes(tmp_path: Path) -> None:
 
 
 def test_a_fetch_that_fails_leaves_the_shard_undone(tmp_path: Path) -> None:
-    keys = photos(tmp_path / "in", 4)
+    keys = photos(tmp_path / "in", 8)
     task = task_of(tmp_path, keys)
     (tmp_path / "in/1.png").unlink()
     (tmp_path / "in/3.png").write_bytes(b"another size")
@@ -316,13 +271,7 @@ def test_a_fetch_that_fails_leaves_the_shard_undone(tmp_path: Path) -> None:
     ):
         run_shard(task)
     assert contents(tmp_path / "version") == {}
-
-
-def test_many_failed_fetches_are_counted(tmp_path: Path) -> None:
-    keys = photos(tmp_path / "in", 8)
-    task = task_of(tmp_path, keys)
-    for key in keys:
-        (tmp_path / "in" / key).unlink()
+    shutil.rmtree(tmp_path / "in")
     with pytest.raises(FetchError, match=r"8 samples could not be fetched: .*; and 3 more"):
         run_shard(task)
 
@@ -417,7 +366,7 @@ def test_samples_of_a_unit_come_together_and_in_order(
 ) -> None:
     """Each unit is read once, unless more than may be held lies in between."""
     size = data.draw(st.sampled_from([-1, 1, MAX_HELD_NBYTES // 10]))
-    locations = [f"a#{unit}\t{place}" for place, unit in enumerate(units)]
+    locations = located([("a", False)] * len(units), units)
     runs = list(_runs_of_units([size] * len(units), locations))
     assert sorted(place for run in runs for place in run) == list(range(len(units)))
     assert all(len({units[place] for place in run}) == 1 for run in runs)

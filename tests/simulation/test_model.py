@@ -1,4 +1,4 @@
-"""The model against closed forms, exact chains, published figures, and its own laws."""
+"""The recurrence against closed forms, an exact chain, published figures, and its own laws."""
 
 from __future__ import annotations
 
@@ -8,282 +8,262 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import precache
 from precache.errors import UsageError
-from precache.simulation.model import Simulation, simulate
-
-MS = 1_000_000
+from precache.simulation.model import SCENARIOS, Simulation, simulate
+from precache.simulation.page import render_simulation
 
 SETTINGS = st.fixed_dictionaries(
     {
-        "load_ms": st.integers(1, 3000) | st.floats(1, 3000),
+        "load_ms": st.floats(1, 3000) | st.lists(st.floats(1, 99), min_size=1),
         "step_ms": st.integers(10, 300) | st.floats(10, 300),
-        "loaders": st.integers(1, 12),
-        "queue": st.none() | st.integers(0, 9),
-        "load_cv": st.sampled_from([0, 0.1, 0.5, 1.5]),
+        "workers": st.integers(0, 12),
+        "prefetch": st.integers(1, 4),
+        "in_order": st.booleans(),
+        "startup_ms": st.sampled_from([0, 700, 20_000]),
+        "handover_ms": st.sampled_from([0, 3]),
+        "copy_ms": st.sampled_from([0, 2.5]),
         "step_cv": st.sampled_from([0, 0.3]),
-        "load_dist": st.sampled_from([None, "lognormal"]),
-        "resolution_ms": st.sampled_from([0, 50]),
         "seconds": st.floats(0.5, 8),
         "seed": st.integers(0, 2**32),
     }
-)
+)  # fmt: skip
 
 
 def _done(found: Simulation) -> np.ndarray:
-    """When the n-th step ended, as far as that is before the end."""
-    times = np.sort(found.done)
-    return times[times <= found.end]
+    return np.sort(found.batches.done)[: found.done]
 
 
 # --- known answers ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("load_ms", "batches"), [(2000, 98), (700, 293), (350, 296)])
-def test_seven_steady_loaders(load_ms: float, batches: int) -> None:
-    assert precache.simulate(load_ms, 100, 7, seconds=30).batches == batches
+@pytest.mark.parametrize(
+    ("name", "published"), [("loading-bound", 98), ("balanced", 275), ("step-bound", 295)]
+)
+def test_the_published_figures_are_reached_on_a_clock_of_100_ms(name: str, published: int) -> None:
+    setting = dict(SCENARIOS[name])
+    mean, cv = setting.pop("load_ms"), setting.pop("load_cv")
+    done = []
+    for seed in range(20):
+        drawn = np.random.default_rng(seed).gamma(cv**-2, mean * cv**2, 400)
+        done.append(simulate(np.rint(drawn / 100) * 100, **setting).done)
+    assert np.mean(done) == pytest.approx(published, rel=0.03)
 
 
-@pytest.mark.parametrize(("load_ms", "batches"), [(2000, 98), (700, 275), (350, 295)])
-def test_seven_loaders_on_a_grid_make_what_was_published(load_ms: float, batches: int) -> None:
-    made = [
-        simulate(load_ms, 100, 7, load_cv=0.1, resolution_ms=100, seed=seed).batches
-        for seed in range(100)
-    ]
-    assert np.mean(made) == pytest.approx(batches, rel=0.02)
+def test_workers_that_begin_together_make_spikes_and_those_one_by_one_none() -> None:
+    together = simulate(**SCENARIOS["synchronised"])
+    apart = simulate(**SCENARIOS["desynchronised"])
+    np.testing.assert_array_equal(together.waits[:15], [2000, *[0] * 6, 1300, *[0] * 6, 1300])
+    assert apart.waits[1:] == pytest.approx(np.full(len(apart.waits) - 1, 13000 / 70))
+    for found in (together, apart):
+        assert found.stall_share == pytest.approx(0.65, abs=0.01)
 
 
-@pytest.mark.parametrize(("cv", "queue", "lost"), [(0.1, 7, 0.4), (0.5, 7, 4), (0.1, 0, 22)])
-def test_what_variance_costs_at_the_balance_point(cv: float, queue: int, lost: float) -> None:
-    """As the command's help says."""
-    made = [simulate(700, 100, 7, load_cv=cv, queue=queue, seed=s).batches for s in range(100)]
-    assert 293 - np.mean(made) == pytest.approx(lost, abs=0.7)
+def test_slow_batches_hold_up_those_behind_them_only_in_order() -> None:
+    in_order, first_ready = (
+        np.mean([simulate(**SCENARIOS["high-variance"], seed=seed, in_order=order).stall_share
+                 for seed in range(10)])
+        for order in (True, False)
+    )  # fmt: skip
+    assert in_order > 0.05
+    assert first_ready < 0.01
 
 
 @given(
     load=st.integers(1, 500),
     step=st.integers(1, 500),
-    loaders=st.integers(1, 9),
-    queue=st.none() | st.integers(0, 5),
+    workers=st.integers(1, 9),
+    prefetch=st.integers(1, 4),
+    in_order=st.booleans(),
     ms=st.integers(1, 5000),
 )
 def test_steady_times_have_a_closed_form(
-    load: int, step: int, loaders: int, queue: int | None, ms: int
+    load: int, step: int, workers: int, prefetch: int, in_order: bool, ms: int
 ) -> None:
-    """In rounds of all loaders where loading limits, and without a gap where the step does."""
-    found = simulate(load, step, loaders, queue=queue, seconds=ms / 1000)
-    if load >= loaders * step:
+    """In rounds of all workers where loading limits, and without a gap where the step does."""
+    found = simulate(load, step, workers, prefetch=prefetch, in_order=in_order, seconds=ms / 1000)
+    if load >= workers * step:
         rounds = range(1, ms // load + 1)
-        expected = sum(min(loaders, (ms - r * load) // step) for r in rounds)
+        expected = sum(min(workers, (ms - r * load) // step) for r in rounds)
     else:
         expected = max(0, (ms - load) // step)
         assert found.stall_share == 0 or ms <= load
-    assert found.batches == expected
+    assert found.done == expected
 
 
-def _chain(loaders: int, queue: int, load: float, step: float) -> dict[str, float]:
-    """Stationary figures of the closed system with exponential times: a birth-death chain.
+@given(load=st.integers(1, 500), step=st.integers(1, 500), ms=st.integers(1, 5000))
+def test_without_workers_loading_and_steps_take_turns(load: int, step: int, ms: int) -> None:
+    assert simulate(load, step, 0, seconds=ms / 1000).done == ms // (load + step)
 
-    State n: batches ready and not done, in the consumer's hands, in the queue, or held by a
-    loader that is blocked. All loaders work but the blocked ones.
+
+def _chain(workers: int, room: int, load: float, step: float) -> tuple[float, float]:
+    """Rate and stall of the closed system with exponential times: a birth-death chain.
+
+    State n: batches ready and not done, of which the loop has one. Gamma-distributed times with a
+    variation of 1 are exponential.
     """
-    states = np.arange(loaders + queue + 2)
-    blocked = np.maximum(0, states - 1 - queue)
+    states = np.arange(workers + room + 2)
+    blocked = np.maximum(0, states - 1 - room)
     generator = np.zeros((len(states), len(states)))
     for n in states[:-1]:
-        generator[n, n + 1] = (loaders - blocked[n]) / load
+        generator[n, n + 1] = (workers - blocked[n]) / load
         generator[n + 1, n] = 1 / step
     generator -= np.diag(generator.sum(axis=1))
     # Balance, one equation of which is replaced by that the shares add up to one.
     system = np.vstack([generator.T[:-1], np.ones(len(states))])
     share = np.linalg.solve(system, np.eye(len(states))[-1])
-    return {
-        "rate": (1 - share[0]) / step,
-        "stall": share[0],
-        "queue": float(share @ np.clip(states - 1, 0, queue)),
-        "blocked": float(share @ blocked) / loaders,
-    }
+    return (1 - share[0]) / step, share[0]
 
 
-@pytest.mark.parametrize(
-    ("loaders", "queue", "load"),
-    [(1, 1, 0.1), (3, 0, 0.3), (3, 3, 0.3), (7, 7, 2.0), (7, 2, 0.35), (4, 9, 0.42)],
-)
-def test_exponential_times_agree_with_the_exact_chain(
-    loaders: int, queue: int, load: float
-) -> None:
-    exact = _chain(loaders, queue, load, 0.1)
-    seconds, runs = 600.0, 12
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 2), (1, 4), (3, 1), (7, 1)])
+def test_exponential_times_agree_with_the_exact_chain(workers: int, prefetch: int) -> None:
+    """Where no worker can be idle beside one with two batches to load."""
+    rate, stall = _chain(workers, workers * (prefetch - 1), 0.1 * workers, 0.1)
     found = [
-        simulate(
-            load * 1000,
-            100,
-            loaders,
-            queue=queue,
-            load_dist="exponential",
-            step_dist="exponential",
-            seconds=seconds,
-            seed=seed,
-        )
-        for seed in range(runs)
-    ]
-    measured = {
-        "rate": [x.batches / seconds for x in found],
-        "stall": [x.stall_share_with_startup for x in found],
-        "queue": [x.queue_mean for x in found],
-        "blocked": [x.blocked_share for x in found],
-    }
-    for name, values in measured.items():
-        # The runs begin empty: the last terms bound what that makes in the first few load times.
-        error = 4 * np.std(values, ddof=1) / math.sqrt(runs) + 0.005 * exact[name] + 1e-4
-        assert np.mean(values) == pytest.approx(exact[name], abs=error), name
+        simulate(100 * workers, 100, workers, prefetch=prefetch, in_order=False, load_cv=1,
+                 step_cv=1, seconds=600, seed=seed)
+        for seed in range(12)
+    ]  # fmt: skip
+    for exact, values in (
+        (rate, [one.batches_per_s for one in found]),
+        (stall, [one.stall_share for one in found]),
+    ):
+        error = 4 * np.std(values, ddof=1) / math.sqrt(len(values)) + 0.005 * exact
+        assert np.mean(values) == pytest.approx(exact, abs=error)
+
+
+def test_its_text_is_for_people_and_one_more_worker_takes_the_same_batches() -> None:
+    found = simulate(2000, 100, 7)
+    lines = str(found).splitlines()
+    assert lines[0] == "num_workers=7, prefetch_factor=2, in order; 2,000 ms a batch, 100 ms a step"
+    assert lines[1].split() == ["batches", "done", "98", "in", "30", "s"]
+    assert lines[-1].split()[1].startswith("······█······█")
+    assert found.with_workers(8).batches_per_s == pytest.approx(4, rel=0.01)
+    assert found.with_workers(20).stall_share < 0.02
+
+
+def test_start_up_hand_over_and_copies_take_their_time() -> None:
+    found = simulate(50, 30, 1, startup_ms=1000, handover_ms=4, copy_ms=5, seconds=2)
+    assert found.batches.asked[:4].tolist() == [0, 0, 1054, 1104]
+    assert found.batches.begun[:3].tolist() == [1000, 1050, 1100]
+    assert found.batches.taken[:3].tolist() == [1059, 1109, 1159]
+    assert found.startup == 1059
+    assert found.stall_share == pytest.approx(0.4, abs=0.03)
 
 
 # --- laws ---------------------------------------------------------------------------------------
 
 
 @given(SETTINGS)
-def test_no_batch_is_lost_and_no_hand_holds_two(setting: dict[str, Any]) -> None:
+def test_workers_load_one_batch_at_a_time_and_the_loop_takes_what_is_ready(
+    setting: dict[str, Any],
+) -> None:
     found = simulate(**setting)
-    end, room = found.end, found.scenario.capacity
-    made = found.ready <= end
-    held = made & (found.queued > end)
-    waiting = (found.queued <= end) & (found.taken > end)
-    working = (found.taken <= end) & (found.done > end)
-    assert made.sum() == found.batches + waiting.sum() + working.sum() + held.sum()
-    assert working.sum() <= 1
-    times, depth = found.queue_depth
-    assert 0 <= depth.min() <= depth.max() <= max(room, 0)
-    assert depth[-1] == waiting.sum()
-    assert (np.diff(times) > 0).all()
-    for loader in range(found.scenario.loaders):
-        mine = found.loader == loader
-        begun, queued = found.begun[mine], found.queued[mine]
-        np.testing.assert_array_equal(begun, [0, *queued[:-1]])
-        assert queued[-1] > end
-    assert (found.begun <= found.ready).all()
-    assert (found.ready <= found.queued).all()
-    assert (found.queued <= found.taken).all()
-    steps = found.order
-    assert (found.taken[steps][1:] >= found.done[steps][:-1]).all()
+    batches = found.batches
+    assert (batches.begun >= batches.asked).all()
+    assert batches.ready == pytest.approx(batches.begun + found.load)
+    for worker in range(found.setting.lanes):
+        own = batches.worker == worker
+        assert (batches.begun[own][1:] >= batches.ready[own][:-1]).all()
+    ready = batches.ready + found.setting.handover + found.setting.copy
+    assert (batches.taken >= ready - 1e-6).all()
+    order = np.argsort(batches.taken, kind="stable")
+    assert (batches.taken[order][1:] >= batches.done[order][:-1]).all()
+    if setting["in_order"]:
+        assert (order == np.arange(len(order))).all()
+    for number in range(found.setting.window, len(order)):
+        before = order[number - found.setting.window]
+        assert (
+            batches.asked[number]
+            <= (batches.done if not setting["workers"] else batches.taken)[before]
+        )
+
+
+@given(SETTINGS)
+def test_a_longer_prefetch_never_makes_a_batch_later_in_order(setting: dict[str, Any]) -> None:
+    setting["in_order"] = True
+    few = _done(simulate(**setting))
+    more = _done(simulate(**setting | {"prefetch": setting["prefetch"] + 1}))
+    assert len(more) >= len(few)
+    assert (more[: len(few)] <= few).all()
+
+
+@given(SETTINGS)
+def test_the_same_seed_makes_the_same_and_it_is_json(setting: dict[str, Any]) -> None:
+    values = simulate(**setting).to_dict()
+    assert json.loads(json.dumps(values, allow_nan=False)) == simulate(**setting).to_dict()
 
 
 @given(SETTINGS)
 def test_the_shares_are_what_the_times_say(setting: dict[str, Any]) -> None:
     found = simulate(**setting)
-    waited = found.stalls_ms.sum() / 1000
-    busy_until = float(found.done[found.order].max(initial=0)) / 1e9
-    waited += max(0.0, setting["seconds"] - busy_until)
-    assert found.stall_share_with_startup * setting["seconds"] == pytest.approx(waited, abs=1e-6)
-    assert 0 <= found.stall_share <= 1
-    assert found.stall_share <= found.stall_share_with_startup + 1e-12
-    assert 0 <= found.blocked_share <= 1
-    assert found.stall_at_one_place <= 1
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False)) == found.to_dict()
-
-
-@given(SETTINGS)
-def test_more_loaders_or_a_longer_queue_never_make_a_batch_later(setting: dict[str, Any]) -> None:
-    few = _done(simulate(**setting))
-    room = setting["loaders"] if setting["queue"] is None else setting["queue"]
-    for change in ({"loaders": setting["loaders"] + 1}, {"queue": room + 1}):
-        more = _done(simulate(**setting | change))
-        assert len(more) >= len(few)
-        assert (more[: len(few)] <= few).all()
-
-
-@given(SETTINGS)
-def test_the_same_seed_makes_the_same(setting: dict[str, Any]) -> None:
-    assert simulate(**setting).to_dict() == simulate(**setting).to_dict()
-
-
-def test_another_seed_makes_something_else() -> None:
-    first, second = (simulate(700, 100, 7, load_cv=0.3, seed=seed) for seed in (0, 1))
-    assert first.stalls_ms.tolist() != second.stalls_ms.tolist()
-
-
-@given(SETTINGS)
-def test_no_rate_exceeds_the_limit(setting: dict[str, Any]) -> None:
-    found = simulate(**setting | {"load_cv": 0, "step_cv": 0, "load_dist": None})
-    slack = 1e-9 * found.scenario.seconds + 1e-6
-    assert found.batches <= found.scenario.limit * (found.scenario.seconds + slack)
-
-
-# --- spikes and spread --------------------------------------------------------------------------
-
-
-def test_loaders_that_begin_together_stall_the_consumer_once_in_a_round() -> None:
-    found = simulate(2000, 100, 7)
-    np.testing.assert_array_equal(
-        found.stalls_ms[:22], [2000, *[0] * 6, *[1300, *[0] * 6] * 2, 1300]
+    waited = found.waits[1:].sum() + max(
+        0.0, found.end - found.batches.done[found.order].max(initial=0)
     )
-    np.testing.assert_array_equal(found.stall_by_place_ms, [1300, 0, 0, 0, 0, 0, 0])
-    assert found.stall_at_one_place == 1
-    assert found.stall_share == pytest.approx(0.65)
-    assert found.stall_share_with_startup == pytest.approx(0.65 * 28 / 30 + 2 / 30)
-    assert (found.startup_s, found.rate) == (2, 3.5)
+    if len(found.order):
+        assert found.stall_share * (found.end - found.startup) == pytest.approx(waited, abs=1e-6)
+    assert 0 <= found.stall_share <= 1
 
 
-def test_variance_takes_the_spikes_and_leaves_the_stall() -> None:
-    steady = simulate(2000, 100, 7, seconds=600)
-    varied = simulate(2000, 100, 7, seconds=600, load_cv=0.4)
-    spikes, rest = (np.quantile(x.stalls_ms[1:], 0.9) for x in (steady, varied))
-    assert rest < 0.5 * spikes
-    assert varied.stall_at_one_place < 0.25
-    assert varied.stall_share == pytest.approx(steady.stall_share, rel=0.03)
+TIMES = st.floats(0, 1e13) | st.floats(1e-9, 10) | st.lists(st.floats(0, 1e12), max_size=4)
 
 
-def test_one_more_loader() -> None:
-    assert simulate(2000, 100, 7).with_one_more().batches == 8 * 14
-    assert simulate(350, 100, 7).with_one_more().batches == 296
-    assert simulate(350, 100, 7, queue=3).with_one_more().scenario.capacity == 3
-    assert simulate(350, 100, 7).with_one_more().scenario.capacity == 8
-
-
-def test_measured_times_are_those_of_the_batches_in_turn() -> None:
-    found = simulate([100, 300, 200], 10, 2, seconds=3)
-    made = (found.ready - found.begun) // MS
-    np.testing.assert_array_equal(made, np.resize([100, 300, 200], len(made)))
-    assert found.scenario.limit == pytest.approx(10)
-
-
-def test_a_run_too_short_for_any_batch() -> None:
-    found = simulate(2000, 100, 7, seconds=1)
-    assert (found.batches, found.rate, found.stall_share, found.startup_s) == (0, 0, 1, 1)
-    assert found.stall_share_with_startup == 1
-    assert found.blocked_share == found.queue_mean == 0
-    assert found.stalls_ms.tolist() == []
+@settings(suppress_health_check=list(HealthCheck), max_examples=60)
+@given(
+    setting=st.fixed_dictionaries(
+        {
+            **dict.fromkeys(("load_ms", "step_ms", "startup_ms"), TIMES),
+            "workers": st.integers(0, 40) | st.integers(0, 10**6),
+            "prefetch": st.integers(1, 50),
+            **dict.fromkeys(("handover_ms", "copy_ms"), st.floats(0, 1e13)),
+            **dict.fromkeys(("load_cv", "step_cv"), st.none() | st.floats(0, 100)),
+            "seconds": st.floats(1e-7, 20) | st.floats(1e-6, 1e9),
+        }
+    )
+)
+@example({"load_ms": 1e12, "load_cv": 100, "step_ms": 1e12, "workers": 2, "seconds": 1e8})
+@example({"load_ms": 1, "step_ms": 100, "workers": 50_000, "prefetch": 1, "seconds": 1})
+@example({"load_ms": 2000, "step_ms": 100, "workers": 2, "seconds": 1e-6})
+@example({"load_ms": [0, 0, 5], "step_ms": [0, 3], "workers": 2, "seconds": 1})
+@example({"load_ms": 5, "step_ms": 1e-3, "workers": 0, "seconds": 1})
+def test_whatever_can_be_simulated_can_be_reported(setting: dict[str, Any]) -> None:
+    try:
+        found = simulate(**setting)
+    except UsageError:
+        return
+    assert "batches done" in str(found)
+    assert json.dumps(found.to_dict(), allow_nan=False)
+    assert render_simulation(found)
 
 
 # --- bad arguments ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
-        ({"loaders": 0}, "loaders=0"),
-        ({"loaders": 20_000}, "loaders=20000"),
-        ({"queue": -1}, "queue=-1"),
-        ({"load_ms": 0}, "load_ms=0"),
-        ({"step_ms": -3}, "step_ms=-3"),
-        ({"step_dist": "normal"}, "step_dist='normal'"),
-        ({"step_cv": math.inf}, "step_cv=inf"),
-        ({"resolution_ms": -1}, "resolution_ms=-1"),
-        ({"resolution_ms": math.nan}, "resolution_ms=nan"),
+        ({"workers": -1}, "workers is -1"),
+        ({"prefetch": 0}, "prefetch is 0"),
+        ({"load_ms": 0}, "load_ms has no time above 0"),
+        ({"load_ms": []}, "load_ms has no time above 0"),
+        ({"load_ms": "2000"}, "load_ms is '2000'; give milliseconds"),
+        ({"load_ms": [3, math.nan]}, "load_ms has nan"),
+        ({"step_ms": -3}, "step_ms has -3"),
+        ({"step_cv": math.inf}, "step_cv=inf is wrong"),
+        ({"load_ms": [1, 2], "load_cv": 0.5}, "load_cv=0.5 is wrong.* none for a list"),
+        ({"load_ms": [[1, 2], [3, 4]]}, "load_ms is .*; give milliseconds"),
+        ({"startup_ms": -1}, "startup_ms has -1"),
+        ({"handover_ms": [1]}, r"handover_ms is \[1\]; give milliseconds"),
+        ({"copy_ms": math.inf}, "copy_ms has inf"),
         ({"seconds": 0}, "seconds=0"),
         ({"seconds": math.nan}, "seconds=nan"),
-        ({"seed": -1}, "seed=-1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seconds": 1e5}, r"seconds=100000 with .* too many batches: give a shorter time"),
+        ({"workers": 10**7}, "workers=10000000 .* too many batches"),
     ],
 )
-def test_bad_arguments_are_refused_with_their_values(wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        simulate(**{"load_ms": 100, "step_ms": 10, "loaders": 2} | wrong)
-
-
-def test_a_run_of_too_many_batches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precache.simulation.model.MOST_BATCHES", 1000)
-    with pytest.raises(UsageError, match="seconds=1000 gives more than 1,000 batches"):
-        simulate(1, 1, 1, seconds=1000)
+def test_bad_arguments_are_refused_with_their_values(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        simulate(**{"load_ms": 1, "step_ms": 1, "workers": 2} | wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from precache.errors import FetchError, PrecacheError, SampleError, SourceError
 from precache_workers.sources.base import Columns, Listing, Sample
 from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
-from tests.support.building import cut, encoded
+from tests.support.building import ask, cut, encoded
 from tests.support.containers import quiet_datasets
 
 PHOTO = encoded(cut(0))
@@ -29,6 +30,14 @@ IMAGE = {"bytes": PHOTO, "path": None}
 def listed(source: object, *columns: str | None, kind: str | None = None) -> Listing:
     opened = open_source(str(source), columns=Columns(*columns), kind=kind)
     return opened.list(lambda count: None)
+
+
+def _growth_of_listing(source: str) -> int:
+    """Bytes by which the peak of this process grows."""
+    open_source(source)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    listed(source)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
 def photo_dataset(count: int, **columns: Any) -> datasets.Dataset:
@@ -60,6 +69,7 @@ def test_all_splits_are_read_or_the_one_that_is_named(tmp_path: Path) -> None:
     assert listing.table.keys[0] == "train/data-00000-of-00002.arrow/2.jpg"
     alone = "to take them alone, name it as the source"
     assert listing.notes[1:] == (f"5 samples in train/; {alone}", f"2 samples in test/; {alone}")
+    assert listing.doubts[0].of_members
     assert len(listed(tmp_path / "saved/test").table) == 2
 
 
@@ -153,6 +163,15 @@ def test_a_row_without_an_image_is_a_hole(tmp_path: Path) -> None:
     fetched = source.fetch(table.keys, table.sizes.tolist(), table.locations)
     assert [type(one) for one in fetched] == [SampleError, Sample, SampleError]
     assert str(fetched[0]) == "its row has no image"
+
+
+def test_listing_takes_no_memory_for_the_images(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    images = pa.array([bytes(16 << 20)] * 16, pa.large_binary())
+    with pa.ipc.new_stream(str(path), pa.schema({"image": images.type})) as writer:
+        writer.write_table(pa.table({"image": images}))
+    assert ask(_growth_of_listing, str(path)) < 64 << 20
+    assert listed(path).table.sizes.tolist() == [16 << 20] * 16
 
 
 def test_what_cannot_be_reached_by_offsets_is_refused(tmp_path: Path) -> None:

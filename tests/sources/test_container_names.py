@@ -29,9 +29,12 @@ def test_braces_expand_as_in_a_shell() -> None:
     assert expand_braces("a-{08..10}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar"]
     assert expand_braces("{x,y}-{1..2}") == ["x-1", "x-2", "y-1", "y-2"]
     assert expand_braces("{3..1}") == ["3", "2", "1"]
+    assert expand_braces("{0..10}") == [str(number) for number in range(11)]
+    assert expand_braces("{00..10}") == [f"{number:02}" for number in range(11)]
+    assert expand_braces("{9..010}") == ["009", "010"]
 
 
-@pytest.mark.parametrize("text", ["a{1..2", "a}1", "a{1}"])
+@pytest.mark.parametrize("text", ["a{1..2", "a}1", "a{1}", "a{1.." + "9" * 5000 + "}"])
 def test_a_brace_that_does_not_fit_is_named(text: str) -> None:
     with pytest.raises(UsageError, match=r"brace|give"):
         expand_braces(text)
@@ -78,6 +81,12 @@ def test_a_file_of_a_list_that_is_missing_is_named(tars: Path) -> None:
         named(tars / "x.tar")
     with pytest.raises(SourceError, match=r"no file fits the source"):
         named(tars / "x*.tar")
+
+
+@pytest.mark.timeout(30)
+def test_missing_files_of_a_list_are_counted_in_linear_time(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"has no .*/0\.tar, and 39,999 more are missing"):
+        named(tmp_path / "{0..39999}.tar")
 
 
 def test_a_file_that_exists_is_no_pattern(tmp_path: Path) -> None:

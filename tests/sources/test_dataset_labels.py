@@ -12,7 +12,7 @@ import pytest
 
 import precache
 from precache.cli import main as command_line
-from precache.errors import SourceError
+from precache.errors import ChoiceError, SourceError
 from tests.support.building import labels, pixels
 
 CODE = """
@@ -27,6 +27,8 @@ except ModuleNotFoundError:
     pandas = None
 
 Named = collections.namedtuple("Named", ["image", "index", "label"])
+Numbered = collections.namedtuple("Numbered", ["image", "index"])
+Grouped = collections.namedtuple("Grouped", ["image", "idx", "category"])
 
 def image(n):
     return np.full((8, 8, 3), n, np.uint8)
@@ -45,6 +47,7 @@ class Data:
     def __getitem__(self, n):
         return {item}
 """
+USUAL = ("cls", "category", "category_id", "class_id", "class", "Y")
 IMAGE = precache.Recipe.image()
 _numbers = itertools.count()
 
@@ -105,6 +108,21 @@ def test_one_class_number_is_a_label(label: str, source: Module, tmp_path: Path)
         ("{'label': n, 'image': image(n)}", list(range(6))),
         ("{'image': image(n), 'labels': n, 'target': np.array([n])}", list(range(6))),
         ("Named(image(n), 5, n)", list(range(6))),
+        ("Numbered(image(n), n)", [-1] * 6),
+        ("Grouped(image(n), n, n % 2)", [0, 1, 0, 1, 0, 1]),
+        *((f"{{'{name}': n, 'img': image(n), 'idx': 7}}", list(range(6))) for name in USUAL),
+        ("{'image': image(n), 'label': n, 'category': 'x', 'category_id': 9}", list(range(6))),
+        ("{'image': image(n), 'label': None, 'category': 3}", [-1] * 6),
+        ("{'image': image(n), 'cls': None}", [-1] * 6),
+        ("{'image': image(n), 'image_id': n, 'idx': n, 'file_name': 'x'}", [-1] * 6),
+        ("{'image': image(n), 'width': 8, 'height': 8}", [-1] * 6),
+        ("{'image': image(n), 'boxes': np.ones((1, 4)), 'embedding': np.arange(9) / 9}", [-1] * 6),
+        ("{'image': image(n), 'objects': {'category': [1, 2]}, 'camera': {'f': 1.8}}", [-1] * 6),
+        ("(image(n), 'cba'[n % 3])\n    classes = ['c', 'b', 'a']", [0, 1, 2] * 2),
+        (
+            "{'image': image(n), 'y': np.str_('ba'[n % 2])}\n    class_to_idx = {'b': 0, 'a': 1}",
+            [0, 1] * 3,
+        ),
     ],
 )
 def test_labels_that_are_understood(
@@ -116,6 +134,7 @@ def test_labels_that_are_understood(
 
 REFUSED = [
     ("(image(n), 'cat')", r"item 1 is the text 'cat'"),
+    ("(image(n), 'b')\n    classes = ['a', 'b', 'b']", r"is the text 'b', and not one name"),
     ("(image(n), 0.33)", r"item 1 is the float 0\.33"),
     ("(image(n), np.float32(2))", r"item 1 is the float32 2\.0, .*Return int\(label\)"),
     ("(image(n), 2**63)", r"item 1 is the int 9223372036854775808"),
@@ -154,6 +173,48 @@ def test_other_labels_end_the_build_and_the_plan_with_type_shape_and_first_value
     assert command_line.main(["build", name, str(tmp_path / "store"), "--address", "serial"]) == 2
     assert "Traceback" not in capsys.readouterr().err
     assert not (tmp_path / "store/commits").exists()
+
+
+MAYBE = [
+    ("'age': n + .5", r"'age' \(the float \d\.5\) may be one"),
+    ("'onehot': np.eye(3)[n % 3]", r"'onehot' \(ndarray float64 \(3,\).* may be one"),
+    ("'meta': {'label': n, 'camera': 'x'}", r"'meta' \(a dict of 'label', 'camera'\) may be"),
+    ("'fine_label': n, 'coarse_label': n % 2", r"'fine_label' .* or 'coarse_label' .* may be one"),
+    ("'sex': 'f', 'age': 33", r"'sex' .* or 'age' .* may be one"),
+]
+
+
+@pytest.mark.parametrize(
+    ("item", "why", "ways"),
+    [
+        *((f"{{'image': image(n), {maybe}}}", why, [f"'label': None, {maybe}", "'label': 3"])
+          for maybe, why in MAYBE),
+        ("{'image': image(n), 'breed': 3}", r"'breed' \(the int 3\) may be one",
+         ["'label': None, 'breed': 3", "'label': 3"]),
+        ("{'image': image(n), 'breed': 'cat', 'idx': n}", r"'breed' \(the text 'cat'\) may be",
+         ["'label': None, 'breed': 'cat'", "'idx': n}\n    targets = ['cat'] * 6 #"]),
+        ("{'image': image(n), 'category': 'x', 'category_id': 3}",
+         r"'category' \(the text 'x'\) or 'category_id' \(the int 3\) may be",
+         ["'label': 3", "'label': None"]),
+        ("image(n)\n    labels = [0, 1] * 3", "an attribute `labels`.*call it `targets`",
+         ["image(n)\n    targets = [0, 1] * 3", "(image(n), None)\n    labels = [0, 1] * 3"]),
+    ],
+)  # fmt: skip
+def test_samples_that_would_all_lack_a_label_that_they_may_bring_are_refused(
+    item: str, why: str, ways: list[str], source: Module, tmp_path: Path
+) -> None:
+    """Each way that the message offers builds."""
+    for command in (precache.plan, precache.build):
+        with pytest.raises(SourceError, match=why):
+            command(source(item), tmp_path / "store", IMAGE, address="serial")
+    assert not (tmp_path / "store/commits").exists()
+    for number, way in enumerate(ways):
+        mended = way if "image(n)" in way else f"{{'image': image(n), {way}}}"
+        build(source(mended), tmp_path / f"{number}.store")
+        known = np.array(in_order(tmp_path / f"{number}.store")) >= 0
+        assert known.all() == ("None" not in way)
+    (tmp_path / "labels.csv").write_text("".join(f"{n},{n % 2}\n" for n in range(6)))
+    build(source(item), tmp_path / "given.store", labels=tmp_path / "labels.csv")
 
 
 @pytest.mark.parametrize("item", ["n if n != 4 else 0.5", "[n] if n != 4 else [n, 1]"])
@@ -207,6 +268,32 @@ def test_two_fields_do_not_start_from_the_first_part_by_default(
     assert pixels(tmp_path / "store", "image")["3"].ndim == 3
 
 
+@pytest.mark.parametrize(("name", "lacking"), [("image", 4), ("photo", 0)])
+def test_a_sample_without_its_input_is_a_hole_and_no_field_takes_another(
+    name: str, lacking: int, source: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that a later build adds, which measures no rows."""
+    item = f"{{**({{'{name}': image(n)}} if n % 7 != {lacking} else {{}}), 'depth': image(9)}}"
+    given, store = source(item), tmp_path / "store"
+    data = f"{given.removeprefix('python:').replace(':', '.')}.__len__"
+    for count, failed in (6, 1), (13, 2):
+        monkeypatch.setattr(data, lambda self, count=count: count)
+        assert build(given, store, max_failures=2, shard_samples=4).failed == failed
+        stored = {key: row.max() for key, row in pixels(store).items()}
+        assert stored == {str(n): n for n in range(count) if n % 7 != lacking}
+
+
+def test_parts_in_two_orders_are_refused_until_a_field_names_one(
+    source: Module, tmp_path: Path
+) -> None:
+    parts = "{'left': image(n), 'right': image(n + 9)}"
+    name = source(f"{{**dict(sorted({parts}.items(), reverse=n % 2)), 'y': n}}")
+    with pytest.raises(precache.RecipeError, match=r"'left' in sample 0 and .*'right' in sample"):
+        build(name, tmp_path / "store")
+    build(name, tmp_path / "store", fields(image="left"))
+    assert [pixels(tmp_path / "store")[str(n)].max() for n in range(6)] == list(range(6))
+
+
 def test_labels_of_a_request_make_those_of_the_samples_unused(
     source: Module, tmp_path: Path
 ) -> None:
@@ -226,6 +313,8 @@ def test_labels_of_a_request_make_those_of_the_samples_unused(
          "No field reads 'caption' (the text 'x'), 'index' (the int"),
         ("(image(n), n % 2, 'x')", IMAGE, "No field reads item 2 (the text 'x')"),
         ("(image(n), n % 2)", IMAGE, "Labels are item 1 of the samples"),
+        ("(image(n), n % 2)", IMAGE, "(to take another part, return a dict with it as 'label')"),
+        ("{'image': image(n), 'b': n, 'label': 7}", IMAGE, "Labels are 'label' of the sam"),
         ("{'image': image(n), 'y': n}", IMAGE, "Labels are 'y' of the samples"),
         ("{'image': image(n)}", IMAGE, "Samples bring no label"),
         ("(image(n), n)\n    targets = list(range(6))", IMAGE, "Labels are the attribute"),
@@ -315,6 +404,7 @@ def test_labels_of_samples_that_agree_with_the_targets(
         ("['a', 'b', 'c'] * 2", "'cba'[n % 3]"),
         ("[.5, 1.5, 2.5, 3.5, 4.5, 5.5]", "n + 0.25"),
         ("np.eye(3)[[0, 1, 2, 0, 1, 2]]", "np.eye(3)[n % 2]"),
+        ("[['a', 'b']] * 6", "[0, 1, 0]"),
     ],
 )
 @pytest.mark.parametrize("fingerprint", ["", "    def fingerprint(self, n): return str(n)"])
@@ -329,7 +419,7 @@ def test_labels_of_samples_that_differ_from_the_targets_are_refused(
 @pytest.mark.parametrize(
     ("targets", "classes", "why"),
     [
-        (TEXTS, "['a', 'b']", "target of sample 2 is 'c', which is not among its classes"),
+        (TEXTS, "['a', 'b']", "label of number 2 is 'c', which is not among its classes: 'a', 'b'"),
         ("[0, 1, 2, 0, 1, 2]", "['a', 'b']", r"class number 2.* 2 classes"),
         ("None", "['a', 'b']", r"item 1 is 2, .* 2 classes"),
         ("None", "3", "classes are the int 3; .* list of the names"),
@@ -353,7 +443,10 @@ def test_targets_and_classes_that_do_not_fit_are_refused(
 
 @pytest.mark.parametrize(
     ("odd", "why"),
-    [("'NaN'", "'NaN': give None in its place"), ("'Cat'", "'Cat' and 'cat', which look alike")],
+    [
+        ("'NaN'", r"'NaN'. Choose: `--no-label NaN` if"),
+        ("'Cat'", "'Cat' and 'cat', which look alike"),
+    ],
 )
 def test_names_in_targets_that_may_be_no_classes_are_refused(
     odd: str, why: str, source: Module, tmp_path: Path
@@ -366,13 +459,82 @@ def test_names_in_targets_that_may_be_no_classes_are_refused(
     assert in_order(tmp_path / "store") == [0, 2, 1, 2, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("targets", "why", "choices"),
+    [
+        ("np.array([np.nan, 1, 2] * 2)", "fraction that is zero.*2 of 6 have none",
+         {"number": [-1, 1, 2] * 2, "value": [-9, 1.0, 2.0] * 2}),
+        ("[0., 1., 2.] * 2", "fraction that is zero", {"number": [0, 1, 2] * 2}),
+        ("[-1, 1] * 3", "labels of .*targets are 1 and -1",
+         {"name": [0, 1] * 3, "number": [-1, 1] * 3}),
+        ("np.array([-1, 1] * 3)", "labels of .*targets are 1 and -1", {"name": [0, 1] * 3}),
+        ("[-99, 1] * 3", "below -1, such as -99", {"name": [0, 1] * 3}),
+        ("['a|b', 'b', 'a'] * 2", "several classes",
+         {"name": [1, 2, 0] * 2, "|": [[1, 1], [0, 1], [1, 0]] * 2}),
+    ],
+)  # fmt: skip
+def test_targets_of_two_readings_are_refused_as_a_column_is_and_flags_decide(
+    targets: str, why: str, choices: dict[str, list[Any]], source: Module, tmp_path: Path
+) -> None:
+    name = source("(image(n), self.targets[n])", f"targets = {targets}")
+    with pytest.raises(ChoiceError, match=why):
+        build(name, tmp_path / "store")
+    for number, (choice, expected) in enumerate(choices.items()):
+        flag = "label_separator" if choice == "|" else "label_kind"
+        build(name, tmp_path / f"{number}.store", **{flag: choice})
+        assert np.nan_to_num(in_order(tmp_path / f"{number}.store"), nan=-9).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("members", "names"),
+    [
+        ("class_to_idx = {'c': 0, 'b': 1, 'a': 2}", ("c", "b", "a")),
+        ("classes = ['c', 'b', 'a']\n    class_to_idx = {'c': 0, 'a': 2}", ("c", "b", "a")),
+        ("targets = pandas.Categorical(targets, list('dcba'))", ("d", "c", "b", "a")),
+        ("targets = pandas.Series(pandas.Categorical(targets, list('cba')))", ("c", "b", "a")),
+    ],
+)
+def test_an_order_of_classes_that_a_dataset_states_is_kept(
+    members: str, names: tuple[str, ...], source: Module, tmp_path: Path
+) -> None:
+    build(source("image(n)", f"targets = {TEXTS}\n    {members}"), tmp_path / "store")
+    assert precache.open(tmp_path / "store").classes == names
+    assert in_order(tmp_path / "store") == [names.index(text) for text in "bacbac"]
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ("classes = ['a', 'b', 'c']\n    class_to_idx = {'b': 0}", "'b' is number 1 .* and 0 by"),
+        ("class_to_idx = {'a': 1, 'b': 2, 'c': 3}", "without the numbers from 0 up"),
+    ],
+)
+def test_a_class_map_that_does_not_fit_is_refused(
+    members: str, why: str, source: Module, tmp_path: Path
+) -> None:
+    with pytest.raises(SourceError, match=why):
+        build(source("image(n)", f"targets = {TEXTS}\n    {members}"), tmp_path / "store")
+
+
+def test_flags_for_labels_that_come_with_samples_are_refused(
+    source: Module, tmp_path: Path
+) -> None:
+    with pytest.raises(precache.UsageError, match="has no attribute `targets`"):
+        build(source("(image(n), n)"), tmp_path / "store", label_kind="name")
+    with pytest.raises(SourceError, match="labels of the samples are 1 and -1"):
+        build(source("(image(n), n % 2 * 2 - 1)"), tmp_path / "store")
+    build(source("(image(n), n % 2 or None)"), tmp_path / "store")
+
+
 def test_numbers_as_names_in_targets_are_sorted_as_text_with_a_line(
     source: Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = source("image(n)", "targets = ['10', '9'] * 3")
     build(name, tmp_path / "store", progress=True)
-    assert "'10' comes before '9' (an attribute `classes`" in capsys.readouterr().err
+    assert "'10' comes before '9' (--class-order number" in capsys.readouterr().err
     assert in_order(tmp_path / "store") == [0, 1] * 3
+    build(name, tmp_path / "store", class_order="number")
+    assert in_order(tmp_path / "store") == [1, 0] * 3
 
 
 def test_names_in_targets_that_look_alike_are_refused_and_listed_names_decide(
@@ -380,7 +542,7 @@ def test_names_in_targets_that_look_alike_are_refused_and_listed_names_decide(
 ) -> None:
     targets = "targets = ['cat', 'Cat', 'dog'] * 2"
     name, store = source("image(n)", targets), tmp_path / "store"
-    with pytest.raises(SourceError, match=r"'Cat' and 'cat', which look alike: .* by --classes"):
+    with pytest.raises(SourceError, match=r"'Cat' and 'cat', which look alike. .* by --classes"):
         build(name, store)
     (tmp_path / "names.txt").write_text("cat\nCat\ndog\n")
     build(name, store, classes=str(tmp_path / "names.txt"))

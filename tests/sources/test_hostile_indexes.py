@@ -40,7 +40,7 @@ def listed(source: str, index: bytes | None = None) -> Listing:
 
 
 def forged(
-    index: bytes, change: Callable[[list[Any]], Any] = lambda container: None, **columns: str
+    index: bytes, change: Callable[[list[Any]], Any] = lambda container: None, **columns: Any
 ) -> bytes:
     """An index with a valid digest whose first container, or some columns of it, are others."""
     table = pq.read_table(io.BytesIO(index[16:]))
@@ -48,7 +48,7 @@ def forged(
     change(containers[0])
     for name, value in columns.items():
         place, kind = table.schema.get_field_index(name), table.schema.field(name).type
-        values = pa.array([value] * len(table)).cast(kind)
+        values = pa.array([value] * len(table), kind)
         table = table.set_column(place, name, values)
     return sealed(
         table.replace_schema_metadata(
@@ -129,11 +129,31 @@ def test_an_index_of_deep_json_or_a_pickle_is_ignored(archive: str) -> None:
         assert listed(archive, index).table.digest == listing.table.digest
 
 
-@pytest.mark.parametrize("place", ["garbage", "-5:10:1:jpg", "a:b:c:jpg", f"{1 << 70}:1:1:jpg"])
-def test_a_forged_place_of_a_sample_is_no_hole(archive: str, place: str) -> None:
+@pytest.mark.parametrize("offset", [-(1 << 63), -5, 0, 511, 1 << 62])
+def test_a_forged_place_of_a_sample_is_no_hole(archive: str, offset: int) -> None:
     source = open_source(archive)
     listing = source.list(lambda count: None)
     assert listing.index is not None
-    table = listed(archive, forged(listing.index, location=f"a.tar#0\t{place}")).table
+    place = [{"offset": offset, "size": 10, "crc": 1, "suffix": "jpg"}]
+    table = listed(archive, forged(listing.index, place=place)).table
+    assert table.locations is not None
+    assert table.locations.places.to_pylist() == [place] * SAMPLES
     for error in source.fetch(table.keys, table.sizes.tolist(), table.locations):
         assert isinstance(error, FetchError)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.int64()), pa.int64()])
+def test_an_index_with_places_of_another_format_is_ignored(archive: str, kind: Any) -> None:
+    listing = listed(archive)
+    assert listing.index is not None
+    table = pq.read_table(io.BytesIO(listing.index[16:]))
+    number = table.schema.get_field_index("place")
+    other = table.set_column(
+        number,
+        "place",
+        pa.nulls(len(table), kind).fill_null(
+            pa.scalar([1] if pa.types.is_list(kind) else 1).cast(kind)
+        ),
+    )
+    again = listed(archive, sealed(other.replace_schema_metadata(table.schema.metadata)))
+    assert again.table.locations == listing.table.locations

@@ -300,7 +300,7 @@ def test_a_negative_class_among_several_is_refused(tmp_path: Path, writer: Any) 
 def test_a_record_with_a_negative_class_is_a_hole(tmp_path: Path) -> None:
     source = open_source(_tfrecord(tmp_path, [[1, 2], [3, -7], [1], [2]]))
     table = source.list(lambda count: None).table
-    [fetched] = source.fetch([table.keys[1]], [-1], [table.locations[1]])
+    [fetched] = source.fetch([table.keys[1]], [-1], table.locations_of([1]))
     assert "has the class number -7" in str(fetched)
     assert table.labels.tolist() == [[0, 1, 1], [0, 0, 0], [0, 1, 0], [0, 0, 1]]
 

@@ -73,10 +73,22 @@ def test_labels_beside_numbered_images(tmp_path: Path) -> None:
 
 def test_labels_under_keys_with_another_suffix(tmp_path: Path) -> None:
     values = {"a/1.jpg": PHOTO, "a/1.cls": b"7\n", "2": PHOTO, "2.cls": b"3"}
+    values |= {"3.JPG": PHOTO, "3.CLS": b"5"}
     table = listed(write(tmp_path / "data", values)).table
     assert dict(zip(table.keys, table.labels.tolist(), strict=True)) == {
-        "data.mdb/2": 3, "data.mdb/a/1.jpg": 7
+        "data.mdb/2": 3, "data.mdb/3.JPG": 5, "data.mdb/a/1.jpg": 7
     }  # fmt: skip
+    with pytest.raises(
+        SourceError, match=r"two labels under 2.cls, in .* case: 4 and 3; remove one"
+    ):
+        listed(write(tmp_path / "data", {"2.CLS": b"4"}))
+
+
+def test_a_folder_of_images_may_begin_as_the_key_of_a_label(tmp_path: Path) -> None:
+    values = {f"label-{name}/1.jpg": PHOTO for name in ("clean", "noise")}
+    table = listed(write(tmp_path / "data", {**values, "label-1.jpg": PHOTO})).table
+    assert table.classes == ("label-clean", "label-noise")
+    assert table.labels.tolist() == [-1, 0, 1]
 
 
 def test_labels_that_are_none_are_refused(tmp_path: Path) -> None:

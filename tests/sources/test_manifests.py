@@ -21,6 +21,7 @@ from precache_workers.sources import manifests
 from precache_workers.sources.base import Columns, Listing, Sample
 from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
+from precache_workers.sources.tables import LONGEST_LINE
 from tests.support.building import cut, encoded, labels, pixels, write
 from tests.support.servers import S3Server, web_server
 
@@ -257,7 +258,7 @@ def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> Non
         ("path\n", "names no file"),
         ("", "names no file"),
         ("path,label\nin/0.jpg,a\nin/0.jpg,b\n", "has 2 samples in/0.jpg with the labels a and b"),
-        ('path\n"in/0.jpg\n', "cannot be read: .*; correct its quotes"),
+        ('path\n"in/0.jpg\n', "line 2 of .* is not CSV: .*; correct its quotes"),
         ("path|label\nin/0.jpg|a\n", r"'\|' does not separate columns; commas do, semicolons if"),
         ("path,label,label\nin/0.jpg,a,b\n", "has several columns 'label'; rename all but one"),
         (
@@ -281,7 +282,7 @@ def test_tables_that_do_not_fit_are_refused(photos: Path, text: str, why: str) -
         ('{"path": "in/0.jpg", "label": {"a": 1}}', "a label is a class, a number, or a list"),
         ('{"path": "in/0.jpg", "label": Infinity}', "in/0.jpg is inf, which is no finite"),
         ('{"path": 7}', "has no path"),
-        ("x" * (manifests.LONGEST_LINE + 1), "a line of more than 1,048,576 characters"),
+        ("x" * (LONGEST_LINE + 1), "a line of more than 1,048,576 characters"),
     ],
 )
 def test_lines_that_do_not_fit_are_refused(photos: Path, line: str, why: str) -> None:

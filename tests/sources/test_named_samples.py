@@ -47,10 +47,12 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
     """Writes the module of a dataset with these items."""
     monkeypatch.delitem(sys.modules, "named", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def put(items: dict[str, int], key: str = NAMES, fingerprint: str = VALUES) -> None:
         code = CODE.format(items=items, key=key, fingerprint=fingerprint)
         write(tmp_path / "code/named.py", code.encode())
+        sys.modules.pop("named", None)  # as a process of its own would import it
 
     return put
 
@@ -119,7 +121,7 @@ class Data:
     def __len__(self):
         return 64
     def __getitem__(self, number):
-        at_work.wait(timeout=20)
+        at_work.wait(timeout=150)
         return np.full((8, 8, 3), number, np.uint8), 0
 """
 

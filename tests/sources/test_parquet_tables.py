@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,15 +18,16 @@ import pytest
 import precache
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.storage.local import LocalFolder
-from precache.store.row_table import unit_of
-from precache_workers.planning.rows import expected_bytes
-from precache_workers.runtime.time_limit import Notes
+from precache_workers.runtime.time_limit import SamplesAtWork
 from precache_workers.shards.samples import MAX_HELD_NBYTES, _runs_of_units
 from precache_workers.sources import file_ranges, parquet_tables
 from precache_workers.sources.base import Columns, Fetched, Listing, Sample
 from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, pixels
+from tests.support.building import write as file
+from tests.support.containers import quiet_datasets
+from tests.support.layouts import Builds
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 PHOTO = encoded(cut(0))
@@ -131,7 +133,7 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
 
 def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     source = write(tmp_path / "a.parquet", {"left": [PHOTO], "right": [PHOTO]})
-    with pytest.raises(SourceError, match="'left', 'right'; choose one by --image-column"):
+    with pytest.raises(SourceError, match=r"'left', 'right' of .* may have the images"):
         listed(source)
     source = write(tmp_path / "b.parquet", {"uri": ["s3://bucket/a.jpg"]})
     with pytest.raises(SourceError, match="give --source-kind manifest"):
@@ -211,10 +213,60 @@ def test_large_types_and_missing_images(tmp_path: Path) -> None:
     assert "its row has no image, or only a path" in str(none)
     assert isinstance(other, Sample)
     small = open_source(str(tmp_path / "a.parquet"), most_bytes=10)
-    assert "--max-sample-bytes" in str(small.fetch(table.keys[:1], [-1], table.locations[:1])[0])
+    assert "--max-sample-bytes" in str(
+        small.fetch(table.keys[:1], [-1], table.locations_of([0]))[0]
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "kind", [pa.binary_view(), pa.large_binary(), pa.dictionary(pa.int32(), pa.binary())], ids=str
+)
+def test_images_may_be_of_every_type_of_bytes(tmp_path: Path, kind: Any) -> None:
+    photos = [PHOTO, encoded(cut(1)), PHOTO]
+    source = write(tmp_path / "a.parquet", {"image": pa.array(photos).cast(kind)})
+    table = check_source(open_source(source)).table
+    fetched = open_source(source).fetch(table.keys, [-1] * 3, table.locations)
+    assert [sample.inputs["bytes"] for sample in fetched if isinstance(sample, Sample)] == photos
+
+
+def test_a_column_of_other_values_is_named_with_its_type(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.parquet", {"image": [[PHOTO, PHOTO]], "box": [[1.0, 2.0]]})
+    with pytest.raises(SourceError, match=r"'image' \(list<element: binary>\), 'box' \(list<el"):
+        listed(source)
+
+
+def test_a_table_that_has_only_paths_is_read_as_one_of_paths(builds: Builds) -> None:
+    for number in range(3):
+        file(builds.root / f"photos/{number}.png", encoded(cut(number)))
+    paths = [str(path) for path in sorted((builds.root / "photos").iterdir())]
+    data = datasets.Dataset.from_dict({"image": paths, "label": [1, 0, 1]})
+    data = data.cast_column("image", datasets.Image())
+    data = data.cast_column("label", datasets.ClassLabel(names=["bee", "ant"]))
+    with quiet_datasets():
+        data.to_parquet(builds.root / "a.parquet")
+    flags = ["--address", "serial", "--resize", "16x16"]
+    assert builds.run("build", "a.parquet", "store", *flags) == 2
+    assert "to read the files there, give --source-kind manifest" in builds.printed
+    assert builds.run("build", "a.parquet", "store", *flags, "--source-kind", "manifest") == 0
+    assert {*pixels(builds.root / "store")} == {*paths}
+    assert precache.open(builds.root / "store").classes == ("bee", "ant")
+
+
+def test_a_file_of_paths_among_others_has_holes(tmp_path: Path) -> None:
+    for number, photo in enumerate((PHOTO, None, PHOTO)):
+        images = [{"bytes": photo, "path": f"{number}.png"}]
+        column = pa.array(images, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+        write(tmp_path / f"{number}.parquet", {"image": column})
+    opened = open_source(f"{tmp_path}/*.parquet")
+    table = opened.list(lambda count: None).table
+    one, none, other = opened.fetch(table.keys, [-1] * 3, table.locations)
+    assert isinstance(one, Sample)
+    assert isinstance(other, Sample)
+    assert "only a path of one; " in str(none)
+    assert str(none).endswith("give --source-kind manifest")
+
+
 def test_a_file_that_datasets_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets = pytest.importorskip("datasets")
@@ -388,7 +440,7 @@ def test_a_file_replaced_while_it_is_read_gives_no_image_of_another_row(
         return open_(folder, name)
 
     monkeypatch.setattr(LocalFolder, "open", replaced)
-    for error in opened.fetch(table.keys[:1], [-1], table.locations[:1]):
+    for error in opened.fetch(table.keys[:1], [-1], table.locations_of([0])):
         assert isinstance(error, FetchError)
 
 
@@ -455,7 +507,8 @@ def test_large_images_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     )
     opened = open_source(source)
     table = opened.list(lambda count: None).table
-    assert expected_bytes(unit_of(table.locations[0])) == pytest.approx(8_000_000, rel=0.01)
+    assert table.locations is not None
+    assert table.expected_sizes([0])[0] == pytest.approx(8_000_000, rel=0.01)
     runs = list(_runs_of_units([-1] * 32, table.locations))
     assert sorted(row for run in runs for row in run) == list(range(32))
     assert max(map(len, runs)) <= MAX_HELD_NBYTES // 8_000_000
@@ -489,7 +542,7 @@ def test_time_limits_hold_for_a_row_and_not_for_a_row_group(
 ) -> None:
     source = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 4}))
     table = source.list(lambda count: None).table
-    kept, make = Notes(seconds=1.0), parquet_tables._sample
+    kept, make = SamplesAtWork(seconds=1.0), parquet_tables._sample
     late: list[str] = []
 
     def slow(*arguments: Any) -> Fetched:

@@ -20,7 +20,7 @@ from tests.support.containers import photos_of
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 
-# The examples of docs/sources.md, but for the paths.
+# The examples of docs/guides/sources.md, but for the paths.
 MDS = """
     from streaming import LocalDataset
 

@@ -93,7 +93,7 @@ def test_images_that_may_be_samples_or_inputs_are_refused_and_the_advice_works(
     assert "whole" in flags
     assert "first-dot" in flags or len(names) > tar_archives.MOST_IMAGES
     for flag in flags:
-        command = ["build", source, tmp_path / flag, *FLAGS, "--quiet", "--sample-name", flag]
+        command = ["build", source, tmp_path / flag, *FLAGS, "--no-progress", "--sample-name", flag]
         assert main([str(word) for word in command]) == 0
         rows = precache.open(tmp_path / flag).rows
         by_dot = {
@@ -134,7 +134,7 @@ def test_labels_of_names_that_share_their_beginning_lead_to_the_flag(tmp_path: P
 PLAIN = {
     "img2dataset": [f"{n:09d}.{suffix}" for n in range(6) for suffix in ("jpg", "json", "txt")],
     "ImageFolder": [f"{c}/ILSVRC_{n}.JPEG" for c in ("cat", "dog") for n in range(3)],
-    "dots without a collision": [f"day.{c}/{n}.5.jpg" for c in "ab" for n in range(3)],
+    "dots without a collision": [f"day.{c}/{n}{c}.5.jpg" for c in "ab" for n in range(3)],
 }
 
 
@@ -534,6 +534,7 @@ def test_many_members_that_recur_are_refused(tmp_path: Path) -> None:
 
 def test_an_unchanged_archive_from_the_index_says_the_same(tmp_path: Path) -> None:
     members = [*pairs(6, {2: "input.jpg"}), ("\udcff.jpg", PHOTO), ("a.txt", b"")]
+    members += [("caf\udce9/a.txt", b""), ("a.t\udce9", b"")]
     write_tar(tmp_path / "a.tar", members)
     source = open_source(str(tmp_path / "a.tar"))
     first = source.list(lambda count: None)
@@ -595,3 +596,26 @@ def test_where_errors_are_raised_a_bad_name_is_one(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"1 whose names are not UTF-8.*--on-error skip$"):
         build(source, tmp_path / "store", on_error="raise")
     assert build(source, tmp_path / "store", on_error="skip").samples == 1
+
+
+def test_what_is_left_out_is_said_without_progress(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    members = [(f"{'cat' if n % 2 else 'dog'}/{n}.jpg", photo(n)) for n in range(8)]
+    members += [("cat/1.jpg", photo(9)), ("cat/.h.jpg", PHOTO), ("dog/\udce9.jpg", PHOTO)]
+    source = write_tar(tmp_path / "x.tar", [*members, ("a.json", b"{}")])
+    for store in ("api", "quiet"):
+        if store == "api":
+            precache.build(source, tmp_path / store, RECIPE, address="serial")
+        else:
+            assert main(["build", source, str(tmp_path / store), "--no-progress", *FLAGS]) == 0
+        said = caplog.text
+        caplog.clear()
+        assert "1 hidden images" in said
+        assert "1 that a later member of the same name replaces" in said
+        assert "1 whose names are not UTF-8" in said
+        assert "Not used, as they are no images: 1 .json" in said
+    precache.build(
+        write_tar(tmp_path / "clean.tar", members[:8]), tmp_path / "b", RECIPE, address="serial"
+    )
+    assert not [record for record in caplog.records if "samples in" in record.getMessage()]

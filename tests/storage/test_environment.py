@@ -64,9 +64,9 @@ def test_commands_take_variables_of_the_environment(
 ) -> None:
     source, store = write_jpegs(tmp_path / "in", 3), "s3://bucket/commands"
     plain, variables = split(s3)
-    flags = [f"--storage-option=endpoint_url={plain['endpoint_url']}"]
-    flags += ['--storage-option=client_kwargs={"region_name": "us-east-1"}']
-    flags += [f"--storage-option-env={key}={variable}" for key, variable in BY_NAME.items()]
+    flags = [f"--storage-options=endpoint_url={plain['endpoint_url']}"]
+    flags += ['--storage-options=client_kwargs={"region_name": "us-east-1"}']
+    flags += [f"--storage-options-env={key}={variable}" for key, variable in BY_NAME.items()]
     serial = [str(source), store, "--address", "serial"]
     with monkeypatch.context() as patch:
         for name, value in variables.items():

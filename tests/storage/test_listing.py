@@ -155,7 +155,7 @@ def test_a_flat_bucket_is_listed_from_many_places_at_a_time(server: ListingServe
     comes first: of 400 pages, 530 to 610 are asked for.
     """
     server.names, server.page = [f"train/{n:08d}.jpg" for n in range(4000)], 10
-    together, met = threading.Barrier(blobs.LISTINGS // 2, timeout=20), threading.Event()
+    together, met = threading.Barrier(blobs.LISTINGS // 2, timeout=60), threading.Event()
     answer, seen = server.answer, server.pages
 
     def meet(*asked: str) -> str:

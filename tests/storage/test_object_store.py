@@ -87,11 +87,6 @@ def test_one_request_reads_an_object(s3: S3Server, proxy: FaultProxy) -> None:
     assert sum(proxy.seen.values()) == 12
 
 
-def test_an_object_that_grew_shows_by_a_byte_more(s3: S3Server) -> None:
-    folder = open_folder("s3://bucket/x", s3.options())
-    assert folder.read_many(["05", "06"], [60, -1]) == [(b"05" * 50)[:61], b"06" * 50]
-
-
 def test_only_what_failed_is_requested_again(s3: S3Server, proxy: FaultProxy) -> None:
     folder = open_folder("s3://bucket/x", s3.options(proxy.port))
     proxy.faults["GET", "/07"] = [status(503), reset, status(503)]
@@ -128,16 +123,6 @@ def test_bytes_come_as_they_are_stored(s3: S3Server) -> None:
     put_raw(s3, "names/packed", packed, content_encoding="gzip")
     folder = open_folder("s3://bucket/names", s3.options())
     assert folder.read_many(["packed", "packed"], [-1, len(packed)]) == [packed, packed]
-
-
-@pytest.mark.parametrize(
-    "name", ["grand chat/1 %20.jpg", "Kätzchen/3&4+5.jpg", "a%b/'6'.jpg", "q?a#", "x[1]/*~"]
-)
-def test_keys_of_any_letters_are_read(name: str, s3: S3Server) -> None:
-    folder = open_folder("s3://bucket/names", s3.options())
-    folder.put(name, [b"1"])
-    assert folder.read_many([name, name], [1, -1]) == [b"1", b"1"]
-    assert name in [info.name for info in folder.walk()]
 
 
 def test_keys_with_control_characters_are_left_out_and_refused(s3: S3Server) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
-import subprocess
-import sys
-from collections.abc import Sequence
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import precache
 from precache.errors import StoreError
+from precache.storage import local_files
 from precache.storage.local import LocalFolder
 from precache.store.commit_log import (
     ReplacedError,
@@ -20,6 +21,7 @@ from precache.store.commit_log import (
     read_commits,
     recorded_source,
 )
+from tests.support.building import end, poll, start
 
 
 def _id(*digits: str) -> str:
@@ -64,7 +66,7 @@ def test_a_version_takes_the_place_of_one_that_is_still_current(
 ) -> None:
     """Also where another process commits between the look at the log and the entry."""
     first = append_entry(empty, _id("a"))
-    noted = append_entry(empty, _id("a"), code={"op": ("1", "2")}, since=first.number)
+    noted = append_entry(empty, _id("a"), "/new", since=first.number)
     assert (noted.version, noted.number) == (first.version, 2)
     assert append_entry(empty, _id("b"), replaces=_id("a")).parent == _id("a")
     assert append_entry(empty, _id("b"), replaces=_id("a")).version == _id("b")  # it is current
@@ -82,48 +84,37 @@ def test_a_version_takes_the_place_of_one_that_is_still_current(
     assert append_entry(empty, _id("b"), since=4).version == _id("b")
 
 
-COMMITTER = """
-import sys, pathlib
-from precache.storage.local import LocalFolder
-from precache.store.commit_log import append_entry
-store = LocalFolder(pathlib.Path(sys.argv[1]))
-print("ready", flush=True)
-sys.stdin.readline()
-for number in range(8):
-    append_entry(store, f"{int(sys.argv[2]):x}{number:x}".ljust(32, "0"))
-"""
+def commit_when_told(root: Path, racer: int, links: bool) -> None:
+    """Eight commits, once ``go`` is there; on a disk with hard links or without."""
+    if not links:
+        os.link = local_files.rename = refuse  # type: ignore[assignment]  # in a process of its own
+    Path(root, f"ready-{racer}").touch()
+    poll((root / "go").exists, "the start")
+    for number in range(8):
+        append_entry(LocalFolder(root), _id(f"{racer:x}{number:x}"))
 
 
-def _race(code: str, arguments: Sequence[Sequence[str]]) -> None:
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, *each],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for each in arguments
-    ]
-    for racer in racers:
-        assert racer.stdout is not None
-        assert racer.stdout.readline() == "ready\n"
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("go\n")
-        racer.stdin.flush()
-    for racer in racers:
-        racer.communicate(timeout=60)
-        assert racer.returncode == 0
+def refuse(*arguments: object) -> None:
+    raise OSError(errno.EPERM, "no links")
 
 
-def test_processes_that_commit_at_once_all_get_a_number(empty: LocalFolder) -> None:
-    _race(COMMITTER, [[str(empty.root), str(racer)] for racer in (10, 11, 12)])
+@pytest.mark.parametrize("links", [True, False])
+def test_processes_that_commit_at_once_all_get_a_number(links: bool, empty: LocalFolder) -> None:
+    empty.root.mkdir()
+    racers = [start(commit_when_told, empty.root, racer, links) for racer in (10, 11, 12)]
+    poll(lambda: len(list(empty.root.glob("ready-*"))) == 3, "all are ready")
+    (empty.root / "go").touch()
+    assert [end(racer) for racer in racers] == [0, 0, 0]
     log = read_commits(empty)
-    assert [commit.number for commit in log] == list(range(1, 25))
-    assert len({commit.version for commit in log}) == 24
-    assert [c.parent for c in log] == [None, *(c.version for c in log[:-1])]
-    left = [path.name for path in empty.root.rglob("*") if path.is_file()]
-    assert sorted(left) == empty.names("commits")
+    assert sorted(c.version for c in log) == sorted(
+        _id(f"{racer:x}{number:x}") for racer in (10, 11, 12) for number in range(8)
+    )
+    assert len({commit.number for commit in log}) == 24
+    if links:
+        assert [commit.number for commit in log] == list(range(1, 25))
+        assert [c.parent for c in log] == [None, *(c.version for c in log[:-1])]
+        left = [path.name for path in (empty.root / "commits").rglob("*") if path.is_file()]
+        assert sorted(left) == empty.names("commits")
 
 
 def test_the_highest_number_is_current_however_many_digits_it_has(empty: LocalFolder) -> None:
@@ -140,35 +131,8 @@ def test_files_that_are_no_commits_are_passed_over(empty: LocalFolder) -> None:
     assert [commit.number for commit in read_commits(empty)] == [1]
 
 
-def test_an_empty_entry_is_no_commit_and_its_number_is_passed_over(empty: LocalFolder) -> None:
-    """It is left where a committer was killed, on a disk without links."""
-    first = append_entry(empty, _id("a"))
-    _forge(empty, "000002.json", b"")
-    assert read_commits(empty) == read_commits(empty, newest=True) == [first]
-    second = append_entry(empty, _id("b"))
-    assert (second.number, second.parent) == (3, _id("a"))
-    assert read_commits(empty, newest=True) == [second]
-
-
-def test_processes_that_commit_at_once_to_a_disk_without_links_all_get_a_number(
-    empty: LocalFolder,
-) -> None:
-    without = """
-import errno, os
-from precache.storage import local_files as localfiles
-def refuse(*arguments):
-    raise OSError(errno.EPERM, "no links")
-os.link = localfiles.rename = refuse
-"""
-    _race(without + COMMITTER, [[str(empty.root), str(racer)] for racer in (10, 11, 12)])
-    log = read_commits(empty)
-    assert sorted(c.version for c in log) == sorted(
-        _id(f"{racer:x}{number:x}") for racer in (10, 11, 12) for number in range(8)
-    )
-    assert len({commit.number for commit in log}) == 24
-
-
 FORGED_ENTRIES: dict[str, Any] = {
+    "empty": b"",
     "no JSON": b"{",
     "no object": [],
     "nothing": {},
@@ -187,5 +151,7 @@ FORGED_ENTRIES: dict[str, Any] = {
 @pytest.mark.parametrize("case", FORGED_ENTRIES)
 def test_a_forged_commit_is_refused_by_name(case: str, empty: LocalFolder) -> None:
     _forge(empty, "000001.json", FORGED_ENTRIES[case])
-    with pytest.raises(StoreError, match=r"commits/000001\.json"):
+    with pytest.raises(StoreError, match=r"commits/000001\.json is damaged or forged: .*Remove"):
         precache.open(empty.root)
+    with pytest.raises(StoreError, match=r"commits/000001\.json is damaged or forged: .*Remove"):
+        append_entry(empty, _id("a"))

@@ -32,7 +32,7 @@ OPTIONS = {"shard_samples": 4}
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a source and a store of two versions of it; `PIPELINE`'s is current."""
+    """A folder with a source and a store of two versions of it; `RECIPE`'s is current."""
     root = tmp_path_factory.mktemp("forged")
     source = write_jpegs(root / "in", 12, (24, 24))
     write(source / "cat/broken.jpg", b"none")
@@ -67,7 +67,7 @@ def count(number: int) -> bytes:
 def test_a_recipe_without_fields_or_ops(value: Any, store: Path) -> None:
     """Those of other releases may have other parameters."""
     path = version_of(store) / "zarr.json"
-    edit(path, lambda document: document["attributes"]["precache"]["pipeline"].update(fields=value))
+    edit(path, lambda document: document["attributes"]["precache"]["recipe"].update(fields=value))
     for use in (precache.open, read_all, command("info", "{store}")):
         with contextlib.suppress(PrecacheError):
             use(store)

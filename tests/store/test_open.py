@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,16 @@ from hypothesis import strategies as st
 
 import precache
 from precache.errors import PrecacheError, StoreError, UsageError
+from precache.maintenance.location import open_for_writing
+from precache.recipe.recipe import RESERVED
 from precache.storage.local import LocalFolder
+from precache.storage.open import open_folder
 from precache.store.commit_log import append_entry
 from precache.store.json_documents import FORMAT
 from precache.store.open import open_version, split_uri
 from tests.conftest import BuiltStore
+from tests.support.mutations import places
+from tests.support.servers import FaultProxy
 
 CopyStore = Callable[[BuiltStore], BuiltStore]
 
@@ -194,15 +201,39 @@ def _edit(store: BuiltStore, change: Callable[[dict[str, Any]], object]) -> None
     path.write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize("number", [FORMAT + 1, 0, None, "1", [1]])
-def test_another_format_asks_for_an_update(
+@pytest.mark.parametrize("number", [FORMAT + 1, FORMAT - 1, 1, 0, None, "4", [4]])
+def test_another_format_is_refused(
     stores: dict[str, BuiltStore], copy_store: CopyStore, number: Any
 ) -> None:
     store = copy_store(stores["raw"])
     _edit(store, lambda own: own.update(format=number))
-    newest = rf"store format .* reads formats up to {FORMAT}; update precache"
-    with pytest.raises(StoreError, match=newest):
+    refusal = rf"store format .* reads format {FORMAT} alone; read it with the release that wrote"
+    with pytest.raises(StoreError, match=refusal):
         precache.open(store.path)
+
+
+@pytest.mark.parametrize("service", ["s3", "gcs"])
+def test_a_prefix_that_is_no_store_is_refused_after_a_few_requests(
+    service: str, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue(service)
+    uri = f"{'gs' if service == 'gcs' else 's3'}://bucket/photos"
+    folder = open_folder(uri, server.options())
+    digests = [hashlib.md5(bytes([number])).hexdigest() for number in range(30)]
+    for name in ("cat", "dog", *digests):
+        folder.put(f"{name}/1.jpg", [b"photo"])
+    proxy = FaultProxy(server.port)
+    options = server.options(proxy.port)
+    with pytest.raises(
+        StoreError, match="photos is not a store: it has no commits; give the folder"
+    ):
+        precache.info(uri, options)
+    asked = proxy.seen.total()
+    with pytest.raises(UsageError, match="photos is not a store, and holds other files"):
+        open_for_writing(uri, "", options)
+    proxy.stop()
+    assert asked < 25
+    assert proxy.seen.total() - asked < 30
 
 
 # --- forged metadata ----------------------------------------------------------------------------
@@ -251,18 +282,29 @@ def test_forged_attributes_are_a_store_error_at_opening(
         _ = precache.open(store.path).fields
 
 
+@pytest.mark.parametrize("name", [*sorted(RESERVED), "label.0", "_sums", "a b", "image.x", "../x"])
+@pytest.mark.parametrize("part", ["fields", "recipe"])
+def test_a_forged_name_of_a_field_is_refused_by_name(
+    name: str, part: str, stores: dict[str, BuiltStore], copy_store: CopyStore
+) -> None:
+    def forge(own: dict[str, Any]) -> None:
+        fields = own["fields"] if part == "fields" else own["recipe"]["fields"]
+        fields[name] = fields["image"]
+
+    store = copy_store(stores["raw"])
+    _edit(store, forge)
+    said = rf"a field cannot be called '{re.escape(name.removesuffix('.0'))}.*; .* run the same"
+    with pytest.raises(
+        StoreError, match=rf"zarr.json is damaged or forged: .*{said} precache build"
+    ):
+        precache.open(store.path)
+
+
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 2**70) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner),
     max_leaves=4,
 )
-
-
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield value, key
-            yield from _places(value[key])
 
 
 @pytest.fixture(scope="module")
@@ -278,8 +320,8 @@ def forged(stores: dict[str, BuiltStore], tmp_path_factory: pytest.TempPathFacto
 @given(data=st.data())
 def test_a_root_changed_anywhere_opens_or_is_refused(data: st.DataObject, forged: Path) -> None:
     document = json.loads((forged / "original.json").read_bytes())
-    places = list(_places(document))
-    container, key = places[data.draw(st.integers(0, len(places) - 1))]
+    found = list(places(document))
+    container, key = data.draw(st.sampled_from(found))
     container[key] = data.draw(JUNK)
     (forged / "zarr.json").write_text(json.dumps(document))
     with contextlib.suppress(PrecacheError):

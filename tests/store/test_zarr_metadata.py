@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from precache.store.zarr_metadata import (
     sharding,
 )
 from tests.conftest import BuiltStore
+from tests.support.mutations import places
 
 WHERE = "group/image/zarr.json"
 
@@ -233,21 +233,13 @@ JUNK = st.recursive(
 )
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) of a document."""
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield value, key
-            yield from _places(value[key])
-
-
 @settings(max_examples=400)
 @given(st.data())
 def test_a_document_changed_anywhere_is_read_or_refused(data: st.DataObject) -> None:
     document = _document()
     for _ in range(data.draw(st.integers(1, 3))):
-        places = list(_places(document))
-        container, key = places[data.draw(st.integers(0, len(places) - 1))]
+        found = list(places(document))
+        container, key = data.draw(st.sampled_from(found))
         if data.draw(st.booleans()):
             container[key] = data.draw(JUNK)
         else:

@@ -12,6 +12,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -134,6 +135,24 @@ def shard_files(store: Path, field: str = "image") -> dict[str, Path]:
     return {path.relative_to(version).as_posix(): path for path in found}
 
 
+def flip(path: Path, at: float, mask: int = 1) -> None:
+    """Change bits of one byte of a file, in place; a float is the byte's place as a share."""
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        place = int(at * (size - 1)) if isinstance(at, float) else at % size
+        file.seek(place)
+        [byte] = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ mask]))
+
+
+def age(folder: Path, seconds: float) -> None:
+    """As if all below had been written so long ago."""
+    then = time.time() - seconds
+    for path in folder.rglob("*"):
+        os.utime(path, (then, then), follow_symlinks=False)
+
+
 def identities(paths: dict[str, Path]) -> dict[str, tuple[int, int]]:
     """What changes when a file is written anew: inode and time of modification."""
     return {name: (p.stat().st_ino, p.stat().st_mtime_ns) for name, p in paths.items()}
@@ -196,6 +215,14 @@ def assert_whole_road(
     origin, copied = open_folder(photos, options), open_folder(f"{photos}-copied", options)
     for info in list(origin.walk()):
         copied.copy(info.name, origin, info.name)
+    for info in list(origin.walk()):
+        write(folder / "photos" / info.name, origin.read(info.name))
+    local = precache.build(
+        folder / "photos", folder / "local", recipe, shard_samples=4, address="serial"
+    )
+    shards = [shard_files(folder / name).values() for name in ("here", "local")]
+    assert [path.read_bytes() for path in shards[0]] == [path.read_bytes() for path in shards[1]]
+    assert local.version != result.version
     moved = precache.build(f"{photos}-copied", store, recipe, **{**build, "address": "serial"})
     assert moved.version != result.version
     assert moved.shards_reused == moved.shards == 4
@@ -230,6 +257,22 @@ def cli(
         capture_output=True,
         text=True,
     )
+
+
+def own_threads() -> list[threading.Thread]:
+    """The threads of precache that run, but for that of meters, which stays."""
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith("precache") and thread.name != "precache-meter"
+    ]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens at."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [bound.getsockname()[1] for bound in sockets]
 
 
 def poll(condition: Callable[[], Any], what: str) -> Any:
@@ -416,6 +459,8 @@ _forks.set_forkserver_preload(
     [
         "tests.support.building",
         "torch",
+        "pandas",  # which pyarrow imports if it is there
+        "pyarrow.compute",
         "precache_workers.driver.build",
         "precache_workers.profiling.row_probe",
         "precache_workers.shards.shard_task",
@@ -538,20 +583,13 @@ def _kill_at(change: int, store: Path) -> None:
 
 
 def _on_change(store: Path, act: Callable[[], None]) -> None:
-    """Call `act` before each change of a file or folder; audit hooks live as long as a process.
-
-    Of the log of finished shards the time decides how many entries it has: they do not count.
-    """
+    """Call `act` before each change of a file or folder; audit hooks live as long as a process."""
     below = os.fspath(store)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if threading.current_thread().name == "precache-finished":
-            return
         writes = event == "open" and "x" in (arguments[1] or "")
         if writes or event in ("os.rename", "os.link", "os.mkdir", "os.rmdir", "os.remove"):
             name = os.fspath(arguments[0])
-            if re.search(r"(^|finished/)[0-9]{6}\.json$", name):
-                return
             if name.startswith(below) or not name.startswith("/"):  # relative to a descriptor
                 act()
 

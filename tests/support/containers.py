@@ -7,10 +7,15 @@ import io
 import json
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from precache.store.locations import Container, Locations
 
 PARTS = 3
 """Containers that photographs are spread over."""
@@ -224,3 +229,15 @@ WRITERS: dict[str, Callable[[Path, Path], str]] = {
 
 ON_DISK = frozenset(("csv", "lmdb", "arrayrecord"))
 """Sources that are not read from a bucket, or have other paths there."""
+
+
+def located(files: Sequence[tuple[str, bool]], units: Sequence[int]) -> Locations:
+    """Locations of samples by their containers, of which some are read forward; places count."""
+    containers = [*dict.fromkeys(files)]
+    return Locations(
+        places=pa.array(range(len(files)), pa.int64()),
+        containers=tuple(Container(name, forward=forward) for name, forward in containers),
+        files=np.array([containers.index(file) for file in files], np.int32),
+        units=np.array(units, np.int32),
+        nbytes=np.zeros(len(files), np.int64),
+    )

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import precache
+from precache.storage.open import open_folder
+from precache.store.lease import remove_ended_leases
 from tests.support.building import environment, poll, running, write_jpegs
 
 
@@ -60,6 +62,16 @@ class Held:
 
     def leases(self) -> list[Path]:
         return leases_of(self.store)
+
+    def await_builds(self) -> None:
+        """Wait until no process builds; what a killed one left is removed, as `gc` does it."""
+        store = open_folder(str(self.store))
+
+        def ended() -> bool:
+            remove_ended_leases(store)
+            return not self.leases()
+
+        poll(ended, "its builds end")
 
 
 def leases_of(store: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from precache.errors import StorageError
 from precache.storage.base import Buffer, FileInfo, Range, required
+from tests.support.building import DEADLINE
 
 Found = TypeVar("Found")
 P = ParamSpec("P")
@@ -127,7 +128,7 @@ class MemoryFolder:
             for data, (_, start, length) in zip(found, ranges, strict=True)
         ]
 
-    def names(self, name: str = "") -> list[str]:
+    def names(self, name: str = "", *, first: bool = False) -> list[str]:
         self._turn("names", self._at(name))
         return self._found(sorted({key.partition("/")[0] for key in self._below(name)}))
 
@@ -328,7 +329,8 @@ class Turns:
         while self.live:
             with self._changed:
                 ready = self._changed.wait_for(
-                    lambda: not self._turn and self.live <= self._waiting.keys(), timeout=60
+                    lambda: not self._turn and self.live <= self._waiting.keys(),
+                    timeout=DEADLINE,
                 )
                 assert ready, f"{self.live - self._waiting.keys()} neither ends nor calls the store"
                 if not self.live:

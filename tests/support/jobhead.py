@@ -24,6 +24,22 @@ NODE = "127.0.0.2"
 """Not 127.0.0.1, which Ray takes for this machine's own address on a network."""
 
 
+PATIENCE = {
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": f"{DEADLINE:.0f}",
+    "RAY_gcs_server_request_timeout_seconds": f"{DEADLINE:.0f}",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": f"{DEADLINE:.0f}",
+    "RAY_agent_register_timeout_ms": f"{1000 * DEADLINE:.0f}",
+    "RAY_worker_register_timeout_seconds": f"{DEADLINE:.0f}",
+    "RAY_health_check_timeout_ms": f"{1000 * DEADLINE:.0f}",
+    "RAY_health_check_period_ms": "10000",
+}
+"""Times after which Ray's processes give each other up, on a machine that is busy."""
+
+
+STARTS = 4
+"""Attempts: Ray gives up a node that takes half a minute, while its job server answers already."""
+
+
 class JobHead:
     """A head with one CPU and its files in its own folder; `env` is the environment of its clients.
 
@@ -53,8 +69,12 @@ class JobHead:
             "HOME": str(self.folder),
             **auth,
         }
-        self._process = self._start(auth, {**plain, **variables})
-        poll(self._answers, "the job server answers")
+        for _ in range(STARTS):
+            self._process = self._start(auth, {**plain, **variables})
+            poll(lambda: self._has_ended() or self._is_up(), "the cluster is up")
+            if not self._has_ended():
+                break
+        assert not self._has_ended(), self._log()
 
     def _start(self, auth: dict[str, str], plain: dict[str, str]) -> psutil.Popen:
         line = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
@@ -69,21 +89,30 @@ class JobHead:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(self.folder),
             "RAY_USAGE_STATS_ENABLED": "0",
+            **PATIENCE,
             **auth,
         }
         with (self.folder / "log").open("wb") as log:
             return psutil.Popen(line, env=env, stdout=log, stderr=subprocess.STDOUT)
 
-    def _answers(self) -> bool:
-        assert self._process.poll() is None, (self.folder / "log").read_text()
+    def _log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def _has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def _is_up(self) -> bool:
+        """Return True if the job server answers, and all else of the head has been started."""
+        if "will now block" not in self._log():
+            return False
         with contextlib.suppress(OSError):
             return self.get("/api/version") is not None
         return False
 
-    def get(self, path: str) -> bytes | None:
+    def get(self, path: str, method: str = "GET") -> bytes | None:
         """Return the job server's answer, None for 404."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        request = urllib.request.Request(self.address + path, headers=headers)
+        request = urllib.request.Request(self.address + path, headers=headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
                 data: bytes = answer.read()
@@ -96,6 +125,11 @@ class JobHead:
     def job(self, job: str) -> dict[str, Any]:
         """Return a job as Ray lists it."""
         return json.loads(self.get(f"/api/jobs/{job}") or b"null")
+
+    def delete(self, job: str) -> None:
+        """Do as ``ray job delete``."""
+        answer = json.loads(self.get(f"/api/jobs/{job}", "DELETE") or b"null")
+        assert answer == {"deleted": True}
 
     def files_with(self, text: str) -> list[str]:
         """Return the cluster's files that contain a text: logs, packages, unpacked files."""

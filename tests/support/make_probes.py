@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import tifffile
-from PIL import Image
+from PIL import Image, ImageCms
 
 from precache_workers.ops.behaviour import pattern
 
@@ -134,6 +134,34 @@ def _png_key() -> bytes:
     return _png(24, 15, 2, 8, rows, _chunk(b"gAMA", struct.pack(">I", 45455)), _chunk(b"tRNS", key))
 
 
+def _png_few_bits(channels: int) -> bytes:
+    """Of 12 bits in 16."""
+    values = pattern(15, 24, channels).astype(np.uint16) * 16 + 15
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    return _png(24, 15, {1: 0, 3: 2, 4: 6}[channels], 16, rows)
+
+
+def _png_wide_alpha() -> bytes:
+    values = pattern(15, 24, 2).astype(np.uint16) * 257
+    return _png(24, 15, 4, 16, b"".join(b"\0" + row.astype(">u2").tobytes() for row in values))
+
+
+def _profile() -> bytes:
+    """sRGB with red and green exchanged."""
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    swapped = profile.replace(b"rXYZ", b"?XYZ", 1).replace(b"gXYZ", b"rXYZ", 1)
+    return swapped.replace(b"?XYZ", b"gXYZ", 1)
+
+
+def _tiff_pages(*sizes: tuple[int, int]) -> bytes:
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        for height, width in sizes:
+            page = pattern(height, width, 1)[..., 0]
+            writer.write(page, metadata=None, software="", contiguous=False)
+    return file.getvalue()
+
+
 def _png_huge() -> bytes:
     return _png(60_000, 60_000, 2, 8, b"\0")
 
@@ -238,6 +266,9 @@ FILES: dict[str, Callable[[], bytes]] = {
     "jpeg-exif-and-xmp.jpg": lambda: _with_segments(_exif(6), _xmp(3)),
     "jpeg-xmp.jpg": lambda: _with_segments(_xmp(3)),
     "jpeg-xmp-and-silent-exif.jpg": lambda: _with_segments(_exif(None), _xmp(8)),
+    "jpeg-no-end.jpg": lambda: _jpeg()[:-2],
+    "jpeg-cmyk-no-end.jpg": lambda: _jpeg("CMYK")[:-2],
+    "jpeg-profile.jpg": lambda: _jpeg(icc_profile=_profile()),
     "jpeg-cut-off.jpg": lambda: _jpeg()[:-300],
     "jpeg-scans.jpg": _scans,
     "jpeg-many-markers.jpg": _many_markers,
@@ -255,6 +286,13 @@ FILES: dict[str, Callable[[], bytes]] = {
     "png-bits-in-strips.png": _png_bits,
     "png-16.png": lambda: _png_wide(1),
     "png-16-rgb.png": lambda: _png_wide(3),
+    "png-12.png": lambda: _png_few_bits(1),
+    "png-12-rgb.png": lambda: _png_few_bits(3),
+    "png-12-rgba.png": lambda: _png_few_bits(4),
+    "png-16-grey-alpha.png": _png_wide_alpha,
+    "png-grey-of-2-bits.png": lambda: _png(8, 1, 0, 2, b"\0\x1b\x1b"),
+    "png-profile.png": lambda: _saved(_image("RGBA"), "PNG", icc_profile=_profile()),
+    "png-profile-grey.png": lambda: _saved(_image("L"), "PNG", icc_profile=_profile()),
     "png-colour-key.png": _png_key,
     "png-turned.png": lambda: _saved(_image(), "PNG", exif=_exif(6)),
     "png-cut-off.png": lambda: _saved(_image(), "PNG")[:-200],
@@ -299,6 +337,11 @@ FILES: dict[str, Callable[[], bytes]] = {
     "tiff-lab.tif": _lab,
     "tiff-overlapping.tif": _tiff_overlapping,
     "tiff-big-endian.tif": lambda: _tiff(pattern(15, 24, 3), byteorder=">", photometric="rgb"),
+    "tiff-pages.tif": lambda: _tiff_pages((15, 24), (15, 24)),
+    "tiff-overviews.tif": lambda: _tiff_pages((15, 24), (7, 12), (3, 6)),
+    "tiff-bands.tif": lambda: _tiff(
+        pattern(15, 24, 4), photometric="rgb", extrasamples=["unspecified"]
+    ),
     "tiff-64.tif": lambda: _tiff(pattern(15, 24, 3), bigtiff=True, photometric="rgb"),
     "tiff-cut-off.tif": lambda: _tiff_directory(8),
     "tiff-many-tags.tif": lambda: _tiff_directory(5000),

@@ -18,8 +18,9 @@ from precache.recipe.recipe import Recipe
 from precache.store.json_documents import Attributes
 from precache.store.object_names import ObjectNames
 
-UNOBSERVABLE = {"created", "libraries"}
-"""Texts of a version's document for people."""
+UNOBSERVABLE = {"created", "libraries", "behaviours"}
+"""What of a version's document no reader uses: texts for people, and outputs of probes, of which
+wrong ones only let the next build compute anew."""
 
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 7, 2**31, 2**63, 2**80, 0.5, -1e300, "", "x", "uint8", [], {},
@@ -32,7 +33,7 @@ def small_names(version: Path) -> list[str]:
     document = json.loads((version / "zarr.json").read_bytes())
     attributes = Attributes.model_validate_json(json.dumps(document["attributes"]["precache"]))
     contents = ObjectNames.of(attributes)
-    return ["zarr.json", *contents.small, *contents.sums]
+    return ["zarr.json", *contents.small]
 
 
 def mutation(random_: random.Random, version: Path, other: Path) -> tuple[str, bytes | None, str]:
@@ -115,5 +116,5 @@ def _told(document: Any) -> Any:
         for name in UNOBSERVABLE | (own.keys() - Attributes.model_fields.keys()):
             own.pop(name, None)
         with contextlib.suppress(RecipeError):
-            own["pipeline"] = Recipe.from_dict(own["pipeline"]).to_dict()
+            own["recipe"] = Recipe.from_dict(own["recipe"]).to_dict()
     return told

@@ -24,10 +24,12 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_failure_threshold": "3",
     "RAY_grpc_client_keepalive_time_ms": "5000",
-    "RAY_grpc_client_keepalive_timeout_ms": "3000",
+    "RAY_grpc_client_keepalive_timeout_ms": "20000",
+    "RAY_agent_register_timeout_ms": "150000",  # a raylet ends without its agent
+    "RAY_worker_register_timeout_seconds": "150",
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 

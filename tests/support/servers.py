@@ -24,6 +24,7 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import unquote
 
 Fault = Callable[["_Handler", int, bytes], bool]
 """Answers a request in place of its server's answer (status, body); False to let that pass."""
@@ -169,7 +170,16 @@ class _Files(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     ranges = True
+    query = ""
     held: Mapping[str, threading.Event] = MappingProxyType({})
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        signed = unquote(self.path).endswith(unquote(self.query))
+        if not signed:
+            self.send_error(403, f"{self.path} is not signed")
+        return signed
 
     def do_GET(self) -> None:
         if self.path in self.held:
@@ -241,6 +251,7 @@ def web_server(
     *,
     certificate: Certificate | None = None,
     ranges: bool = True,
+    query: str = "",
 ) -> Iterator[str]:
     """A web server of the files below a folder, with listings; its URL.
 
@@ -252,8 +263,10 @@ def web_server(
         Makes it one of ``https://``.
     ranges
         Whether it answers with parts of files; otherwise with all, whatever the range.
+    query
+        End of the URLs that it answers, such as a signature.
     """
-    kind = type("Handler", (_Files,), {"held": held, "ranges": ranges})
+    kind = type("Handler", (_Files,), {"held": held, "ranges": ranges, "query": query})
     handler = functools.partial(kind, directory=str(folder))
     with PatientServer(("127.0.0.1", 0), handler) as server:
         if certificate is not None:

@@ -1,5 +1,4 @@
-"""Batches on a CUDA device: slots that it unpacks, and rows that it gathers itself.
+"""Batches on a CUDA device: slots that it unpacks, and whole versions in its memory.
 
-`loading.stream` fills the slots of `device_slots`; `registered` has shards that the device reads
-directly, `resident` whole versions in memory. nvCOMP, through `codecs`, is optional.
+`loading.stream` fills the slots of `device_slots`. nvCOMP, through `codecs`, is optional.
 """

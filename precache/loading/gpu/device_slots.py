@@ -1,7 +1,6 @@
 """Slots of batches for a CUDA device: what the host writes into one, and how it is unpacked there.
 
-Fields that the device decompresses are in a slot as frames; of fields whose rows the device gathers
-itself from registered memory, it has only offsets.
+Fields that the device decompresses are in a slot as frames.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import numpy as np
 import torch
 
 from precache.codecs import nvcomp
-from precache.loading.gpu.gathering import RowOffsets
-from precache.loading.gpu.registered import RegisteredShards
 from precache.loading.slots import SlotLayout, as_tensor, undo_image_tensor
 from precache.reading.array_reader import ArrayReader
 from precache.reading.version_reader import VersionReader
@@ -50,16 +47,10 @@ class FilledSlot:
         Bytes of the slot that are in use.
     frames
         Field -> offset of its zstd frames in the slot, for fields that the device decompresses.
-    gathered
-        Field -> array, for fields whose rows the device gathers.
-    longest
-        Field -> bytes of its longest frame, for fields whose frames the device gathers.
     """
 
     nbytes: int = 0
     frames: Mapping[str, int] = field(default_factory=dict)
-    gathered: Mapping[str, str] = field(default_factory=dict)
-    longest: Mapping[str, int] = field(default_factory=dict)
 
 
 class DeviceSlots:
@@ -69,20 +60,15 @@ class DeviceSlots:
     ----------
     framed
         Fields whose frames the device decompresses.
-    registered
-        Shards whose rows, or frames, the device gathers.
     small
         Fields that get their own memory, so that a batch that keeps them keeps no others.
 
     Attributes
     ----------
     layout
-        Offsets of the fields that are decoded into a slot, of lengths of frames and offsets of
-        rows.
+        Offsets of the fields that are decoded into a slot, and of lengths of frames.
     nbytes
         Bytes of a slot.
-    gathered
-        Fields that the host does not read.
     """
 
     def __init__(
@@ -90,22 +76,15 @@ class DeviceSlots:
         reader: VersionReader,
         batch_size: int,
         framed: Mapping[str, ArrayReader],
-        registered: RegisteredShards | None,
         small: Collection[str],
     ) -> None:
         self._reader = reader
         self._framed = framed
-        self._registered = registered
         self._small = small
-        layouts = registered.layouts if registered else {}
-        self.gathered = {name for name, array in reader.arrays.items() if array in layouts}
-        self._sent = {n: reader for n, reader in framed.items() if n not in self.gathered}
-        outside = framed.keys() | self.gathered
-        shapes = {n: column for n, column in reader.shapes.items() if n not in outside}
+        shapes = {n: column for n, column in reader.shapes.items() if n not in framed}
         lengths = {_lengths(name): ((), "int64") for name in framed}
-        offsets = {_offsets(name): ((), "int64") for name in self.gathered}
-        self.layout = SlotLayout.of({**shapes, **lengths, **offsets}, batch_size)
-        frames_nbytes = batch_size * sum(reader.frame_bound for reader in self._sent.values())
+        self.layout = SlotLayout.of({**shapes, **lengths}, batch_size)
+        frames_nbytes = batch_size * sum(reader.frame_bound for reader in framed.values())
         self.nbytes = self.layout.nbytes + frames_nbytes
 
     def fill(
@@ -115,7 +94,7 @@ class DeviceSlots:
         out: Mapping[str, np.ndarray],
         slot: np.ndarray,
     ) -> FilledSlot:
-        """Write rows into a slot: a whole batch, if it has frames or the device gathers any.
+        """Write rows into a slot: a whole batch, if it has frames.
 
         Parameters
         ----------
@@ -126,36 +105,12 @@ class DeviceSlots:
         """
         reader.read(rows, out, undo=False)
         nbytes, frames = self.layout.nbytes, {}
-        for name in self._sent:
+        for name in self._framed:
             frames[name] = nbytes
             lengths = out[_lengths(name)]
             lengths[:] = reader.readers[name].read_frames(rows, slot[nbytes:])
             nbytes += int(lengths.sum())
-        return FilledSlot(nbytes, frames, *self._locate(reader, rows, out))
-
-    def _locate(
-        self, reader: VersionReader, rows: np.ndarray, out: Mapping[str, np.ndarray]
-    ) -> tuple[dict[str, str], dict[str, int]]:
-        """Check rows that the device gathers, and write their offsets into the slot.
-
-        Returns
-        -------
-        tuple of dict
-            Field -> array, and field -> bytes of its longest frame.
-        """
-        gathered = {name: reader.arrays[name] for name in self.gathered}
-        longest = {}
-        for name, array in gathered.items():
-            assert self._registered is not None  # else nothing is gathered
-            reader.readers[name].check(rows)
-            layout = self._registered.layouts[array]
-            if isinstance(layout, RowOffsets):
-                out[_offsets(name)][:] = layout.of(rows)
-            else:
-                out[_offsets(name)][:] = layout.starts[rows]
-                lengths = out[_lengths(name)][:] = layout.lengths[rows]
-                longest[name] = int(lengths.max())
-        return gathered, longest
+        return FilledSlot(nbytes, frames)
 
     def unpack(
         self, rows: np.ndarray, filled: FilledSlot, failures: FrameFailures, memory: torch.Tensor
@@ -164,19 +119,12 @@ class DeviceSlots:
         tensors = self.layout.tensors(memory, len(rows))
         for name, reader in self._framed.items():
             lengths = tensors.pop(_lengths(name))
-            if name in filled.frames:
-                frames, offsets = memory, lengths.cumsum(0) - lengths + filled.frames[name]
-            else:
-                assert self._registered is not None  # else frames are in the slot
-                starts, longest = tensors.pop(_offsets(name)), filled.longest[name]
-                frames, offsets = self._registered.gather_frames(starts, longest)
-            values, failed = nvcomp.decompress(frames, offsets, lengths, reader.array.row_nbytes)
+            offsets = lengths.cumsum(0) - lengths + filled.frames[name]
+            values, failed = nvcomp.decompress(memory, offsets, lengths, reader.array.row_nbytes)
             failures.add(name, rows, failed)
-            tensors[name] = self._shaped(name, values)
-        for name in filled.gathered.keys() - self._framed.keys():
-            assert self._registered is not None  # else nothing is gathered
-            values = self._registered.gather(filled.gathered[name], tensors.pop(_offsets(name)))
-            tensors[name] = self._shaped(name, values)
+            shape, dtype = self._reader.shapes[name]
+            like = as_tensor(np.empty(0, dtype)).dtype
+            tensors[name] = values.view(like).view(len(values), *shape)
         for name, reader in self._reader.readers.items():
             if reader.filtered:
                 tensors[name] = undo_image_tensor(tensors[name])
@@ -184,22 +132,6 @@ class DeviceSlots:
             name: tensors[name].clone() if name in self._small else tensors[name]
             for name in self._reader.shapes
         }
-
-    def _shaped(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        """View (n, bytes of a row) uint8 as (n, ...) of a field's dtype."""
-        shape, dtype = self._reader.shapes[name]
-        like = as_tensor(np.empty(0, dtype)).dtype
-        return values.view(like).view(len(values), *shape)
-
-    def close(self) -> None:
-        """Release the shards that the device reads."""
-        if self._registered:
-            self._registered.close()
-
-
-def _offsets(name: str) -> str:
-    """Name of the column with the offsets of a field's rows in registered memory."""
-    return f"{name}/offsets"
 
 
 def _lengths(name: str) -> str:

@@ -1,8 +1,8 @@
-"""precache beside its peers: what each burns to feed the same rows, in one table from one run.
+"""The same rows through other loaders, beside np.take, in one table from one run.
 
-``python -m tests.bench.peers --folder WORKDIR --install`` the first time, without ``--install``
-after that. Every peer is given the same 224 x 224 x 3 uint8 rows, each another crop of a real
-photograph, writes them in its own format, and reads them back shuffled, in batches of 256.
+``--folder WORKDIR --install`` the first time, without ``--install`` after that. Every peer is given
+the same 224 x 224 x 3 uint8 rows, each another crop of a real photograph, writes them in its own
+format, and reads them back shuffled, in batches of 256.
 
 What makes the figures fair:
 

@@ -1,46 +1,93 @@
-"""The command line of the comparison: ``python -m tests.bench.peers``."""
+"""The same rows through other loaders, and the picture of their figures."""
 
-import argparse
 import contextlib
-import dataclasses
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-
-from rich.console import Console
-from rich.table import Column, Table
+from typing import Annotated
 
 import tests.bench.peers
-from precache.cli.installation import Installation
-from tests.bench.common import log, work_folder
-from tests.bench.peers.child import BATCH
+from tests.bench.harness import Rounds, Rows, Table, Work, log, main, part
 from tests.bench.peers.environments import ENVIRONMENTS
-from tests.bench.peers.measure import Bench, Measurement, as_json
-from tests.bench.peers.registry import PEERS, TAKE, Peer
-from tests.bench.peers.rows import make_rows
+from tests.bench.peers.measure import Bench, Measurement, Peer, make_rows
+from tests.bench.peers.plot import plot
 
-Found = tuple[Peer, Measurement | str]
-WIDTH = 140
+
+def _peer(name: str, title: str, target: str, environment: str | None = None) -> Peer:
+    return Peer(name, title, f"tests.bench.peers.{target}", environment)
+
+
+TAKE = _peer("take", "np.take, the floor", "torch_loaders:TAKE")
+PEERS = (
+    _peer("jpegs", "DataLoader, JPEGs by Pillow", "torch_loaders:JPEGS"),
+    _peer("tensordataset", "DataLoader, TensorDataset", "torch_loaders:TENSORS"),
+    _peer("memmap", "DataLoader, np.memmap", "torch_loaders:MEMMAP"),
+    _peer("ffcv-raw", "FFCV, raw", "ffcv_beton:RAW", "ffcv"),
+    _peer("ffcv-copied", "FFCV, raw, batches copied", "ffcv_beton:COPIED", "ffcv"),
+    _peer("ffcv-jpg", "FFCV, jpg (lossy)", "ffcv_beton:JPG", "ffcv"),
+    _peer("mosaic", "MosaicML Streaming, MDS", "mosaic_mds:PEER", "mosaic"),
+    _peer("litdata", "LitData", "litdata_chunks:PEER", "litdata"),
+    _peer("webdataset", "WebDataset", "webdataset_tars:PEER", "webdataset"),
+    _peer("grain", "Grain, ArrayRecord", "grain_arrayrecord:PEER", "grain"),
+    _peer("tensorstore", "TensorStore, Zarr v3", "tensorstore_zarr:PEER"),
+    _peer("raw", "precache Loader, raw", "precache_stores:RAW"),
+    _peer("zstd", "precache Loader, zstd", "precache_stores:ZSTD"),
+    _peer("image", "precache Loader, image", "precache_stores:IMAGE"),
+    _peer("dataset", "DataLoader, precache raw", "precache_stores:DATASET"),
+    _peer("collate", "the same, collate_fn=dataset.collate", "precache_stores:COLLATE"),
+)
+"""In the order of the table."""
+NAMES = tuple(peer.name for peer in PEERS)
 COLUMNS = (
-    "CPU-ms\nper 1,000",
-    "of the\nfloor",
-    "\nsamples/s",
-    "cores of\nothers",
-    "first epoch\nCPU-ms",
-    "peak\nRSS, MB",
-    "anonymous,\nMB",
-    "\nstored, MB",
-    "disk reads,\nMB an epoch",
+    "loader",
+    "CPU-ms\nper 1,000|,.1f",
+    "of the\nfloor|.2f",
+    "\nsamples/s|,.0f",
+    "cores of\nothers|.1f",
+    "first epoch\nCPU-ms|,.1f",
+    "peak\nRSS, MB|,.0f",
+    "anonymous,\nMB|,.0f",
+    "\nstored, MB|,.0f",
+    "disk reads,\nMB an epoch|,.0f",
 )
 
 
-def _turns(peers: Sequence[Peer]) -> list[Peer]:
-    """The peers with the floor before, halfway and after them."""
+@part("loaders")
+def loaders(
+    work: Work,
+    rows: Rows = 8000,
+    rounds: Rounds = 5,
+    only: Annotated[tuple[str, ...], "some of these"] = NAMES,
+    cold: Annotated[bool, "evict the store before every epoch"] = False,
+    install: Annotated[bool, "install peers into the folder"] = False,
+) -> Table:
+    if unknown := set(only) - set(NAMES):
+        raise SystemExit(f"--only {' '.join(sorted(unknown))}: choose of {', '.join(NAMES)}")
+    bench = Bench(work.folder, make_rows(work, rows), rounds, cold, install)
+    state = "evicted before every epoch" if cold else "warm"
+    table = Table(
+        f"{rows:,} rows of 224 x 224 x 3, batches of 256, shuffled, {state}",
+        COLUMNS,
+        f"Medians of {rounds} or more epochs after the first. RSS counts mapped "
+        "pages of the page cache, too; what no file backs is anonymous.",
+        measured=[],
+    )
+    for peer, measured in _run(bench, [peer for peer in PEERS if peer.name in only]):
+        table.measured.append({"name": peer.name, "measured": measured})
+        if isinstance(measured, str):
+            table.add(peer.title, *[None] * (len(COLUMNS) - 1))
+            table.remarks.append(f"{peer.title}: {measured}")
+            continue
+        table.add(peer.title, *measured.figures())
+        table.costs[f"{len(table.measured)}"] = {peer.name: measured.costs}
+    table.remarks += [f"{n}: {', '.join(each.requirements)}" for n, each in ENVIRONMENTS.items()]
+    return table
+
+
+loaders.run.__doc__ = tests.bench.peers.__doc__
+
+
+def _run(bench: Bench, peers: Sequence[Peer]) -> Iterator[tuple[Peer, Measurement | str]]:
+    """Measure the peers, with the floor before, halfway and after them."""
     half = len(peers) // 2
-    return [TAKE, *peers[:half], TAKE, *peers[half:], TAKE]
-
-
-def _run(bench: Bench, peers: Sequence[Peer]) -> Iterator[Found]:
     with contextlib.ExitStack() as stack:
         floor = None
         if not bench.cold:
@@ -51,114 +98,12 @@ def _run(bench: Bench, peers: Sequence[Peer]) -> Iterator[Found]:
             floor = stack.enter_context(bench.start(TAKE, store))
             floor.ask("write")
             floor.ask("epoch")
-        for peer in _turns(peers):
+        for peer in (TAKE, *peers[:half], TAKE, *peers[half:], TAKE):
             log.print(f"{peer.name} …")
             yield peer, bench.measure(peer, floor)
 
 
-# --- results ------------------------------------------------------------------------------------
-
-
-def _table(found: Sequence[Found], bench: Bench) -> Table:
-    state = "evicted before every epoch" if bench.cold else "warm"
-    table = Table(
-        "",
-        *(Column(name, justify="right") for name in COLUMNS),
-        title=f"{bench.rows.count:,} rows of 224 x 224 x 3, batches of {BATCH}, shuffled, {state}",
-        caption=f"Medians of {bench.epochs} or more epochs after the first. RSS counts mapped "
-        "pages of the page cache, too; what no file backs is anonymous.",
-    )
-    for peer, measured in found:
-        if isinstance(measured, str):
-            table.add_row(peer.title, "-")
-        else:
-            table.add_row(peer.title, *_cells(measured))
-    return table
-
-
-def _cells(measured: Measurement) -> Iterator[str]:
-    yield f"{measured.cpu_ms_per_1000:,.1f}"
-    yield "" if measured.ratio is None else f"{measured.ratio:.2f}"
-    yield f"{measured.samples_per_s:,.0f}"
-    yield f"{measured.others:.1f}"
-    yield f"{measured.first.cpu_ms_per_1000:,.1f}"
-    megabytes = (
-        measured.memory.resident_bytes,
-        measured.memory.anonymous_bytes,
-        measured.stored_bytes,
-        measured.disk_bytes,
-    )
-    yield from (f"{value / 1e6:,.0f}" for value in megabytes)
-
-
-def _print(found: Sequence[Found], bench: Bench) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    console.print(_table(found, bench))
-    for peer, measured in found:
-        if isinstance(measured, str):
-            console.print(f"{peer.title}: {measured}", soft_wrap=True, markup=False)
-    for name, environment in ENVIRONMENTS.items():
-        console.print(f"{name}: {', '.join(environment.requirements)}", soft_wrap=True)
-    console.print(str(Installation.here()), soft_wrap=True)
-
-
-def _print_json(found: Sequence[Found], bench: Bench) -> None:
-    settings = {
-        "rows": bench.rows.count,
-        "batch_size": BATCH,
-        "epochs": bench.epochs,
-        "cold": bench.cold,
-        "environments": {n: e.requirements for n, e in ENVIRONMENTS.items()},
-    }
-    peers = [{"name": peer.name, **as_json(measured)} for peer, measured in found]
-    machine = dataclasses.asdict(Installation.here())
-    print(json.dumps({"machine": machine, **settings, "peers": peers}))
-
-
-# --- command line -------------------------------------------------------------------------------
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.bench.peers",
-        description=tests.bench.peers.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    names = ", ".join(peer.name for peer in PEERS)
-    parser.add_argument("--only", metavar="NAME,…", help=f"of {names}")
-    parser.add_argument("--rows", type=int, default=8000, help="how many (8000)")
-    parser.add_argument("--epochs", type=int, default=5, help="at least, after the first (5)")
-    parser.add_argument("--cold", action="store_true", help="evict the store before every epoch")
-    parser.add_argument("--photos", type=Path, help="folder of photographs")
-    parser.add_argument("--folder", type=Path, help="work there; keeps rows and environments")
-    parser.add_argument("--install", action="store_true", help="install peers into the folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    if options.rows < BATCH or options.epochs < 1:
-        parser.error(f"give at least {BATCH} rows and 1 epoch")
-    wanted = options.only.split(",") if options.only else [peer.name for peer in PEERS]
-    unknown = set(wanted) - {peer.name for peer in PEERS}
-    if unknown:
-        parser.error(f"--only {', '.join(sorted(unknown))}: choose of {names}")
-    options.peers = [peer for peer in PEERS if peer.name in wanted]
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line."""
-    options = _parse(arguments)
-    with work_folder(options.folder) as named:
-        folder = named.resolve()
-        rows = make_rows(options.photos, folder, options.rows)
-        bench = Bench(folder, rows, options.epochs, options.cold, options.install)
-        found = list(_run(bench, options.peers))
-    if options.json:
-        _print_json(found, bench)
-    else:
-        _print(found, bench)
-
+PARTS = (loaders, plot)
 
 if __name__ == "__main__":
-    main()
+    main("peers", PARTS)

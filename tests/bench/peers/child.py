@@ -9,19 +9,20 @@ import ctypes
 import importlib
 import json
 import os
-import resource
+import random
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch  # noqa: F401 - training has it in memory, so no peer is charged with it
 
+from tests.bench.costs import cost_of, cpu_seconds, disk_bytes, proc_sum
+
 BATCH = 256
 ROW_SHAPE = (224, 224, 3)
-TICKS = os.sysconf("SC_CLK_TCK")
 MADV_DONTNEED = 4
 LOSSY_MEAN = 8.0  # levels that a lossy peer may be off on average
 
@@ -29,25 +30,24 @@ Batch = tuple[Any, Any]
 """Images, (n, H, W, C) or (n, C, H, W) uint8, and row numbers: anything that NumPy reads."""
 
 
-class Peer(Protocol):
-    """What a peer's module offers.
+class Peer:
+    """The base of what a peer's module offers.
 
     Attributes
     ----------
     exact
         Whether pixels come back as they went in.
-    shuffled
-        Whether every epoch has an order of its own.
     """
 
-    exact: bool
-    shuffled: bool
+    exact = True
 
     def write(self, rows: Path, store: Path) -> None:
         """Write the rows of ``rows/rows.npy`` with their numbers; `store` does not exist yet."""
+        store.hardlink_to(rows / "rows.npy")
 
     def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
-        """Open a store, and yield epoch after epoch."""
+        """Open a store, and yield epoch after epoch, each in an order of its own."""
+        raise NotImplementedError
 
 
 def read_rows(rows: Path) -> np.memmap:
@@ -56,58 +56,20 @@ def read_rows(rows: Path) -> np.memmap:
     return mapped
 
 
-# --- what processes use -------------------------------------------------------------------------
+SHARES = (0.6, 1.0)  # of a photograph's width and of its height that a row shows
 
 
-def _descendants(pid: int) -> Iterator[int]:
-    for task in _children_files(pid):
-        for child in map(int, task.split()):
-            yield child
-            yield from _descendants(child)
+def draw_crop(path: Path, number: int) -> np.ndarray:
+    """Decode a photograph, and resize the crop that `number` stands for: (H, W, C) uint8."""
+    from PIL import Image
 
-
-def _children_files(pid: int) -> list[str]:
-    try:
-        return [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:  # it ended meanwhile
-        return []
-
-
-def _cpu_seconds() -> float:
-    """Of this process, its threads, and its children, alive or ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    total = sum(each.ru_utime + each.ru_stime for each in used)
-    for pid in _descendants(os.getpid()):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        total += sum(map(int, fields[11:15])) / TICKS  # utime, stime, cutime, cstime: proc(5)
-    return total
-
-
-def _busy_seconds() -> float:
-    """CPU time that all processes of this machine have had, and what its host took away."""
-    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    return (sum(ticks) - sum(ticks[3:5])) / TICKS  # but idle and iowait: proc(5)
-
-
-def _sum_of(file: str, *names: str) -> int:
-    """Sum of numbers in a file of ``/proc/PID`` over this process and its descendants."""
-    total = 0
-    for pid in (os.getpid(), *_descendants(os.getpid())):
-        try:
-            lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(value.split()[0]) for name, value in _pairs(lines) if name in names)
-    return total
-
-
-def _pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for line in lines:
-        name, _, value = line.partition(":")
-        yield name, value
+    draw = random.Random(number)
+    with Image.open(path) as file:
+        image = file.convert("RGB")
+    width, height = (side * draw.uniform(*SHARES) for side in image.size)
+    left, top = (image.width - width) * draw.random(), (image.height - height) * draw.random()
+    box = (left, top, left + width, top + height)
+    return np.asarray(image.resize(ROW_SHAPE[:2], Image.Resampling.BILINEAR, box=box))
 
 
 def _unmap_pages(store: Path) -> None:
@@ -138,40 +100,40 @@ class Child:
         self._mark()
 
     def _mark(self) -> None:
-        self._cpu, self._disk = _cpu_seconds(), _sum_of("io", "read_bytes")
+        self._cpu, self._disk = cpu_seconds(), disk_bytes(children=True)
 
-    def _cost_of(self, work: Callable[[], None]) -> dict[str, float]:
-        """The fields of `common.Cost`."""
-        busy, cpu, wall = _busy_seconds(), _cpu_seconds(), time.perf_counter()
-        work()
-        wall_seconds, now = time.perf_counter() - wall, _cpu_seconds()
-        return {
-            "samples": self._count,
-            "cpu_seconds": now - self._cpu,
-            "wall_seconds": wall_seconds,
-            "others_seconds": max(0.0, _busy_seconds() - busy - (now - cpu)),
-            "disk_bytes": _sum_of("io", "read_bytes") - self._disk,
-        }
+    def _cost_of(self, work: Callable[[], int]) -> dict[str, Any]:
+        """The fields of a `Cost`."""
+        cost = asdict(cost_of(work, children=True))
+        cost["cpu_seconds"] = cpu_seconds() - self._cpu
+        cost["disk_bytes"] = disk_bytes(children=True) - self._disk
+        return cost
 
-    def write(self) -> dict[str, float]:
+    def write(self) -> dict[str, Any]:
         """Have the store written."""
-        return self._cost_of(lambda: self._peer.write(self._rows, self._store))
 
-    def epoch(self) -> dict[str, float]:
+        def run() -> int:
+            self._peer.write(self._rows, self._store)
+            return self._count
+
+        return self._cost_of(run)
+
+    def epoch(self) -> dict[str, Any]:
         """Run an epoch."""
         seen: list[np.ndarray] = []
 
-        def run() -> None:
+        def run() -> int:
             for batch in next(self._epochs):
                 seen.append(np.array(batch[1], np.int64))
                 del batch
+            return self._count
 
         cost = self._cost_of(run)
         self._check_order(np.concatenate(seen))
         self._mark()
         return cost
 
-    def evict(self) -> dict[str, float]:
+    def evict(self) -> dict[str, Any]:
         """Get ready for the store's pages to leave the page cache."""
         _unmap_pages(self._store)
         return {}
@@ -180,18 +142,18 @@ class Child:
         """Run an epoch, compare pixels, and say how much memory was held at most."""
         anonymous, seen = 0, []
         for images, numbers in next(self._epochs):
-            anonymous = max(anonymous, _sum_of("status", "RssAnon", "RssShmem"))
+            anonymous = max(anonymous, proc_sum("status", "RssAnon", "RssShmem", children=True))
             seen.append(np.array(numbers, np.int64))
             for position in (0, len(numbers) // 2, len(numbers) - 1):
                 self._check_pixels(np.asarray(images[position]), int(numbers[position]))
         self._check_order(np.concatenate(seen))
-        resident = _sum_of("status", "VmHWM")
+        resident = proc_sum("status", "VmHWM", children=True)
         return {"resident_bytes": resident * 1024, "anonymous_bytes": anonymous * 1024}
 
     def _check_order(self, order: np.ndarray) -> None:
         if not np.array_equal(np.sort(order), np.arange(self._count)):
             raise ValueError(f"{len(order)} rows came, {len(np.unique(order))} of {self._count}")
-        if self._peer.shuffled and np.array_equal(order, self._last_order):
+        if np.array_equal(order, self._last_order):
             raise ValueError("two epochs had the same order")
         self._last_order = order
 

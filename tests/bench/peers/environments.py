@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.common import log
+from tests.bench.harness import log
+
+ROOT = Path(__file__).resolve().parents[3]
 
 TORCH = "torch==2.13.0"
 
@@ -40,35 +42,44 @@ ENVIRONMENTS = {
 }
 """By name. Peers that are not here run in this environment, with what precache's tests install."""
 
+TOOLS = {
+    "raydata": Environment(
+        (TORCH, "ray[data]==2.60.0", "pillow==13.0.0", "simplejpeg==1.9.0"),
+        "the Ray of precache's tests, and the decoders that precache uses",
+    ),
+    "img2dataset": Environment(("img2dataset==1.47.0",), "the last release"),
+}
+"""The same of tools that build."""
+
 
 class NotInstalledError(Exception):
     """A peer's environment is not there; the message says why, in one line."""
 
 
 def python_of(
-    name: str | None, folder: Path, known: Mapping[str, Environment] = ENVIRONMENTS
+    name: str | None, folder: Path, known: Mapping[str, Environment], *, install: bool
 ) -> Path:
-    """The interpreter of an environment in `folder`, or this one where `name` is None."""
+    """The interpreter of an environment in `folder`, or this one where `name` is None.
+
+    Raises
+    ------
+    NotInstalledError
+        It is not there, or cannot be installed: with the last error that pip gave.
+    """
     if name is None:
         return Path(sys.executable)
     home = folder / name
+    if install:
+        _install(home, known[name])
     if not _is_done(home, known[name]):
         raise NotInstalledError("not installed; run with --install")
     return home / "bin/python"
 
 
-def install(name: str, folder: Path, known: Mapping[str, Environment] = ENVIRONMENTS) -> None:
-    """Make an environment in `folder`, unless it is there.
-
-    Raises
-    ------
-    NotInstalledError
-        With the last error that pip gave.
-    """
-    home, environment = folder / name, known[name]
+def _install(home: Path, environment: Environment) -> None:
     if _is_done(home, environment):
         return
-    log.print(f"{name}: installing {', '.join(environment.requirements)}", markup=False)
+    log.print(f"{home.name}: installing {', '.join(environment.requirements)}", markup=False)
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run((sys.executable, "-m", "venv", home), check=True)
     pip = (str(home / "bin/python"), "-m", "pip", "install", "--quiet")

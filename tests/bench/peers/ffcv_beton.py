@@ -23,7 +23,7 @@ from ffcv.loader import Loader, OrderOption
 from ffcv.transforms import Squeeze, ToTensor
 from ffcv.writer import DatasetWriter
 
-from tests.bench.peers.child import BATCH, Batch, read_rows
+from tests.bench.peers.child import BATCH, Batch, Peer, read_rows
 
 QUALITY = 90
 CORES = len(os.sched_getaffinity(0))
@@ -46,10 +46,9 @@ def _copy(batch: Batch) -> Batch:
 
 
 @dataclass(frozen=True)
-class _Beton:
+class _Beton(Peer):
     mode: str
     copied: bool = False
-    shuffled = True
 
     @property
     def exact(self) -> bool:

@@ -13,7 +13,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from grain import MapDataset, ReadOptions
 from grain.sources import ArrayRecordDataSource
 
-from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, read_rows
+from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, Peer, read_rows
 
 flags.FLAGS.mark_as_parsed()  # Grain reads flags of absl, which wants to have seen the command line
 
@@ -23,9 +23,7 @@ def _parse(record: bytes) -> tuple[np.ndarray, np.int64]:
     return np.frombuffer(record, np.uint8, offset=number.nbytes).reshape(ROW_SHAPE), number
 
 
-class _Records:
-    exact = shuffled = True
-
+class _Records(Peer):
     def write(self, rows: Path, store: Path) -> None:
         writer = ArrayRecordWriter(str(store), "group_size:1,uncompressed")
         for number, row in enumerate(read_rows(rows)):

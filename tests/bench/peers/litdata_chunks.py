@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from litdata import StreamingDataLoader, StreamingDataset, optimize
 
-from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, read_rows
+from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, Peer, read_rows
 from tests.bench.peers.torch_loaders import stack
 
 CHUNK_BYTES = "64MB"
@@ -33,9 +33,7 @@ class _RowDataset(StreamingDataset):
         return image, sample["label"]
 
 
-class _Chunks:
-    exact = shuffled = True
-
+class _Chunks(Peer):
     def write(self, rows: Path, store: Path) -> None:
         optimize(
             partial(_sample, rows),

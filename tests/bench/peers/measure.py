@@ -1,7 +1,10 @@
-"""Measure a peer: have it write the rows, then run epochs, in turns with the floor."""
+"""Measure a peer: have it write the rows, then run epochs, in turns with the floor.
+
+The rows are made first: each another crop of a photograph, as training draws them.
+"""
 
 import contextlib
-import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -10,16 +13,20 @@ import statistics
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from tests.bench.common import Cost, median_ratio, touch
-from tests.bench.peers.environments import NotInstalledError, install, python_of
-from tests.bench.peers.registry import Peer
-from tests.bench.peers.rows import Rows
+import numpy as np
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.bench.costs import Cost, evict, files_of, touch
+from tests.bench.harness import Work, log, median_ratio
+from tests.bench.peers.child import ROW_SHAPE, draw_crop
+from tests.bench.peers.environments import ENVIRONMENTS, ROOT, NotInstalledError, python_of
+
+PART = 250
 LIMIT_SECONDS = 900
 """For one request: a peer that hangs fails, and does not end the run."""
 FAREWELL_SECONDS = 10
@@ -28,16 +35,60 @@ MOST_EPOCHS = 50
 """Epochs that are over sooner are run more often, but not without end."""
 
 
+@dataclass(frozen=True)
+class Peer:
+    """One row of the table.
+
+    Attributes
+    ----------
+    name
+        For ``--only``.
+    target
+        ``module:attribute`` of its `child.Peer`.
+    environment
+        Of `ENVIRONMENTS`; None for this one.
+    """
+
+    name: str
+    title: str
+    target: str
+    environment: str | None = None
+
+
+def make_rows(work: Work, count: int) -> Path:
+    """A folder with ``rows.npy`` (count, H, W, C), and in ``photos/`` the photograph of each row,
+    made unless there is one from an earlier run.
+
+    Each row has a photograph of its own on the disk, a copy where there are too few, so that
+    reading them cold is what it would be with as many photographs.
+    """
+    done = work.folder / f"rows-{count}"
+    if done.exists():
+        return done
+    _, files = work.files()
+    log.print(f"Cutting {count:,} rows from {len(files)} photos")
+    making = done.with_suffix(".making")
+    shutil.rmtree(making, ignore_errors=True)
+    (making / "photos").mkdir(parents=True)
+    for number, path in zip(range(count), itertools.cycle(files), strict=False):
+        shutil.copyfile(path, making / f"photos/{number:06d}.jpg")
+    shape = (count, *ROW_SHAPE)
+    out = np.lib.format.open_memmap(making / "rows.npy", "w+", np.uint8, shape)
+    parts = [range(count)[start : start + PART] for start in range(0, count, PART)]
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for some, crops in zip(parts, pool.map(partial(_cut, making), parts), strict=True):
+            out[some.start : some.stop] = crops
+    out.flush()
+    making.rename(done)
+    return done
+
+
+def _cut(rows: Path, some: range) -> np.ndarray:
+    return np.stack([draw_crop(rows / f"photos/{number:06d}.jpg", number) for number in some])
+
+
 class ChildError(Exception):
     """A peer's process failed; the message is the last line it wrote."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """At the peak, in bytes: all that is resident, and what no file backs."""
-
-    resident_bytes: int
-    anonymous_bytes: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +103,8 @@ class Measurement:
         Epochs: the first opens the store.
     ratio
         CPU time of `later` over that of the floor in between; None where that did not run.
+    resident_bytes, anonymous_bytes
+        At the peak: all memory that is resident, and what no file backs.
     """
 
     written: Cost
@@ -59,36 +112,34 @@ class Measurement:
     first: Cost
     later: tuple[Cost, ...]
     ratio: float | None
-    memory: Memory
+    resident_bytes: int
+    anonymous_bytes: int
 
     @property
-    def cpu_ms_per_1000(self) -> float:
-        return statistics.median(cost.cpu_ms_per_1000 for cost in self.later)
+    def costs(self) -> list[Cost]:
+        return [self.first, *self.later]
 
-    @property
-    def samples_per_s(self) -> float:
-        return statistics.median(cost.samples_per_s for cost in self.later)
-
-    @property
-    def others(self) -> float:
-        """Cores that other processes kept busy in an epoch after the first."""
-        return statistics.median(cost.others_seconds / cost.wall_seconds for cost in self.later)
-
-    @property
-    def disk_bytes(self) -> float:
-        """Read from the disk in an epoch after the first."""
-        return statistics.median(cost.disk_bytes for cost in self.later)
+    def figures(self) -> Iterator[float | None]:
+        """In the order of the table's columns."""
+        yield statistics.median(cost.cpu_ms_per_1000 for cost in self.later)
+        yield self.ratio
+        yield statistics.median(cost.samples_per_s for cost in self.later)
+        yield statistics.median(cost.others_seconds / cost.wall_seconds for cost in self.later)
+        yield self.first.cpu_ms_per_1000
+        for nbytes in (self.resident_bytes, self.anonymous_bytes, self.stored_bytes):
+            yield nbytes / 1e6
+        yield statistics.median(cost.disk_bytes for cost in self.later) / 1e6
 
 
 class Child:
     """A peer in a process of its own; leaving the context ends it."""
 
-    def __init__(self, python: Path, peer: Peer, store: Path, rows: Rows, log: Path) -> None:
+    def __init__(self, python: Path, peer: Peer, store: Path, rows: Path, log: Path) -> None:
         self._log = log
         module = (python, "-m", "tests.bench.peers.child")
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                (*module, peer.target, store, rows.folder),
+                (*module, peer.target, store, rows),
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -160,7 +211,7 @@ class Bench:
     """
 
     folder: Path
-    rows: Rows
+    rows: Path
     epochs: int
     cold: bool
     install: bool
@@ -174,13 +225,10 @@ class Bench:
         NotInstalledError
             Its environment is not there.
         """
-        environments = self.folder / "envs"
-        if self.install and peer.environment is not None:
-            environments.mkdir(exist_ok=True)
-            install(peer.environment, environments)
-        logs = self.folder / "logs"
-        logs.mkdir(exist_ok=True)
-        python = python_of(peer.environment, environments)
+        environments, logs = self.folder / "envs", self.folder / "logs"
+        for folder in (environments, logs):
+            folder.mkdir(exist_ok=True)
+        python = python_of(peer.environment, environments, ENVIRONMENTS, install=self.install)
         with Child(python, peer, store, self.rows, logs / f"{peer.name}.log") as child:
             yield child
 
@@ -192,8 +240,7 @@ class Bench:
         try:
             with self.start(peer, store) as child:
                 written = Cost(**child.ask("write"))
-            for path in _files(store):
-                _write_back(path)
+            evict(files_of(store))  # what is measured finds it on the disk
             with self.start(peer, store) as child:
                 return self._read(child, store, floor, written)
         except (NotInstalledError, ChildError) as error:
@@ -202,32 +249,23 @@ class Bench:
             _remove(store)
 
     def _read(self, child: Child, store: Path, floor: Child | None, written: Cost) -> Measurement:
-        files = _files(store)
+        files = files_of(store)
         costs: list[Cost] = []
         floors: list[float] = []
         while len(costs) <= self.epochs or _want_more(costs):
             if self.cold:
                 child.ask("evict")
-                _evict(files)
+                evict(files)
             else:
                 touch(files)
             if floor is not None:
                 floors.append(Cost(**floor.ask("epoch")).cpu_ms_per_1000)
             costs.append(Cost(**child.ask("epoch")))
         first, *later = costs
-        burnt = [cost.cpu_ms_per_1000 for cost in later]
-        ratio = None if floor is None else median_ratio(burnt, floors[1:])
+        own = [cost.cpu_ms_per_1000 for cost in later]
+        ratio = None if floor is None else median_ratio(own, floors[1:])
         stored = sum(path.stat().st_size for path in files)
-        memory = Memory(**child.ask("check"))
-        return Measurement(written, stored, first, tuple(later), ratio, memory)
-
-
-def as_json(found: Measurement | str) -> dict[str, Any]:
-    """Plain data: medians and every epoch's cost, or the error."""
-    if isinstance(found, str):
-        return {"error": found}
-    names = ("cpu_ms_per_1000", "samples_per_s", "others", "disk_bytes")
-    return {**{name: getattr(found, name) for name in names}, **dataclasses.asdict(found)}
+        return Measurement(written, stored, first, tuple(later), ratio, **child.ask("check"))
 
 
 def _want_more(costs: list[Cost]) -> bool:
@@ -235,24 +273,8 @@ def _want_more(costs: list[Cost]) -> bool:
     return seconds < LEAST_SECONDS and len(costs) <= MOST_EPOCHS
 
 
-def _files(store: Path) -> list[Path]:
-    return [store] if store.is_file() else [path for path in store.rglob("*") if path.is_file()]
-
-
 def _remove(store: Path) -> None:
     if store.is_dir():
         shutil.rmtree(store)
     else:
         store.unlink(missing_ok=True)
-
-
-def _write_back(path: Path) -> None:
-    """Have a file on the disk before anything is measured; only clean pages can be evicted."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _evict(files: list[Path]) -> None:
-    for path in files:
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

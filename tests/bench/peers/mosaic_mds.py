@@ -26,7 +26,7 @@ except RuntimeError:
 from streaming import MDSWriter, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 
-from tests.bench.peers.child import BATCH, Batch, read_rows
+from tests.bench.peers.child import BATCH, Batch, Peer, read_rows
 from tests.bench.peers.torch_loaders import stack
 
 
@@ -36,9 +36,7 @@ class _RowDataset(StreamingDataset):
         return sample["image"], sample["label"]
 
 
-class _Mds:
-    exact = shuffled = True
-
+class _Mds(Peer):
     def write(self, rows: Path, store: Path) -> None:
         source = read_rows(rows)
         shape = ",".join(map(str, source.shape[1:]))

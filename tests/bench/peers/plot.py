@@ -1,13 +1,15 @@
-"""``python -m tests.bench.peers.plot``: draw the table of loaders in docs/performance.md."""
+"""The picture of the loaders' figures in docs/concepts/performance.md."""
 
 import re
+from html import escape
 from pathlib import Path
 
-from precache.html.charts import Panel, bars
-from precache.html.pages import part
+from precache.html.pages import part as part_of_page
+from tests.bench.harness import Table, Work, part
 
 DOCS = Path(__file__).parents[3] / "docs"
 PLOT = DOCS / "pictures/peers.svg"
+TITLE = "Samples/s on two cores (more is better)"
 
 Row = dict[str, str]
 """A row of a table: column -> cell, without emphasis."""
@@ -29,19 +31,27 @@ def table_rows(document: Path) -> list[Row]:
 def draw(rows: list[Row]) -> str:
     """Draw samples/s of all loaders, as an SVG with a palette for light and for dark pages."""
     rows = sorted(rows, key=_rate, reverse=True)
-    names = [row["loader"].partition(" (")[0] for row in rows]
-    labels = [row["samples/s"] for row in rows]
-    panel = Panel("samples/s on two cores (more is better)", list(map(_rate, rows)), labels)
-    colours = ["blue" if re.match("precache|.*CachedDataset", name) else "edge" for name in names]
-    chart = bars("peers", "Samples per second of each loader", names, [panel], colours)
-    head, _, inside = str(chart.svg).partition("</svg>")[0].partition(">")
-    head = re.sub(r"0 0 (\d+) (\d+)", lambda m: f"-8 -8 {int(m[1]) + 16} {int(m[2]) + 16}", head)
-    light, dark = re.findall(r":root \{.*?\}", part("page.css"), re.DOTALL)
-    style = (
-        f"{light} @media (prefers-color-scheme: dark) {{ {dark} }} "
-        "svg { font-family: system-ui, sans-serif; background: var(--bg); }"
-    )
-    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{inside}</svg>\n'
+    top, lines = _rate(rows[0]), []
+    for number, row in enumerate(rows):
+        name, rate, y = row["loader"].partition(" (")[0], row["samples/s"], 48 + 26 * number
+        colour = "blue" if re.match("precache|.*CachedDataset", name) else "edge"
+        width = 560 * _rate(row) / top
+        lines += [
+            f'<text x="256" y="{y + 13}" text-anchor="end">{escape(name)}</text>',
+            f'<rect x="264" y="{y}" width="{width:.1f}" height="18" fill="var(--{colour})"/>',
+            f'<text x="{270 + width:.1f}" y="{y + 13}">{escape(rate)}</text>',
+        ]
+    told = ", ".join(f"{row['loader'].partition(' (')[0]} {row['samples/s']}" for row in rows)
+    light, dark = re.findall(r":root \{.*?\}", part_of_page("page.css"), re.DOTALL)
+    alt, height = escape(f"{TITLE}: {told}"), 60 + 26 * len(rows)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {height}" role="img"'
+    return f"""{head} aria-label="{alt}">
+<style>{light} @media (prefers-color-scheme: dark) {{ {dark} }}
+svg {{ font: 13px system-ui, sans-serif; background: var(--bg); fill: var(--ink); }}</style>
+<text x="264" y="28" fill="var(--soft)">{TITLE}</text>
+{chr(10).join(lines)}
+</svg>
+"""
 
 
 def _rate(row: Row) -> float:
@@ -52,5 +62,12 @@ def _cells(line: str) -> list[str]:
     return [re.sub(r"[*`]", "", cell).strip() for cell in line.strip("| ").split("|")]
 
 
-if __name__ == "__main__":
-    PLOT.write_text(draw(table_rows(DOCS / "performance.md")), "utf-8")
+@part("plot")
+def plot(work: Work) -> Table:
+    """Draw the picture of docs/concepts/performance.md anew, from the figures in its table."""
+    rows = table_rows(DOCS / "concepts/performance.md")
+    PLOT.write_text(draw(rows), "utf-8")
+    table = Table(f"Drawn into {PLOT}", ("loader", "samples/s|,.0f"))
+    for row in rows:
+        table.add(row["loader"], _rate(row))
+    return table

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch.utils.data import DataLoader, Dataset
 
 import precache
-from tests.bench.peers.child import BATCH, Batch, read_rows
+from tests.bench.peers.child import BATCH, Batch, Peer, read_rows
 
 ROWS_VARIABLE = "PRECACHE_BENCH_ROWS"
 
@@ -36,9 +36,8 @@ def make_dataset() -> _RowDataset:
 
 
 @dataclass(frozen=True)
-class _Store:
+class _Store(Peer):
     codec: str
-    exact = shuffled = True
 
     def write(self, rows: Path, store: Path) -> None:
         os.environ[ROWS_VARIABLE] = str(rows)

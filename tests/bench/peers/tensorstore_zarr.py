@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorstore
 
-from tests.bench.peers.child import BATCH, Batch, read_rows
+from tests.bench.peers.child import BATCH, Batch, Peer, read_rows
 
 ROWS_PER_SHARD = 512
 OPTIONS = {
@@ -43,9 +43,7 @@ def _metadata(shape: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-class _Zarr:
-    exact = shuffled = True
-
+class _Zarr(Peer):
     def write(self, rows: Path, store: Path) -> None:
         source = read_rows(rows)
         spec = {**_spec(store), "metadata": _metadata(source.shape), "create": True}

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.bench.peers.child import BATCH, Batch
+from tests.bench.peers.child import BATCH, Batch, Peer, draw_crop
 
 
 def stack(samples: Sequence[tuple[np.ndarray, int]]) -> Batch:
@@ -36,16 +36,7 @@ def stack_tensors(samples: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Batch
     return torch.from_numpy(np.stack([image.numpy() for image in images])), torch.stack(numbers)
 
 
-def _link(rows: Path, store: Path) -> None:
-    store.hardlink_to(rows / "rows.npy")
-
-
-class _Take:
-    exact = shuffled = True
-
-    def write(self, rows: Path, store: Path) -> None:
-        _link(rows, store)
-
+class _Take(Peer):
     def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
         source = np.load(store, mmap_mode="r")
         flat = source.reshape(len(source), -1)
@@ -74,12 +65,7 @@ class _MemmapDataset(Dataset[Batch]):
         return torch.from_numpy(self._rows[indices]), torch.tensor(indices)
 
 
-class _Memmap:
-    exact = shuffled = True
-
-    def write(self, rows: Path, store: Path) -> None:
-        _link(rows, store)
-
+class _Memmap(Peer):
     def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
         dataset = _MemmapDataset(store)
         loader = DataLoader(dataset, BATCH, shuffle=True, collate_fn=lambda batch: batch)
@@ -87,12 +73,7 @@ class _Memmap:
             yield loader
 
 
-class _Tensors:
-    exact = shuffled = True
-
-    def write(self, rows: Path, store: Path) -> None:
-        _link(rows, store)
-
+class _Tensors(Peer):
     def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
         images = torch.from_numpy(np.load(store))
         dataset = TensorDataset(images, torch.arange(len(images)))
@@ -109,14 +90,10 @@ class _JpegDataset(Dataset[tuple[np.ndarray, int]]):
         return len(self._photos)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        from tests.bench.peers.crops import draw_crop
-
         return draw_crop(self._photos[index], index), index
 
 
-class _Jpegs:
-    exact = shuffled = True
-
+class _Jpegs(Peer):
     def write(self, rows: Path, store: Path) -> None:
         shutil.copytree(rows / "photos", store, copy_function=os.link)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import webdataset
 
-from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, read_rows
+from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, Peer, read_rows
 from tests.bench.peers.torch_loaders import stack
 
 ROWS_PER_TAR = 500
@@ -26,9 +26,7 @@ def _collate(samples: Sequence[tuple[np.ndarray, int]]) -> Batch:
     return stack(samples)
 
 
-class _Tars:
-    exact = shuffled = True
-
+class _Tars(Peer):
     def write(self, rows: Path, store: Path) -> None:
         store.mkdir()
         pattern = str(store / "%04d.tar")

@@ -11,11 +11,11 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
-from precache.errors import BuildError, CrashError, HangError, PrecacheError
+from precache.errors import BuildError, CrashError, PrecacheError
 
 Outcome = tuple[Any, Any]
 """An item, and the value that its task returned, which may be a `PrecacheError`."""
@@ -29,6 +29,14 @@ MIN_SUBMITTED = 8
 STRAGGLER_SECONDS = 5.0
 STRAGGLER_FACTOR = 1.5
 """A straggler's age: at least so many seconds, and so many medians of the tasks that ended."""
+
+FIRST_FACTOR = 2 * STRAGGLER_FACTOR
+"""Age from which the first unfinished task has a second copy while further tasks wait: so many
+medians of the later ones that ended.
+
+A reader that follows a build waits for it. The copy takes a slot from another task, so it comes
+later than that of a straggler at the end.
+"""
 
 TASK_SECONDS = 1.0
 """Items that take less share a task, up to this time."""
@@ -48,11 +56,18 @@ class WorkItem(Protocol):
     def memory(self) -> int:
         """Bytes that its process may need."""
 
+    @property
+    def barred(self) -> Mapping[str, str]:
+        """Samples that are left out, as they end workers: key -> reason."""
+
     def retried(self) -> Self:
         """Return the item for another copy, which may find the work done."""
 
-    def after(self, hang: HangError) -> Self:
-        """Return the item without the sample that hangs, or with suspects tried one by one."""
+    def after(self, suspects: Mapping[str, str]) -> Self:
+        """Return the item to try after a worker ended at samples (digest of key -> reason).
+
+        They are tried one by one; one that was alone at its worker's end is left out.
+        """
 
 
 @dataclass(frozen=True)
@@ -73,18 +88,18 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Hung:
-    """A copy whose process had to be ended because a sample of one of its items hangs."""
-
-    error: HangError
-
-
-@dataclass(frozen=True)
 class Lost:
-    """A copy that ended without values; `crashed` if its process died, but not its node."""
+    """A copy that ended without values; `crashed` if its process died, but not its node.
+
+    Attributes
+    ----------
+    suspects
+        Digest of key -> reason, of the samples that its process worked on.
+    """
 
     why: str
     crashed: bool
+    suspects: Mapping[str, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):
@@ -93,10 +108,15 @@ class Engine(Protocol):
     def slots(self) -> int:
         """Return how many tasks can run at a time on the nodes that are up now."""
 
-    def submit(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Hashable:
-        """Begin a task, of items of one job; return a name for this copy of it."""
+    def submit(
+        self, function: Callable[[Any], Any], items: Sequence[Any], next_one: bool = False
+    ) -> Hashable:
+        """Begin a task, of items of one job; return a name for this copy of it.
 
-    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Hung | Lost]]:
+        Where the engine can, `next_one` begins before others that wait for a slot.
+        """
+
+    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
         """Return copies that ended, at least one unless the time runs out."""
 
     def cancel(self, copy: Hashable) -> None:
@@ -110,7 +130,10 @@ class TaskLimits:
     Attributes
     ----------
     crashes, losses
-        Crashes of its process, and losses of its node, after which a task is given up.
+        Crashes of its process, and losses of its node, after which a task is given up. Crashes
+        count from the last one that found a sample to leave out.
+    barred
+        Samples that a task leaves out, after which it is given up.
     late, first_late
         Age in seconds from which another copy of a task is begun, even if the first one runs: at
         least `late` and four times the slowest task so far; `first_late` before any task has ended.
@@ -120,6 +143,7 @@ class TaskLimits:
 
     crashes: int = 3
     losses: int = 20
+    barred: int = 16
     late: float = 30.0
     first_late: float = 300.0
     copies: int = 4
@@ -154,17 +178,20 @@ def dispatch(
 @dataclass(eq=False)
 class _Task:
     items: Sequence[WorkItem]
+    number: int
+    """Position of its items among those of all tasks."""
     copies: dict[Hashable, float] = field(default_factory=dict)
     """Copy under way -> time of its submission."""
     retry: bool = False
     """A copy was submitted before."""
     crashes: int = 0
     losses: int = 0
+    barred: int = 0
 
     def split(self) -> Iterator[_Task]:
         """Yield a task for each item."""
         for item in self.items:
-            yield _Task([item], {}, self.retry, self.crashes, self.losses)
+            yield replace(self, items=[item], copies={})
 
 
 @dataclass
@@ -181,9 +208,12 @@ class _Dispatch:
     waiting: deque[_Task] = field(default_factory=deque)
     """Tasks to be submitted before any further item."""
     exhausted: bool = False
+    begun: int = 0
+    """Tasks that were made of items."""
     items_per_task: float = 1.0
     """Items that take `TASK_SECONDS`, by the task that ended last."""
-    durations: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+    durations: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=256))
+    """Number and age of the tasks that ended last."""
     ages_checked: float = float("-inf")
     late: int = 0
     """Late copies: they are not expected to end, and count for no slot."""
@@ -205,20 +235,16 @@ class _Dispatch:
             if task is None:
                 continue
             age = self.clock() - task.copies.pop(copy)
-            values: Sequence[Any] = []
-            items = task.items
             if isinstance(end, Lost):
                 error = self._count_loss(task, end)
-                values = [] if error is None else [error]
-            elif isinstance(end, Hung):
-                items = [item.after(end.error) for item in task.items]
+                values: Sequence[Any] = [] if error is None else [error]
             else:
                 values = end.values
-                self.durations.append(age)
+                self.durations.append((task.number, age))
                 self.items_per_task = TASK_SECONDS * len(values) / max(end.seconds, 1e-6)
-            if values or isinstance(end, Hung):
+            if values:
                 self.cancel(list(task.copies))
-                self.waiting.extend(replace(task, items=items[len(values) :]).split())
+                self.waiting.extend(replace(task, items=task.items[len(values) :]).split())
                 yield from zip(task.items, values, strict=False)
 
     def cancel(self, copies: list[Hashable]) -> None:
@@ -238,12 +264,13 @@ class _Dispatch:
         items = list(itertools.islice(self.items, count))
         self.remaining -= len(items)
         self.exhausted = not items
-        return _Task(items) if items else None
+        self.begun += 1
+        return _Task(items, self.begun) if items else None
 
-    def _submit(self, task: _Task) -> None:
+    def _submit(self, task: _Task, next_one: bool = False) -> None:
         items = [item.retried() for item in task.items] if task.retry else task.items
         task.retry = True
-        copy = self.engine.submit(self.function, items)
+        copy = self.engine.submit(self.function, items, next_one)
         task.copies[copy] = self.clock()
         self.copies[copy] = task
 
@@ -251,7 +278,15 @@ class _Dispatch:
         """Let a lost task begin again, split into its items; return an error at the limit."""
         task.crashes += end.crashed
         task.losses += not end.crashed
+        if end.suspects:
+            self.cancel(list(task.copies))  # in which they are not alone
+            task.copies.clear()
+            before, task.items = task.items, [item.after(end.suspects) for item in task.items]
+            if [item.barred for item in before] != [item.barred for item in task.items]:
+                task.crashes, task.barred = 0, task.barred + 1
         single = len(task.items) == 1
+        if single and task.barred >= self.limits.barred:
+            return CrashError(f"its worker died at {task.barred} samples: {end.why}")
         if single and task.crashes >= self.limits.crashes:
             return CrashError(f"its worker died {task.crashes} times: {end.why}")
         if single and task.losses >= self.limits.losses:
@@ -261,13 +296,15 @@ class _Dispatch:
         return None
 
     def _submit_second_copies(self, slots: int) -> None:
-        """Submit further copies of late tasks, and of stragglers where slots are free."""
+        """Submit further copies of late tasks, of the first task that lags, and of stragglers where
+        slots are free.
+        """
         now = self.ages_checked = self.clock()
         late, straggling = self.limits.first_late, float("inf")
         if self.durations:
-            late = max(self.limits.late, 4 * max(self.durations))
-            median = statistics.median(self.durations)
-            straggling = max(STRAGGLER_SECONDS, STRAGGLER_FACTOR * median)
+            seconds = [seconds for _, seconds in self.durations]
+            late = max(self.limits.late, 4 * max(seconds))
+            straggling = max(STRAGGLER_SECONDS, STRAGGLER_FACTOR * statistics.median(seconds))
         ages = {task: now - max(task.copies.values()) for task in self.copies.values()}
         self.late = sum(now - task.copies[copy] > late for copy, task in self.copies.items())
         room = slots * SUBMITTED_PER_SLOT - len(self.copies) + self.late
@@ -275,6 +312,12 @@ class _Dispatch:
         few = [task for task in late_tasks if len(task.copies) < self.limits.copies]
         for task in few[: max(0, room)]:
             self._submit(task)
+        first = min(ages, key=lambda task: task.number)
+        later = [seconds for number, seconds in self.durations if number > first.number]
+        if later and len(first.copies) == 1:
+            lagging = max(STRAGGLER_SECONDS, FIRST_FACTOR * statistics.median(later))
+            if ages[first] > lagging:
+                self._submit(first, next_one=True)  # even beyond the bound
         at_the_end = self.exhausted and not self.waiting
         free = slots - len(self.copies) + self.late if at_the_end else 0
         single = [t for t, age in ages.items() if age > straggling and len(t.copies) == 1]

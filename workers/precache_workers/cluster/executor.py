@@ -14,7 +14,7 @@ from precache_workers.cluster.dispatch import Outcome, TaskLimits, dispatch
 from precache_workers.cluster.placement import Placement
 from precache_workers.cluster.ray_engine import RayEngine
 from precache_workers.cluster.ray_session import joined_ray
-from precache_workers.runtime.time_limit import watchdog_running
+from precache_workers.runtime.fatal_signals import fatal_stacks
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def executor(
         Called with a message when tasks wait for nodes.
     """
     if address == "serial":
-        with watchdog_running():
+        with fatal_stacks():
             yield run_serial
         return
     if address == "local":

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-from collections import Counter
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from typing import Any
 
 from precache.errors import BuildError, PrecacheError
@@ -14,17 +12,8 @@ from precache.storage.base import Folder
 from precache_workers.cluster.placement import Placement
 from precache_workers.runtime.node import NODE
 
-LAST_CALL_SECONDS = 5.0
-"""Limit for an actor's last call: the actor may have only just been started."""
-
 NODES_SECONDS = 60.0
 """Limit for the answers of all nodes."""
-
-
-def is_connected() -> bool:
-    """Return True if this process has joined a Ray."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -43,15 +32,9 @@ def node_id() -> str:
     return identity
 
 
-def node_cpus() -> dict[str, int]:
-    """Return the CPUs of each live node of the joined cluster, by address; {} without a cluster."""
-    if not is_connected():
-        return {}
-    cpus: Counter[str] = Counter()
-    for node in nodes():
-        if node["Alive"]:
-            cpus[node["NodeManagerAddress"]] += int(node["Resources"].get("CPU", 0))
-    return dict(cpus)
+def cluster_cpus() -> int:
+    """Return the CPUs of all live nodes."""
+    return sum(int(node["Resources"].get("CPU", 0)) for node in nodes() if node["Alive"])
 
 
 def set_niceness(nice: int) -> None:
@@ -77,11 +60,15 @@ def call_in_worker(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
 
 
 def on_every_node(
-    placement: Placement, function: Callable[[Any], Any], item: Any
-) -> dict[str, Any]:
-    """Call a function on each node that tasks may run on; return the results by node.
+    placement: Placement,
+    function: Callable[[Any], Any],
+    item: Any,
+    seconds: float = NODES_SECONDS,
+) -> Generator[tuple[str, Any], None, None]:
+    """Call a function on each node that tasks may run on; yield (node, result) as they come.
 
-    A result may be a `PrecacheError`. Nodes that are lost meanwhile are left out.
+    A result may be a `PrecacheError`. Nodes that are lost meanwhile, or do not answer in time, are
+    left out. Closing the iterator cancels the calls.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -95,51 +82,39 @@ def on_every_node(
         task = remote.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
         name = f"{node['NodeManagerHostname']} at {node['NodeManagerAddress']}"
         names[task.remote(function, item, placement.nice)] = name
-    if not names:
-        return {}
-    results = {}
-    ready, late = ray.wait(list(names), num_returns=len(names), timeout=NODES_SECONDS)
-    for reference in ready:
-        with contextlib.suppress(ray.exceptions.RayError):
-            results[names[reference]] = ray.get(reference)
-    for reference in late:
-        ray.cancel(reference, force=True)
-    return results
+    until = time.monotonic() + seconds
+    try:
+        while names:
+            left = max(0.0, until - time.monotonic())
+            ready, _ = ray.wait(list(names), num_returns=1, timeout=left)
+            if not ready:
+                return
+            for reference in ready:
+                name = names.pop(reference)
+                try:
+                    result = ray.get(reference)
+                except ray.exceptions.RayError:
+                    continue
+                yield name, result
+    finally:
+        for reference in names:
+            ray.cancel(reference, force=True)
 
 
 def require_shared(placement: Placement, folder: Folder, name: str) -> None:
     """Raise `BuildError` if some nodes do not see an object of a local folder."""
     if folder.local(name) is None:  # a URL, which all nodes see
         return
-    results = on_every_node(placement, _sees, (folder, name))
-    blind = [node for node, seen in results.items() if seen is not True]
+    results = list(on_every_node(placement, _sees, (folder, name)))
+    blind = [node for node, seen in results if seen is not True]
     if blind:
         raise BuildError(
             f"{folder} is not shared: {len(blind)} of {len(results)} nodes do not see "
             f"{folder.path(name)} ({', '.join(blind[:3])}); use a URL, or a disk that all nodes "
-            "mount at the same path, or choose nodes that do by --resource or --label"
+            "mount at the same path, or choose nodes that do by --node-resources or --node-labels"
         )
 
 
 def _sees(folder_and_name: tuple[Folder, str]) -> bool:
     folder, name = folder_and_name
     return folder.size(name) is not None
-
-
-def actor_on_head(kind: type, *arguments: Any) -> Any:
-    """Start an actor on the head, where it takes no CPU and is not lost with a spare node.
-
-    It ends with this process's connection. Calls that it gets afterwards are lost without an error.
-    """
-    import ray
-
-    remote: Any = ray.remote(kind)
-    head = {"node:__internal_head__": 0.001}
-    return remote.options(num_cpus=0, resources=head).remote(*arguments)
-
-
-def wait_for(call: Any) -> None:
-    """Wait until an actor has executed a call, for a few seconds at most."""
-    import ray
-
-    ray.wait([call], timeout=LAST_CALL_SECONDS)

@@ -21,10 +21,11 @@ from typing import Any
 
 import psutil
 
-from precache.errors import HangError, UsageError
-from precache_workers.cluster.dispatch import Done, Hung, Lost, TaskLimits
-from precache_workers.cluster.worker import take_report
-from precache_workers.runtime.watchdog import explain
+from precache.errors import UsageError
+from precache.runtime.usage import available_bytes
+from precache.units import size
+from precache_workers.cluster.dispatch import Done, Lost, TaskLimits
+from precache_workers.runtime.time_limit import take_suspects
 
 START = (
     "import sys; sys.path[:] = sys.argv[4:]; "
@@ -39,8 +40,12 @@ ENVIRONMENT = {
 }
 """Environment of workers; variables that the user has set take precedence."""
 
-MEMORY_SECONDS = 0.25
-"""Time between two checks of the available memory."""
+CHECK_SECONDS = 0.25
+"""Time between two checks of the workers and the available memory."""
+
+STOPPED_CHECKS = 240
+"""Checks at which a worker was stopped each time, by SIGSTOP, after which it is ended. Checks are
+counted, as time goes on while this process is stopped with its workers."""
 
 LEAST_FREE = 512 << 20
 """Bytes of memory; with less available, the largest worker is ended."""
@@ -67,7 +72,7 @@ class _Worker:
     Parameters
     ----------
     folder
-        Of reports; removed by the worker if this process is gone.
+        Of jobs and notes; removed by the worker if this process is gone.
 
     Raises
     ------
@@ -78,6 +83,7 @@ class _Worker:
     def __init__(self, folder: str) -> None:
         self.began = time.monotonic()
         self.out_of_memory = False
+        self._stopped = 0
         self._stderr_tail = b""
         self.connection, theirs = multiprocessing.Pipe()
         # The current folder may be a store, or full of samples, with files named like modules.
@@ -113,13 +119,13 @@ class _Worker:
                 self._stderr_tail = (self._stderr_tail + said)[-STDERR_TAIL_BYTES:]
 
     def begin(
-        self, function: Callable[[Any], Any], job: str, items: Sequence[Any], report: str
+        self, function: Callable[[Any], Any], job: str, items: Sequence[Any], at_work: str
     ) -> None:
-        """Send a task; `job` is a file with the pickled job."""
+        """Send a task; `job` is the file of the pickled job, `at_work` that of its samples."""
         self.began = time.monotonic()
         bare = [replace(item, job=None) for item in items]
         with contextlib.suppress(OSError):  # it has ended, which the wait for its answer reports
-            self.connection.send((function, job, bare, report))
+            self.connection.send((function, job, bare, at_work))
 
     def memory(self) -> int:
         """Return the bytes of memory that the process holds."""
@@ -127,6 +133,14 @@ class _Worker:
             return int(psutil.Process(self._process.pid).memory_info().rss)
         except psutil.NoSuchProcess:
             return 0
+
+    def end_if_stopped(self) -> None:
+        """Kill the process if it was stopped at each of the last checks: nothing else ends it."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            stopped = psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
+            self._stopped = self._stopped + 1 if stopped else 0
+            if self._stopped == STOPPED_CHECKS:
+                self.kill()
 
     def kill(self) -> None:
         """Kill the process, and whatever it has started in its group."""
@@ -144,13 +158,21 @@ class _Worker:
         """Return why the process ended by itself."""
         wait([self.ended], SHUTDOWN_SECONDS)
         self.kill()
-        status = self._process.wait()
+        try:
+            _, status, usage = os.wait4(self._process.pid, 0)
+        except ChildProcessError:  # the kernel keeps no status where SIGCHLD is ignored
+            return "its process ended"
+        self._process.returncode = os.waitstatus_to_exitcode(status)
         self._listener.join(SHUTDOWN_SECONDS)
         if self.out_of_memory:
             return "it ran out of memory"
-        how = f"ended with status {status}"
-        if status < 0:
-            how = f"was killed ({signal.Signals(-status).name})"
+        if self._stopped >= STOPPED_CHECKS:
+            return f"its process was stopped for {STOPPED_CHECKS * CHECK_SECONDS:g} s (SIGSTOP)"
+        how = f"ended with status {self._process.returncode}"
+        if os.WIFSIGNALED(status):
+            how = f"was killed ({signal.Signals(os.WTERMSIG(status)).name})"
+            if os.WTERMSIG(status) == signal.SIGKILL:  # as the kernel does if memory runs out
+                how += f" with up to {size(usage.ru_maxrss << 10)} of memory"
         lines = self._stderr_tail.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
         return f"its process {how}{f': {last.strip()[:200]}' if last else ''}"
@@ -173,26 +195,32 @@ class ProcessEngine:
         self._idle: list[_Worker] = []
         self._busy: dict[int, _Worker] = {}
         self._jobs: list[tuple[Any, str]] = []
+        self._checked = time.monotonic()
+        self._available_before = available_bytes()
 
     def slots(self) -> int:
         return self._processes
 
-    def submit(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Hashable:
+    def submit(
+        self, function: Callable[[Any], Any], items: Sequence[Any], next_one: bool = False
+    ) -> Hashable:
         copy = next(self._numbers)
-        self._waiting[copy] = function, items
+        task = {copy: (function, items)}
+        self._waiting = task | self._waiting if next_one else self._waiting | task
         self._begin()
         return copy
 
-    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Hung | Lost]]:
+    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
         self._begin()
         signs = [
             sign for worker in self._busy.values() for sign in (worker.connection, worker.ended)
         ]
         until = time.monotonic() + seconds
-        while not (ready := wait(signs, min(seconds, MEMORY_SECONDS))):
+        self._check_workers()
+        while not (ready := wait(signs, min(seconds, CHECK_SECONDS))):
             if time.monotonic() >= until:
                 return []
-            self._relieve_memory()
+            self._check_workers()
         copies = [
             copy
             for copy, worker in self._busy.items()
@@ -225,7 +253,7 @@ class ProcessEngine:
             function, items = self._waiting.pop(copy)
             worker = self._idle.pop() if self._idle else _Worker(self._folder.name)
             self._busy[copy] = worker
-            worker.begin(function, self._job(items[0].job), items, self._report(copy))
+            worker.begin(function, self._job(items[0].job), items, self._at_work(copy))
 
     def _job(self, job: Any) -> str:
         """Return the file of a pickled job; a pipe would block while a worker starts."""
@@ -237,22 +265,28 @@ class ProcessEngine:
         self._jobs.append((job, path))
         return path
 
-    def _relieve_memory(self) -> None:
-        """End the largest worker if workers use up the memory: the kernel takes minutes to."""
-        memory = psutil.virtual_memory()
-        if memory.available >= LEAST_FREE:
+    def _check_workers(self) -> None:
+        """End workers that are stopped, and the largest one if workers use up the memory: the
+        kernel takes minutes to."""
+        if time.monotonic() < self._checked + CHECK_SECONDS:
+            return
+        self._checked = time.monotonic()
+        for worker in self._busy.values():
+            worker.end_if_stopped()
+        available = available_bytes()
+        if available >= LEAST_FREE:
             return
         held = {worker: worker.memory() for worker in self._busy.values()}
         largest = max(held, key=held.__getitem__, default=None)
-        used = memory.total - memory.available
-        if largest and held[largest] > LEAST_ENDED and 2 * sum(held.values()) > used:
+        gone = self._available_before - available
+        if largest and held[largest] > LEAST_ENDED and 2 * sum(held.values()) > gone:
             largest.out_of_memory = True
             largest.kill()
 
-    def _report(self, copy: int) -> str:
+    def _at_work(self, copy: int) -> str:
         return str(Path(self._folder.name) / str(copy))
 
-    def _end(self, copy: int, worker: _Worker) -> Done | Hung | Lost:
+    def _end(self, copy: int, worker: _Worker) -> Done | Lost:
         """Return how a task ended."""
         try:
             if not worker.connection.poll():
@@ -261,8 +295,7 @@ class ProcessEngine:
         except (EOFError, OSError):
             why = worker.why_ended()
             worker.end()
-            if late := take_report(self._report(copy)):
-                return Hung(HangError(explain(late), late=late))
-            return Lost(why, crashed=True)
+            suspects = take_suspects(self._at_work(copy), why)
+            return Lost(why, crashed=suspects is not None, suspects=suspects or {})
         self._idle.append(worker)
         return Done(values, seconds)

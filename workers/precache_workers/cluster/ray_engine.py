@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pickle
@@ -12,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precache.errors import BuildError, HangError, MismatchError
+from precache.errors import BuildError, MismatchError
 from precache.units import size
-from precache_workers.cluster.dispatch import Done, Hung, Lost
+from precache_workers.cluster.counters import count_receipts
+from precache_workers.cluster.dispatch import Done, Lost
 from precache_workers.cluster.nodes import call_in_worker, node_id, nodes, on_every_node
 from precache_workers.cluster.placement import Placement
-from precache_workers.cluster.worker import run_items, take_report
-from precache_workers.runtime.watchdog import explain
+from precache_workers.cluster.worker import run_items
+from precache_workers.runtime.time_limit import take_suspects
 
 NODE_ID = "ray.io/node-id"
 """Label that Ray gives each node."""
@@ -38,8 +40,11 @@ MEMORY_STEP = 64 << 20
 RESULT_SECONDS = 60.0
 """Limit for fetching a result, whose node may just be lost."""
 
-REPORT = "precache-hang-"
-"""Prefix of a file's name in the temporary folder: the report on samples that ended a worker."""
+AT_WORK = "precache-at-work-"
+"""Prefix of a file's name in the temporary folder of a node: the samples at which a task works."""
+
+STALE_SECONDS = 86400.0
+"""Age of files of notes that are removed: those of tasks that were cancelled."""
 
 
 class RayEngine:
@@ -64,8 +69,8 @@ class RayEngine:
         self._excluded = excluded
         self._remotes: dict[tuple[Callable[[Any], Any], int, int, int], Any] = {}
         self._memory = 0
-        self._under_way: dict[Any, tuple[str, float]] = {}
-        """Task -> the name of its report, and the earliest time at which there can be one."""
+        self._under_way: dict[Any, str] = {}
+        """Task -> the name of its file of notes."""
         self._slots, self._slots_counted = 0, float("-inf")
         self._waiting_since = time.monotonic()
 
@@ -87,7 +92,9 @@ class RayEngine:
         usable = [node for node in nodes() if node["NodeID"] not in self._excluded]
         return self._placement.slots(usable, self._memory)
 
-    def submit(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Hashable:
+    def submit(
+        self, function: Callable[[Any], Any], items: Sequence[Any], next_one: bool = False
+    ) -> Hashable:
         job, memory = items[0].job, self._placement.memory
         if memory is None:
             most = max(item.memory for item in items)
@@ -96,25 +103,28 @@ class RayEngine:
         key = function, id(job), memory, len(self._excluded)
         if key not in self._remotes:
             self._remotes[key] = self._remote_function(function, job, memory)
-        report = f"{REPORT}{os.urandom(16).hex()}"
-        argument = pickle.dumps(([replace(item, job=None) for item in items], report))
+        at_work = f"{AT_WORK}{os.urandom(16).hex()}"
+        argument = pickle.dumps(([replace(item, job=None) for item in items], at_work))
         task: Hashable = self._remotes[key].remote(argument)
-        seconds = getattr(job, "sample_seconds", 0.0)
-        self._under_way[task] = report, time.monotonic() + seconds
+        self._under_way[task] = at_work
         return task
 
     def _remote_function(self, function: Callable[[Any], Any], job: Any, memory: int) -> Any:
         """Return the function that Ray calls on a worker: it holds the job, which is sent once.
 
-        Its argument is the pickled items and the name of their report, its result the pickled
+        Its argument is the pickled items and the name of their notes, its result the pickled
         values and seconds of `Done`.
         """
         placement = self._placement
         call = functools.partial(call_in_worker, function, nice=placement.nice)
 
-        def on_worker(items_and_report: bytes) -> bytes:
-            items, name = pickle.loads(items_and_report)
-            values, seconds = run_items(call, job, items, _report_path(name))
+        def on_worker(items_and_name: bytes) -> bytes:
+            items, name = pickle.loads(items_and_name)
+            _remove_stale_files()
+            began = time.time()
+            values, seconds = run_items(call, job, items, _at_work_path(name))
+            with contextlib.suppress(Exception):  # metrics fail no task
+                count_receipts(values, began)
             if isinstance(values[-1], MismatchError):
                 values[-1].node = node_id()
             return pickle.dumps((values, seconds))
@@ -132,28 +142,20 @@ class RayEngine:
             label_selector=labels or None,
         )
 
-    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Hung | Lost]]:
+    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
         tasks = list(self._under_way)
         ended, _ = self._ray.wait(tasks, num_returns=1, timeout=seconds)
         if ended and len(tasks) > MANY:
             ended, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)
-        return [(task, self._end(task, *self._under_way.pop(task))) for task in ended]
+        return [(task, self._end(task, self._under_way.pop(task))) for task in ended]
 
     def cancel(self, copy: Any) -> None:
         if copy in self._under_way:
             del self._under_way[copy]
             self._ray.cancel(copy, force=True)
 
-    def _end(self, task: Any, report: str, may_hang: float) -> Done | Hung | Lost:
-        """Return how a task ended.
-
-        Parameters
-        ----------
-        report
-            Name of the file on the task's node that a hang leaves.
-        may_hang
-            Earliest time of a hang; before it no node is searched for the report.
-        """
+    def _end(self, task: Any, at_work: str) -> Done | Lost:
+        """Return how a task ended; `at_work` is the name of a file on its node."""
         errors = self._ray.exceptions
         try:
             values, seconds = pickle.loads(self._ray.get(task, timeout=RESULT_SECONDS))
@@ -163,17 +165,21 @@ class RayEngine:
         except errors.RayTaskError as error:
             return Done([BuildError(f"a task failed: {error.cause!r}")], 0.0)
         except errors.OutOfMemoryError:
-            return Lost("it ran out of memory", crashed=True)
+            return self._crashed("it ran out of memory", at_work)
         except errors.WorkerCrashedError:
-            if time.monotonic() >= may_hang:
-                reports = on_every_node(self._placement, _take_report, report).values()
-                if late := next(filter(None, reports), None):
-                    return Hung(HangError(explain(late), late=late))
-            return Lost("its process ended by itself, or was killed", crashed=True)
+            return self._crashed("its process ended by itself, or was killed", at_work)
         except (errors.RuntimeEnvSetupError, errors.TaskUnschedulableError) as error:
             return Done([BuildError(f"a task cannot be run: {error}")], 0.0)
         except errors.RayError as error:
             return Lost(str(error).partition("\n")[0], crashed=False)
+
+    def _crashed(self, why: str, at_work: str) -> Lost:
+        """Return the loss of a task, with the notes of the node that has them."""
+        suspects: dict[str, str] | None = {}
+        answers = on_every_node(self._placement, _take_suspects, (at_work, why))
+        with contextlib.closing(answers):
+            suspects = next((taken for _, answer in answers for taken in answer), suspects)
+        return Lost(why, crashed=suspects is not None, suspects=suspects or {})
 
     def _exclude(self, error: MismatchError) -> Done | Lost:
         """Run no more tasks on the error's node; return the error if no other node is left."""
@@ -186,10 +192,21 @@ class RayEngine:
         return Lost(str(error), crashed=False)
 
 
-def _report_path(name: str) -> str:
+def _at_work_path(name: str) -> str:
     return str(Path(tempfile.gettempdir()) / name)
 
 
-def _take_report(name: str) -> dict[str, str]:
-    """Do as `take_report` with a report of this node."""
-    return take_report(_report_path(name))
+def _take_suspects(name_and_why: tuple[str, str]) -> list[dict[str, str] | None]:
+    """Do as `take_suspects` with a file of this node; nothing if the file is not here."""
+    name, why = name_and_why
+    path = _at_work_path(name)
+    return [take_suspects(path, why)] if Path(path).exists() else []
+
+
+@functools.cache
+def _remove_stale_files() -> None:
+    """Remove files that nobody took from this node, once a process."""
+    for path in Path(tempfile.gettempdir()).glob(f"{AT_WORK}*"):
+        with contextlib.suppress(OSError):  # another user's
+            if path.stat().st_mtime < time.time() - STALE_SECONDS:
+                path.unlink()

@@ -43,8 +43,9 @@ def joined_ray(address: str) -> Iterator[None]:
             ) from None
         try:
             yield
-        except ConnectionError as error:
-            if type(error) is not ConnectionError:  # of another connection than Ray's
+        except (ConnectionError, ValueError) as error:
+            of_rays_channel = "closed channel" in str(error)  # a ValueError of gRPC
+            if type(error) is not ConnectionError and not of_rays_channel:
                 raise
             raise BuildError(
                 f"lost the connection to {address}: {error}; once the cluster answers again, run "

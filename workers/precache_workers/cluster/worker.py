@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import os
 import pickle
 import shutil
@@ -19,19 +17,23 @@ from typing import Any
 
 from precache.errors import BuildError, HangError, MismatchError, PrecacheError
 from precache_workers.cluster.dispatch import TASK_SECONDS
-from precache_workers.runtime.time_limit import Watchdog
-from precache_workers.runtime.watchdog import write_report
+from precache_workers.runtime.time_limit import at_work_file
 
 PARENT_SECONDS = 0.5
 """Time between two checks that the process that started this one still runs."""
 
 
 def run_items(
-    call: Callable[[Any], Any], job: Any, items: Sequence[Any], report: str
+    call: Callable[[Any], Any], job: Any, items: Sequence[Any], at_work: str
 ) -> tuple[list[Any], float]:
     """Call a function with the items of a task, until it has taken twice `TASK_SECONDS`.
 
-    A sample that hangs ends this process, and leaves a report.
+    A sample that hangs ends this process.
+
+    Parameters
+    ----------
+    at_work
+        File to create for the samples at work, which stays only if this process ends.
 
     Returns
     -------
@@ -39,7 +41,7 @@ def run_items(
         Values, as of `Done`; a `PrecacheError` that was raised is one. Then the seconds.
     """
     began, seconds, values = time.monotonic(), 0.0, []
-    with _watchdog().on_duty(report):
+    with at_work_file(at_work) as file:
         for item in items:
             if seconds >= 2 * TASK_SECONDS:
                 break
@@ -51,26 +53,11 @@ def run_items(
             if isinstance(values[-1], MismatchError):
                 break
             if isinstance(values[-1], HangError):
-                with contextlib.suppress(OSError):  # without a report it counts as a crash
-                    write_report(report, values[-1].late)
+                with contextlib.suppress(OSError):
+                    if file is not None:
+                        file.write_late(values[-1].late)
                 os._exit(1)
     return values, seconds
-
-
-def take_report(path: str) -> dict[str, str]:
-    """Read and remove the report on a worker that had to be ended: sample's key -> why."""
-    try:
-        late: dict[str, str] = json.loads(Path(path).read_bytes())
-    except FileNotFoundError:
-        return {}
-    Path(path).unlink()
-    return late
-
-
-@functools.cache
-def _watchdog() -> Watchdog:
-    """Return the worker process's own, which ends with it."""
-    return Watchdog()
 
 
 def run_worker(descriptor: str, parent: str, folder: str) -> None:
@@ -89,11 +76,11 @@ def run_worker(descriptor: str, parent: str, folder: str) -> None:
     loaded = ""
     with Connection(int(descriptor)) as connection, contextlib.suppress(EOFError):
         while True:
-            function, path, items, report = connection.recv()
+            function, path, items, at_work = connection.recv()
             try:
                 if path != loaded:
                     job, loaded = pickle.loads(Path(path).read_bytes()), path
-                answer = run_items(function, job, items, report)
+                answer = run_items(function, job, items, at_work)
             except Exception as error:
                 answer = [BuildError(f"a task failed: {error!r}")], 0.0
             connection.send(answer)

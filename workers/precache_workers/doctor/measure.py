@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from precache.errors import HangError, SampleError, SourceError, UsageError
 from precache.messages import shown
 from precache.recipe.recipe import Codec, ImageCodec, RawCodec, Recipe, ZstdCodec
 from precache.runtime.usage import cores as usable_cores
+from precache.runtime.usage import read_memory
 from precache.storage.open import StorageOptions
 from precache.store.layout import INDEX_ENTRY_NBYTES, RowShape
 from precache.store.row_table import RowTable
@@ -30,11 +30,12 @@ from precache_workers.planning.rows import in_few_units
 from precache_workers.profiling.measurements import CodecTimes, Host, SourceMeasurements
 from precache_workers.profiling.rates import StartTask, start_worker
 from precache_workers.profiling.stage_times import StageTimes, codec_for, measure_stages
+from precache_workers.runtime.fatal_signals import fatal_stacks
 from precache_workers.shards.samples import FetchAllTask, Job, loads_torch
 from precache_workers.sources.base import Columns, Listing, Source
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.sample_inputs import SampleName
-from precache_workers.sources.user_code import require_permission
+from precache_workers.user_code.loading import require_permission
 
 LISTING, STAGES, PROBE, BUILDING, READING = 0.2, 0.3, 0.15, 0.1, 0.25
 """Shares of the time for each part."""
@@ -66,9 +67,7 @@ class DoctorRequest:
     sample_name: SampleName | None
 
 
-def examine(
-    request: DoctorRequest, tick: Callable[[str], None] = lambda step: None
-) -> DoctorReport:
+def examine(request: DoctorRequest, tick: Callable[[str], None]) -> DoctorReport:
     """Measure some samples of a source and report what follows.
 
     Parameters
@@ -96,7 +95,8 @@ def examine(
         lambda count: tick(f"listing, {count:,} samples"), request.seconds * LISTING
     )
     listing_seconds = time.monotonic() - started
-    measured = _measure(request, source, listing, tick)
+    with fatal_stacks():
+        measured = _measure(request, source, listing, tick)
     host = replace(measured.host, load=load)
     measured = replace(measured, listing_seconds=listing_seconds, host=host)
     cores = request.cores or host.cores
@@ -127,7 +127,7 @@ def _measure(
     nbytes = [sample.nbytes for sample in stages.samples]
     with tempfile.TemporaryDirectory(prefix="precache-doctor-") as folder:
         cpu, codecs = _trials(request, job, stages, some, len(table), Path(folder), tick)
-    memory = psutil.virtual_memory()
+    memory = read_memory()
     return SourceMeasurements(
         source=shown(request.source),
         samples=len(table),

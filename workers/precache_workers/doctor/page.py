@@ -1,42 +1,20 @@
-"""The doctor's report as a page and as a PNG."""
+"""The doctor's report as a page."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
-import numpy.typing as npt
 
-from precache.html.charts import Chart, Panel, bars, distributions
+from precache.html.charts import Bars, Chart, Dots, Panel
 from precache.html.pages import render
-from precache.simulation.model import MOST_LOADERS, Simulation, simulate
-from precache.simulation.page import timeline
-from precache.simulation.player import player_values
-from precache.units import number, plain, size
+from precache.simulation.model import Simulation
+from precache.simulation.page import player_values
+from precache.units import number, plain
 from precache_workers.doctor import text
-
-if TYPE_CHECKING:
-    from precache_workers.doctor.report import CodecFigures, DoctorReport
-
-BATCH_SAMPLES = 64
-"""Samples per batch of the simulated loops."""
-BATCHES = 100
-MAX_STEP_MS = 1e8
-"""Longest simulated step, about a day."""
-TEXT_COLUMNS = ("key", "stored after", "slowest stage")
+from precache_workers.doctor.report import BATCH_SAMPLES, DoctorReport, feed
 
 
 def render_doctor_report(report: DoctorReport) -> str:
     """Render a page: one file, no network, light and dark."""
-    tables = {
-        heading: (
-            [str(column.header).replace("\n", " ") for column in table.columns],
-            list(zip(*(map(str, column.cells) for column in table.columns), strict=True)),
-        )
-        for heading, table in text.tables(report, slow_ratio=0)
-    }
     before, after = simulate_without_cache(report), simulate_with_cache(report)
     return render(
         "doctor.html",
@@ -44,9 +22,8 @@ def render_doctor_report(report: DoctorReport) -> str:
         script="player.js",
         title=text.title(report),
         answers=list(text.answers(report)),
-        charts=[*_charts(report), *_timeline_after(after)],
-        tables=tables,
-        text=TEXT_COLUMNS,
+        charts=_charts(report, before),
+        tables=list(text.tables(report, slow_ratio=0)),
         listing=number(1e3 * report.listing_seconds / report.samples),
         remarks=list(text.remarks(report)),
         replay_note=_replay_note(report, before, after),
@@ -57,22 +34,20 @@ def render_doctor_report(report: DoctorReport) -> str:
 # --- charts -------------------------------------------------------------------------------------
 
 
-def _charts(report: DoctorReport) -> list[Chart]:
+def _charts(report: DoctorReport, before: Simulation) -> list[Chart]:
     """List the charts, the answer first."""
-    return [
-        _feeding(report), _stages(report), _cuts(report), _codecs(report), *_storage(report)
-    ]  # fmt: skip
-
-
-def _timeline_after(after: Simulation | None) -> list[Chart]:
-    return [timeline(after, "Timeline with a cache, simulated")] if after else []
+    rows = {stage.name: np.array(stage.each_ms) for stage in report.stages}
+    note = "CPU time; for fetch the time spent waiting. Each dot is a sample."
+    return [_feeding(report, before), Dots("Time of each stage, per sample", rows, note)]
 
 
 def simulate_without_cache(report: DoctorReport) -> Simulation:
     """Simulate one process per core that fetches and decodes batches of the timed samples."""
     sample_ms = np.sum([stage.each_ms for stage in report.stages[:-1]], axis=0)
-    shape = (BATCHES, BATCH_SAMPLES)
-    return _simulate(report, np.random.default_rng(0).choice(sample_ms, shape).sum(axis=1))
+    if report.storage:  # however many processes read it
+        fastest = max(reading.requests_per_s for reading in report.storage)
+        sample_ms = np.maximum(sample_ms, 1e3 * report.cores / fastest)
+    return feed(sample_ms, report.cores, report.rate)
 
 
 def simulate_with_cache(report: DoctorReport) -> Simulation | None:
@@ -80,15 +55,7 @@ def simulate_with_cache(report: DoctorReport) -> Simulation | None:
     cut = next(cut for cut in report.cuts if cut.after == report.cut)
     if cut.after == "fetch":
         return None
-    return _simulate(report, np.full(1, BATCH_SAMPLES * cut.online_cpu_ms))
-
-
-def _simulate(report: DoctorReport, load_ms: npt.NDArray[np.float64]) -> Simulation:
-    loaders = min(report.cores, MOST_LOADERS)
-    step_ms = min(1e3 * BATCH_SAMPLES / report.rate, MAX_STEP_MS)
-    pace = max(step_ms, float(load_ms.mean()) / loaders)
-    seconds = (load_ms.max() + BATCHES * pace) / 1e3
-    return simulate(np.maximum(load_ms, 1e-3), step_ms, loaders, seconds=seconds)
+    return feed(cut.online_cpu_ms, report.cores, report.rate)
 
 
 def _replay_note(report: DoctorReport, before: Simulation, after: Simulation | None) -> str:
@@ -100,113 +67,21 @@ def _replay_note(report: DoctorReport, before: Simulation, after: Simulation | N
     return f"{note}; with a cache, {after.stall_share:.0%}." if after else f"{note}."
 
 
-def stall(report: DoctorReport, samples_per_s: float) -> float:
-    """Return the share of its time that the device waits if it gets fewer samples than its rate."""
-    return max(0.0, 1 - samples_per_s / report.rate)
-
-
-def predict_speed(codec: CodecFigures, cores: int) -> float:
-    """Predict the samples/s that cores read from a store, from the CPU time of reading."""
-    return 1e6 * cores / max(codec.cpu_ms_per_1000, 1e-9)
-
-
-def _feeding(report: DoctorReport) -> Chart:
-    speeds = [report.cuts[0].samples_per_s]
-    speeds += [predict_speed(codec, report.cores) for codec in report.codecs]
-    needed = [report.cores_without_cache, *(codec.cores_at_rate for codec in report.codecs)]
-    predicted = [stall(report, speed) for speed in speeds]
-    measured = [math.nan, *(stall(report, codec.samples_per_s) for codec in report.codecs)]
-    panels = [
-        Panel("stall, predicted", predicted, list(map(_share, predicted)), top=1),
-        Panel("stall, at measured speed", measured, list(map(_share, measured)), top=1),
-        Panel(
-            "cores needed",
-            needed,
-            [plain(cores, 2) for cores in needed],
-            (report.cores, f"the {report.cores} available"),
-        ),
-    ]
-    return bars(
-        "feeding",
+def _feeding(report: DoctorReport, before: Simulation) -> Chart:
+    needed, stalls = [report.cuts[0].cores_at_rate], [before.stall_share]
+    for codec in report.codecs:
+        needed.append(codec.cores_at_rate)
+        loop = feed(codec.cpu_ms_per_1000 / 1e3, report.cores, report.rate)
+        stalls.append(loop.stall_share)
+    available = report.cores, f"the {report.cores} available"
+    return Bars(
         f"Feeding a device of {report.rate:,.0f} samples/s, before and after",
         ["without a cache", *(f"cached, {codec.codec}" for codec in report.codecs)],
-        panels,
+        [
+            Panel("stall", stalls, [f"{stall:.0%}" for stall in stalls], top=1),
+            Panel("cores needed", needed, [plain(cores, 2) for cores in needed], available),
+        ],
         ["orange"] + ["green"] * len(report.codecs),
-        f"Stall is the device's share of time waiting, 1 - samples/s / {report.rate:,.0f}. "
-        f"Predicted: from CPU time, on {text.count_cores(report.cores)}. Measured: a Loader that "
-        f"reads a small store, on {text.count_cores(report.host.cores)} here.",
+        "Stall is the share of its time in which the device waits, as simulated from CPU times on "
+        f"{text.count_cores(report.cores)}.",
     )
-
-
-def _share(value: float) -> str:
-    return "not measured" if math.isnan(value) else f"{value:.0%}"
-
-
-def _stages(report: DoctorReport) -> Chart:
-    rows = {stage.name: np.array(stage.each_ms) for stage in report.stages}
-    return distributions(
-        "stages",
-        "Time of each stage, ms per sample",
-        rows,
-        "CPU time; for fetch the time spent waiting. Each dot is a sample.",
-    )
-
-
-def _cuts(report: DoctorReport) -> Chart:
-    cuts = report.cuts
-    once, online = [cut.offline_cpu_ms for cut in cuts], [cut.online_cpu_ms for cut in cuts]
-    speeds = [cut.samples_per_s for cut in cuts]
-    panels = [
-        Panel(
-            "storage", [cut.bytes_total for cut in cuts], [size(cut.bytes_total) for cut in cuts]
-        ),
-        Panel("CPU-ms once", once, list(map(number, once))),
-        Panel("CPU-ms every epoch", online, list(map(number, online))),
-        Panel("samples/s", speeds, _integers(speeds), (report.rate, "device")),
-    ]
-    rows = [text.cut_name(cut) for cut in cuts]
-    colours = ["green" if cut.after == report.cut else "blue" for cut in cuts]
-    note = (
-        "Ops up to this result run once, the others in every epoch. The recommended one is green."
-    )
-    return bars("cuts", "Result to store", rows, panels, colours, note)
-
-
-def _codecs(report: DoctorReport) -> Chart:
-    cores = report.host.cores
-    predicted = [predict_speed(codec, cores) for codec in report.codecs]
-    measured = [codec.samples_per_s for codec in report.codecs]
-    panels = [
-        Panel(
-            "storage",
-            [codec.bytes_total for codec in report.codecs],
-            [size(codec.bytes_total) for codec in report.codecs],
-        ),
-        Panel("samples/s, predicted", predicted, _integers(predicted), top=max(measured)),
-        Panel("samples/s, measured", measured, _integers(measured), top=max(predicted)),
-    ]
-    note = (
-        f"Predicted: from CPU time, on {text.count_cores(cores)}. Measured: a Loader that reads "
-        "from memory here, beside whatever else ran on this machine."
-    )
-    rows = [codec.codec for codec in report.codecs]
-    return bars("codecs", "Each codec", rows, panels, ["blue"] * len(rows), note)
-
-
-def _integers(values: Sequence[float]) -> list[str]:
-    return [f"{value:,.0f}" for value in values]
-
-
-def _storage(report: DoctorReport) -> Iterator[Chart]:
-    if not report.storage:
-        return
-    speeds = [trial.bytes_per_s / 1e6 for trial in report.storage]
-    waits = [trial.median_ms for trial in report.storage]
-    requests = [trial.requests_per_s for trial in report.storage]
-    panels = [
-        Panel("MB/s", speeds, list(map(number, speeds))),
-        Panel("requests/s", requests, _integers(requests)),
-        Panel("ms per request, median", waits, list(map(number, waits))),
-    ]
-    rows = [f"{trial.pattern}, {trial.depth} at a time" for trial in report.storage]
-    yield bars("storage", "Reading the source", rows, panels, ["blue"] * len(rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.runtime.terminal import Terminal
+from precache.runtime.spread import Spread, relative_error
+from precache.simulation.loop import Setting
+from precache.simulation.model import Simulation
 from precache_workers.profiling.measurements import (
     CodecTimes,
     Host,
@@ -26,18 +27,12 @@ NEAR = 0.1
 """Relative difference below which two amounts of work count as the same."""
 SLOWEST_PROBED = 5
 """Number of the slowest samples that are listed."""
-STANDARD_ERRORS_95 = 1.96
-"""Standard errors on either side of a mean that hold the true mean in 95% of samples."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Distribution of a time over the samples, in milliseconds."""
-
-    mean: float
-    median: float
-    p95: float
-    max: float
+BATCH_SAMPLES = 64
+"""Samples per batch of simulated loops."""
+BATCHES = 100
+ROUNDS = 20
+MOST_WORKERS = 100
+"""Workers of a simulated loop; for more cores, they are as much faster."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +94,8 @@ class CodecFigures:
     """
 
     codec: str
-    bytes_per_sample: float
     bytes_total: float
     ratio: float
-    encode_cpu_ms: float
     build_cpu_seconds: float
     samples_per_s: float
     cpu_ms_per_1000: float
@@ -129,7 +122,6 @@ class CutPoint:
     after: str
     storable: bool
     frozen: bool
-    bytes_per_sample: float
     bytes_total: float
     offline_cpu_ms: float
     online_cpu_ms: float
@@ -160,7 +152,6 @@ class BuildForecast:
     seconds: float
     before_seconds: float
     limited_by: str
-    samples_per_core_second: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,16 +162,14 @@ class DoctorReport:
     ----------
     sampled
         Number of samples measured, broken ones included.
-    failed, failures
-        Number of those that cannot be fetched or decoded; (key, reason) of each.
+    failures
+        (key, reason) of those that cannot be fetched or decoded.
     misfits
         (key, reason) of those whose rows have other shapes than most: a build would leave holes.
     rate
         Samples per second that the device takes.
     cores
         Cores of a build, and of training.
-    cores_without_cache
-        Cores that feed that rate from the source: fetch and ops in every epoch.
     cut
         Stage after which to store: the least work in each epoch among the points that can be stored
         and leave random ops to training.
@@ -194,12 +183,10 @@ class DoctorReport:
     source_bytes: float
     listing_seconds: float
     sampled: int
-    failed: int
     failures: Sequence[tuple[str, str]]
     misfits: Sequence[tuple[str, str]]
     rate: float
     cores: int
-    cores_without_cache: float
     cut: str
     build: BuildForecast
     stages: Sequence[Stage]
@@ -210,13 +197,16 @@ class DoctorReport:
     host: Host
     seconds: float
 
+    @property
+    def failed(self) -> int:
+        """Number of samples that cannot be fetched or decoded."""
+        return len(self.failures)
+
     def __str__(self) -> str:
         """Return what ``precache doctor`` prints."""
-        from precache_workers.doctor.text import print_doctor_report
+        from precache_workers.doctor.text import report_text
 
-        stream = io.StringIO()
-        print_doctor_report(self, Terminal(file=stream, width=100, soft_wrap=True))
-        return stream.getvalue().rstrip("\n")
+        return report_text(self)
 
     def html(self, path: str | Path) -> None:
         """Write a page: one file that needs no network; ``pip install "precache[report]"``.
@@ -224,15 +214,13 @@ class DoctorReport:
         Raises
         ------
         UsageError
-            If matplotlib is not installed.
+            If jinja2 is not installed.
         StorageError
             If the file cannot be written.
         """
-        from precache.html.charts import need_matplotlib
         from precache.html.pages import save
         from precache_workers.doctor.page import render_doctor_report
 
-        need_matplotlib(path)
         save(render_doctor_report(self), path)
 
 
@@ -261,12 +249,10 @@ def doctor_report(
         source_bytes=measured.source_bytes,
         listing_seconds=measured.listing_seconds,
         sampled=len(measured.keys) + len(measured.failures),
-        failed=len(measured.failures),
         failures=measured.failures,
         misfits=measured.misfits,
         rate=rate,
         cores=cores,
-        cores_without_cache=cuts[0].cores_at_rate,
         cut=best_cut(cuts),
         build=_build(measured, cores),
         stages=_stages(measured),
@@ -279,23 +265,25 @@ def doctor_report(
     )
 
 
-def spread_ms(seconds: PerSample) -> Spread:
-    """Return mean, median, 95th percentile and maximum of seconds, in milliseconds."""
-    ms = np.asarray(seconds) * 1e3
-    p50, p95 = np.percentile(ms, [50, 95]).tolist()
-    return Spread(float(ms.mean()), p50, p95, float(ms.max()))
+def feed(sample_ms: PerSample | float, cores: float, rate: float = math.inf) -> Simulation:
+    """Simulate one process per core that makes batches for a device of `rate` samples/s.
 
-
-def relative_error(values: PerSample, population: int) -> float:
-    """Return half the 95% confidence interval of a mean over the mean, without replacement.
-
-    Source: Cochran, Sampling Techniques, section 2.5, finite population correction included.
+    Parameters
+    ----------
+    sample_ms
+        Times of a process for samples, of which batches are drawn: (times,).
     """
-    count, mean = len(values), float(np.mean(values))
-    if count < 2 or mean == 0:
-        return 0.0 if count >= population or mean == 0 else math.inf
-    left = max(0.0, 1 - count / population)
-    return STANDARD_ERRORS_95 * float(np.std(values, ddof=1)) / mean * math.sqrt(left / count)
+    workers = max(1, min(int(cores), MOST_WORKERS))
+    shape = (BATCHES, BATCH_SAMPLES)
+    load = np.random.default_rng(0).choice(np.atleast_1d(sample_ms), shape).sum(axis=1)
+    load = np.resize(load, workers * max(ROUNDS, BATCHES // workers)) * workers / cores
+    step = np.full(len(load), 1e3 * BATCH_SAMPLES / rate)
+    return Simulation.of(np.maximum(load, 1e-6), step, Setting(workers=workers))
+
+
+def fed_per_s(sample_ms: float, cores: int) -> float:
+    """Return how many samples per second these processes make."""
+    return BATCH_SAMPLES * feed(sample_ms, cores).rate
 
 
 def best_cut(cuts: Sequence[CutPoint]) -> str:
@@ -303,7 +291,7 @@ def best_cut(cuts: Sequence[CutPoint]) -> str:
     able = [cut for cut in cuts if cut.storable and not cut.frozen]
     least = min(cut.online_cpu_ms for cut in able)
     near = [cut for cut in able if cut.online_cpu_ms <= least * (1 + NEAR)]
-    return min(near, key=lambda cut: cut.bytes_per_sample).after
+    return min(near, key=lambda cut: cut.bytes_total).after
 
 
 def _all_stages(measured: SourceMeasurements) -> list[StepTimes]:
@@ -316,8 +304,8 @@ def _stages(measured: SourceMeasurements) -> list[Stage]:
     return [
         Stage(
             stage.name,
-            spread_ms(stage.cpu),
-            spread_ms(stage.wall),
+            Spread.of(1e3 * stage.cpu),
+            Spread.of(1e3 * stage.wall),
             _mean(stage.cpu) / max(total, 1e-12),
             1 / max(_mean(stage.cpu), 1e-9),
             ((stage.wall if stage is measured.fetch else stage.cpu) * 1e3).tolist(),
@@ -332,7 +320,7 @@ def _slowest(measured: SourceMeasurements) -> list[SlowestSample]:
     )
     names = [stage.name for stage in _all_stages(measured)]
     total = parts.sum(axis=0)
-    median = max(float(np.median(total)), 1e-9)
+    median = max(Spread.of(total).median, 1e-9)
     return [
         SlowestSample(
             measured.keys[at],
@@ -350,14 +338,12 @@ def _codec(measured: SourceMeasurements, codec: CodecTimes, rate: float) -> Code
     build_cpu = measured.build_cpu + codec.encode_cpu - own.encode_cpu
     return CodecFigures(
         codec=codec.name,
-        bytes_per_sample=codec.stored,
         bytes_total=codec.stored * measured.samples,
         ratio=codec.raw / max(codec.stored, 1e-9),
-        encode_cpu_ms=codec.encode_cpu * 1e3,
         build_cpu_seconds=build_cpu * measured.samples,
         samples_per_s=codec.samples_per_s,
         cpu_ms_per_1000=codec.cpu_ms_per_1000,
-        cores_at_rate=rate * codec.cpu_ms_per_1000 / 1e6,
+        cores_at_rate=rate / fed_per_s(codec.cpu_ms_per_1000 / 1e3, 1),
         bytes_per_s_at_rate=rate * codec.stored,
     )
 
@@ -389,6 +375,7 @@ def _cuts(measured: SourceMeasurements, rate: float, cores: int) -> list[CutPoin
     encode = _mean(measured.encode.cpu)
     # The work of a build between its stages is the same wherever it stops.
     between = max(0.0, measured.build_cpu - fetch - sum(ops) - encode)
+    slowest = cores / source_rate(measured, cores)
     cuts = [("fetch", True, False, measured.source_bytes / measured.samples, 0.0, fetch + sum(ops))]
     for at, (step, cut) in enumerate(zip(measured.ops, measured.cuts, strict=True)):
         stored = own.stored if at == last else _mean(cut.nbytes)
@@ -402,14 +389,11 @@ def _cuts(measured: SourceMeasurements, rate: float, cores: int) -> list[CutPoin
             after=after,
             storable=storable,
             frozen=frozen,
-            bytes_per_sample=stored,
             bytes_total=stored * measured.samples,
             offline_cpu_ms=done * 1e3,
             online_cpu_ms=left * 1e3,
-            cores_at_rate=rate * left,
-            samples_per_s=min(
-                cores / max(left, 1e-12), source_rate(measured, cores) if at == 0 else math.inf
-            ),
+            cores_at_rate=rate / fed_per_s(1e3 * left, 1),
+            samples_per_s=fed_per_s(1e3 * max(left, slowest if at == 0 else 0.0), cores),
         )
         for at, (after, storable, frozen, stored, done, left) in enumerate(cuts)
     ]
@@ -426,5 +410,4 @@ def _build(measured: SourceMeasurements, cores: int) -> BuildForecast:
         seconds=before + max(by_cpu, by_fetch),
         before_seconds=before,
         limited_by="fetch" if by_fetch > by_cpu else "cpu",
-        samples_per_core_second=1 / max(measured.build_cpu, 1e-9),
     )

@@ -13,6 +13,7 @@ import numpy as np
 from precache.errors import StorageError
 from precache.runtime.machine import MachineReader
 from precache.runtime.operating_system import drop_cached
+from precache.runtime.spread import Spread
 from precache.store.row_table import RowTable
 from precache_workers.profiling.measurements import Throughput
 from precache_workers.sources.base import Sample, Source
@@ -111,13 +112,13 @@ def _read(
 def _throughput(
     pattern: str, depth: int, times: Sequence[float], nbytes: int, wall: float
 ) -> Throughput:
-    median, p95 = (np.percentile(times, [50, 95]) * 1e3).tolist()
+    spread = Spread.of(times)
     return Throughput(
         pattern=pattern,
         depth=depth,
         requests=len(times),
         requests_per_s=len(times) / wall,
         bytes_per_s=nbytes / wall,
-        median_ms=median,
-        p95_ms=p95,
+        median_ms=1e3 * spread.median,
+        p95_ms=1e3 * spread.p95,
     )

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from precache.messages import aligned, as_text
-from precache.runtime.terminal import Terminal, say_text
+from precache.messages import Table, aligned, as_text
 from precache.units import duration, number, plain, size
 
 if TYPE_CHECKING:
     from precache_workers.doctor.report import CodecFigures, CutPoint, DoctorReport
 
+TEXT_COLUMNS = ("key", "stored after", "remark", "slowest stage")
+"""Headings of columns that hold text."""
 LISTED_FAILURES = 5
 """Failed samples that are listed for each stage."""
 BUSY_LOAD = 1.25
@@ -27,18 +25,12 @@ SLOW_RATIO = 3.0
 """Multiple of the median time from which a sample is listed as slow."""
 
 
-def print_doctor_report(report: DoctorReport, console: Console | None = None) -> None:
-    """Print the whole report."""
-    out = console or Terminal(soft_wrap=True)
-    out.print(title(report), style="bold")
-    say_text(as_text(aligned(answers(report))), out)
+def report_text(report: DoctorReport) -> str:
+    """Return the whole report."""
+    lines = [title(report), *aligned(answers(report))]
     for heading, table in tables(report):
-        out.print()
-        out.print(heading, style="bold")
-        out.print(table)
-    out.print()
-    for line in remarks(report):
-        out.print(line)
+        lines += ["", heading, *table.lines()]
+    return as_text([*lines, "", *remarks(report)])
 
 
 def title(report: DoctorReport) -> str:
@@ -58,7 +50,7 @@ def answers(report: DoctorReport) -> Iterator[tuple[str, str]]:
     waiting = before.samples_per_s * before.online_cpu_ms < WAITING * 1e3 * report.cores
     limit = ", waiting for the source" if waiting else ""
     now = f"{count_cores(report.cores)} would load {number(before.samples_per_s)}/s{limit}"
-    yield "without a cache", f"{target} need {count_cores(report.cores_without_cache)}; {now}"
+    yield "without a cache", f"{target} need {count_cores(before.cores_at_rate)}; {now}"
     savings = _savings(before.cores_at_rate, own)
     yield "with a cache", f"{target} need {count_cores(own.cores_at_rate)}, {savings}"
     yield "time to build", _build(report)
@@ -118,111 +110,78 @@ def _broken(report: DoctorReport) -> str:
 
 def tables(report: DoctorReport, slow_ratio: float = SLOW_RATIO) -> Iterator[tuple[str, Table]]:
     """Yield headings and tables; samples that took `slow_ratio` times the median are listed."""
-    yield "Time by stage, CPU-ms per sample (fetch: ms spent waiting)", _stages(report)
-    yield (
-        f"Reading a store from memory, measured on {count_cores(report.host.cores)} here",
-        _codecs(report),
-    )
-    yield (
-        "Result to store: CPU time once, and in every epoch; samples/s from CPU time",
-        _cuts(report),
-    )
-    if any(sample.times_median >= slow_ratio for sample in report.slowest):
-        yield "Slowest samples", _slowest(report, slow_ratio)
-    if report.storage:
+    stages, codecs, cuts, at = report.stages, report.codecs, report.cuts, f"{report.rate:,.0f}/s"
+    whole = 1e3 * report.build.cpu_seconds / report.samples
+    rest = whole - sum(stage.cpu_ms.mean for stage in stages)
+    own = [stage.wall_ms if stage.name == "fetch" else stage.cpu_ms for stage in stages]
+    columns = {
+        "": [*(stage.name for stage in stages), "other build work"],
+        "mean": [*(number(ms.mean) for ms in own), number(max(0.0, rest))],
+        "median": [number(ms.median) for ms in own],
+        "p95": [number(ms.p95) for ms in own],
+        "max": [number(ms.max) for ms in own],
+        "CPU share": [f"{stage.share:.0%}" for stage in stages],
+        "per core-second": [f"{stage.per_core_second:,.0f}" for stage in stages],
+    }
+    yield "Time by stage, CPU-ms per sample (fetch: ms spent waiting)", _table(columns)
+    columns = {
+        "": [codec.codec for codec in codecs],
+        "bytes": [size(codec.bytes_total) for codec in codecs],
+        "raw /\nstored": [f"{codec.ratio:.2f}" for codec in codecs],
+        "build\nCPU time": [duration(codec.build_cpu_seconds) for codec in codecs],
+        "samples/s": [f"{codec.samples_per_s:,.0f}" for codec in codecs],
+        "CPU-ms\nper 1,000": [number(codec.cpu_ms_per_1000) for codec in codecs],
+        f"cores at\n{at}": [f"{codec.cores_at_rate:.2f}" for codec in codecs],
+        f"MB/s at\n{at}": [f"{codec.bytes_per_s_at_rate / 1e6:,.0f}" for codec in codecs],
+    }
+    here = count_cores(report.host.cores)
+    yield f"Reading a store from memory, measured on {here} here", _table(columns)
+    columns = {
+        "stored after": ["no cache" if c.after == "fetch" else c.after for c in cuts],
+        "bytes": [size(cut.bytes_total) for cut in cuts],
+        "CPU-ms\nonce": [number(cut.offline_cpu_ms) for cut in cuts],
+        "every\nepoch": [number(cut.online_cpu_ms) for cut in cuts],
+        f"cores at\n{at}": [f"{cut.cores_at_rate:.2f}" for cut in cuts],
+        f"samples/s,\n{count_cores(report.cores)}": [f"{cut.samples_per_s:,.0f}" for cut in cuts],
+        "remark": [_remark(report, cut) for cut in cuts],
+    }
+    heading = "Result to store: CPU time once, and in every epoch; samples/s from CPU time"
+    yield heading, _table(columns)
+    if slow := [sample for sample in report.slowest if sample.times_median >= slow_ratio]:
+        columns = {
+            "key": [sample.key for sample in slow],
+            "bytes": [size(sample.nbytes) for sample in slow],
+            "ms": [number(sample.ms) for sample in slow],
+            "x median": [f"{sample.times_median:.1f}" for sample in slow],
+            "slowest stage": [sample.stage for sample in slow],
+        }
+        yield "Slowest samples", _table(columns)
+    if trials := report.storage:
         share = report.host.io_wait
         io_wait = "" if share is None else f"; I/O wait {share:.0%}"
-        yield f"Reading whole files of the source{io_wait}", _storage(report)
+        columns = {
+            "": [trial.pattern for trial in trials],
+            "at a time": [f"{trial.depth}" for trial in trials],
+            "requests/s": [f"{trial.requests_per_s:,.0f}" for trial in trials],
+            "MB/s": [number(trial.bytes_per_s / 1e6) for trial in trials],
+            "median ms": [number(trial.median_ms) for trial in trials],
+            "p95": [number(trial.p95_ms) for trial in trials],
+        }
+        yield f"Reading whole files of the source{io_wait}", _table(columns)
 
 
-def _stages(report: DoctorReport) -> Table:
-    table = _table("", "mean", "median", "p95", "max", "CPU share", "per core-second")
-    for stage in report.stages:
-        ms = stage.wall_ms if stage.name == "fetch" else stage.cpu_ms
-        figures = [number(value) for value in (ms.mean, ms.median, ms.p95, ms.max)]
-        table.add_row(stage.name, *figures, f"{stage.share:.0%}", f"{stage.per_core_second:,.0f}")
-    whole = 1e3 / report.build.samples_per_core_second
-    rest = whole - sum(stage.cpu_ms.mean for stage in report.stages)
-    table.add_row("other build work", number(max(0.0, rest)))
-    return table
+def _table(columns: Mapping[str, Sequence[str]]) -> Table:
+    """Make a table of columns, the last of which may be shorter."""
+    rows = zip_longest(*columns.values(), fillvalue="")
+    return Table(list(columns), [*rows], TEXT_COLUMNS)
 
 
-def _codecs(report: DoctorReport) -> Table:
-    rate = f"at\n{report.rate:,.0f}/s"
-    table = _table(
-        "", "bytes", "raw /\nstored", "build\nCPU time", "samples/s", "CPU-ms\nper 1,000",
-        f"cores {rate}", f"MB/s {rate}",
-    )  # fmt: skip
-    for codec in report.codecs:
-        table.add_row(
-            codec.codec,
-            size(codec.bytes_total),
-            f"{codec.ratio:.2f}",
-            duration(codec.build_cpu_seconds),
-            f"{codec.samples_per_s:,.0f}",
-            number(codec.cpu_ms_per_1000),
-            f"{codec.cores_at_rate:.2f}",
-            f"{codec.bytes_per_s_at_rate / 1e6:,.0f}",
-        )
-    return table
-
-
-def _cuts(report: DoctorReport) -> Table:
-    table = _table(
-        "stored after", "bytes", "CPU-ms\nonce", "every\nepoch", f"cores at\n{report.rate:,.0f}/s",
-        f"samples/s,\n{count_cores(report.cores)}", "",
-    )  # fmt: skip
-    table.columns[-1].justify = "left"
-    for cut in report.cuts:
-        table.add_row(
-            cut_name(cut),
-            size(cut.bytes_total),
-            number(cut.offline_cpu_ms),
-            number(cut.online_cpu_ms),
-            f"{cut.cores_at_rate:.2f}",
-            f"{cut.samples_per_s:,.0f}",
-            "recommended" if cut.after == report.cut else _drawback(cut),
-        )
-    return table
-
-
-def cut_name(cut: CutPoint) -> str:
-    """Name a cut by the stage before it."""
-    return "no cache" if cut.after == "fetch" else cut.after
-
-
-def _drawback(cut: CutPoint) -> str:
+def _remark(report: DoctorReport, cut: CutPoint) -> str:
+    if cut.after == report.cut:
+        return "recommended"
     if not cut.storable:
         return "shapes differ"
     return "keeps one random draw" if cut.frozen else ""
-
-
-def _slowest(report: DoctorReport, slow_ratio: float) -> Table:
-    table = _table("key", "bytes", "ms", "x median", "slowest stage")
-    for sample in report.slowest:
-        if sample.times_median >= slow_ratio:
-            table.add_row(
-                sample.key,
-                size(sample.nbytes),
-                number(sample.ms),
-                f"{sample.times_median:.1f}",
-                sample.stage,
-            )
-    return table
-
-
-def _storage(report: DoctorReport) -> Table:
-    table = _table("", "at a time", "requests/s", "MB/s", "median ms", "p95")
-    for trial in report.storage:
-        table.add_row(
-            trial.pattern,
-            f"{trial.depth}",
-            f"{trial.requests_per_s:,.0f}",
-            number(trial.bytes_per_s / 1e6),
-            number(trial.median_ms),
-            number(trial.p95_ms),
-        )
-    return table
 
 
 def remarks(report: DoctorReport) -> Iterator[str]:
@@ -241,14 +200,6 @@ def remarks(report: DoctorReport) -> Iterator[str]:
         yield "Listing ran out of time, so the totals are too low; give more --seconds."
     memory = f"{size(host.memory)} memory, {size(host.memory_free)} free"
     yield f"This machine: {count_cores(host.cores)}, {memory}."
-
-
-def _table(*headers: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for header in headers:
-        table.add_column(Text(header), justify="right", no_wrap=True)
-    table.columns[0].justify = "left"
-    return table
 
 
 def count_cores(count: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ import numpy as np
 
 from precache.diagnosis.bench import BenchResult, bench
 from precache.recipe.recipe import Codec, Field, Recipe
+from precache.runtime.spread import Spread
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape, rows_per_shard
+from precache.store.locations import Locations
 from precache.store.receipts import Receipt
 from precache.store.row_table import RowTable
 from precache_workers.driver.commit import commit
@@ -51,7 +52,7 @@ class HeldRows:
         return Listing(RowTable.of_keys(keys, source="memory"))
 
     def fetch(
-        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
         return [Sample(self.rows[int(key) % len(self.rows)]) for key in keys]
 
@@ -88,7 +89,7 @@ def build_cpu(
         rounds.append(Totals.of_all(receipts.values()).cpu_seconds / len(some))
         if time.monotonic() > until:
             break
-    return statistics.median(rounds)
+    return Spread.of(rounds).median
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,9 @@ def _build(
         part = slice(shard * per_shard, (shard + 1) * per_shard)
         task = ShardTask(
             job,
-            table.keys[part],
+            list(table.keys[part]),
             table.sizes[part].tolist(),
-            table.locations[part],
+            table.locations_of(np.arange(len(table))[part]),
             folder=target.folder,
             shapes=shapes,
             objects={name: target.object_name(name, shard) for name in shapes},

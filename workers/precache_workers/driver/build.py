@@ -6,12 +6,10 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from precache.codecs.image import import_zstd
 from precache.errors import (
     BuildError,
     CrashError,
@@ -20,7 +18,6 @@ from precache.errors import (
     PrecacheError,
     StorageError,
     StoreError,
-    UsageError,
 )
 from precache.maintenance.gc import remove_version
 from precache.messages import first_ones, shown
@@ -39,17 +36,19 @@ from precache.store.commit_log import (
     recordable_source,
     require_create_only,
 )
+from precache.store.json_documents import LeaseDocument
 from precache.store.labels import has_label
 from precache.store.lease import (
     BuildLease,
     ExclusiveLease,
+    await_builds,
     decision_lease,
     remove_ended_leases,
 )
 from precache.store.open import open_own
-from precache.store.receipts import Receipt
+from precache.store.receipts import Receipt, receipt_name
 from precache.store.row_table import REMOVED
-from precache.units import size
+from precache.units import local_time, size
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import require_shared
 from precache_workers.driver.build_result import BuildResult, committed_result
@@ -58,23 +57,25 @@ from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
     copy_from_other_versions,
     copy_to_other_versions,
-    is_other_encoder,
+    mend_checksums,
     mend_small,
     objects_of,
     recorded_of,
     require_recorded,
-    restate,
 )
 from precache_workers.driver.report import check_reports, report_failure, write_reports
 from precache_workers.driver.run_monitor import RunMonitor
+from precache_workers.driver.sample_probe import find_starts, sample_probe
 from precache_workers.driver.totals import failed_samples, failures
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.base_shard import BaseField
 from precache_workers.planning.base_version import BaseVersion
+from precache_workers.planning.diff import edited_functions
 from precache_workers.planning.listing import ListedSource, forget_index, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.stored_versions import (
     StoredObjects,
+    committed_versions,
     compare_objects,
     contents_of,
     flaws_of,
@@ -85,9 +86,8 @@ from precache_workers.planning.stored_versions import (
 from precache_workers.planning.target_version import (
     SCRATCH,
     TargetVersion,
-    VersionSpec,
+    begun_at,
     is_recomputed,
-    receipt_name,
 )
 from precache_workers.planning.work_plan import (
     MeasuredRows,
@@ -101,14 +101,12 @@ from precache_workers.planning.work_plan import (
 from precache_workers.sources.base import ignored_text
 from precache_workers.sources.containers import CHANGED
 from precache_workers.sources.dataset import DatasetSource
+from precache_workers.sources.dataset_items import Starts
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do does not need
-    from precache_workers.shards.samples import Job
+    from precache_workers.shards.samples import FetchAllTask, Job
     from precache_workers.shards.shard_objects import Recorded
     from precache_workers.shards.shard_task import ShardTask
-
-REQUIRED_MODULES = ("PIL", "cv2", "simplejpeg", "pyarrow")
-"""Modules that are loaded late; the driver checks that they are installed."""
 
 SHARD_ATTEMPTS = 3
 """Attempts at a shard whose samples could not be fetched, or whose worker died."""
@@ -135,7 +133,7 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
     check_request(request)
     check_reports(request.report, request.store)
     with BuildProgress(shown) as progress, cleared_on_mismatch():
-        monitor = RunMonitor(request, progress)
+        monitor = RunMonitor(request)
         build = _Build(request, progress, monitor, listed)
         try:
             result = replace(build.run(), left_out=build.listed.left_out)
@@ -183,7 +181,7 @@ class _Build:
         self.mended: list[str] = []
         self.verifies = _verifies(request, self.store)
         self.checked: int | None = None
-        self.shared = False
+        self.waited = False
         self.before: Commit | None = None
 
     def run(self) -> BuildResult:
@@ -201,19 +199,26 @@ class _Build:
         self.progress.phase("Starting")
         request = self.request
         how = request.address, request.cpus, request.placement, self.progress.say
-        with executor(*how) as run, contextlib.ExitStack() as stack:
-            stack.callback(self.monitor.end)  # before a disconnection from Ray
+        with executor(*how) as run:
             self.timings["start"] = time.perf_counter() - began
-            file = self.source.file_of(next(spec.table.present_keys())) if self.joined else None
+            file = self.source.file_of(spec.table.present_keys[0]) if self.joined else None
             if file is not None:
                 require_shared(request.placement, *file)
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
                     self._mend(run, target)
-            measure = functools.partial(self._measure, run)
-            work = find_work(request, self.store, listed, target, measure)
-            if not work.committed:
-                return self._make(run, work)
+            probe = sample_probe(
+                functools.partial(self._try, run),
+                self._job,
+                request.source,
+                self._take_measured,
+                self.progress.note,
+            )
+            work = find_work(request, self.store, listed, target, probe)
+            while not work.committed:
+                if (result := self._make(run, work)) is not None:
+                    return result
+                work = find_work(request, self.store, listed, work.target, probe)
             if target is None:  # its document is of this version's id, and of other contents
                 self._mend(run, work.target)
             work = work.with_lost(self._find_damage(work.target) if damaged is None else damaged)
@@ -269,13 +274,11 @@ class _Build:
         version = f"version {target.version[:8]} is complete"
         if self.mended:
             line = f"V{version[1:]} again: {', '.join(self.mended)} mended"
-        elif self.shared:
-            line = f"V{version[1:]}: the other build finished it"
         else:
             line = f"Nothing to do: {version}"
         if self.checked is not None:
             line += f"; {size(self.checked)} checked"
-        elif not self.shared:
+        elif not self.waited:
             line += "; the bytes of its shards were not checked (--verify reads them)"
         if entry.version != target.version:
             line += f". Version {entry.version[:8]} has replaced it meanwhile, and is current"
@@ -289,10 +292,9 @@ class _Build:
         return append_commit(self.store, target.version, **self._log_entry())
 
     def _log_entry(self) -> dict[str, Any]:
-        """Return the keywords of `append_commit` with this build's source and code."""
+        """Return the keywords of `append_commit` with this build's source."""
         return {
             "source": recordable_source(self.request.source),
-            "code": self.listed.code,
             "replaces": self.listed.refreshes,
             "since": self.before.number if self.before else 0,
         }
@@ -309,9 +311,10 @@ class _Build:
             classes = " without labels"
         left_out = left_out_text(listed.left_out, listed.examples)
         place = shown(self.request.source)
-        self.progress.say(f"{table.samples:,} samples{classes} in {place}{left_out}")
+        tell = self.progress.note if left_out else self.progress.say
+        tell(f"{table.samples:,} samples{classes} in {place}{left_out}")
         if listed.ignored:
-            self.progress.say(f"Not used, as they are no images: {ignored_text(listed.ignored)}")
+            self.progress.note(f"Not used, as they are no images: {ignored_text(listed.ignored)}")
         if self.request.labels is None:  # else its own warning names them
             listed.warn_of_missing_labels()
         frozen = draws_in_words(listed.spec.declared)
@@ -321,23 +324,27 @@ class _Build:
         listed.keep_index(self.store)
         return listed
 
-    def _measure(self, run: RunTasks, spec: VersionSpec) -> MeasuredRows:
-        """Row shapes and stored bytes, from a few samples."""
-        if missing := next((name for name in REQUIRED_MODULES if find_spec(name) is None), None):
-            raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
-        import_zstd()
-        from precache_workers.driver.suspects import run_without_killers
-        from precache_workers.profiling.row_probe import probe_task, probed_rows, run_probe
-
-        self.progress.phase("Measuring a few samples")
-        task, outcome = run_without_killers(
-            run, run_probe, probe_task(self._job(), spec.table), self.progress.say
-        )
-        self.barred |= task.barred
-        measured = probed_rows(outcome, self.request.source)
+    def _take_measured(self, measured: MeasuredRows) -> None:
+        self._set_starts(measured.starts)
         for line in (*measured.notes, *measured.pixels):
             self.progress.note(line)
-        return measured
+
+    def _set_starts(self, starts: Starts | None) -> None:
+        if isinstance(self.source, DatasetSource):
+            self.source = replace(self.source, starts=starts)
+
+    def _decide_starts(self, run: RunTasks) -> None:
+        """Find the parts that fields start from in all samples, if rows were not measured."""
+        if isinstance(self.source, DatasetSource) and self.source.leaves_starts_open:
+            attempt = functools.partial(self._try, run)
+            self._set_starts(find_starts(attempt, self._job, self.request.source, self.listed.spec))
+
+    def _try(self, run: RunTasks, function: Callable[[Any], Any], task: FetchAllTask) -> Any:
+        """Return the outcome of a function on a few samples."""
+        self.progress.phase("Measuring a few samples")
+        [(task, outcome)] = run(function, [replace(task, barred=self.barred)])
+        self.barred |= task.barred
+        return outcome
 
     def _job(self) -> Job:
         from precache_workers.shards.samples import Job
@@ -352,20 +359,21 @@ class _Build:
             raise StorageError(
                 f"{shown(self.request.store)} needs about {size(needed)} and its disk has "
                 f"{size(free)} free; choose another disk, a smaller --resize or --codec image, or "
-                "go ahead with --no-space-check"
+                "go ahead with --no-check-space"
             )
 
-    def _make(self, run: RunTasks, work: Work) -> BuildResult:
+    def _make(self, run: RunTasks, work: Work) -> BuildResult | None:
+        """Build a version; None if another build committed it, and its holes are to be retried."""
         if work.needed is not None:
             self._check_space(work.needed)
+        self._decide_starts(run)
         target = work.target
         require_create_only(target.folder, SCRATCH)
         tidy_current(self.store)
         self.listed.keep_ctimes(self.store)
         with contextlib.ExitStack() as stack:
             try:
-                with decision_lease(self.store, target.version) as decision:
-                    started = self._start(stack, work, decision)
+                started = self._start(stack, work)
                 if started is not None:
                     lease, left = started
                     receipts = self._announce(left)
@@ -374,44 +382,55 @@ class _Build:
             except BuildError:
                 if not is_whole(target):
                     raise
-        self.monitor.end()
-        self.shared = True
+        if is_tried_again(self.request, target):
+            if work.failed is None:
+                return None
+            self.progress.say("The other build has tried the failed samples again")
         return self._nothing_to_do(target)
 
-    def _start(
-        self, stack: contextlib.ExitStack, work: Work, decision: ExclusiveLease
-    ) -> tuple[BuildLease, Work] | None:
-        """Begin the version, unless it was committed meanwhile.
+    def _start(self, stack: contextlib.ExitStack, work: Work) -> tuple[BuildLease, Work] | None:
+        """Begin the version once no other build holds it, unless it was committed meanwhile.
 
-        Returns the build's lease, which lasts as long as `stack`, and the remaining work. If no
-        other build is making this version, leftovers of builds that were cut off are removed from
-        the shards that are to be made.
+        Returns the build's lease, which lasts as long as `stack`, and the remaining work. Leftovers
+        of builds that were cut off are removed from the shards that are to be made.
         """
         target, recompute = work.target, self.request.recompute
-        committed = was_committed(target)
-        if committed and not recompute:
-            return None
-        if committed or (
-            target.folder.size(DESCRIPTION) is not None and is_recomputed(target) != recompute
-        ):
-            raise _taken_by_another(target)
-        lease = stack.enter_context(BuildLease(target.folder, SCRATCH))
-        if recompute and not decision.is_held():
-            raise _taken_by_another(target)
-        decision.require()
-        target.begin(refreshes=self.listed.refreshes, recompute=recompute)
-        left = remaining(work)
-        if others := lease.others():
-            holders = ", ".join(str(lease.holder) for lease in others.values())
-            self.progress.say(
-                f"The same build is running already ({holders}): this one starts at its last "
-                "shard, and both end when all shards are done"
-            )
-            self.shared = True
-            left = replace(left, todo=left.todo[::-1])
-        else:
-            _remove_shards(target, left.todo, decision)
-        return lease, left
+        while True:
+            with decision_lease(self.store, target.version) as decision:
+                committed = was_committed(target)
+                if committed and (self.waited or not recompute):
+                    return None
+                if committed or (
+                    target.folder.size(DESCRIPTION) is not None
+                    and is_recomputed(target) != recompute
+                ):
+                    raise _taken_by_another(target)
+                lease = stack.enter_context(BuildLease(target.folder, SCRATCH))
+                others = lease.others()
+                if not others:
+                    if recompute and not decision.is_held():
+                        raise _taken_by_another(target)
+                    decision.require()
+                    lease.revoke_others()
+                    target.begin(refreshes=self.listed.refreshes, recompute=recompute)
+                    left = remaining(work)
+                    _remove_shards(target, left.todo, decision)
+                    return lease, left
+                lease.end()
+            self._await_builds(target, others)
+
+    def _await_builds(self, target: TargetVersion, others: Mapping[str, LeaseDocument]) -> None:
+        """Wait until other builds of the version end or are silent."""
+        holders = ", ".join(str(lease.holder) for lease in others.values())
+        begun = begun_at(target)
+        since = "" if begun is None else f", since {local_time(begun)}"
+        self.progress.say(
+            f"The same build is running already ({holders}{since}): waiting for its end; this one "
+            "takes over if that one leaves shards undone or is silent"
+        )
+        self.progress.phase("Waiting for the same build")
+        self.waited = True
+        await_builds(target.folder, others)
 
     def _announce(self, work: Work) -> dict[int, Receipt]:
         """Find what is tried again, say what is there; returns the receipts of finished shards."""
@@ -424,6 +443,12 @@ class _Build:
         self.progress.begin(done, target.table.samples)
         if receipts:
             self.progress.say(f"{len(receipts)} of {target.shards} shards are there already")
+        for folder, attributes in itertools.islice(committed_versions(self.store), 1):
+            for function in edited_functions(attributes, target.spec):
+                self.progress.say(
+                    f"The code of {function} was edited since version {folder.name[:8]}: "
+                    f"{target.table.samples - done:,} rows are computed again"
+                )
         return receipts
 
     def _conclude(
@@ -431,7 +456,6 @@ class _Build:
     ) -> BuildResult:
         """Commit a version whose shards are all there, unless it would mend nothing."""
         target, base = work.target, work.base
-        self.monitor.end()
         total = self.monitor.totals.total
         if total.rows_reused and base is not None:
             unread = ", whose bytes were not checked (--verify reads them)"
@@ -488,7 +512,7 @@ class _Build:
         left: dict[str, list[str]] = {}
         usable = True
         try:
-            mended = copy_to_other_versions(self.store, target, lost, same)
+            mended = copy_to_other_versions(self.store, target, same)
             for item, field in fields.items():
                 folder, name = field.folder, field.object_name
                 if folder.size(ROOT) is not None and not has_bytes(folder, name, *lost[item]):
@@ -525,10 +549,11 @@ class _Build:
         self, lease: BuildLease, target: TargetVersion, before: TargetVersion
     ) -> BuildResult:
         with decision_lease(self.store, target.version) as decision:
-            others = lease.others()
-            lease.end()  # of two builds that mended nothing, the second removes the version
-            committed = was_committed(target)  # by a build that mended something
-            if not committed and not others:
+            committed = was_committed(target)  # by a build that took over and mended something
+            if not committed:
+                lease.require()
+            lease.end()
+            if not committed:
                 decision.require()
                 remove_version(self.store, target.version, decision)
         if committed:
@@ -543,6 +568,7 @@ class _Build:
 
         Their rows must be what they were.
         """
+        self._decide_starts(run)
         target, lost = work.target, dict(work.lost or {})
         with BuildLease(target.folder, SCRATCH) as lease:
             require_recorded(target, lost)
@@ -550,25 +576,18 @@ class _Build:
                 del lost[name]
             todo = sorted({shard for _, shard in lost})
             recorded = recorded_of(target, lost)
-            if any(is_other_encoder(target, field) for field in {field for field, _ in lost}):
-                self.progress.say(
-                    f"Version {target.version[:8]} was encoded by another release of a library "
-                    "than the one here, which may make other bytes: rows are compared instead"
-                )
             self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
             try:
                 self._run_shards(run, target, lease, todo, receipts, recorded)
             finally:  # also of the shards that were done before one failed
                 rebuilt = objects_of(receipts.values())
-                others = copy_to_other_versions(self.store, target, lost, rebuilt)
-                restate(self.store, target.folder, rebuilt)
+                others = copy_to_other_versions(self.store, target, rebuilt)
+                intact = {item: made for item, made in rebuilt.items() if made != lost[item]}
+                corrected = mend_checksums(self.store, target, intact) if intact else []
             self._mend(run, target)
-        restated = {field for (field, shard), made in rebuilt.items() if made != lost[field, shard]}
-        for field in sorted(restated):
-            self.progress.say(
-                f"shards/{field} records other bytes now than before: those of the same rows today"
-            )
+        for field in corrected:
+            self.progress.say(f"shards/{field} had other checksums than its shards, and is mended")
         if others:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
@@ -606,7 +625,7 @@ class _Build:
         """
         from precache_workers.shards.shard_task import run_shard
 
-        self.monitor.begin(target, todo, receipts, followed=lost is None)
+        self.monitor.begin(target, todo, receipts)
         failed = failed_samples(target.table.keys, receipts.values())
         self._check_failures(failed, target)
         if self.joined:
@@ -616,14 +635,13 @@ class _Build:
         )
         for attempt in range(1, SHARD_ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
-            crashed: list[ShardTask] = []
             accept = self.request.accept_missing and attempt == SHARD_ATTEMPTS
             tasks = (task_of(shard=shard, accept_missing=accept) for shard in todo)
             for task, outcome in run(run_shard, tasks, None, len(todo)):
-                self.barred |= task.barred  # of what hung
+                self.barred |= task.barred
                 if isinstance(outcome, FetchError | CrashError):
                     errors[task.shard] = outcome
-                    crashed += [task] * isinstance(outcome, CrashError)
+                    self._check_failures([*failed, *task.barred.items()], target)
                 elif isinstance(outcome, PrecacheError):
                     raise outcome
                 else:
@@ -635,10 +653,6 @@ class _Build:
             if not errors:
                 return
             todo = sorted(errors)
-            if crashed and attempt < SHARD_ATTEMPTS:
-                from precache_workers.driver.suspects import find_killers
-
-                self.barred |= find_killers(run, crashed, self.progress.say)
         rest = "not kept, as with --recompute" if self.request.recompute else "kept"
         raise BuildError(
             f"{len(todo)} of {target.shards} shards are not done: {errors[todo[0]]}; run "
@@ -673,7 +687,7 @@ class _Build:
             shard=shard,
             keys=list(target.table.keys[part]),
             sizes=target.table.sizes[part].tolist(),
-            locations=target.table.locations[part],
+            locations=target.table.locations_of(rows),
             accept_missing=accept_missing,
             lost=None if lost is None else lost[shard],
             base=reused,
@@ -683,7 +697,6 @@ class _Build:
             removed=frozenset(row - rows.start for row in target.table.removed.intersection(rows)),
             lease=lease,
             store=self.store,
-            again=self.shared,
             barred={key: self.barred[key] for key in self.barred.keys() & target.table.keys[part]},
             may_fail=frozenset(row - rows.start for row in self.retried.intersection(rows)),
         )

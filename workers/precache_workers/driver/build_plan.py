@@ -28,9 +28,10 @@ from precache.store.open import open_own_unchecked
 from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
-from precache_workers.cluster.nodes import node_cpus
+from precache_workers.cluster.nodes import cluster_cpus
 from precache_workers.driver.plan_text import plan_text
 from precache_workers.driver.progress import BuildProgress
+from precache_workers.driver.sample_probe import sample_probe
 from precache_workers.driver.totals import Totals
 from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.base_version import BaseVersion
@@ -44,10 +45,12 @@ from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.planning.work_plan import (
     MeasuredRows,
+    Probe,
     Work,
     compact_shards,
     failed_rows,
     find_work,
+    may_draw,
     remaining,
     requested_target,
 )
@@ -67,7 +70,7 @@ FILE_SECONDS = 0.0015
 """Assumed seconds to write a small file and sync it to a local disk: the 65 of a build then
 take 0.1 s, as on an SSD."""
 
-_BY_OPS = "that has a field by these ops, by the first of them, or with a wider crop"
+_BY_OPS = "that has a field by these ops, or by the first of them"
 
 PlanState = Literal["nothing", "repair", "continue", "build"]
 
@@ -200,8 +203,10 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         progress.phase("Comparing")
         profiler = _Profiler(request, store, source, listed, progress, stack)
         target = requested_target(request, store, listed.spec)
-        measure = profiler.measure if timing else profiler.measure_unless_declared
-        work = find_work(request, store, listed, target, measure)
+        probe = profiler.probe
+        if not timing:
+            probe = replace(probe, measure=profiler.measure_unless_declared)
+        work = find_work(request, store, listed, target, probe)
         work = work if work.committed else remaining(work)
         shards = list(plan_shards(work))
         cost = profiler.estimate(work, shards) if shards and timing else None
@@ -233,7 +238,7 @@ class _Profiler:
         self._stack = stack
         self._probe_seconds = 0.0
         self._barred: Mapping[str, str] = listed.barred
-        self.pixels: tuple[str, ...] = ()
+        self.pixels: list[str] = []
 
     @functools.cached_property
     def _run(self) -> RunTasks:
@@ -255,33 +260,39 @@ class _Profiler:
         return Job.of(self._request, self._source, self._listed)
 
     def _outcome(self, function: Callable[[Any], Any], task: FetchAllTask) -> Any:
-        """Run a task without the samples that are known to kill its worker."""
-        from precache_workers.driver.suspects import run_without_killers
-
-        task = replace(task, barred=self._barred)
-        task, outcome = run_without_killers(self._run, function, task, self._progress.say)
+        """Run a task without the samples that are known to end its worker."""
+        [(task, outcome)] = self._run(function, [replace(task, barred=self._barred)])
         self._barred = task.barred
         return outcome
 
-    def measure(self, spec: VersionSpec) -> MeasuredRows:
-        """Return row shapes and stored bytes, from a few samples."""
-        from precache_workers.profiling.row_probe import probe_task, probed_rows, run_probe
+    @functools.cached_property
+    def probe(self) -> Probe:
+        """Row shapes, stored bytes and readings of pixels, from a few samples."""
+        source, take = self._request.source, self._take_measured
+        return sample_probe(self._try, lambda: self._job, source, take, self.pixels.append)
 
-        _, began = self._run, time.perf_counter()
-        outcome = self._outcome(run_probe, probe_task(self._job, spec.table))
-        self._probe_seconds = time.perf_counter() - began
-        measured = probed_rows(outcome, self._request.source)
-        self.pixels = measured.pixels
+    def _take_measured(self, measured: MeasuredRows) -> None:
         for line in measured.notes:
             self._progress.note(line)
-        return measured
+        self.pixels += measured.pixels
+
+    def _try(self, function: Callable[[Any], Any], task: FetchAllTask) -> Any:
+        _, began = self._run, time.perf_counter()
+        outcome = self._outcome(function, task)
+        self._probe_seconds += time.perf_counter() - began
+        return outcome
 
     def measure_unless_declared(self, spec: VersionSpec) -> MeasuredRows:
-        """Return declared row shapes, without stored bytes; else measures them."""
+        """Return declared row shapes, without stored bytes; else measures them.
+
+        Samples are read all the same where they decide whether a build is refused.
+        """
+        if spec.recipe.leaves_pixels_open or may_draw(self._request, spec.recipe):
+            return self.probe.measure(spec)
         shapes = {}
         for name, declared in spec.recipe.fields.items():
             if declared.shape is None or declared.dtype is None:
-                return self.measure(spec)
+                return self.probe.measure(spec)
             shapes[name] = RowShape(declared.shape, declared.dtype)
         return MeasuredRows(shapes, 0.0)
 
@@ -341,7 +352,7 @@ class _Profiler:
         if request.address == "serial":
             return 1
         if is_joined(request.address):
-            return max(1, int(sum(node_cpus().values()) / request.placement.cpus))
+            return max(1, int(cluster_cpus() / request.placement.cpus))
         return request.cpus or cores()
 
 
@@ -490,7 +501,6 @@ def _base_reason(
     request: Request, store: Folder, listed: ListedSource, work: Work, base: BaseVersion | None
 ) -> str:
     """Return the reason for the choice of the base, or why there is none."""
-    recipe = listed.spec.recipe
     if base is not None:
         if base.candidates == 1:
             return f"the only one {_BY_OPS}"
@@ -502,7 +512,8 @@ def _base_reason(
     versions = [attributes for _, attributes in committed_versions(store)]
     if not versions:
         return "the store has no version yet"
-    if not any(match_fields(recipe, attributes) for attributes in versions):
+    recipe, decided = listed.spec.recipe, listed.spec.decides
+    if not any(match_fields(recipe, decided, attributes) for attributes in versions):
         return "no version has a field by these ops, code and libraries, or the first of them"
     if work.base is None and listed.fetches_labels:
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from precache.messages import SHOWN, aligned, as_text, row_types_text, statistics_text
+from precache.messages import aligned, as_text, hole_lines, row_types_text, statistics_text
 from precache.store.open import open_own
 from precache.store.row_table import REMOVED
 from precache.units import size
@@ -100,10 +100,7 @@ class BuildResult:
             ("by stage, s", ", ".join(f"{name} {s:.2f}" for name, s in self.timings.items())),
             *statistics_text(self.mean, self.std),
         ]
-        holes = [f"hole: {key}: {reason}" for key, reason in self.holes[:SHOWN]]
-        if len(self.holes) > SHOWN:
-            holes.append(f"… and {len(self.holes) - SHOWN} more holes")
-        return as_text([*aligned(rows), *holes])
+        return as_text([*aligned(rows), *hole_lines(self.holes)])
 
 
 def committed_result(target: TargetVersion, ignored: Mapping[str, int]) -> BuildResult:

@@ -13,24 +13,23 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from precache.errors import BuildError, NewerFormatError, StorageError, StoreError
+from precache.errors import BuildError, FormatError, StorageError, StoreError
 from precache.maintenance.scan import recorded_version
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
 from precache.store import zarr_metadata
 from precache.store.array_metadata import SUMS, field_document, label_form
 from precache.store.build_status import remove_abandoned_scratch
-from precache.store.commit_log import NO_CODE, ROOT, CodeDigests, append_commit, read_commits
-from precache.store.json_documents import format_of
+from precache.store.commit_log import ROOT, append_commit, read_commits
+from precache.store.json_documents import FORMAT
 from precache.store.labels import are_classes, label_attributes, narrow
 from precache.store.lease import BuildLease, ExclusiveLease, decision_lease
 from precache.store.open import open_own_unchecked
 from precache.store.receipts import Receipt
 from precache.store.small_arrays import file_array, small_array, string_array
 from precache.store.version import HOLES, ROW_TABLE, mean_and_std
-from precache_workers.driver.shard_log_writer import keep_followed
 from precache_workers.driver.totals import Totals, holes
-from precache_workers.ops.identity import behaviours, decides, installed_versions, ops_digest
+from precache_workers.ops.identity import behaviours, installed_versions, ops_digest
 from precache_workers.planning.rows import shards_to_do
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
@@ -43,7 +42,6 @@ def commit(
     target: TargetVersion,
     receipts: Mapping[int, Receipt],
     source: str | None = None,
-    code: CodeDigests = NO_CODE,
     *,
     labels: np.ndarray | None = None,
     build: BuildLease | None = None,
@@ -52,15 +50,14 @@ def commit(
 ) -> None:
     """Write the small arrays and the metadata, the group's last, then make the version current.
 
-    Of several builds of a version one commits; the others make current what it committed, unless
-    that was replaced.
+    If another build has taken over and committed it, that is made current, unless it was replaced.
 
     Parameters
     ----------
     receipts
         Of every shard of the version, by number.
-    source, code
-        Source and code that it was built from, for the commit log.
+    source
+        Source that it was built from, for the commit log.
     labels
         Labels by row; by default those of the receipts, else of the row table.
     build
@@ -78,9 +75,8 @@ def commit(
         if not was_committed(target):
             if build is not None:
                 build.require()
-            keep_followed(store, target, receipts)
             _write(target, receipts, labels, lease)
-    append_commit(store, target.version, source, code, replaces, since)
+    append_commit(store, target.version, source, replaces, since)
 
 
 def was_committed(target: TargetVersion) -> bool:
@@ -94,7 +90,7 @@ def was_committed(target: TargetVersion) -> bool:
     try:
         if open_own_unchecked(target.folder, document).id == target.version:
             return True
-    except NewerFormatError:
+    except FormatError:
         if recorded_version(document) == target.version:
             raise
     except StoreError:
@@ -184,7 +180,7 @@ class Facts:
 
 
 def facts_of(
-    target: TargetVersion, receipts: Sequence[Receipt], labels: np.ndarray | None = None
+    target: TargetVersion, receipts: Sequence[Receipt], labels: np.ndarray | None
 ) -> Facts:
     """Collect the facts from the receipts of all shards, in order."""
     shards, sums = {}, {}
@@ -250,25 +246,23 @@ def _attributes(target: TargetVersion, receipts: Sequence[Receipt], facts: Facts
     for name, described in own["fields"].items():
         field = target.spec.recipe.fields[name]
         described["codec"] = field.stored_as.name
-        described["recipe"] = ops_digest(target.spec.recipe, name, len(field.ops))
+        described["recipe"] = ops_digest(
+            target.spec.recipe, name, len(field.ops), target.spec.decides
+        )
         described["raw"] = total.raw_of[name]
         described["stored"] = total.stored_of[name]
     return {
-        "format": format_of(
-            target.shapes,
-            class_labels=are_classes(target.table.labels),
-            labels_override=target.table.labels_override,
-        ),
+        "format": FORMAT,
         **own,
         "rows": len(target.table),
         "holes": len(facts.holes),
         "classes": list(target.table.classes),
-        **label_attributes(target.table.labels),
+        "label": label_attributes(target.table.labels),
         "mean": mean,
         "std": std,
-        "pipeline": target.spec.declared.to_dict(),
+        "recipe": target.spec.declared.to_dict(),
         "libraries": _libraries(receipts),
-        "decides": decides(target.spec.declared),
+        "decides": dict(target.spec.decides),
         "behaviours": behaviours(target.spec.declared),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

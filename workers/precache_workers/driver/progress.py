@@ -11,6 +11,7 @@ from typing import Self
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    Progress,
     ProgressColumn,
     SpinnerColumn,
     Task,
@@ -21,8 +22,6 @@ from rich.text import Text
 
 from precache.runtime.terminal import Terminal
 from precache.units import size
-from precache_workers.driver.node_table import Cpus, NodeProgress
-from precache_workers.driver.totals import BuildTotals
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +35,13 @@ class _Rate(ProgressColumn):
 
 
 class BuildProgress:
-    """A line for the listing, then a bar of samples with rate and time left, and several nodes."""
+    """A line for the listing, then a bar of samples with rate and time left."""
 
     def __init__(self, shown: bool) -> None:
         self._shown = shown
         self._logged = time.monotonic()
         self._began = (0, self._logged)
-        self._progress = NodeProgress(
+        self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -52,6 +51,7 @@ class BuildProgress:
             TextColumn("{task.fields[note]}", markup=False),
             console=Terminal(stderr=True),
             disable=not shown,
+            refresh_per_second=4,
         )
         self._task = self._progress.add_task("Listing", total=None, note="")
 
@@ -66,7 +66,7 @@ class BuildProgress:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._hide()
+            self._progress.update(self._task, visible=False)
         self._progress.stop()
 
     def say(self, text: str) -> None:
@@ -83,12 +83,8 @@ class BuildProgress:
 
     def finish(self, text: str) -> None:
         """Replace the bar by a last line."""
-        self._hide()
-        self.say(text)
-
-    def _hide(self) -> None:
         self._progress.update(self._task, visible=False)
-        self._progress.hide()
+        self.say(text)
 
     def listed(self, samples: int) -> None:
         """Show how many samples are listed so far."""
@@ -113,14 +109,6 @@ class BuildProgress:
             self._task, description="Building", completed=done, total=total, start=True
         )
         self._began = (done, time.monotonic())
-
-    def watch(self, totals: BuildTotals, cpus: Cpus) -> None:
-        """Show the nodes of a run; `cpus` returns the CPUs of each node of a cluster."""
-        self._progress.watch(totals, cpus)
-
-    def note_node(self, name: str) -> None:
-        """Note that a receipt is about to be counted for a node."""
-        self._progress.note_node(name)
 
     def advance(self, samples: int, failed: int) -> None:
         """Count samples that were built, and show how many failed in all."""

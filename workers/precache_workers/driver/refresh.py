@@ -24,17 +24,15 @@ from precache.units import ago
 from precache_workers.cluster.executor import is_joined
 from precache_workers.driver.build import run_build
 from precache_workers.driver.build_result import BuildResult
-from precache_workers.driver.suspects import KILLS
-from precache_workers.ops.identity import decides
+from precache_workers.ops.identity import decides, function_digests
 from precache_workers.planning.listing import ListedSource, with_locations
-from precache_workers.planning.recorded_code import with_recorded_code
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.row_placement import Placed
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.runtime.time_limit import is_late
+from precache_workers.runtime.time_limit import ended_workers
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.user_code import refuse_stored_code
+from precache_workers.user_code.loading import refuse_stored_code
 
 
 def refresh_once(request: Request, shown: bool) -> BuildResult:
@@ -59,14 +57,15 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
         It is incomplete, or a sample is not what it was.
     """
     version = open_version(request.store, None, request.storage_options)
-    request = request.model_copy(update={"recipe": version.recipe})
+    stored = version.recipe
+    request = request.model_copy(update={"recipe": stored})
     check_request(request)
     try:
-        fresh = version.recipe.with_fresh_variants()
+        fresh = stored.with_fresh_variants()
     except RecipeError as error:
         raise StoreError(f"{version.path}: {error}") from None
     cut_off = _was_cut_off(version)
-    recipe = version.recipe if cut_off else fresh
+    recipe = stored if cut_off else fresh
     source = request.source or _source(version, request)
     request = request.model_copy(update={"recipe": recipe, "source": source})
     failed = {key: why for key, why in version.holes.values() if why != REMOVED}
@@ -121,32 +120,33 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     Parameters
     ----------
     failed
-        Key -> reason, of the version's holes: samples that killed a worker or took too long are not
-        tried again.
+        Key -> reason, of the version's holes: samples that killed a worker, or took too long, are
+        not tried again.
     """
     folder, attributes = version.folder, version.attributes
     assert attributes is not None  # it has a recipe
     table = RowTable.from_parquet(version.read_checked(ROW_TABLE), folder.path(ROW_TABLE))
     store = open_folder(request.store, request.storage_options)
-    recipe, code = with_recorded_code(store, request.recipe)
-    fingerprint = recipe.fingerprint(decides(recipe))
+    recipe, decided = request.recipe, decides(request.recipe)
+    fingerprint = recipe.fingerprint(decided)
     source = source_of(request)
     table = with_locations(request, store, source, table)
-    if source.index_name and not any(table.locations):
+    located = table.locations
+    if located is not None and located.places.null_count == len(located):
         raise UsageError(
             f"{shown(request.source)} has none of the samples of version {version.id[:8]}; if it "
             "was built with --source-kind, --image-column, --label-column, --key-column or "
             "--sample-name, give them again"
         )
     return ListedSource(
-        VersionSpec(recipe, fingerprint, table, attributes.rows_digest),
+        VersionSpec(recipe, fingerprint, table, attributes.rows_digest, decided),
         Placed(table, attributes.rows_per_shard),
         ignored={},
-        code=code,
+        code=function_digests(recipe),
         fetches_labels=False,
         seconds=0.0,
         pinned=True,
-        barred={key: why for key, why in failed.items() if why.startswith(KILLS) or is_late(why)},
+        barred={key: why for key, why in failed.items() if ended_workers(why)},
         refreshes=folder.name,
         labels=version.labels,
     )

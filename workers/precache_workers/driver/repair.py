@@ -4,15 +4,13 @@ Every small object follows from others: metadata documents from the version's ow
 labels and holes from the row table, which the listed source has again; the tables of shards, and
 their sums, from the shards; the hashes in the row table from the samples. An object is put only if
 its inputs agree with the version's own document. So that document cannot be repaired: without it
-the version is built again. It changes in one case: if a lost shard is built again by another
-release of its encoder, its rows are the same and its bytes are not.
+the version is built again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,14 +30,14 @@ from precache.storage.stored_digest import has_bytes
 from precache.store.array_metadata import SUMS, is_summed
 from precache.store.commit_log import BUILD, ROOT
 from precache.store.consistency import Flaw
-from precache.store.lease import BuildLease, ExclusiveLease, decision_lease
+from precache.store.lease import BuildLease, decision_lease
 from precache.store.open import open_own, open_own_unchecked
 from precache.store.receipts import Receipt
 from precache.store.row_table import read_contents, read_reasons
+from precache.store.small_arrays import file_array
 from precache.store.version import HOLES, ROW_TABLE, Version, sums_mismatch
 from precache_workers.cluster.executor import RunTasks
-from precache_workers.driver.commit import Facts, as_json, shard_table_objects, small_objects
-from precache_workers.ops.identity import installed_versions
+from precache_workers.driver.commit import Facts, shard_table_objects, small_objects
 from precache_workers.planning.stored_versions import StoredObjects, committed_versions
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
 from precache_workers.runtime.time_limit import FETCHING
@@ -96,13 +94,15 @@ def mend_small(
     for name in sorted(names & {ROW_TABLE, HOLES}):
         data = _from_other_version(store, version, name)
         if data is not None:
-            put({name: data})
-            names.remove(name)
+            array = {f"{_folder_of(name)}/{file}": d for file, d in file_array(data).items()}
+            put(array)
+            names -= array.keys()
     if not names:
         return
     objects = small_objects(target, _FactReader(target, version, names, job, run).facts())
-    if any(name.startswith("label/") for name in names):  # its document goes with its dtype
-        names |= {name for name in objects if name.startswith("label/")}
+    # Their documents have dtypes and sizes that nothing else has.
+    folders = {_folder_of(name) for name in names} & {"label", *map(_folder_of, (ROW_TABLE, HOLES))}
+    names |= {name for name in objects if _folder_of(name) in folders}
     for name in names & {ROW_TABLE, HOLES}:
         try:
             version.verify(name, objects[name])
@@ -110,6 +110,11 @@ def mend_small(
             why = "what is made of its source today is not what it was"
             raise _repair_error(target, name, why) from None
     put({name: objects[name] for name in names})
+
+
+def _folder_of(name: str) -> str:
+    """Return the folder of a small array, of the name of one of its objects."""
+    return name.partition("/")[0]
 
 
 def _known_losses(version: Version, flawed: Collection[str]) -> Iterable[tuple[str, int]]:
@@ -266,8 +271,13 @@ class _FactReader:
         surveyed: dict[int, Surveyed] = {}
         for task, outcome in self.run(survey_shard, tasks, None, len(tasks)):
             if isinstance(outcome, PrecacheError):
-                raise _repair_error(
-                    target, f"shards/{name}", f"{task.name} is damaged, too: {outcome}"
+                if self._is_flawed(f"shards/{name}"):
+                    why = f"{task.name} is damaged, too: {outcome}"
+                    raise _repair_error(target, f"shards/{name}", why)
+                raise StoreError(
+                    f"{target.folder.path(task.name)} is damaged, and so is {SUMS}/{name}, which "
+                    f"is made of it: {outcome}; remove {target.folder.path(task.name)} and run the "
+                    "same command again, which makes both again, that shard of its samples"
                 )
             surveyed[task.shard] = outcome
         return [surveyed[shard] for shard in range(target.shards)]
@@ -298,10 +308,6 @@ class _FactReader:
 # --- shards -------------------------------------------------------------------------------------
 
 
-_ENCODERS = {"image": "zstd", "zstd": "numcodecs"}
-"""Codec -> library whose release decides the bytes of a chunk."""
-
-
 def recorded_of(target: TargetVersion, lost: StoredObjects) -> dict[int, Recorded]:
     """Return shard -> its record in a committed version, of all shards with lost objects."""
     from precache_workers.shards.shard_objects import Recorded
@@ -309,15 +315,7 @@ def recorded_of(target: TargetVersion, lost: StoredObjects) -> dict[int, Recorde
     if not lost:
         return {}
     version = open_own_unchecked(target.folder)
-    assert version.attributes is not None
     content = read_contents(version.read_checked(ROW_TABLE), ROW_TABLE)
-    encoded: dict[str, np.ndarray | None] = {}
-    for name in {name for name, _ in lost}:
-        field = target.spec.recipe.fields[name]
-        if field.stored_as.name in _ENCODERS:
-            with contextlib.suppress(DamageError, StorageError):  # else the bytes must be the same
-                summed = is_summed(field, target.shapes[name])
-                encoded[name] = version.stored_sums(name) if summed else None
     recorded = {}
     for shard in sorted({shard for _, shard in lost}):
         rows = target.rows_of(shard)
@@ -325,19 +323,8 @@ def recorded_of(target: TargetVersion, lost: StoredObjects) -> dict[int, Recorde
             {name: stored for (name, number), stored in lost.items() if number == shard},
             content[rows.start : rows.stop],
             frozenset(row for row in version.holes if row in rows),
-            {n: None if sums is None else sums[shard].tolist() for n, sums in encoded.items()},
         )
     return recorded
-
-
-def is_other_encoder(target: TargetVersion, field: str) -> bool:
-    """Return True if another release than the installed one encoded shards of a field."""
-    attributes = open_own_unchecked(target.folder).attributes
-    assert attributes is not None
-    library = _ENCODERS.get(target.spec.recipe.fields[field].stored_as.name)
-    return (
-        library is not None and attributes.libraries.get(library) != installed_versions()[library]
-    )
 
 
 def objects_of(receipts: Iterable[Receipt]) -> dict[tuple[str, int], tuple[int, int]]:
@@ -349,48 +336,27 @@ def objects_of(receipts: Iterable[Receipt]) -> dict[tuple[str, int], tuple[int, 
     }
 
 
-def restate(store: Folder, folder: Folder, rebuilt: StoredObjects) -> None:
-    """Record the objects of a version that replaced lost ones, where its tables tell of others.
+def mend_checksums(store: Folder, target: TargetVersion, rebuilt: StoredObjects) -> list[str]:
+    """Correct the records of objects that were built again as they lie there; returns the fields.
 
-    The version's own document is put first: if this is cut off before the tables are put, these do
-    not fit, and are repaired from the shards.
+    The table of a field is put if the bytes of all its shards are then as many as were written.
     """
-    if rebuilt:
-        with decision_lease(store, folder.name) as decision:
-            _restate(folder, rebuilt, decision)
-
-
-def _restate(folder: Folder, rebuilt: StoredObjects, decision: ExclusiveLease) -> None:
-    version = open_own_unchecked(folder)
-    document = json.loads(folder.read(ROOT))
-    own = document["attributes"]["precache"]
-    objects: dict[str, bytes] = {}
-    for name in {name for name, _ in rebuilt}:
-        recorded = version.shard_table(name)
-        assert recorded is not None  # a version of ours
-        table = recorded.copy()
-        layout = version.arrays[name][1]
-        for shard in (shard for field, shard in rebuilt if field == name):
-            stored = rebuilt[name, shard]
-            if tuple(table[shard].tolist()) == stored:
-                continue
-            path = f"{name}/{layout.object_name(shard)}"
-            if _is_whole(folder, path, stored):  # else another repair put its own
-                table[shard] = stored
-        if np.array_equal(table, recorded):
-            continue
-        objects |= shard_table_objects(name, table)
-        described = own["fields"][name]
-        described["stored"] = sum(table[:, 0].tolist())
-        library = _ENCODERS.get(described["codec"])
-        if library is not None:
-            known = own["libraries"].get(library)
-            releases = {installed_versions()[library], *(known.split(", ") if known else ())}
-            own["libraries"][library] = ", ".join(sorted(releases))
-    if objects:
-        for name, data in {ROOT: as_json(document), **objects}.items():
-            decision.require()
-            folder.put(name, [data], scratch=SCRATCH)
+    version, mended = open_own_unchecked(target.folder), []
+    assert version.attributes is not None
+    with decision_lease(store, target.version) as decision:
+        for field in sorted({field for field, _ in rebuilt}):
+            recorded = version.shard_table(field)
+            assert recorded is not None  # a version of ours
+            table = recorded.copy()
+            for shard in (shard for name, shard in rebuilt if name == field):
+                table[shard] = rebuilt[field, shard]
+            nbytes = version.attributes.fields[field].stored
+            if sum(table[:, 0].tolist()) == nbytes:
+                for name, data in shard_table_objects(field, table).items():
+                    decision.require()
+                    target.folder.put(name, [data], scratch=SCRATCH)
+                mended.append(field)
+    return mended
 
 
 def require_recorded(target: TargetVersion, lost: StoredObjects) -> None:
@@ -416,34 +382,29 @@ def copy_from_other_versions(
                 target.folder.copy(name, other, name, scratch=SCRATCH)
                 copied.append((field, shard))
                 break
-    restate(store, target.folder, {name: lost[name] for name in copied})
     return copied
 
 
 def copy_to_other_versions(
-    store: Folder, target: TargetVersion, lost: StoredObjects, rebuilt: StoredObjects
+    store: Folder, target: TargetVersion, rebuilt: StoredObjects
 ) -> list[str]:
     """Copy objects that were built again to other versions in which the same ones are damaged.
 
-    Returns the ids of these versions. They are found by the target's records of the lost objects,
-    so the target is restated last.
+    Returns the ids of these versions.
     """
     mended = set()
-    for field, shard in lost.keys() & rebuilt:
-        stored, name = lost[field, shard], target.object_name(field, shard)
-        made = rebuilt[field, shard]
+    for (field, shard), stored in rebuilt.items():
+        name = target.object_name(field, shard)
         for other in _versions_with(store, target, field, shard, stored):
-            is_done = made == stored and _is_one_file(other, target.folder, name)
-            if is_done or _is_whole(other, name, stored):
+            if _is_one_file(other, target.folder, name) or _is_whole(other, name, stored):
                 continue
-            if not _is_whole(target.folder, name, made):
+            if not _is_whole(target.folder, name, stored):
                 continue  # it was replaced meanwhile
             with decision_lease(store, other.name) as decision:
                 if _recorded(other, field, shard) != stored:
                     continue  # it was replaced meanwhile
                 decision.require()
                 other.copy(name, target.folder, name, scratch=SCRATCH)
-                _restate(other, {(field, shard): made}, decision)
             other.remove(SCRATCH)
             if not other.names(BUILD):
                 other.remove(BUILD)

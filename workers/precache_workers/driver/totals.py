@@ -1,25 +1,16 @@
-"""Sums over receipts: of a version, of a run and by node, and the rates at which they grow.
-
-Progress, metrics, the report, the plan and the commit read these sums.
-"""
+"""Sums over receipts, of a version, of a run and by node: for report, plan and commit."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
-
-WINDOW = 30.0
-"""Seconds that rates are averaged over; at least this, and `SHARDS` times the time of a shard."""
-SHARDS = 4
 
 
 def by_number(name: str) -> list[str | int]:
@@ -109,35 +100,15 @@ class Totals:
         return sum(map(cls.of, receipts), cls())
 
     def __add__(self, other: Totals) -> Totals:
-        return self._combined(other, 1)
-
-    def __sub__(self, other: Totals) -> Totals:
-        return self._combined(other, -1)
-
-    def _combined(self, other: Totals, sign: int) -> Totals:
         sums: dict[str, Any] = {}
         for spec in dataclasses.fields(self):
             one, two = getattr(self, spec.name), getattr(other, spec.name)
             if isinstance(one, Mapping):
                 names = dict.fromkeys([*one, *two])
-                sums[spec.name] = {n: one.get(n, 0) + sign * two.get(n, 0) for n in names}
+                sums[spec.name] = {n: one.get(n, 0) + two.get(n, 0) for n in names}
             else:
-                sums[spec.name] = one + sign * two
+                sums[spec.name] = one + two
         return Totals(**sums)
-
-
-@dataclass(frozen=True)
-class BuildRates:
-    """Images, bytes fetched and bytes stored per second; cores in use: mean of tasks at once."""
-
-    images: float = 0.0
-    fetched: float = 0.0
-    stored: float = 0.0
-    cores: float = 0.0
-
-    def __add__(self, other: BuildRates) -> BuildRates:
-        both = dataclasses.astuple(self), dataclasses.astuple(other)
-        return BuildRates(*map(sum, zip(*both, strict=True)))
 
 
 @dataclass
@@ -153,39 +124,12 @@ class NodeTotals:
     total: Totals = Totals()
     began: float = math.inf
     ended: float = -math.inf
-    _since: float = 0.0
-    _recent: deque[tuple[float, Totals]] = field(default_factory=deque)
-    _window: Totals = Totals()
 
-    def add(self, receipt: Receipt, now: float) -> None:
-        """Count a shard whose receipt arrived at `now`, in seconds of the driver's own clock."""
-        if not self.total.shards:
-            self._since = now - receipt.wall_seconds
-        shard = Totals.of(receipt)
-        self.total += shard
+    def add(self, receipt: Receipt) -> None:
+        """Count a shard that is done."""
+        self.total += Totals.of(receipt)
         self.began = min(self.began, receipt.began)
         self.ended = max(self.ended, receipt.began + receipt.wall_seconds)
-        self._recent.append((now, shard))
-        self._window += shard
-
-    def rates(self, now: float) -> BuildRates:
-        """Means over the last window.
-
-        A shard counts when its receipt arrives, all at once; so the time since the last one is no
-        lull before twice the time of a shard.
-        """
-        if not self._recent:
-            return BuildRates()
-        shard = self.total.wall_seconds / self.total.shards
-        window = max(WINDOW, SHARDS * shard)
-        until = max(self._recent[-1][0], now - 2 * shard)
-        while self._recent and self._recent[0][0] <= until - window:
-            self._window -= self._recent.popleft()[1]
-        span = max(1e-3, until - max(self._since, until - window))
-        sums = self._window
-        return BuildRates(
-            sums.images / span, sums.fetched / span, sums.stored / span, sums.wall_seconds / span
-        )
 
 
 @dataclass
@@ -196,22 +140,13 @@ class BuildTotals:
     ----------
     planned
         Shards that the run is to make.
-    lock
-        Held by whoever reads `nodes` on another thread than the one that adds.
     """
 
     planned: int = 0
     total: Totals = Totals()
     nodes: dict[str, NodeTotals] = field(default_factory=dict)
-    lock: Lock = field(default_factory=Lock, repr=False)
 
-    @property
-    def left(self) -> int:
-        """Shards that are still to be made."""
-        return self.planned - self.total.shards
-
-    def add(self, receipt: Receipt, now: float) -> None:
-        """Count a shard whose receipt arrived at `now`, in seconds of the driver's own clock."""
-        with self.lock:
-            self.total += Totals.of(receipt)
-            self.nodes.setdefault(receipt.host, NodeTotals()).add(receipt, now)
+    def add(self, receipt: Receipt) -> None:
+        """Count a shard that is done."""
+        self.total += Totals.of(receipt)
+        self.nodes.setdefault(receipt.host, NodeTotals()).add(receipt)

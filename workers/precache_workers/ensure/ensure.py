@@ -26,13 +26,11 @@ from precache.store.lease import POLL_LOCAL, POLL_REMOTE, ExclusiveLease, NamedL
 from precache.store.live_version import LiveVersion
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
-from precache.store.shard_log import LOG_STATE, follow_log, followed_log_name
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
 from precache_workers.ensure.background import Background, begin_build, new_log
 from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.listing import ListedSource, list_rows
-from precache_workers.planning.recorded_code import note_code
 from precache_workers.planning.request import Request, check_request, source_of
 from precache_workers.planning.stored_versions import contents_of, is_whole
 from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_target
@@ -98,7 +96,7 @@ class WantedVersion:
         if channel is not None and not channel.is_rank0:
             listing = channel.receive()
             if listing is not None:
-                recipe = Recipe.from_dict(listing["pipeline"])
+                recipe = Recipe.from_dict(listing["recipe"])
                 table = _unread(listing["rows"])
                 return VersionSpec(recipe, listing["fingerprint"], table, listing["rows_digest"])
         if channel is not None and channel.is_rank0:
@@ -110,7 +108,7 @@ class WantedVersion:
         if channel is not None and channel.is_rank0:
             channel.send(
                 {
-                    "pipeline": spec.declared.to_dict(),
+                    "recipe": spec.declared.to_dict(),
                     "rows": len(spec.table),
                     "fingerprint": spec.fingerprint,
                     "rows_digest": spec.rows_digest,
@@ -150,7 +148,6 @@ class WantedVersion:
             return None
         version = open_own(target.folder)
         if self.listed is not None:
-            note_code(self.store, target.version, self.listed.code)
             self.listed.keep_contents(self.store, functools.partial(contents_of, version))
         return version
 
@@ -234,23 +231,32 @@ def ensure_here(wanted: WantedVersion) -> Version:
 
 
 def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
-    """Open a version whose build has begun, to read it during its build or in its build order."""
+    """Open a version whose build has begun, to read it meanwhile."""
     if wanted.listed is None:
         frozen = target.frozen_rows()
         target = replace(target, spec=replace(target.spec, table=frozen))
     own, table = target.describe(), target.table
     for name, described in own["fields"].items():
         codec = target.spec.recipe.fields[name].stored_as.name
-        described.update(codec=codec, raw=0, stored=0)
-    classes = {"classes": list(table.classes), **label_attributes(table.labels)}
-    more = {"rows": len(table), "holes": 0, **classes}
-    document = {"format": FORMAT, **own, **more, "pipeline": target.spec.declared.to_dict()}
+        described.update(codec=codec, raw=0, stored=0, recipe="")
+    unknown = ("mean", "std", "digests", "libraries", "decides", "behaviours")
+    document = {
+        "format": FORMAT,
+        **own,
+        **{name: {} for name in unknown},
+        "rows": len(table),
+        "holes": 0,
+        "classes": list(table.classes),
+        "label": label_attributes(table.labels),
+        "recipe": target.spec.declared.to_dict(),
+        "created": "",
+    }
     attributes = Attributes.read(json.dumps(document).encode(), str(target.folder))
     layouts = {name: field_layout(attributes, name, str(target.folder)) for name in target.shapes}
     layouts["label"] = label_layouts(attributes)[-1]  # the widest dtype of class numbers
     arrays = {name: (name, layout) for name, layout in layouts.items()}
     return LiveVersion(
-        wanted.store,
+        target.folder,
         attributes=attributes,
         arrays=arrays,
         keys=table.keys,
@@ -293,10 +299,7 @@ class PendingJob:
 
 
 def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> Version:
-    """Open the version as soon as its shards can be followed; if nobody followed it, once complete.
-
-    All ranks get the same kind of version: a rank that comes after the commit follows if others
-    did, by the shard log that was kept for them.
+    """Open the version as soon as its build has begun, for a `Loader` that follows it.
 
     Parameters
     ----------
@@ -306,20 +309,16 @@ def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> V
     begun = None
     while True:
         version, target = wanted.version(), wanted.target()
-        if version is not None:
-            kept = wanted.store.exists(followed_log_name(version.id))
-            return live_version(target, wanted) if kept and target is not None else version
-        begun = begun or begin()
-        if begun is not None:
-            built = begun.check()
+        if version is None:
+            begun = begun or begin()
+            built = None if begun is None else begun.check()
             if built is not None and wanted.version() is None:
-                return open_own(wanted.store.folder(built))
+                version = open_own(wanted.store.folder(built))
+        if version is not None:
+            version.followed = True
+            return version
         if target is not None and target.folder.exists(DESCRIPTION) and wanted.is_in_progress():
-            follows = follow_log(target.folder)
-            if target.folder.size(ROOT) is not None:
-                target.folder.remove(LOG_STATE)  # the commit came first
-            elif follows:
-                return live_version(target, wanted)
+            return live_version(target, wanted)
         wanted.check_waiting()
         time.sleep(wanted.poll)  # a store has no notifications
 

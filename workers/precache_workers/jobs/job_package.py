@@ -111,9 +111,6 @@ def pack_refresh(
     recipe: Recipe | None,
     options: RunOptions,
     code: Sequence[str | os.PathLike[str]] = (),
-    *,
-    times: int | None = None,
-    every: float | None = None,
 ) -> JobPackage:
     """Collect the same for a refresh.
 
@@ -121,10 +118,8 @@ def pack_refresh(
     ----------
     recipe
         The store's; None where the store cannot be opened here.
-    times, every
-        As `precache.refresh` takes them; `every` in seconds.
     """
-    arguments = {"source": _as_there(source) if source else None, "times": times, "every": every}
+    arguments = {"source": _as_there(source) if source else None}
     return _pack("refresh", store, arguments, _imports(source or "", recipe), options, code)
 
 
@@ -177,7 +172,7 @@ def _as_there(name: str) -> str:
     if shown(name) != name:
         raise UsageError(
             f"{shown(name)} carries credentials, or what may be some, and Ray would list them with "
-            "the job; name a variable that the nodes have: --storage-option-env"
+            "the job; name a variable that the nodes have: --storage-options-env"
         )
     return name
 

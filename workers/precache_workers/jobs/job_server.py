@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from precache.errors import BuildError, UsageError
+from precache.errors import BuildError, UsageError, needs
 
 FIRST_ANSWER, ANSWER, SUBMISSION = 10.0, 60.0, 600.0
 """Limits in seconds for the job server's release, for other answers, and for a job's upload."""
@@ -75,12 +75,9 @@ def _within(seconds: float, call: Callable[..., Any], *arguments: Any, **options
 
 
 def _client_class() -> Any:
-    try:
+    with needs("submitting"):
         import aiohttp  # noqa: F401 - Ray's client would only say that it needs ray[default]
         from ray.job_submission import JobSubmissionClient
-    except ModuleNotFoundError as error:
-        missing = str(error.name).partition(".")[0]
-        raise UsageError(f"submitting needs {missing}: pip install 'precache[workers]'") from None
     for name in ("ray", "ray.dashboard.modules.dashboard_sdk"):
         logging.getLogger(name).setLevel(logging.WARNING)
     return JobSubmissionClient

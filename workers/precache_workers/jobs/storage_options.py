@@ -39,7 +39,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
             raise UsageError(
                 f"the storage option {key!r} may hold a secret, and Ray shows what a job is given; "
                 "give the cluster's nodes an identity of their own, or name a variable of their "
-                f"environment: --storage-option-env {key}=VARIABLE"
+                f"environment: --storage-options-env {key}=VARIABLE"
             )
     return plain, variables
 

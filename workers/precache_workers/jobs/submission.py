@@ -137,17 +137,8 @@ class ClusterJob:
             exit_status=details.driver_exit_code,
         )
 
-    def follow(
-        self,
-        write: Callable[[str], object],
-        on_result: Callable[[BuildResult], object] = lambda result: None,
-    ) -> JobStatus:
+    def follow(self, write: Callable[[str], object]) -> JobStatus:
         """Pass on the lines of the job's log, from the first, until the job has ended.
-
-        Parameters
-        ----------
-        on_result
-            Called with the result of each version; a refresh makes several.
 
         Raises
         ------
@@ -170,9 +161,7 @@ class ClusterJob:
                 ended = details.status.value in ENDED
                 lines = _own_lines(log if ended else log[: log.rfind("\n") + 1])
                 for line in lines[passed:]:
-                    if (result := _result(line)) is not None:
-                        on_result(result)
-                    elif line.strip():
+                    if line.strip() and _result(line) is None:
                         write(line)
                 passed = len(lines)
                 if ended:
@@ -183,25 +172,26 @@ class ClusterJob:
         """Return the command that shows the job's state."""
         return f"precache status {self.id} --address {self.address}"
 
-    def wait(
-        self,
-        write: Callable[[str], object] = lambda line: None,
-        on_result: Callable[[BuildResult], object] = lambda result: None,
-    ) -> BuildResult:
-        """Wait for the job's end; return the result of the build, or the last one of a refresh.
+    def wait(self, write: Callable[[str], object] = lambda line: None) -> BuildResult:
+        """Wait for the job's end; return the result of the build or refresh.
 
         Raises
         ------
         UsageError, BuildError
-            The job failed or was stopped; submitting it again continues it.
+            The job failed or was stopped; submitting it again continues it. Or it succeeded, and
+            the cluster has lost its log.
         """
-        status = self.follow(write, on_result)
+        status = self.follow(write)
         if status.state == "SUCCEEDED":
             with translate_errors(self.address):
                 lines = _own_lines(self._client.get_job_logs(self.id))
             for line in reversed(lines):
                 if (result := _result(line)) is not None:
                     return result
+            raise BuildError(
+                f"job {self.id} succeeded, and the cluster has lost its log with the result; the "
+                f"store has the version: precache info {status.store}"
+            )
         kind = UsageError if status.exit_status == UsageError.exit_status else BuildError
         why = status.reason or "submit the build again to continue it"
         raise kind(f"job {self.id} {status.state.lower()}: {why}")
@@ -278,8 +268,9 @@ def submit_package(package: JobPackage, address: str | None) -> ClusterJob:
             running = _under_way(jobs, package.store, digest, address)
             if running is not None:
                 return ClusterJob(client, address, running, attached=True)
-            before = sum(job.metadata.get("precache_build") == digest for job in jobs)
-            job_id = f"precache-{digest}-{before + 1}"
+            same = [job for job in jobs if job.metadata.get("precache_build") == digest]
+            numbers = [int(job.submission_id.rpartition("-")[2]) for job in same]
+            job_id = f"precache-{digest}-{max(numbers, default=0) + 1}"
             attached = not _submit(
                 client,
                 entrypoint=shlex.join(["python", "-m", "precache", "job", package.document]),

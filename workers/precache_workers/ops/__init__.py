@@ -1,4 +1,4 @@
-"""Decoding and the ops of a recipe, and their outputs on probes.
+"""Decoding, the ops of a field applied to samples, and their outputs on probes.
 
 The digests of these outputs identify ops independently of library versions.
 """

@@ -21,28 +21,23 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
-from precache.errors import BuildError, MismatchError, UsageError
+from precache.errors import BuildError, MismatchError, missing_library
+from precache.recipe import ops as declared_ops
+from precache.recipe import resampling
 from precache.recipe.base import canonical_json
-from precache.recipe.ops import (
-    CHANNELS,
-    CenterCrop,
-    Decode,
-    Function,
-    HorizontalFlip,
-    Op,
-    RandomResizedCrop,
-    Resize,
-    ToDType,
-)
-from precache.recipe.recipe import Field, op_texts
+from precache.recipe.ops import Decode, Function, Operation, Spec
+from precache.recipe.recipe import Field
+
+if TYPE_CHECKING:
+    from precache_workers.ops.field_recipe import FieldRecipe
 
 PROBES = Path(__file__).parent / "probes"
 
@@ -56,9 +51,11 @@ LARGEST_PIXELS = 1 << 26
 """Output pixels of a resize or crop above which only its parameters identify it: probes would take
 more memory than the plan of a build should."""
 
-SHORTER_SIDES = 20, 11, 5
-"""Shorter sides for which scaled decoding is tried: most JPEGs among the probes then shrink to 1/2,
-1/4 and 1/8. libjpeg's method for each scale does not depend on the size of a picture."""
+FACTORS = (2.3, 1.7), (0.07, 1.3), (0.6, 0.45), (1.0, 1.0), (1.4, 2.9), (3.0, 0.1), (0.93, 1.04)
+"""Height and width of probes of an op that makes one size, as multiples of it."""
+
+ALL_VALUES = (129, 131)
+"""Height and width of probes of other ops: their values are all those of a byte."""
 
 DRAWS = 8
 """Number of keys with which a random op is tried on each probe."""
@@ -68,29 +65,6 @@ MOST_CACHED = 500
 
 RANDOM = "numpy.random"
 """Name of the step for the random numbers that functions may draw."""
-
-FOLDERS = {"numpy": ("_core", "random"), "pillow": (), "simplejpeg": (), "torch": ("lib",)}
-"""Distribution of a library -> subfolders that hold its code."""
-
-LIBRARIES_OF: dict[str, tuple[str, ...]] = {
-    "decode": ("pillow", "simplejpeg"),
-    "resize": ("torch",),
-    "center_crop": ("numpy",),
-    "random_resized_crop": ("numpy", "torch"),
-    "horizontal_flip": ("numpy",),
-    "to_dtype": ("numpy",),
-}
-"""Op -> distributions that compute it."""
-
-
-def _libraries(op: Op) -> tuple[str, ...]:
-    if isinstance(op, Resize | RandomResizedCrop) and op.interpolation == "nearest":
-        return ("numpy",)
-    return LIBRARIES_OF[op.op]
-
-
-MODULES = "behaviour", "decoding", "field_recipe", "functions", "identity", "segments"
-"""Modules of this package that compute outputs."""
 
 _MODULES = {"pillow": "PIL"}
 
@@ -105,50 +79,40 @@ class Step:
 
     Attributes
     ----------
-    name
-        Describes the computation without libraries, such as ``resize(size=256) of uint8 x 3``.
-    libraries
-        Distributions that compute it.
-    ops
-        The op; before it, the op that is computed together with it, if any.
-    first, stop
-        Range of the indices in `ops` to be applied.
+    op
+        Without what it refuses only.
+    before
+        The op before it, if both are computed together; None otherwise.
     channels, dtype
         Number of channels and dtype of its input arrays; None if unknown.
     """
 
-    name: str
-    libraries: tuple[str, ...]
-    ops: tuple[Op, ...]
-    first: int = 0
-    stop: int = 1
+    op: Operation
+    before: Operation | None = None
     channels: int | None = None
     dtype: str | None = None
 
+    @property
+    def name(self) -> str:
+        """The computation without libraries, such as ``resize(size=256) of uint8 x 3``; of a
+        function of the user its name."""
+        if isinstance(self.op, Function):
+            return self.op.function
+        if isinstance(self.op, Decode):
+            return str(self.op)
+        after = "" if self.before is None else f" after {self.before}"
+        return f"{self.op}{after} of {self.dtype or 'any dtype'} x {self.channels or 'any'}"
 
-def steps_of(field: Field) -> list[Step | None]:
-    """Return a step for each op of a field; None for a custom function."""
-    steps: list[Step | None] = []
-    channels: int | None = None
-    dtype: str | None = None
-    texts = op_texts(field)
-    for number, (before, op) in enumerate(zip((None, *field.ops), field.ops, strict=False)):
-        text, of = texts[number], f" of {dtype or 'any dtype'} x {channels or 'any'}"
-        step = functools.partial(Step, channels=channels, dtype=dtype)
-        match before, op:
-            case _, Function():
-                steps.append(None)
-                channels, dtype = None, op.dtype
-            case Resize(), CenterCrop():  # computed together
-                name = f"{text} after {texts[number - 1]}{of}"
-                steps.append(step(name, _libraries(before), (before, op), 0, 2))
-            case _:
-                name = text if isinstance(op, Decode) else f"{text}{of}"
-                steps.append(step(name, _libraries(op), (op,)))
-        if isinstance(op, Decode):
-            channels, dtype = CHANNELS[op.mode], "uint8"
-        elif isinstance(op, ToDType):
-            dtype = op.dtype
+
+def steps_of(field: Field) -> list[Step]:
+    """Return a step for each op of a field."""
+    steps: list[Step] = []
+    for op, given in zip(field.ops, field.specs(), strict=False):
+        before = steps[-1].op if steps else None
+        fused = before is not None and before.before(op) is not before
+        steps.append(
+            Step(op.without_refusals(), before if fused else None, given.channels, given.dtype)
+        )
     return steps
 
 
@@ -156,11 +120,11 @@ def steps_of(field: Field) -> list[Step | None]:
 
 
 def pattern(height: int, width: int, channels: int, dtype: str = "uint8") -> np.ndarray:
-    """Return (height, width, channels) with slopes, edges and noise; floats in [-1, 1)."""
+    """Return (height, width, channels) with slopes, edges and noise; floats in [0, 2)."""
     tile = _tile(channels)
     values: np.ndarray = tile[np.arange(height) % len(tile)][:, np.arange(width) % tile.shape[1]]
     if dtype.startswith("float"):
-        values = values / np.dtype(dtype).type(128) - 1
+        values = values / np.dtype(dtype).type(128)
     return values.astype(dtype, copy=False)
 
 
@@ -176,16 +140,32 @@ def _tile(channels: int) -> np.ndarray:
 
 def _probes(step: Step) -> Iterator[tuple[str, Any]]:
     """Yield name and value of each probe of a step."""
-    op = step.ops[-1] if step.stop == 2 else step.ops[0]
-    match op:
-        case Decode():
-            yield from _decoded_probes()
-        case ToDType():
-            yield from _value_probes(op, step.dtype)
-        case HorizontalFlip():
-            yield from _arrays(step, [(5, 8)])
-        case _:
-            yield from _arrays(step, _sizes(step))
+    if isinstance(step.op, Decode):
+        for name, value in _decoded_probes():
+            # tifffile, which reads them, is an extra: to install it must not change identities.
+            if step.op.mode != "unchanged" or not name.endswith(".tif"):
+                yield name, value
+        return
+    for height, width in _sizes((step.before or step.op).spec(Spec()).least):
+        for channels in (step.channels,) if step.channels else (1, 3):
+            for dtype in (step.dtype,) if step.dtype else ("uint8", "uint16", "float32"):
+                name = f"{dtype} {height} x {width} x {channels}"
+                yield name, pattern(height, width, channels, dtype)
+
+
+def _sizes(made: tuple[int, int] | None) -> list[tuple[int, int]]:
+    """Return (height, width) of probes of an op that makes a size, or none of its own."""
+    if made is None:
+        return [ALL_VALUES]
+    if made[0] * made[1] > LARGEST_PIXELS:
+        return []
+    return [_within(made, made[0] * high, made[1] * wide) for high, wide in FACTORS]
+
+
+def _within(size: tuple[int, int], height: float, width: float) -> tuple[int, int]:
+    most = max(MOST_PIXELS, 2 * size[0] * size[1])
+    shrink = min(1.0, math.sqrt(most / (height * width)))
+    return max(1, math.ceil(height * shrink)), max(1, math.ceil(width * shrink))
 
 
 def _decoded_probes() -> Iterator[tuple[str, Any]]:
@@ -223,82 +203,30 @@ def _probes_of_much_metadata() -> Iterator[tuple[str, bytes]]:
     yield "png-turned.png behind a chunk", png[:33] + chunk + png[33:]
 
 
-def _value_probes(op: ToDType, dtype: str | None) -> Iterator[tuple[str, Any]]:
-    """Yield values whose conversion is defined.
-
-    Processors disagree on others, such as a negative float that becomes an unsigned integer.
-    """
-    for name in (dtype,) if dtype else ("bool", "uint8", "int16", "int64", "float32", "float64"):
-        kind = np.dtype(name).kind
-        low = 0 if kind in "bu" or (kind == "f" and op.dtype.startswith("uint")) else -128
-        values = np.arange(low, 256 if kind == "u" else 128)
-        yield (
-            f"values of {name}",
-            (values * (0.87 if kind == "f" else 1)).astype(name)[None, :, None],
-        )
-
-
-def _sizes(step: Step) -> list[tuple[int, int]]:
-    """Return (height, width) of arrays that exercise all branches of a resize or crop."""
-    own = step.ops[0]
-    assert isinstance(own, Resize | CenterCrop | RandomResizedCrop)
-    size = own.size if isinstance(own.size, tuple) else (own.size, own.size)
-    if size[0] * size[1] > LARGEST_PIXELS:
-        return []
-    if isinstance(own, CenterCrop):
-        return [size, (size[0] + 5, size[1] + 8), (size[0] + 4, size[1]), (size[0] - 1, size[1])]
-    if isinstance(own, RandomResizedCrop):
-        large = _within(size, size[0] * 2.3, size[1] * 1.7)
-        return [(45, 67), (67, 45), (6, 120), (120, 6), large]
-    factors = (2.3, 1.7), (1.4, 2.9), (0.6, 0.45), (1.0, 1.0), (0.07, 0.3), (3.0, 0.7), (0.93, 1.04)
-    return [_within(size, size[0] * high, size[1] * wide) for high, wide in factors]
-
-
-def _within(size: tuple[int, int], height: float, width: float) -> tuple[int, int]:
-    most = max(MOST_PIXELS, 2 * size[0] * size[1])
-    shrink = min(1.0, math.sqrt(most / (height * width)))
-    return max(1, math.ceil(height * shrink)), max(1, math.ceil(width * shrink))
-
-
-def _arrays(step: Step, sizes: list[tuple[int, int]]) -> Iterator[tuple[str, Any]]:
-    for height, width in sizes:
-        for channels in (step.channels,) if step.channels else (1, 3):
-            for dtype in (step.dtype,) if step.dtype else ("uint8", "float32"):
-                name = f"{dtype} {height} x {width} x {channels}"
-                yield name, pattern(max(0, height), max(0, width), channels, dtype)
-
-
 # --- outputs ------------------------------------------------------------------------------------
 
 
 @functools.cache
 def computed(step: Step) -> Outputs:
     """Compute the outputs of a step on its probes."""
-    if not (isinstance(step.ops[0], Decode) and step.ops[0].scaled):
-        return _outputs(step, step.ops)
-    by_probe: dict[str, str] = {}
-    for size in SHORTER_SIDES:
-        outputs = _outputs(step, (*step.ops, Resize(size=size)), ".jpg" if by_probe else "")
-        by_probe |= {f"{probe}, to {size}": output for probe, output in outputs.items()}
-    return by_probe
-
-
-def _outputs(step: Step, ops: tuple[Op, ...], only: str = "") -> Outputs:
     from precache_workers.ops.field_recipe import FieldRecipe
 
-    recipe = FieldRecipe("probe", Field().model_copy(update={"ops": ops}), 0)
-    random = isinstance(step.ops[0], RandomResizedCrop | HorizontalFlip)
-    outputs = {}
-    for name, value in _probes(step):
-        for draw in range(DRAWS if random else 1) if name.endswith(only) else ():
-            probe = f"{name}, draw {draw}" if random else name
-            outputs[probe] = _output(recipe.apply, step, value, f"{draw}")
+    outputs: dict[str, str] = {}
+    for op in step.op.tried():
+        ops = (op,) if step.before is None else (step.before, op)
+        recipe = FieldRecipe("probe", Field().model_copy(update={"ops": ops}), 0)
+        for name, value in _probes(step):
+            for draw in range(DRAWS if op.is_random else 1):
+                probe = f"{name}, draw {draw}" if op.is_random else name
+                output = _output(recipe, step, value, f"{draw}")
+                if outputs.setdefault(probe, output) != output:  # of another op that is tried
+                    outputs[f"{probe} by {op}"] = output
     return outputs
 
 
-def _output(apply: Callable[..., Any], step: Step, value: Any, key: str) -> str:
+def _output(recipe: FieldRecipe, step: Step, value: Any, key: str) -> str:
     try:
-        return _text(np.asarray(apply(value, step.first, step.stop, key)))
+        return _text(np.asarray(recipe.apply(value, 0, None, key)))
     except Exception as error:  # in a build, it would make a hole
         if isinstance(error, MemoryError) or "alloc" in str(error):  # torch's is a RuntimeError
             raise BuildError(
@@ -324,23 +252,23 @@ def _sampled(values: np.ndarray) -> np.ndarray:
 def streams() -> Outputs:
     """Return random numbers from a generator like those that random functions receive."""
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([0, 1])))
-    draws: dict[str, Callable[[], Any]] = {
-        "random": lambda: generator.random(50),
-        "float32": lambda: generator.random(50, np.float32),
-        "integers": lambda: generator.integers(0, 1000, 50),
-        "uniform": lambda: generator.uniform(-1, 1, 50),
-        "normal": lambda: generator.normal(0, 1, 50),
-        "exponential": lambda: generator.exponential(1, 50),
-        "beta": lambda: generator.beta(0.4, 0.4, 50),
-        "gamma": lambda: generator.gamma(0.4, 1, 50),
-        "poisson": lambda: generator.poisson(3, 50),
-        "binomial": lambda: generator.binomial(9, 0.3, 50),
-        "choice": lambda: generator.choice(50, 20, replace=False),
-        "weighted": lambda: generator.choice(4, 50, p=[0.1, 0.2, 0.3, 0.4]),
-        "permutation": lambda: generator.permutation(50),
-        "bytes": lambda: np.frombuffer(generator.bytes(50), np.uint8),
+    draws = {
+        "random": generator.random(50),
+        "float32": generator.random(50, np.float32),
+        "integers": generator.integers(0, 1000, 50),
+        "uniform": generator.uniform(-1, 1, 50),
+        "normal": generator.normal(0, 1, 50),
+        "exponential": generator.exponential(1, 50),
+        "beta": generator.beta(0.4, 0.4, 50),
+        "gamma": generator.gamma(0.4, 1, 50),
+        "poisson": generator.poisson(3, 50),
+        "binomial": generator.binomial(9, 0.3, 50),
+        "choice": generator.choice(50, 20, replace=False),
+        "weighted": generator.choice(4, 50, p=[0.1, 0.2, 0.3, 0.4]),
+        "permutation": generator.permutation(50),
+        "bytes": np.frombuffer(generator.bytes(50), np.uint8),
     }
-    return {name: _text(np.asarray(draw())) for name, draw in draws.items()}
+    return {name: _text(np.asarray(drawn)) for name, drawn in draws.items()}
 
 
 def digest_of(outputs: Outputs) -> str:
@@ -443,12 +371,14 @@ def _write_cache(file: Path, outputs: Outputs) -> None:
 
 
 def _state(step: Step) -> str:
-    """Return a digest of everything that may change the outputs of a step."""
-    ops = [op.model_dump(mode="json") for op in step.ops]
+    """Return a digest of what may change the outputs of a step.
+
+    A change that it does not show, as of a system library, ends in a `MismatchError`.
+    """
     state = [
         step.name,
-        ops,
-        [_files(name) for name in sorted({*step.libraries, "numpy"})],
+        [op.model_dump(mode="json") for op in (step.before, step.op) if op is not None],
+        [_files(name) for name in sorted({*step.op.libraries, "numpy"})],
         _own_code(),
         _processor(),
     ]
@@ -457,26 +387,24 @@ def _state(step: Step) -> str:
 
 @functools.cache
 def _files(library: str) -> list[Any]:
-    """Return the location and version of a library, and the sizes and times of its code files."""
+    """Return the location and version of a library, and size and time of the files of its folder
+    and of the list of all that was installed."""
     module = _MODULES.get(library, library)
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
-        raise UsageError(f"building needs {module}: pip install 'precache[workers]'")
+        raise missing_library("building", module)
     home = Path(spec.origin).parent
-    folders = [home, *(home / name for name in FOLDERS[library])]
-    folders += [home.parent / f"{library}.libs"]
     state: list[Any] = [str(home), installed_version(library)]
-    for folder in filter(Path.is_dir, folders):
-        with os.scandir(folder) as entries:
-            files = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
-        state += sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)
+    for path in (*sorted(home.iterdir()), *sorted(home.parent.glob(f"{library}-*/RECORD"))):
+        status = path.stat()
+        state.append((path.name, status.st_size, status.st_mtime_ns))
     return state
 
 
 @functools.cache
 def _own_code() -> str:
-    own = [Path(__file__).with_name(f"{name}.py") for name in MODULES]
-    own += sorted(PROBES.iterdir())
+    modules = [Path(module.__file__ or "") for module in (declared_ops, resampling)]
+    own = [*modules, *sorted(Path(__file__).parent.glob("*.py")), *sorted(PROBES.iterdir())]
     return xxhash.xxh3_128_hexdigest(b"".join(path.read_bytes() for path in own))
 
 

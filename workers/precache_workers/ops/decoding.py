@@ -1,14 +1,19 @@
 """Decoding: an image file -> upright pixels, within the limit of pixels.
 
 Only the formats named here are decoded. Their decoders start no program, and know the size of a
-picture before they allocate its memory. Pictures with values of more than 8 bits are refused,
-except those of 16 bits, which keep the highest 8 of the bits that `Decode.bits` names.
+picture before they allocate its memory. Unless a recipe keeps them unchanged, pictures with values
+of more than 8 bits are refused, except those of 16 bits, which keep the highest 8 of the bits that
+`Decode.bits` names; so are TIFFs with bands beside colours and alpha. Those of several pages are
+always refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import itertools
+import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +26,7 @@ from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
     Image,
+    ImageCms,
     ImageFile,
     ImageOps,
     JpegImagePlugin,
@@ -28,11 +34,12 @@ from PIL import (
     TiffImagePlugin,
     UnidentifiedImageError,
     WebPImagePlugin,
+    features,
 )
 
 from precache.errors import SampleError
-from precache.recipe.ops import CHANNELS, Decode
-from precache_workers.ops.segments import cut, is_exif, jpeg_tags
+from precache.recipe.ops import Decode
+from precache_workers.ops.segments import cut, has_one_scan, is_exif, jpeg_tags
 
 FORMATS = tuple(
     opener.format
@@ -47,19 +54,41 @@ FORMATS = tuple(
 )
 """Formats that are opened. Their plugins are imported here, so that Pillow does not import all."""
 
+_AVIF_BRANDS = frozenset((b"avif", b"avis"))
+_HEIF_BRANDS = frozenset((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
+"""Brands of a file of ISO/IEC 23008-12 in its first box."""
+
 STRIP_PIXELS = 1 << 20
 """Pixels of a Pillow image that are converted at a time, since each step makes a copy."""
 
 MOST_RUN_LENGTH_PIXELS = 16 << 20
 """Most pixels of a run-length encoded BMP."""
 
+MOST_BYTES_A_PIXEL = 64
+"""Most bytes of a TIFF's values, for each pixel of the limit."""
+
+MOST_DIM = (1 << 12) - 1
+"""Largest value of an image of 16 bits for which its recipe must say how many of these count."""
+
 _ORIENTATION = 0x0112
 _BITS_PER_SAMPLE = 258
 _PHOTOMETRIC, _SAMPLE_FORMAT = 0x0106, 0x0153
 _TILE_WIDTH, _TILE_LENGTH = 322, 323
+_SAMPLES_PER_PIXEL, _EXTRA_SAMPLES, _DEPTH = 277, 338, 32997
+_ALPHA = (1, 2, 999)  # the last one as by CorelDRAW
+_WIDTH, _LENGTH = 256, 257
+_NEW_SUBFILE_TYPE, _REDUCED_OR_MASK = 254, 1 | 4
+_BIG = 43  # in the header of a TIFF with offsets of 64 bits
+_MOST_PAGES = 32
 _EIGHT_BITS = frozenset(
     ("1", "L", "P", "LA", "PA", "La", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV")
 )
+_SOS, _EOI = b"\xff\xda", b"\xff\xd9"
+_ICC_PROFILE = b"ICC_PROFILE\0"
+_BY_TIFFFILE = frozenset((1, 8, 32946, 32773, 34925))  # none, Deflate, PackBits, LZMA
+_PREDICTORS = frozenset((1, 2))
+_STORED = frozenset(("L", "LA", "RGB", "RGBA", "CMYK", "I;16", "I;16B", "I;16N", "I;32S", "F;32F"))
+"""Pillow's names of layouts of compressed TIFFs whose values it keeps."""
 _UNMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
 """Mode with premultiplied alpha -> the mode that Pillow can convert it to."""
 
@@ -81,15 +110,13 @@ class Scratch:
         return buffer
 
 
-def decode(
-    data: Any, op: Decode, shrink_to: int | None = None, scratch: Scratch | None = None
-) -> np.ndarray:
+def decode(data: Any, op: Decode, scratch: Scratch | None = None) -> np.ndarray:
     """Decode an image file, a Pillow image or a uint8 array to (H, W, C) uint8.
+
+    In mode ``unchanged`` the dtype is that of the file, image or array.
 
     Parameters
     ----------
-    shrink_to
-        Shorter side below which DCT-scaled decoding must not go; None for a full decode.
     scratch
         Buffer that may hold the result until the next decode; None for new memory.
 
@@ -99,19 +126,39 @@ def decode(
         The image cannot be decoded, or has more pixels than allowed.
     """
     if isinstance(data, bytes | bytearray | memoryview):
-        jpeg = bytes(data[:2]) == b"\xff\xd8"
-        fast = _decode_jpeg(bytes(data), op, shrink_to, scratch or Scratch()) if jpeg else None
-        return _decode_pillow(bytes(data), op) if fast is None else fast
+        data = bytes(data)
+        if data.startswith(b"\xff\xd8"):
+            ended = _with_end(data)
+            fast = _decode_jpeg(ended, op, scratch or Scratch())
+            if fast is not None:
+                return fast
+            if ended is not data and _is_whole(ended, op):
+                data = ended
+        if op.mode == "unchanged" and data.startswith((b"II", b"MM")):
+            return _decode_tiff(data, op)
+        return _decode_pillow(data, op)
     if isinstance(data, Image.Image):
+        _require_one_page(data)
         return _to_array(data, op)
     array = np.asarray(_channels_last(data))
+    if op.mode == "unchanged" and array.ndim in (2, 3) and array.dtype.kind in "buif":
+        return array if array.ndim == 3 else array[..., None]
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise SampleError(
             f"decode was given {array.dtype} {array.shape}; it takes bytes, a Pillow image, "
             "(H, W, C) uint8 or a (C, H, W) uint8 tensor. Return the image without transforms such "
             "as ToTensor, or leave decode out of the recipe for other arrays"
         )
-    image = Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if channels not in (1, 3) and (channels, op.mode) != (4, "RGBA"):
+        keeps = " or decode 4 channels with " + _mode("RGBA") if channels == 4 else ""
+        raise SampleError(
+            f"decode was given an array {array.shape}, (H, W, C), and takes 1 or 3 channels, since "
+            "those of an array are no alpha; return these,"
+            f"{keeps} or store all as (C, H, W) by a field without decode, which may have "
+            'ops = [] and codec = "zstd"'
+        )
+    image = Image.fromarray(array[..., 0] if array.ndim == 3 and channels == 1 else array)
     return _to_array(image, op)
 
 
@@ -123,11 +170,30 @@ def _channels_last(data: Any) -> Any:
     return data
 
 
-def _decode_jpeg(
-    data: bytes, op: Decode, shrink_to: int | None, scratch: Scratch
-) -> np.ndarray | None:
+def _with_end(data: bytes) -> bytes:
+    """Return a JPEG with an end marker, unless others of its scans may be missing."""
+    if data.rfind(_EOI, -64) >= 0 or data.rfind(_EOI) > data.rfind(_SOS):
+        return data
+    return data + _EOI if has_one_scan(data) else data
+
+
+def _is_whole(data: bytes, op: Decode) -> bool:
+    """Return True if a JPEG has all of its pixels; of those over the limit, the answer is False."""
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        if width * height <= op.max_pixels:
+            jpeg_tags(data)
+            colourspace = "CMYK" if colours in ("CMYK", "YCCK") else "RGB"
+            simplejpeg.decode_jpeg(data, colourspace, strict=True)
+            return True
+    except ValueError:
+        pass
+    return False
+
+
+def _decode_jpeg(data: bytes, op: Decode, scratch: Scratch) -> np.ndarray | None:
     """Decode with libjpeg-turbo, bit for bit like Pillow; returns None if only Pillow can."""
-    if op.mode == "RGBA":
+    if op.mode == "RGBA" or (op.icc is not None and _ICC_PROFILE in data):
         return None
     if op.mode == "P":
         raise SampleError(
@@ -140,10 +206,11 @@ def _decode_jpeg(
         tags = jpeg_tags(data)
         if colours not in ("YCbCr", "Gray") or (op.mode == "L" and colours != "Gray"):
             return None
-        limits = {}
-        if shrink_to is not None and min(height, width) >= 2 * shrink_to:
-            limits = {"min_height": shrink_to, "min_width": shrink_to}
-        wanted, channels = ("GRAY", 1) if op.mode == "L" else ("RGB", 3)
+        limits, side = {}, op.shrinks_to
+        if side is not None and min(height, width) >= 2 * side:
+            limits = {"min_height": side, "min_width": side}
+        grey = op.mode == "L" or (op.mode == "unchanged" and colours == "Gray")
+        wanted, channels = ("GRAY", 1) if grey else ("RGB", 3)
         array: np.ndarray = simplejpeg.decode_jpeg(
             data,
             wanted,
@@ -183,7 +250,7 @@ def _orientation(data: bytes, tags: Sequence[bytes], op: Decode) -> int:
                 exif.load(first)
                 if not others or _ORIENTATION in exif:
                     return int(exif.get(_ORIENTATION, 1))
-            with _pillow_limit(op.max_pixels), _open(cut(data)) as image:
+            with _settings(op), _open(cut(data)) as image:
                 return int(image.getexif().get(_ORIENTATION, 1))
         except Exception:
             return 1
@@ -212,43 +279,147 @@ def _check_parts(image: ImageFile.ImageFile, limit: int) -> None:
         _check_pixels(image.width, image.height, most, "of a BMP of run lengths")
 
 
-@contextlib.contextmanager
-def _pillow_limit(pixels: int) -> Iterator[None]:
-    """Set Pillow's limit of pixels for pictures, frames and canvases.
+def _require_one_page(image: Image.Image) -> None:
+    """Raise `SampleError` for a TIFF of which decoding would drop pages or bands.
 
-    Pillow warns above its limit and refuses above twice its limit, so half of `pixels` is set.
+    Alpha, and pages that show the first one smaller or mask it, are none of these.
     """
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, -(-pixels // 2)
+    if not isinstance(image, TiffImagePlugin.TiffImageFile) or image.tell():
+        return
+    way_out = (
+        "read it by a function in place of decode, which is given the bytes of the file, as by "
+        "tifffile.imread(io.BytesIO(data))"
+    )
+    extra = image.tag_v2.get(_EXTRA_SAMPLES, ())
+    dropped = max(sum(kind not in _ALPHA for kind in extra), len(extra) - 1)
+    if dropped > 0:
+        bands = image.tag_v2.get(_SAMPLES_PER_PIXEL, 1)
+        raise SampleError(
+            f"has {bands} bands, of which {dropped} are neither colours nor alpha, and decode "
+            f"would drop them; keep all with {_mode('unchanged')}, {way_out}, or save it without "
+            "them"
+        )
+    if image.tag_v2.get(_DEPTH, 1) > 1 or (image.is_animated and _has_other_page(image)):
+        raise SampleError(
+            "has several pages, such as slices or channels, of which decode would keep the first; "
+            f"{way_out}, or save one a file"
+        )
+
+
+def _has_other_page(image: TiffImagePlugin.TiffImageFile) -> bool:
+    """Return True if another page than the first is neither a mask nor smaller by half."""
+    file = image.fp
+    if file is None:
+        return False  # of an image that was closed
+    width, height = image.size
+    place = file.tell()
+    try:
+        # `image.seek` would forget what is known of the first page if a later one is damaged.
+        file.seek(0)
+        header = file.read(8)
+        page = TiffImagePlugin.ImageFileDirectory_v2(
+            header + file.read(8) if header[2] == _BIG else header
+        )
+        file.seek(page.next)
+        page.load(file)
+        for _ in range(_MOST_PAGES):
+            if not page.next:
+                return False
+            file.seek(page.next)
+            page.load(file)
+            small = 2 * page[_WIDTH] <= width and 2 * page[_LENGTH] <= height
+            if not small and not page.get(_NEW_SUBFILE_TYPE, 0) & _REDUCED_OR_MASK:
+                return True
+    except Exception:  # of a damaged page
+        return False
+    finally:
+        file.seek(place)
+    return False
+
+
+@contextlib.contextmanager
+def _settings(op: Decode) -> Iterator[None]:
+    """Set Pillow's limit of pixels for pictures, frames and canvases, and if files may be cut off.
+
+    Pillow warns above its limit and refuses above twice its limit, so half of it is set.
+    """
+    before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+    Image.MAX_IMAGE_PIXELS = -(-op.max_pixels // 2)
+    ImageFile.LOAD_TRUNCATED_IMAGES = op.truncated == "fill"
     try:
         yield
     finally:
-        Image.MAX_IMAGE_PIXELS = before
+        Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 def _open(data: bytes) -> ImageFile.ImageFile:
-    return Image.open(io.BytesIO(data), formats=FORMATS)
+    return Image.open(io.BytesIO(data), formats=_formats(data))
+
+
+def _formats(data: bytes) -> tuple[str, ...]:
+    """Return the formats that a file may have; loads the decoders of AVIF and HEIC.
+
+    Raises
+    ------
+    SampleError
+        Such a decoder is not installed.
+    """
+    length = int.from_bytes(data[:4])
+    brands = {data[at : at + 4] for at in (8, *range(16, min(length, 256), 4))}
+    if data[4:8] != b"ftyp" or not brands & (_AVIF_BRANDS | _HEIF_BRANDS):
+        return FORMATS
+    if brands & _AVIF_BRANDS:
+        if not features.check("avif"):
+            raise SampleError("is an AVIF image, which Pillow decodes from 11.3 on: upgrade pillow")
+        from PIL import AvifImagePlugin
+
+        AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+        return ("AVIF",)
+    _load_heif()
+    return ("HEIF",)
+
+
+@functools.cache
+def _load_heif() -> None:
+    try:
+        import pillow_heif
+    except ImportError as error:
+        raise SampleError(
+            f"is a HEIC image, which decode reads by pillow-heif ({error}): "
+            "pip install 'precache[heif]' on all nodes, then build with --retry-failed"
+        ) from None
+    pillow_heif.register_heif_opener(thumbnails=False, decode_threads=1)
 
 
 def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
-    with warnings.catch_warnings(), _pillow_limit(op.max_pixels):
+    with warnings.catch_warnings(), _settings(op):
         warnings.simplefilter("ignore")
         try:
-            with _open(cut(data)) as image:
+            with _open(cut(data, profile=op.icc is not None)) as image:
                 _check_pixels(image.width, image.height, op.max_pixels)
                 _check_parts(image, op.max_pixels)
+                _require_one_page(image)
                 raw = _raw_mode(image)
-                if op.mode == "P" and raw in ("L;2", "L;4"):
+                if op.keeps_values and raw in ("L;2", "L;4"):
                     raise SampleError(
-                        f"is grey of {raw[2:]} bits, whose values mode P would have to guess; save "
-                        "it with 8 bits"
+                        f"is grey of {raw[2:]} bits, whose values mode {op.mode} would have to "
+                        "guess; save it with 8 bits"
                     )
-                if op.bits < 16 and op.mode != "P" and _low_bytes(raw):
-                    return _narrowed(data, op)
+                if op.mode == "unchanged" and _low_bytes(raw):
+                    return np.concatenate([*_wide_colours(data)])
+                if op.mode == "unchanged" and raw == "LA;16B":
+                    return _wide_grey_alpha(data, image)
+                if not op.keeps_values and _low_bytes(raw):
+                    if op.bits is None and _brightest(image) <= MOST_DIM >> 8:
+                        _require_bright(_widest(data))
+                    if op.bits is not None and op.bits < 16:
+                        return _to_array(_narrowed(image, data, op.bits), op)
                 ImageOps.exif_transpose(image, in_place=True)  # no copy of an upright image
                 return _to_array(image, op)
         except UnidentifiedImageError:
             raise SampleError(
-                f"not an image that decode reads, whatever its name: {', '.join(FORMATS)}"
+                f"not an image that decode reads, whatever its name: {', '.join(FORMATS)}, AVIF, "
+                "HEIC"
             ) from None
         except Image.DecompressionBombError:
             raise SampleError(
@@ -257,7 +428,11 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
         except (SampleError, MemoryError):
             raise
         except Exception as error:  # Pillow's decoders raise many kinds on broken files
-            raise SampleError(f"cannot be decoded: {type(error).__name__}: {error}") from None
+            keep = '; to keep it: truncated = "fill" in decode (--truncated fill)'
+            raise SampleError(
+                f"cannot be decoded: {type(error).__name__}: {error}"
+                + (keep if "truncated" in str(error) else "")
+            ) from None
 
 
 def _mode(mode: str) -> str:
@@ -273,14 +448,16 @@ def _nearest(mode: str) -> str:
     )
 
 
-def _narrowed(data: bytes, op: Decode) -> np.ndarray:
-    """Decode colours of 16 bits, of which fewer are significant."""
+def _narrowed(image: Image.Image, data: bytes, bits: int) -> Image.Image:
+    """Return an image with 8 bits whose colours have 16, of which fewer are significant."""
     strips = []
     for values in _wide_colours(data):
-        colours = _highest(values[..., :3], op.bits)
+        colours = _highest(values[..., :3], bits)
         alpha = (values[..., 3:] >> 8).astype(np.uint8)
         strips.append(np.concatenate([colours, alpha], axis=2))
-    return _to_array(Image.fromarray(np.concatenate(strips)), op)
+    narrow = Image.fromarray(np.concatenate(strips))
+    narrow.info = image.info
+    return narrow
 
 
 def _to_array(image: Image.Image, op: Decode) -> np.ndarray:
@@ -292,11 +469,13 @@ def _to_array(image: Image.Image, op: Decode) -> np.ndarray:
         Its values have more than 8 bits and are not of 16, or are signed; or its mode and the op's
         are two readings of a mask.
     """
+    if op.mode == "unchanged":
+        return _values(image)
     wide = _is_wide(image)
     if not wide and image.mode not in _EIGHT_BITS:
         raise SampleError(
             f"has values of Pillow's mode {image.mode}, whose black and white are not known; save "
-            "it with 8 or 16 bits, or read it by a function in place of decode"
+            f"it with 8 or 16 bits, or keep its values with {_mode('unchanged')}"
         )
     if isinstance(image, TiffImagePlugin.TiffImageFile) and {
         *image.tag_v2.get(_SAMPLE_FORMAT, (1,))
@@ -312,13 +491,17 @@ def _to_array(image: Image.Image, op: Decode) -> np.ndarray:
         )
     # Pillow itself inverts values of up to 8 bits.
     inverted = wide and getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
+    profile = (op.icc and image.info.get("icc_profile")) or b""
     rows = max(1, STRIP_PIXELS // image.width)
-    if image.height <= rows:
-        return _strip(image, op, wide, inverted)
-    array = np.empty((image.height, image.width, CHANNELS[op.mode]), np.uint8)
-    for top in range(0, image.height, rows):
-        box = (0, top, image.width, min(top + rows, image.height))
-        array[top : top + rows] = _strip(image.crop(box), op, wide, inverted)
+    tops = range(0, image.height, rows)
+    boxes = [(0, top, image.width, min(top + rows, image.height)) for top in tops]
+    if wide and op.bits is None:
+        _require_bright(max(int(np.asarray(image.crop(box)).max()) for box in boxes))
+    if len(boxes) == 1:
+        return _strip(image, op, wide, inverted, profile)
+    array = np.empty((image.height, image.width, op.channels or 0), np.uint8)
+    for box in boxes:
+        array[box[1] : box[3]] = _strip(image.crop(box), op, wide, inverted, profile)
     return array
 
 
@@ -331,14 +514,18 @@ def _is_wide(image: Image.Image) -> bool:
     return image.mode.startswith("I;16") or (image.mode == "I" and png)
 
 
-def _strip(image: Image.Image, op: Decode, wide: bool, inverted: bool) -> np.ndarray:
+def _strip(
+    image: Image.Image, op: Decode, wide: bool, inverted: bool, profile: bytes
+) -> np.ndarray:
     if wide:
-        high = _highest(np.asarray(image), op.bits)
+        high = _highest(np.asarray(image), op.bits or 16)
         image = Image.fromarray(~high if inverted else high)
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     if image.mode in _UNMULTIPLIED:
         image = image.convert(_UNMULTIPLIED[image.mode])
+    if profile:
+        image = _in_srgb(image, profile)
     array = np.asarray(image.convert(op.mode))
     return array if array.ndim == 3 else array[..., None]
 
@@ -355,6 +542,60 @@ def _highest(values: np.ndarray, bits: int) -> np.ndarray:
     return high
 
 
+def _require_bright(widest: int) -> None:
+    """Raise `SampleError` for an image of 16 bits of whose values nearly nothing would be kept."""
+    if 0 < widest <= MOST_DIM:
+        raise SampleError(
+            f"has 16 bits, and values up to {widest}, of which the highest 8 bits are 0 to "
+            f"{widest >> 8}; state how many bits count: 12 by bits = 12 in decode (--bits 12), "
+            "or 16 by bits = 16 (--bits 16)"
+        )
+
+
+def _in_srgb(image: Image.Image, profile: bytes) -> Image.Image:
+    """Convert the colours of an image with an ICC profile to sRGB; alpha is kept."""
+    try:
+        opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        space = opened.profile.xcolor_space.strip()
+        own = {"L": "GRAY", "LA": "GRAY", "CMYK": "CMYK"}.get(image.mode, "RGB")
+        if space != own and (own, space) != ("GRAY", "RGB"):
+            raise OSError(f"of {space}, in an image of {own}")
+        mode = {"GRAY": "L"}.get(space, space)
+        alpha = image.getchannel("A") if "A" in image.getbands() else None
+        converted = ImageCms.profileToProfile(
+            image if image.mode == mode else image.convert(mode),
+            opened,
+            ImageCms.createProfile("sRGB"),
+            outputMode="RGB",
+        )
+    except (OSError, ImageCms.PyCMSError) as error:
+        raise SampleError(
+            f"has an ICC profile that cannot be applied ({error}); save it without, or leave icc "
+            "out of decode"
+        ) from None
+    assert converted is not None
+    if alpha is not None:
+        converted.putalpha(alpha)
+    return converted
+
+
+def _values(image: Image.Image) -> np.ndarray:
+    """Return the values of an image as they are, (H, W, C), in native byte order."""
+    if image.mode in ("P", "PA", "1"):
+        way_out = f"its colours decode it with {_mode('RGB')}, for its indices with {_nearest('P')}"
+        if image.mode == "1":
+            way_out = f"0 and 255 decode it with {_nearest('L')}"
+        raise SampleError(
+            f"is of Pillow's mode {image.mode}, and mode unchanged keeps values of 8 bits and more "
+            f"that are no indices; for {way_out}"
+        )
+    array = np.asarray(image)
+    if image.mode == "I" and _is_wide(image):
+        array = array.astype(np.uint16)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return array if array.ndim == 3 else array[..., None]
+
+
 def _indices(image: Image.Image) -> np.ndarray:
     """Return the indices of a palette image, or the values of a grey one, (H, W, 1) uint8."""
     if image.mode in ("P", "L"):
@@ -363,7 +604,7 @@ def _indices(image: Image.Image) -> np.ndarray:
     if image.mode == "1":
         way_out = f"for 0 and 255 decode it with {_nearest('L')}"
     elif image.mode.startswith("I"):
-        way_out = "read it by a function in place of decode"
+        way_out = f"keep its values with {_mode('unchanged')}"
     raise SampleError(
         f"is of Pillow's mode {image.mode}, and mode P keeps the values of palette images and of "
         f"grey ones of 8 bits; {way_out}"
@@ -391,6 +632,16 @@ def _low_bytes(raw: str) -> str | None:
     return f"{colours};16{'L' if big else 'B'}"
 
 
+def _brightest(image: Image.Image) -> int:
+    """Return the largest value of an image of RGB or RGBA, without alpha."""
+    return max(int(np.asarray(image.getchannel(colour)).max()) for colour in "RGB")
+
+
+def _widest(data: bytes) -> int:
+    """Return the largest value of colours of 16 bits, without alpha."""
+    return max(int(values[..., :3].max()) for values in _wide_colours(data))
+
+
 def _wide_colours(data: bytes) -> Iterator[np.ndarray]:
     """Yield the values of colours of 16 bits, (n, W, C) uint16, a strip of rows at a time."""
     with _open(cut(data)) as high, _open(cut(data)) as low:
@@ -409,6 +660,84 @@ def _wide_colours(data: bytes) -> Iterator[np.ndarray]:
             yield next(of_strip).astype(np.uint16) << 8 | next(of_strip)
 
 
+def _wide_grey_alpha(data: bytes, image: Image.Image) -> np.ndarray:
+    """Return the values of a PNG of grey and alpha with 16 bits, (H, W, 2) uint16."""
+    import cv2
+
+    values = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    if values is None:
+        raise SampleError("cannot be decoded by OpenCV, which reads grey and alpha of 16 bits")
+    return _turned(values[..., [0, 3]], image.getexif().get(_ORIENTATION, 1))
+
+
+# --- TIFF, unchanged -----------------------------------------------------------------------------
+
+
+def _decode_tiff(data: bytes, op: Decode) -> np.ndarray:
+    """Return the values of a TIFF as they are, (H, W, C) of any dtype, by tifffile."""
+    try:
+        import tifffile
+    except ImportError as error:
+        raise SampleError(
+            f"is a TIFF, which mode unchanged reads by tifffile ({error}): "
+            "pip install 'precache[tiff]' on all nodes, then build with --retry-failed"
+        ) from None
+    cut(data)
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # of a damaged file the reason is kept
+    try:
+        with tifffile.TiffFile(io.BytesIO(data)) as file:
+            page = file.pages.first
+            height, width = page.imagelength, page.imagewidth
+            _check_pixels(width, height, op.max_pixels)
+            if page.nbytes > MOST_BYTES_A_PIXEL * op.max_pixels:
+                raise SampleError(f"has {page.nbytes:,} bytes of values, over the limit of decode")
+            others = list(itertools.islice(file.pages, 1, _MOST_PAGES))
+            if page.imagedepth > 1 or any(
+                not (other.is_reduced or other.is_mask)
+                and (2 * other.imagewidth > width or 2 * other.imagelength > height)
+                for other in others
+            ):
+                raise SampleError(
+                    "has several pages, such as slices or channels, of which decode would keep the "
+                    "first; save one a file"
+                )
+            if page.photometric == tifffile.PHOTOMETRIC.PALETTE:
+                return _values(Image.new("P", (1, 1)))
+            if page.compression not in _BY_TIFFFILE or page.predictor not in _PREDICTORS:
+                return _as_stored(data, op, page)
+            array = page.asarray()
+            if page.axes == "SYX":
+                array = np.moveaxis(array, 0, 2)
+            array = array.reshape(height, width, -1)
+            orientation = page.tags.valueof(_ORIENTATION, 1)
+    except (SampleError, MemoryError):
+        raise
+    except Exception as error:  # tifffile raises many kinds on broken files
+        raise SampleError(f"cannot be decoded: {type(error).__name__}: {error}") from None
+    return _turned(array, orientation)
+
+
+def _as_stored(data: bytes, op: Decode, page: Any) -> np.ndarray:
+    """Return the values of a TIFF whose compression Pillow decodes, where it keeps them.
+
+    The library by which tifffile would decode it, imagecodecs, crashes on damaged files.
+    """
+    kept = False
+    with contextlib.suppress(UnidentifiedImageError), _settings(op), _open(cut(data)) as image:
+        raw, bands = _raw_mode(image), len(image.getbands())
+        kept = bands == page.samplesperpixel and (raw in _STORED or _low_bytes(raw) is not None)
+    if kept and page.planarconfig == 1:
+        array = _decode_pillow(data, op)
+        if array.dtype == page.dtype:
+            return array
+    name = getattr(page.compression, "name", page.compression)
+    raise SampleError(
+        f"is compressed ({name}, predictor {int(page.predictor)}), by which values such as its own "
+        f"({page.dtype}, {page.samplesperpixel} bands) cannot be read; save it with deflate and "
+        "no predictor"
+    )
+
+
 @dataclass(frozen=True)
 class PictureFacts:
     """Properties of an image that its decoded pixels do not show.
@@ -419,13 +748,19 @@ class PictureFacts:
         Pillow's name of its mode; empty if it is no image.
     widest
         Largest value of an image of 16 bits, without its alpha; None for other images.
+    values
+        Number of different values of an image of 16 bits, in the strip that has most.
     transparent
         Some of its pixels are not opaque.
+    animated
+        It has other frames behind its first.
     """
 
     mode: str = ""
     widest: int | None = None
+    values: int = 0
     transparent: bool = False
+    animated: bool = False
 
 
 def picture_facts(data: Any, op: Decode) -> PictureFacts:
@@ -434,17 +769,20 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
         return _facts(data)
     if not isinstance(data, bytes | bytearray | memoryview):
         return PictureFacts()
-    with warnings.catch_warnings(), _pillow_limit(op.max_pixels):
+    with warnings.catch_warnings(), _settings(op):
         warnings.simplefilter("ignore")
         with _open(cut(bytes(data))) as image:
             _check_pixels(image.width, image.height, op.max_pixels)
             _check_parts(image, op.max_pixels)
             low = _low_bytes(_raw_mode(image))
             facts = _facts(image)
+            if image.format == "PNG":  # whose other frames were cut
+                before_pixels = bytes(data).partition(b"IDAT")[0]
+                facts = replace(facts, animated=b"acTL" in before_pixels)
         if low is None:
             return facts
-        widest = max(int(values[..., :3].max()) for values in _wide_colours(bytes(data)))
-    return replace(facts, widest=widest)
+        strips = [np.unique(strip[..., :3]) for strip in _wide_colours(bytes(data))]
+    return replace(facts, widest=_most(strips), values=max(map(len, strips)))
 
 
 def _facts(image: Image.Image) -> PictureFacts:
@@ -452,5 +790,13 @@ def _facts(image: Image.Image) -> PictureFacts:
     if image.has_transparency_data:
         alpha = image if "A" in image.getbands() else image.convert("RGBA")
         transparent = bool((np.asarray(alpha.getchannel("A")) < 255).any())
-    widest = int(np.asarray(image).max()) if _is_wide(image) else None
-    return PictureFacts(image.mode, widest, transparent)
+    facts = PictureFacts(image.mode, transparent=transparent)
+    if _is_wide(image):
+        values = np.unique(np.asarray(image))
+        facts = replace(facts, widest=_most([values]), values=len(values))
+    return replace(facts, animated=getattr(image, "is_animated", False) and not image.tell())
+
+
+def _most(values: Sequence[np.ndarray]) -> int:
+    """Return the largest of several sorted arrays' values."""
+    return max(int(array[-1]) for array in values)

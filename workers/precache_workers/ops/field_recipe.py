@@ -12,30 +12,13 @@ from typing import Any
 import numpy as np
 
 from precache.errors import RecipeError, SampleError
-from precache.recipe.ops import (
-    CenterCrop,
-    Decode,
-    Function,
-    HorizontalFlip,
-    Op,
-    RandomResizedCrop,
-    Resize,
-    ToDType,
-)
+from precache.recipe.ops import Computed, Decode, Function, Op, Operation
 from precache.recipe.recipe import Field
 from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Scratch, decode
-from precache_workers.ops.functions import (
-    center_crop,
-    random_resized_crop,
-    resize,
-    resize_and_crop,
-    resized_shape,
-    to_dtype,
-)
-from precache_workers.ops.identity import shrink_to
+from precache_workers.runtime.sample_failures import fails_sample
 from precache_workers.sources.base import Sample
-from precache_workers.sources.user_code import load_object
+from precache_workers.user_code.loading import load_object
 
 
 class Common:
@@ -77,16 +60,15 @@ class FieldRecipe:
         self._common = common
         self._field = field
         self._seed = seed
-        self._functions = {
-            op: _loaded(op, (code or {}).get(op.function, ""))
-            for op in field.ops
-            if isinstance(op, Function)
-        }
-        self._shrink_to = shrink_to(field)
+        self._runs_functions = any(isinstance(op, Function) for op in field.ops)
+        self._is_picture = field.decodes
         # A custom function may keep a reference to its argument; built-in ops do not.
-        self._scratch = None if self._functions else Scratch()
-        decoding = [op for op in field.ops if isinstance(op, Decode)] or [Decode()]
-        self._max_pixels = decoding[0].max_pixels
+        scratch = None if self._runs_functions else Scratch()
+        self._calls = [_computed(op, code or {}, scratch) for op in field.ops]
+        self._calls_before = [
+            call.before(following) if isinstance(call, Operation) else call
+            for call, following in zip(self._calls, field.ops[1:], strict=False)
+        ]
 
     def __call__(self, sample: Sample, key: str) -> np.ndarray:
         """Compute a row, (C, H, W) for a decoded image; it is valid until the next call.
@@ -111,7 +93,7 @@ class FieldRecipe:
             common.value = self.apply(begin(), applied, fixed, key)
             common.of = of
         # A custom function may modify its argument, from which the other variants start, too.
-        value = common.value.copy() if self._functions else common.value
+        value = common.value.copy() if self._runs_functions else common.value
         return self.row(self.apply(value, fixed, None, key))
 
     def resume(self, row: np.ndarray, applied: int, key: str) -> np.ndarray:
@@ -121,47 +103,26 @@ class FieldRecipe:
         """
         if applied == len(self._field.ops):
             return row
-        if self._field.decodes and row.ndim == 3:
+        if self._is_picture and row.ndim == 3:
             row = row.transpose(1, 2, 0)
         if self._common is not None and applied <= self._field.fixed_ops:
             return self._from_common(key, row.copy, applied, key)
         for op in self._field.ops[applied:]:
-            if not isinstance(op, CenterCrop):
+            if row.ndim < 2 or (part := op.part(*row.shape[:2])) is None:
                 # Other ops get the memory layout of a build without a base; functions may keep it.
                 row = row.copy()
                 break
-            row = center_crop(row, op.size)
+            row = row[part]
             applied += 1
         return self.row(self.apply(row, applied, None, key))
 
     def apply(self, value: Any, first: int, stop: int | None, key: str) -> Any:
-        """Apply the ops from number `first` on, up to `stop`; a resize and its crop at once."""
+        """Apply the ops from number `first` on, up to `stop`; some with the next one in mind."""
         ops = self._field.ops[:stop]
-        number = first
-        while number < len(ops):
-            match ops[number]:
-                case Decode() as op:
-                    value = decode(value, op, self._shrink_to, self._scratch)
-                case Resize() as op:
-                    shape = self._resized_shape(value, op)
-                    following = ops[number + 1] if number + 1 < len(ops) else None
-                    if isinstance(following, CenterCrop):
-                        value = resize_and_crop(value, shape, following.size, op.interpolation)
-                        number += 1
-                    else:
-                        value = resize(value, shape, op.interpolation)
-                case CenterCrop() as op:
-                    value = center_crop(value, op.size)
-                case RandomResizedCrop() as op:
-                    value = random_resized_crop(value, op, self._random(key, number))
-                case HorizontalFlip() as op:
-                    if self._random(key, number).random() < op.p:
-                        value = value[:, ::-1]
-                case ToDType() as op:
-                    value = to_dtype(np.asarray(value), op)
-                case Function() as op:
-                    value = self._call(op, number, value, key)
-            number += 1
+        for number in range(first, len(ops)):
+            calls = self._calls if number + 1 == len(ops) else self._calls_before
+            random = self._random(key, number) if ops[number].is_random else None
+            value = calls[number](value, random)
         return value
 
     def steps(self, sample: Sample, key: str) -> Iterator[tuple[Op | None, Any]]:
@@ -181,7 +142,7 @@ class FieldRecipe:
     def row(self, value: Any) -> np.ndarray:
         """Convert the output of the last op to a stored row: a decoded image to (C, H, W)."""
         array = np.asarray(value)
-        if self._field.decodes and array.ndim == 3:
+        if self._is_picture and array.ndim == 3:
             array = array.transpose(2, 0, 1)
         return array
 
@@ -198,25 +159,7 @@ class FieldRecipe:
         if isinstance(value, SampleError):
             raise SampleError(str(value))
         # A custom function may modify its argument, from which other fields start, too.
-        return copy.deepcopy(value) if self._functions and not self._field.decodes else value
-
-    def _call(self, op: Function, number: int, value: Any, key: str) -> np.ndarray:
-        drawn = {"random": self._random(key, number)} if op.random else {}
-        try:
-            result = np.asarray(self._functions[op](value, **drawn))
-        except MemoryError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise SampleError(_failure(op.function, error)) from error
-        if result.shape == () and result.item() is None:
-            raise SampleError(f"{op.function} returned None; let it return an array")
-        return result
-
-    def _resized_shape(self, value: np.ndarray, op: Resize) -> tuple[int, int]:
-        shape = resized_shape(value.shape[0], value.shape[1], op.size)
-        if shape[0] * shape[1] > self._max_pixels:
-            raise SampleError(f"resized to {shape[1]} x {shape[0]} px, it is over the limit")
-        return shape
+        return copy.deepcopy(value) if self._runs_functions and not self._is_picture else value
 
     def _random(self, key: str, number: int) -> np.random.Generator:
         """Return a generator that depends only on recipe seed, key, variant and index of the op."""
@@ -225,16 +168,43 @@ class FieldRecipe:
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
-def _loaded(op: Function, code: str) -> Callable[..., Any]:
-    """Return the callable of an op: a function with its parameters, or an instance of a class."""
-    loaded = load_object(op.function, code)
-    if not isinstance(loaded, type):
-        return functools.partial(loaded, **op.params)
-    try:
-        instance: Callable[..., Any] = loaded(**op.params)
-    except Exception as error:
-        raise RecipeError(_failure(f"{op.function}(**{op.params})", error)) from error
-    return instance
+def _computed(op: Op, code: Mapping[str, str], scratch: Scratch | None) -> Computed:
+    """Return the callable that computes an op: the op itself, unless only workers can."""
+    match op:
+        case Decode():
+            return lambda value, _: decode(value, op, scratch)
+        case Function():
+            return _UserFunction(op, code.get(op.function, ""))
+        case _:
+            return op
+
+
+class _UserFunction:
+    """A function of the user with its parameters, or an instance of a class."""
+
+    def __init__(self, op: Function, code: str) -> None:
+        self._op = op
+        loaded = load_object(op.function, code)
+        if not isinstance(loaded, type):
+            self._call: Callable[..., Any] = functools.partial(loaded, **op.params)
+            return
+        try:
+            self._call = loaded(**op.params)
+        except Exception as error:
+            raise RecipeError(_failure(f"{op.function}(**{op.params})", error)) from error
+
+    def __call__(self, value: Any, random: np.random.Generator | None) -> np.ndarray:
+        try:
+            result = np.asarray(self._call(value, **({} if random is None else {"random": random})))
+        except MemoryError:
+            raise
+        except BaseException as error:
+            if not fails_sample(error):
+                raise
+            raise SampleError(_failure(self._op.function, error)) from error
+        if result.shape == () and result.item() is None:
+            raise SampleError(f"{self._op.function} returned None; let it return an array")
+        return result
 
 
 def _failure(what: str, error: BaseException) -> str:

@@ -29,7 +29,7 @@ MOST_METADATA = 1 << 20
 """Most bytes of EXIF and XMP that are read, and of a JPEG's tables."""
 
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/"
-_SOS, _EOI, _APP1, _COMMENT = 0xDA, 0xD9, 0xE1, 0xFE
+_SOS, _EOI, _APP1, _APP2, _COMMENT = 0xDA, 0xD9, 0xE1, 0xE2, 0xFE
 _SEQUENTIAL = frozenset((0xC0, 0xC1))
 """Markers of a frame that is not progressive."""
 _APPS = frozenset(range(0xE0, 0xF0))
@@ -47,8 +47,10 @@ _PNG_KEYWORDS = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
 _STRIP_OFFSETS, _TILE_OFFSETS = 273, 324
 
 
-def cut(data: bytes) -> bytes:
+def cut(data: bytes, *, profile: bool = False) -> bytes:
     """Remove everything from an image file that decides neither its pixels nor its orientation.
+
+    An ICC profile is kept if `profile` is true.
 
     Raises
     ------
@@ -56,9 +58,9 @@ def cut(data: bytes) -> bytes:
         The file has too many parts, or tables that are too large.
     """
     if data.startswith(b"\xff\xd8"):
-        return _cut_jpeg(data)
+        return _cut_jpeg(data, profile)
     if data.startswith(_PNG):
-        return _cut_png(data)
+        return _cut_png(data, profile)
     if data.startswith((b"GIF87a", b"GIF89a")):
         return _cut_gif(data)
     if data.startswith((b"II", b"MM")):
@@ -105,17 +107,26 @@ def jpeg_tags(data: bytes) -> list[bytes]:
 
 def _checked(data: bytes) -> list[tuple[int, int]]:
     """Return (start, end) of the EXIF and XMP segments; raises if a JPEG has too many scans."""
-    tagged, nbytes, components = [], 0, 0
+    tagged, nbytes = [], 0
     for marker, start, end in _segments(data):
         if marker == _APP1 and data.startswith((_EXIF, _XMP), start + 4):
             nbytes += end - start
             if nbytes <= MOST_METADATA:
                 tagged.append((start, end))
-        elif marker in _SEQUENTIAL:
-            components = int.from_bytes(data[start + 9 : start + 10])
-        elif marker == _SOS and data[start + 4] != components:
-            _check_scans(data)  # a first scan of all components is the only one
+    if not has_one_scan(data):
+        _check_scans(data)
     return tagged
+
+
+def has_one_scan(data: bytes) -> bool:
+    """Return True if a JPEG's first scan is its only one: of all components, not progressive."""
+    components = 0
+    for marker, start, _ in _segments(data):
+        if marker in _SEQUENTIAL:
+            components = int.from_bytes(data[start + 9 : start + 10])
+        elif marker == _SOS:
+            return data[start + 4] == components
+    return False
 
 
 def is_exif(tag: bytes) -> bool:
@@ -123,7 +134,8 @@ def is_exif(tag: bytes) -> bool:
     return tag.startswith(_EXIF)
 
 
-def _cut_jpeg(data: bytes) -> bytes:
+def _cut_jpeg(data: bytes, profile: bool) -> bytes:
+    apps = _COLOUR_APPS | {_APP2} if profile else _COLOUR_APPS
     tagged = set(_checked(data))
     kept, nbytes, rest = [b"\xff\xd8"], 0, len(data)
     for marker, start, end in _segments(data):
@@ -132,7 +144,7 @@ def _cut_jpeg(data: bytes) -> bytes:
             break
         if (start, end) in tagged:
             kept.append(data[start:end])
-        elif marker in _COLOUR_APPS or (marker not in _APPS and marker != _COMMENT):
+        elif marker in apps or (marker not in _APPS and marker != _COMMENT):
             kept.append(data[start:end])
             nbytes += end - start
     if nbytes > MOST_METADATA:
@@ -168,14 +180,14 @@ def _check_scans(data: bytes) -> None:
 # --- other formats ------------------------------------------------------------------------------
 
 
-def _cut_png(data: bytes) -> bytes:
+def _cut_png(data: bytes, profile: bool) -> bytes:
     view = memoryview(data)
     kept, at, metadata = [view[:8]], 8, 0
     for _ in _parts("chunks"):
         if at + 8 > len(data):
             break
         name, end = data[at + 4 : at + 8], at + 12 + int.from_bytes(data[at : at + 4])
-        if name in _PNG_PIXELS:
+        if name in _PNG_PIXELS or (profile and name == b"iCCP"):
             kept.append(view[at:end])
         elif name == b"eXIf" or (name in _PNG_TEXTS and data.startswith(_PNG_KEYWORDS, at + 8)):
             metadata += end - at

@@ -20,7 +20,7 @@ from precache.store.version import ROW_TABLE, Version
 from precache_workers.planning.base_shard import BaseField, BaseShard
 from precache_workers.planning.field_match import FieldMatch, match_fields
 from precache_workers.planning.stored_versions import committed_versions
-from precache_workers.planning.target_version import TargetVersion
+from precache_workers.planning.target_version import TargetVersion, VersionSpec
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,7 @@ Candidate = tuple[Folder, Attributes, Mapping[str, FieldMatch]]
 """A committed version, and how far it has the rows of which fields."""
 
 
-def find_base(
-    store: Folder, recipe: Recipe, table: RowTable, *, other_versions: bool
-) -> BaseVersion | None:
+def find_base(store: Folder, spec: VersionSpec, *, other_versions: bool) -> BaseVersion | None:
     """Find the committed version whose reuse saves most work, the latest of several such.
 
     Parameters
@@ -151,10 +149,11 @@ def find_base(
     other_versions
         Whether fields that it lacks may resume rows of other versions.
     """
+    recipe, table = spec.recipe, spec.table
     candidates = [
         (folder, attributes, matches)
         for folder, attributes in committed_versions(store)
-        if (matches := match_fields(recipe, attributes))
+        if (matches := match_fields(recipe, spec.decides, attributes))
     ]
     # Of another source, every sample would have to be fetched to be compared.
     by_saving = sorted(
@@ -212,15 +211,16 @@ def _read(
         version = open_own(folder)
         data, where = version.read_checked(ROW_TABLE), folder.path(ROW_TABLE)
         before = RowTable.from_parquet(data, where)
-        if len(before) > len(table) or not all(map(str.__eq__, before.keys, table.keys)):
+        if len(before) > len(table) or before.keys != table.keys[: len(before)]:
             return None
         first = slice(len(before))
         same = before.unchanged(table, first, first)
         same[list(before.removed & table.removed)] = True
         holes = {row: reason for row, (_, reason) in version.holes.items()}
         content = read_contents(data, where)
-        if attributes.fields.keys() - {match.array for match in matches.values()}:
-            for row in holes:  # the hole may be due to a field that the recipe no longer has
+        others = attributes.fields.keys() - {match.array for match in matches.values()}
+        if others or any(match.refuses_more for match in matches.values()):
+            for row in holes:  # it may be due to a field or a refusal that the recipe has no more
                 content[row] = ""
         tables = {name: version.shard_table(match.array) for name, match in matches.items()}
         return BaseVersion(

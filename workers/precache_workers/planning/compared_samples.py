@@ -7,6 +7,7 @@ builds that do not compare keep it, so that they do not go back to what was stor
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,11 +16,12 @@ import xxhash
 
 from precache.errors import DamageError, SourceError, StorageError, StoreError
 from precache.storage.base import Folder
+from precache.store.columns import Texts
 from precache.store.consistency import has_labels_with_samples
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import RowTable, read_contents, read_etags
-from precache.store.version import ROW_TABLE
-from precache_workers.planning.stored_versions import latest_of
+from precache.store.version import ROW_TABLE, Version
+from precache_workers.planning.stored_versions import committed_versions, latest_of
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources.base import Fetched, Sample, Tick
 from precache_workers.sources.dataset import DatasetSource
@@ -56,18 +58,47 @@ def keep_compared(store: Folder, table: RowTable) -> RowTable:
         stored if (stored := etags.get(key, "")).partition("+")[0] == etag else etag
         for key, etag in zip(table.keys, table.etags, strict=True)
     ]
-    return replace(table, etags=compared)
+    return replace(table, etags=Texts(compared))
+
+
+def note_of_held_data(store: Folder, source: DatasetSource, table: RowTable) -> tuple[str, ...]:
+    """Return a line if what a dataset holds changed since the latest version, so that all samples
+    are read."""
+    latest = latest_of(store, table.source)
+    if latest is None or not table.etags[0].startswith(source.etag):
+        return ()
+    try:
+        stored = read_etags(open_own_unchecked(latest[0]).read_checked(ROW_TABLE), ROW_TABLE)
+    except (DamageError, StorageError, StoreError):
+        return ()
+    before, now = ({etag.partition("+")[0] for etag in etags} for etags in (stored, table.etags))
+    if now <= before or not any(etag.startswith(source.etag) for etag in before):
+        return ()
+    line = (
+        f"{source.factory}: what its attributes hold, or a file that they name, changed since "
+        f"version {latest[1].version[:8]}: all {len(table):,} samples are read and compared by "
+        "content, and those that are the same are not decoded again. A method fingerprint(i) of "
+        "the dataset spares reading them"
+    )
+    return (line,)
 
 
 def compare_samples(
-    store: Folder, source: DatasetSource, table: RowTable, seconds: float, tick: Tick
+    store: Folder,
+    source: DatasetSource,
+    table: RowTable,
+    seconds: float,
+    tick: Tick,
+    rows: Sequence[int] | None = None,
 ) -> tuple[RowTable, Mapping[str, str]]:
-    """Read all samples, and give those that are stored as they are the identity that they have.
+    """Read samples, and give those that are stored as they are the identity that they have.
 
     Parameters
     ----------
     seconds
         Time limit of a sample.
+    rows
+        Those that are read; by default all, and some of them twice.
 
     Returns
     -------
@@ -81,27 +112,36 @@ def compare_samples(
     HangError
         A sample takes too long.
     """
-    stored = _stored_samples(store, table.source)
+    brings = source.labels_with_samples and not source.labels_given
+    stored = _stored_samples(store, table.source, brings)
     again = set(np.linspace(0, len(table) - 1, min(READ_TWICE, len(table))).astype(int).tolist())
     etags, contents = list(table.etags), {}
-    for start in range(0, len(table), READ_AT_ONCE):
-        rows = range(start, min(start + READ_AT_ONCE, len(table)))
-        samples = _read(source, table, rows, seconds)
-        _require_same(source, table, rows, samples, again, seconds)
-        for row, sample in zip(rows, samples, strict=True):
+    wanted = range(len(table)) if rows is None else rows
+    for start in range(0, len(wanted), READ_AT_ONCE):
+        some = wanted[start : start + READ_AT_ONCE]
+        samples = _read(source, table, some, seconds)
+        if rows is None:
+            _require_same(source, table, some, samples, again, seconds)
+        for row, sample in zip(some, samples, strict=True):
             key = table.keys[row]
             own = sample if isinstance(sample, Sample) else Sample({})
             contents[key] = own.content
             if key in stored:
-                etags[row] = _identity(stored[key], own, etags[row])
-        tick(rows.stop)
-    return replace(table, etags=etags), contents
+                etags[row] = _identity(stored[key], own, etags[row], brings)
+        tick(start + len(some))
+    return replace(table, etags=Texts(etags)), contents
 
 
-def _identity(stored: _Stored, sample: Sample, etag: str) -> str:
-    """Return the identity of a sample: the stored one, unless its content or label differ."""
+def _identity(stored: _Stored, sample: Sample, etag: str, brings: bool) -> str:
+    """Return the identity of a sample: the stored one, unless its content or label differ.
+
+    Parameters
+    ----------
+    brings
+        Whether labels come with samples.
+    """
     label = -1 if sample.label is None else sample.label
-    if sample.content == stored.content and stored.label in (None, label):
+    if sample.content == stored.content and (not brings or stored.label == label):
         return stored.etag
     return f"{etag}+{xxhash.xxh3_64_hexdigest(f'{sample.content} {label}'.encode())}"
 
@@ -116,16 +156,16 @@ def _read(
 def _require_same(
     source: DatasetSource,
     table: RowTable,
-    rows: range,
+    rows: Sequence[int],
     samples: Sequence[Fetched],
     again: set[int],
     seconds: float,
 ) -> None:
-    some = [row for row in rows if row in again and isinstance(samples[row - rows.start], Sample)]
-    for row, sample in zip(some, _read(source, table, some, seconds) if some else (), strict=True):
-        first = samples[row - rows.start]
-        assert isinstance(first, Sample)
-        if isinstance(sample, Sample) and _facts(first) != _facts(sample):
+    read = zip(rows, samples, strict=True)
+    first = {row: sample for row, sample in read if row in again and isinstance(sample, Sample)}
+    second = _read(source, table, list(first), seconds) if first else ()
+    for (row, before), sample in zip(first.items(), second, strict=True):
+        if isinstance(sample, Sample) and _facts(before) != _facts(sample):
             raise differs(table.keys[row])
 
 
@@ -138,19 +178,37 @@ def differs(key: str) -> SourceError:
     return SourceError(
         f"two reads of sample {key} gave different items, so that samples cannot be "
         "compared. Take what is random out of the dataset: random ops belong into the recipe, or "
-        "behind the loader (precache.transforms); else leave out --compare"
+        "behind the loader (precache.transforms); else leave out --compare, and keep one draw of "
+        "each by --variants 1 (variants = 1 in each field)"
     )
 
 
-def _stored_samples(store: Folder, source: str) -> dict[str, _Stored]:
-    """Read the samples of a source's latest version, by key; none if it is damaged."""
-    latest = latest_of(store, source)
-    if latest is None:
+def _opened(version_folder: Folder) -> tuple[Version, RowTable, bytes]:
+    """Open a version, and return it with its row table, parsed and as it is stored."""
+    version = open_own_unchecked(version_folder)
+    data = version.read_checked(ROW_TABLE)
+    return version, RowTable.from_parquet(data, ROW_TABLE), data
+
+
+def _stored_samples(store: Folder, source: str, brings: bool) -> dict[str, _Stored]:
+    """Read the samples of a source's latest version, by key; none if it is damaged.
+
+    Parameters
+    ----------
+    brings
+        Whether labels come with samples; then that version comes first whose labels did so.
+    """
+    versions = [folder for folder, of in committed_versions(store) if of.source == source]
+    if not versions:
         return {}
     try:
-        version = open_own_unchecked(latest[0])
-        data = version.read_checked(ROW_TABLE)
-        table, contents = RowTable.from_parquet(data, ROW_TABLE), read_contents(data, ROW_TABLE)
+        opened = map(_opened, versions)
+        latest = next(opened)
+        candidates = itertools.chain([latest], opened if brings else ())
+        version, table, data = next(
+            (some for some in candidates if has_labels_with_samples(some[1])), latest
+        )
+        contents = read_contents(data, ROW_TABLE)
         brought = has_labels_with_samples(table)
         labels: list[int | None] = version.labels.tolist() if brought else [None] * len(table)
     except (DamageError, StorageError, StoreError):

@@ -11,9 +11,8 @@ import numpy as np
 
 from precache.errors import HangError
 from precache.runtime.ordered_map import prefetch
-from precache.store.row_table import RowTable, unit_of
-from precache_workers.planning.rows import expected_bytes
-from precache_workers.runtime.time_limit import run_in_time
+from precache.store.row_table import RowTable
+from precache_workers.runtime.time_limit import run_in_time, stoppable
 from precache_workers.sources.base import Sample, Source
 
 READ_BYTES, FORWARD_BYTES = 16 << 20, 256 << 20
@@ -25,16 +24,6 @@ READERS = 4
 
 LINE_EVERY = 10.0
 """Seconds between two lines about the progress."""
-
-
-def expected_sizes(table: RowTable, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the sizes of samples, those that are unknown by the mean of their units."""
-    sizes: np.ndarray = table.sizes[np.asarray(rows, np.int64)]
-    if (sizes >= 0).all():
-        return sizes
-    locations = table.locations_of(map(int, rows)) or [""] * len(sizes)
-    units = map(unit_of, locations)
-    return np.where(sizes < 0, [expected_bytes(unit) for unit in units], sizes)
 
 
 @dataclass(frozen=True)
@@ -71,7 +60,8 @@ class ContentReader:
             except HangError:
                 return None
 
-        with contextlib.closing(prefetch(read, groups, READERS, READERS + 1)) as results:
+        reading = contextlib.closing(prefetch(read, groups, READERS, READERS + 1))
+        with stoppable(), reading as results:
             for group, contents in zip(groups, results, strict=False):
                 if contents is None:
                     break
@@ -92,10 +82,11 @@ def _groups(table: RowTable, rows: Sequence[int]) -> Iterator[list[int]]:
     """Yield samples that are read at once: those of a unit together, if they fit into memory."""
     if not rows:
         return
-    if table.locations:
-        rows = sorted(rows, key=lambda row: unit_of(table.locations[row]))
-    forward = bool(table.locations) and ">" in unit_of(table.locations[rows[0]]).rpartition("#")[2]
-    ends = np.cumsum(expected_sizes(table, rows))
+    units, forward = table.units, False
+    if units is not None and table.locations is not None:
+        rows = sorted(rows, key=units.__getitem__)
+        forward = bool(table.locations.forward[rows[0]])
+    ends = np.cumsum(table.expected_sizes(rows))
     numbers = ends // (FORWARD_BYTES if forward else READ_BYTES)
     for run in np.split(np.asarray(rows), np.flatnonzero(np.diff(numbers)) + 1):
         yield run.tolist()

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from precache.errors import RecipeError
 from precache.maintenance.diff import (
     Change,
     KeyChange,
@@ -14,21 +13,15 @@ from precache.maintenance.diff import (
     compare_recipes,
     listed_samples,
 )
-from precache.recipe.ops import Function
 from precache.recipe.recipe import Recipe
 from precache.store.json_documents import Attributes
 from precache.store.labels import kind_in_words
 from precache.store.row_table import RowTable
 from precache_workers.ops.behaviour import Outputs, digest_of, first_difference
 from precache_workers.ops.identity import (
-    as_recorded,
     behaviours,
-    by_libraries,
-    decides,
     installed_versions,
-    named_ops,
-    ops_digest,
-    with_code,
+    recipe_steps,
 )
 from precache_workers.planning.target_version import VersionSpec
 
@@ -125,8 +118,7 @@ class BuildDifferences:
     source
         None where the version's rows cannot be read, or are the same.
     functions
-        Custom functions without a declared version whose code was edited; of versions of older
-        releases also other functions of the same field.
+        Custom functions without a declared version whose code was edited.
     ops
         Ops that give other pixels.
     libraries
@@ -158,29 +150,19 @@ def compare_with_committed(
     libraries
         Versions of libraries with which the rows that stay were computed.
     """
-    recipe, installed = spec.recipe, installed_versions()
+    installed = installed_versions()
     other_versions = _other_versions(libraries, installed)
     ops = op_changes(
         spec.declared, attributes.behaviours, {library.name for library in other_versions}
     )
     deciding = {library for op in ops for library in op.libraries}
-    if not attributes.behaviours:  # of an older release
-        deciding |= by_libraries({})(recipe).keys()
     return BuildDifferences(
-        _recipe_changes(attributes, spec.declared),
+        tuple(compare_recipes(attributes.recipe, spec.declared)),
         None if rows is None else source_changes(rows, spec.table),
-        edited_functions(attributes, recipe),
+        edited_functions(attributes, spec),
         tuple(replace(library, decides=library.name in deciding) for library in other_versions),
         ops,
     )
-
-
-def _recipe_changes(attributes: Attributes, recipe: Recipe) -> tuple[Change, ...]:
-    try:
-        before = Recipe.from_dict(attributes.pipeline)
-    except RecipeError:
-        return (Change("recipe", "one that this release cannot read", "readable"),)
-    return tuple(compare_recipes(before, recipe))
 
 
 def source_changes(before: RowTable, after: RowTable) -> SourceChanges:
@@ -205,36 +187,11 @@ def _label_kind(table: RowTable) -> str:
     return f"{kind} that override those of the samples" if table.labels_override else kind
 
 
-def edited_functions(attributes: Attributes, recipe: Recipe) -> tuple[str, ...]:
-    """Find custom functions without a declared version whose code is no longer that of a version.
-
-    Parameters
-    ----------
-    recipe
-        Recipe of the build to come, by array.
-    """
-    used = {op.function: op for op in recipe.functions if not op.version}
-    if attributes.decides:
-        now, recorded = decides(recipe), attributes.decides
-        return tuple(name for name in used if recorded.get(name, now[name]) != now[name])
-    try:
-        before = Recipe.from_dict(attributes.pipeline).by_array()
-    except RecipeError:  # of another release
-        return ()
-    named = {op.function for op in recipe.functions}
-    before = with_code(before, {name: op.code for name, op in used.items() if op.code})
-    edited: dict[str, None] = {}
-    for name, field in before.fields.items():
-        functions = [op.function for op in field.ops if isinstance(op, Function) and not op.version]
-        stored = attributes.fields.get(name)
-        if functions and named.issuperset(functions) and stored and stored.recipe:
-            try:
-                digest = ops_digest(before, name, len(field.ops), as_recorded(attributes))
-            except RecipeError:  # no module of that name is left
-                digest = ""
-            if digest != stored.recipe:
-                edited |= dict.fromkeys(function for function in functions if function in used)
-    return tuple(edited)
+def edited_functions(attributes: Attributes, spec: VersionSpec) -> tuple[str, ...]:
+    """Find functions without a declared version whose code is no longer that of a version."""
+    used = dict.fromkeys(op.function for op in spec.declared.functions if not op.version)
+    now, recorded = spec.decides, attributes.decides
+    return tuple(name for name in used if recorded.get(name, now[name]) != now[name])
 
 
 def op_changes(
@@ -245,13 +202,13 @@ def op_changes(
     Parameters
     ----------
     before
-        Op -> its outputs of its probes; empty for a version of an older release.
+        Op -> its outputs of its probes.
     changed
         Libraries of other versions than recorded.
     """
-    libraries = {name: step.libraries for name, _, step in named_ops(recipe) if step is not None}
+    libraries = {step.name: step.op.libraries for step in recipe_steps(recipe)}
     changes = []
-    for name, outputs in behaviours(recipe).items() if before else ():
+    for name, outputs in behaviours(recipe).items():
         if name in before and digest_of(before[name]) != digest_of(outputs):
             used = libraries.get(name, ("numpy",))
             suspects = tuple(library for library in used if library in changed) or used

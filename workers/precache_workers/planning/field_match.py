@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from precache.errors import RecipeError
-from precache.recipe.ops import CenterCrop, Op
+from precache.recipe.ops import Decode
 from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import field_of
-from precache.store.json_documents import Attributes, FieldAttributes
+from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
 from precache_workers.ops.identity import ops_digest
 
@@ -30,6 +29,8 @@ class FieldMatch:
         Whether the codec is the field's, too, so that chunks can be copied.
     shape
         Shape and dtype of its rows.
+    refuses_more
+        Whether holes of the array may have rows by the field's ops.
     """
 
     array: str
@@ -37,68 +38,46 @@ class FieldMatch:
     finished: bool
     encoded: bool
     shape: RowShape
+    refuses_more: bool = False
 
 
-def match_fields(recipe: Recipe, attributes: Attributes) -> dict[str, FieldMatch]:
-    """Find the fields of a recipe of which an earlier version has rows, with all ops or some."""
-    try:
-        before = Recipe.from_dict(attributes.pipeline).by_array().fields
-    except RecipeError:
-        return {}
-    arrays = {n: old for n, old in attributes.fields.items() if old.recipe and n in before}
-    matches = {}
-    for name, declared in recipe.fields.items():
-        old = {array: arrays[array] for array in _array_names(name, declared) if array in arrays}
-        matches[name] = _match(recipe, name, old, before) if old else None
-    return {name: match for name, match in matches.items() if match is not None}
+def match_fields(
+    recipe: Recipe, decided: Mapping[str, str], attributes: Attributes
+) -> dict[str, FieldMatch]:
+    """Find the fields of a recipe of which an earlier version has rows, with all ops or some.
 
-
-def _match(
-    recipe: Recipe,
-    name: str,
-    old: Mapping[str, FieldAttributes],
-    before: Mapping[str, Field],
-) -> FieldMatch | None:
-    """Find the array to which most of a field's ops were applied."""
-    declared = recipe.fields[name]
-    ops = len(declared.ops)
-    # What a field without ops stores need not be what ops would have been given.
-    for count in range(ops, 0, -1) or [0]:
-        digest = ops_digest(recipe, name, count)
-        for array, stored in old.items():
-            wider = _with_wider_crop(recipe, name, count, before[array].ops)
-            if stored.recipe == digest:
-                applied = count
-            elif wider is not None and stored.recipe == ops_digest(wider, name, count):
-                applied = count - 1  # the crop is left to apply
-            else:
-                continue
-            finished = applied == ops
-            encoded = finished and declared.stored_as == before[array].stored_as
-            shape = RowShape(stored.shape, stored.dtype)
-            return FieldMatch(array, applied, finished, encoded, shape)
-    return None
-
-
-def _with_wider_crop(recipe: Recipe, name: str, count: int, before: Sequence[Op]) -> Recipe | None:
-    """Return the recipe with the wider crop of an array as op number `count`, the array's last.
-
-    None unless both crops, one after the other, give the same pixels as the recipe's alone: where
-    the sides differ by multiples of four, however the margins are rounded.
+    Parameters
+    ----------
+    decided
+        Identities of its ops and functions, as for `ops_digest`.
     """
-    field = recipe.fields[name]
-    if not 0 < count == len(before):
-        return None
-    own, wide = field.ops[count - 1], before[-1]
-    if not (isinstance(own, CenterCrop) and isinstance(wide, CenterCrop)):
-        return None
-    if any(
-        side > wider or (wider - side) % 4 for side, wider in zip(own.size, wide.size, strict=True)
-    ):
-        return None
-    ops = (*field.ops[: count - 1], wide, *field.ops[count:])
-    fields = {**recipe.fields, name: field.model_copy(update={"ops": ops})}
-    return recipe.model_copy(update={"fields": fields})
+    before = attributes.recipe.by_array().fields
+    arrays = {n: old for n, old in attributes.fields.items() if old.recipe and n in before}
+    matches: dict[str, FieldMatch] = {}
+    for name, declared in recipe.fields.items():
+        refuses = _refuses_dim(declared)
+        array_of = {
+            arrays[array].recipe: array
+            for array in reversed(_array_names(name, declared))
+            if array in arrays and (_refuses_dim(before[array]) or not refuses)
+        }
+        ops = len(declared.ops)
+        # What a field without ops stores need not be what ops would have been given.
+        for count in (range(ops, 0, -1) or [0]) if array_of else ():
+            array = array_of.get(ops_digest(recipe, name, count, decided))
+            if array is not None:
+                encoded = count == ops and declared.stored_as == before[array].stored_as
+                shape = RowShape(arrays[array].shape, arrays[array].dtype)
+                more = _refuses_dim(before[array]) and not refuses
+                matches[name] = FieldMatch(array, count, count == ops, encoded, shape, more)
+                break
+    return matches
+
+
+def _refuses_dim(field: Field) -> bool:
+    """Return True if dim images of 16 bits become holes, as the field does not state the bits."""
+    first = field.ops[0] if field.ops else None
+    return isinstance(first, Decode) and first.bits is None
 
 
 def _array_names(name: str, field: Field) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,39 +14,45 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.errors import RecipeError, SourceError, StorageError, UsageError
+from precache.errors import SourceError, StorageError, UsageError
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
 from precache.storage.rename import is_link
-from precache.store.commit_log import CodeDigests, recordable_source
+from precache.store.commit_log import recordable_source
 from precache.store.labels import are_classes, has_label
 from precache.store.layout import RowShape, rows_per_shard
+from precache.store.open import split_uri
 from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix, place_digest
-from precache_workers.ops.identity import decides
-from precache_workers.planning.compared_samples import compare_samples, keep_compared
-from precache_workers.planning.content_reader import ContentReader
-from precache_workers.planning.labels import (
-    class_folders,
-    freeze_classes,
-    override_labels,
-    read_classes,
+from precache_workers.ops.identity import decides, function_digests
+from precache_workers.planning.class_maps import class_folders, freeze_classes, read_classes
+from precache_workers.planning.compared_samples import (
+    compare_samples,
+    keep_compared,
+    note_of_held_data,
 )
-from precache_workers.planning.recorded_code import with_recorded_code, with_recorded_factory
-from precache_workers.planning.request import Request, label_rules
+from precache_workers.planning.content_reader import ContentReader
+from precache_workers.planning.labels import override_labels
+from precache_workers.planning.request import Request, label_rules, source_has_columns
 from precache_workers.planning.row_placement import Placed, place_rows
-from precache_workers.planning.source_record import RecalledListing, read_record, recall
+from precache_workers.planning.source_record import (
+    RecalledListing,
+    read_record,
+    recall,
+    recall_compared,
+)
 from precache_workers.planning.stored_versions import (
     committed_versions,
     earlier_contents,
     stored_contents,
 )
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.sources.base import Doubt, Listing, Source, Tick, Ways, choice_error
-from precache_workers.sources.code_digest import code_of
+from precache_workers.sources.base import Doubt, Listing, Source, Tick, choice_error
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import is_split, quoted, split_name
+from precache_workers.sources.label_readings import is_split, note_of_order, quoted
+from precache_workers.sources.splits import split_name
+from precache_workers.user_code.identity import code_of
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +68,8 @@ class ListedSource:
     examples
         Name of one that is left out, by reason.
     code
-        Code of custom functions that declare no version, and of a factory; see `CommitEntry`.
+        Digests of the code of custom functions that declare no version, and of a factory whose
+        samples have no fingerprints, by name.
     fetches_labels
         Whether labels are known only once samples are fetched.
     seconds
@@ -83,13 +91,13 @@ class ListedSource:
     compares
         Whether a change of the data of samples is seen.
     recalled
-        The listing by the record of the source; None for a Python dataset.
+        The listing by the record of the source; None for a Python dataset without files.
     """
 
     spec: VersionSpec
     placed: Placed
     ignored: Mapping[str, int]
-    code: CodeDigests
+    code: Mapping[str, str]
     fetches_labels: bool
     seconds: float
     pinned: bool = False
@@ -141,16 +149,10 @@ class ListedSource:
         """Labels by row, as far as they are known before samples are fetched."""
         return self.spec.table.labels if self.labels is None else self.labels
 
-    @property
-    def digests(self) -> dict[str, str]:
-        """Digest that the code of each function must have."""
-        return {name: digest for name, (digest, _) in self.code.items()}
-
     def warn_of_missing_labels(self) -> None:
         """Log a warning if some samples have a label, and others have none."""
         table, labels = self.spec.table, self.known_labels
-        bare = np.flatnonzero(~has_label(labels)).tolist()
-        missing = [table.keys[row] for row in bare if row not in table.removed]
+        missing = table.keys.take(np.flatnonzero(~has_label(labels) & ~table.is_removed))
         samples = len(table) - len(table.removed)
         if self.fetches_labels or not 0 < len(missing) < samples:
             return
@@ -169,13 +171,23 @@ class ListedSource:
 
     def unfollowed(self) -> list[str]:
         """Describe, for each function or factory, the code whose edits are not noticed."""
-        named = [name for name in self.code if ":" in name]  # others are ops
-        codes = {name: code_of(name.removeprefix("python:")) for name in named}
-        return [
-            f"{name}: edits of what these reach are not noticed: {'; '.join(code.unfollowed)}"
-            for name, code in codes.items()
-            if code is not None and code.unfollowed
-        ]
+        lines = []
+        for name in self.code:
+            code = code_of(name.removeprefix("python:"))
+            if code is None:
+                continue
+            unknown = code.unfollowed
+            remedy = "a method fingerprint(i) of the dataset decides instead"
+            if not name.startswith("python:"):  # a dataset is there to read files
+                unknown += code.reads
+                remedy = "give the function a version=, and change it with them"
+            if unknown:
+                more = f"; and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+                shown = "; ".join(unknown[:8]) + more
+                lines.append(
+                    f"{name}: edits of what these reach are not noticed: {shown}; {remedy}"
+                )
+        return lines
 
 
 def _remove_unfinished(store: Folder) -> None:
@@ -192,7 +204,7 @@ def list_rows(
     store: Folder,
     source: Source,
     tick: Tick,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[str], None],
 ) -> ListedSource:
     """List the source, and give its samples the rows that they have in an earlier version.
 
@@ -210,18 +222,26 @@ def list_rows(
     name = _index_name(request, source)
     listing = source.list(tick, index=store.get(name) if name else None)
     _require_few_bad(request, listing)
-    recipe, code = with_recorded_code(store, _with_current_variants(request.recipe, store))
+    recipe = _with_current_variants(request.recipe, store)
+    code, decided = function_digests(recipe), decides(recipe)
     table = listing.table
     contents_by_key: Mapping[str, str] = {}
+    of_files: RecalledListing | None = None
+    changed: tuple[str, ...] = ()
     if not table.source:
         table = replace(table, source=source_by_name(request.source))
     if isinstance(source, DatasetSource):
-        table, factory_code = with_recorded_factory(store, source, table)
-        code |= factory_code
-        table = keep_compared(store, table)
+        if table.etags[0].startswith(source.etag):
+            code[f"python:{source.factory}"] = source.code
+        listed, table = table, keep_compared(store, table)
         if request.compare:
             limit = request.sample_timeout
             table, contents_by_key = compare_samples(store, source, table, limit, tick)
+        if listing.ctimes is not None:
+            of_files = _recall_files(request, store, source, listed, table, listing.ctimes, say)
+            table = of_files.table
+        if not request.compare:
+            changed = note_of_held_data(store, source, table)
     elif request.compare:
         raise UsageError(
             f"--compare is for a Python dataset, and {shown(request.source)} is none: its samples "
@@ -229,8 +249,9 @@ def list_rows(
         )
     table = _labelled(request, source, listing, table)
     placed, recalled = _place(request, store, source, table, listing.ctimes, say)
-    fingerprint = recipe.fingerprint(decides(recipe))
-    spec = VersionSpec(recipe, fingerprint, placed.table, placed.table.digest)
+    recalled = recalled or of_files
+    fingerprint = recipe.fingerprint(decided)
+    spec = VersionSpec(recipe, fingerprint, placed.table, placed.table.digest, decided)
     fetches_labels = not table.labels_override and source.labels_with_samples
     seconds = time.perf_counter() - began
     return ListedSource(
@@ -242,10 +263,17 @@ def list_rows(
         seconds,
         left_out=listing.left_out,
         examples=listing.examples,
-        notes=(*listing.notes, *_label_notes(request, source, table)),
+        notes=(
+            *_true_of(listing, request, table),
+            *changed,
+            *_label_notes(request, source, table),
+            *_note_of_numbers(request, store, table),
+        ),
         # An index would not tell the next build of a doubt that this one need not settle.
         index=(name, listing.index) if listing.index is not None and not listing.doubts else None,
-        contents=[contents_by_key.get(key, "") for key in placed.table.keys if contents_by_key],
+        contents=[contents_by_key.get(key, "") for key in placed.table.keys]
+        if contents_by_key
+        else (),
         compares=not isinstance(source, DatasetSource) or source.compares,
         recalled=recalled,
     )
@@ -288,7 +316,7 @@ def _place(
         compact=request.compact,
         may_have=may_have,
     )
-    if isinstance(source, DatasetSource):  # it has no files
+    if isinstance(source, DatasetSource):
         return place(table, read=None), None
     read = ContentReader(source, request.sample_timeout, say)
     recalled = recall(
@@ -303,6 +331,43 @@ def _place(
     )
     placed = place(recalled.table, read=read)
     return placed, recalled.with_identities(placed.restored)
+
+
+def _recall_files(
+    request: Request,
+    store: Folder,
+    source: DatasetSource,
+    listed: RowTable,
+    kept: RowTable,
+    ctimes: np.ndarray,
+    say: Callable[[str], None],
+) -> RecalledListing:
+    """Read the samples of a Python dataset whose files have another ctime than at the last build.
+
+    Parameters
+    ----------
+    kept
+        The listing with the identities by which samples were compared.
+    """
+
+    def compare(table: RowTable, rows: Sequence[int]) -> RowTable:
+        limit = request.sample_timeout
+        return compare_samples(store, source, table, limit, lambda count: None, rows)[0]
+
+    # What one recipe reads of a sample settles nothing for another.
+    inputs = repr((source.fields, source.labels_given))
+    if request.compare:  # they were read
+        return RecalledListing(kept, listed, ctimes, inputs=inputs)
+    return recall_compared(
+        read_record(store, listed.source, inputs),
+        listed,
+        kept,
+        ctimes,
+        compare,
+        say,
+        ignore_ctime=request.ignore_ctime,
+        inputs=inputs,
+    )
 
 
 def _stored_contents(
@@ -328,13 +393,49 @@ def _label_notes(request: Request, source: Source, table: RowTable) -> list[str]
         return [f"Labels are multi-hot: several of {labels.shape[1]:,} classes for each sample"]
     if not are_classes(labels):
         return ["Labels are numbers: float32, NaN for none"]
-    later = _is_later_split(split_name(shown(request.source)))
+    later = _is_later_split(_named_split(shown(request.source)))
     by_name = table.classes and list(table.classes) == sorted(table.classes)
     if later and by_name and request.classes is None and not _splits_beside(source):
         classes = f"The {len(table.classes):,} classes are numbered from this source alone"
         others = "if the training data may have others, give their store or folder by --classes"
         return [f"{classes}; {others}"]
     return []
+
+
+def _true_of(listing: Listing, request: Request, table: RowTable) -> list[str]:
+    """Return the lines of a listing that its labels leave true: not that of an order not taken."""
+    order_taken = request.classes is None and table.classes == listing.table.classes
+    untrue = () if order_taken else note_of_order(listing.table.classes)
+    return [note for note in listing.notes if note not in untrue]
+
+
+def _note_of_numbers(request: Request, store: Folder, table: RowTable) -> list[str]:
+    """Return the line about classes that the latest version has, or has by other numbers."""
+    current = next(committed_versions(store), None)
+    if current is None or request.classes is not None:
+        return []
+    before = {name: number for number, name in enumerate(current[1].classes)}
+    version = current[1].version[:8]
+    if before and not table.classes:
+        without = f"Samples have no classes, and those of version {version} have {len(before):,}"
+        return [f"{without}: to keep them, give the options for labels that it was built with"]
+    moved = [
+        f"{printable(repr(name))} {before[name]} -> {number}"
+        for number, name in enumerate(table.classes)
+        if before.get(name, number) != number
+    ]
+    if not moved:
+        return []
+    some = ", ".join(moved[:3]) + (f" and {len(moved) - 3:,} more" if len(moved) > 3 else "")
+    keep = f"--classes {shlex.quote(f'{shown(request.store)}@{version}')} keeps those, and adds new"
+    return [f"Classes get other numbers than in version {version}: {some}; {keep} ones"]
+
+
+def _named_split(source: str) -> str:
+    """Return the words in the last name of a source that name a split; of a pattern, in two."""
+    *_, outer, last = ["", *source.rstrip("/").split("/")]
+    names = [outer, last] if re.search(r"[*?\[{]", last) else [last]
+    return " ".join(filter(None, map(split_name, names)))
 
 
 def _is_later_split(name: str) -> bool:
@@ -369,17 +470,16 @@ def _doubt_of_split(request: Request, source: Source, table: RowTable) -> list[D
             differs = f"lacks {quoted(missing)}" if missing else ""
             differs += " and " if missing and more else ""
             differs += f"has {quoted(more)} besides" if more else ""
-            ways = Ways()
-            same = (
-                "" if more else f"{ways('--classes', str(other))} if they are to be as there, or "
-            )
-            text = (
-                f"{local} {differs}, unlike {other}: its classes would get other numbers. Add "
-                f"{same}{ways('--classes', str(local))} to number them by these folders alone"
-            )
-            if len(table.classes) == 1:
-                text += f", or {ways('--label-level', '0')} for no label"
-            return [Doubt(text, tuple(ways))]
+            text = f"{local} {differs}, unlike {other}: its classes would get other numbers"
+            same = ("--classes", str(other)), "if they are to be as there"
+            alone = ("--classes", str(local)), "to number them by these folders alone"
+            none = ("--label-level", "0"), "for no label"
+            ways = [
+                *([same] if not more else []),
+                alone,
+                *([none] if len(table.classes) == 1 else []),
+            ]
+            return [Doubt.of(text, *ways)]
         return []
     return []
 
@@ -403,8 +503,8 @@ def with_locations(request: Request, store: Folder, source: Source, table: RowTa
     name = _index_name(request, source)
     if not name:
         return table
-    known = source.list(lambda count: None, index=store.get(name)).table.location_by_key
-    return replace(table, locations=[known.get(key, "") for key in table.keys])
+    now = source.list(lambda count: None, index=store.get(name)).table
+    return replace(table, locations=now.locations_of(now.keys.find(table.keys)))
 
 
 def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:
@@ -416,10 +516,7 @@ def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:
     current = next(committed_versions(store), None) if undeclared else None
     if current is None:
         return recipe
-    try:
-        before = Recipe.from_dict(current[1].pipeline).fields
-    except RecipeError:  # of another release
-        return recipe
+    before = current[1].recipe.fields
     fields = {
         name: recipe.fields[name].model_copy(update={"first_variant": before[name].first_variant})
         for name in undeclared & before.keys()
@@ -438,17 +535,23 @@ def _labelled(request: Request, source: Source, listing: Listing, table: RowTabl
     frozen = None
     if request.classes is not None:
         frozen = read_classes(request.classes, request.storage_options, request.class_order)
-    doubts = [*listing.doubts, *_doubt_of_split(request, source, table)]
+    doubts = list(listing.doubts)
+    if of_split := _doubt_of_split(request, source, table):  # each of its ways gives the classes
+        doubts = [*(doubt for doubt in doubts if not doubt.by_classes), *of_split]
     if request.labels is not None:
         table = override_labels(
             table,
             request.labels,
             frozen or (),
             label_rules(request),
+            source=request.source,
+            label_column=request.label_column,
+            key_column=request.key_column,
+            source_has_columns=source_has_columns(request),
             accept_unmatched=request.accept_unmatched,
             doubts=listing.doubts if isinstance(source, FolderSource) else (),
         )
-        doubts = []
+        doubts = [doubt for doubt in doubts if doubt.of_members]
     doubts = [doubt for doubt in doubts if frozen is None or not doubt.by_classes]
     if doubts:
         raise choice_error(doubts)
@@ -458,7 +561,9 @@ def _labelled(request: Request, source: Source, listing: Listing, table: RowTabl
                 f"--classes {shown(request.classes)} numbers labels before samples are fetched, "
                 f"and {shown(request.source)} has no targets; give it targets, or --labels"
             )
-        table = freeze_classes(table, frozen, shown(request.classes))
+        store, _ = split_uri(request.classes, request.storage_options)
+        own = recordable_source(store) == recordable_source(request.store)
+        table = freeze_classes(table, frozen, shown(request.classes), grows=own)
     # Whatever its targets are, a dataset's samples may bring labels.
     may_bring = isinstance(source, DatasetSource) or source.labels_with_samples
     is_given = request.labels is not None or request.classes is not None

@@ -14,8 +14,8 @@ from precache_workers.planning.options import BuildOptions
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.sources.base import Columns, LabelRules, Source
 from precache_workers.sources.dataset import DatasetSource
-from precache_workers.sources.kinds import open_source
-from precache_workers.sources.user_code import require_permission
+from precache_workers.sources.kinds import has_columns, open_source
+from precache_workers.user_code.loading import require_permission
 
 
 class Request(BuildOptions):
@@ -56,22 +56,35 @@ def check_request(request: Request) -> None:
 def source_of(request: Request) -> Source:
     """Open the source of a request."""
     rules = label_rules(request)
+    # With a file of labels, the column is one of that file; that of keys may be one of both.
+    label_column, key_column = request.label_column, request.key_column
+    if request.labels is not None:
+        label_column = None
+        if not source_has_columns(request):
+            key_column = None
     source = open_source(
         request.source,
         request.storage_options,
         follow_links=request.follow_links,
         most_bytes=request.max_sample_bytes,
         kind=request.source_kind,
-        columns=Columns(request.image_column, request.label_column, request.key_column),
+        columns=Columns(request.image_column, label_column, key_column),
         sample_name=request.sample_name,
         # Of text, the rules are for a file of labels, if there is one.
-        rules=rules if request.labels is None else LabelRules(rules.level, order=rules.order),
+        rules=rules
+        if request.labels is None
+        else replace(rules, kind=None, separator=None, none=()),
     )
     if isinstance(source, DatasetSource):
         inputs = tuple((name, field.input) for name, field in request.recipe.fields.items())
         given = request.labels is not None
         return replace(source, fields=inputs, labels_given=given, compare=request.compare)
     return source
+
+
+def source_has_columns(request: Request) -> bool:
+    """Return whether the source is a table, whose columns a request may choose."""
+    return has_columns(request.source, request.storage_options, request.source_kind)
 
 
 def label_rules(request: Request) -> LabelRules:
@@ -82,4 +95,5 @@ def label_rules(request: Request) -> LabelRules:
         request.label_separator,
         request.no_label,
         request.class_order,
+        request.all_splits,
     )

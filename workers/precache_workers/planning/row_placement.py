@@ -9,12 +9,14 @@ import numpy as np
 
 from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
+from precache.store.columns import Texts
 from precache.store.labels import no_labels
 from precache.store.layout import RowShape
+from precache.store.locations import Locations
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import REMOVED, RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
-from precache_workers.planning.content_reader import ContentReader, expected_sizes
+from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.diff import source_changes
 from precache_workers.planning.rows import order_rows
 from precache_workers.planning.stored_versions import committed_versions, latest_of
@@ -93,7 +95,7 @@ def place_rows(
     except (DamageError, StorageError, StoreError):
         return Placed(fresh)
     placed = keep_rows(parent, listing, keep_order)
-    if placed is None or (keep_order and list(placed.present_keys()) != list(listing.keys)):
+    if placed is None or (keep_order and placed.present_keys != listing.keys):
         return Placed(fresh)
     restored = {}
     if read is not None and (touched := _touched(parent, placed, read.contents)):
@@ -117,11 +119,10 @@ def _touched(before: RowTable, now: RowTable, known: Mapping[str, str]) -> list[
         return []
     first = slice(len(before))
     touched = (before.sizes == now.sizes[first]) & ~before.listed_alike(now, first, first)
-    touched &= (before.mtimes >= 0) | (np.array(before.etags, object) != "")
-    rows = [row for row in np.flatnonzero(touched).tolist() if row not in before.removed]
+    rows = np.flatnonzero(touched & before.is_known & ~before.is_removed).tolist()
     needed = [row for row in rows if now.keys[row] in known or before.etags[row].startswith(OWN)]
     others = np.setdiff1d(rows, needed)
-    return rows if are_few(expected_sizes(now, others)) else needed
+    return rows if are_few(now.expected_sizes(others)) else needed
 
 
 def are_few(sizes: np.ndarray) -> bool:
@@ -146,9 +147,9 @@ def with_identities(table: RowTable, identities: Mapping[int, Identity]) -> RowT
     """Give some rows of a table other times and etags."""
     if not identities:
         return table
-    mtimes, etags = table.mtimes.copy(), list(table.etags)
-    for row, (mtime, etag) in identities.items():
-        mtimes[row], etags[row] = mtime, etag
+    mtimes = table.mtimes.copy()
+    mtimes[list(identities)] = [mtime for mtime, _ in identities.values()]
+    etags = table.etags.replaced({row: etag for row, (_, etag) in identities.items()})
     return replace(table, mtimes=mtimes, etags=etags)
 
 
@@ -186,29 +187,29 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
     RowTable | None
         None where too few samples of the parent are listed.
     """
-    new = {key: number for number, key in enumerate(listing.keys)}
-    numbers = np.array([new.pop(key, -1) for key in parent.keys], np.int64)
+    numbers = listing.keys.find(parent.keys)
     blank = numbers < 0
     kept = len(parent) - blank.sum()
     if kept < LEAST_KEPT * (len(parent) - len(parent.removed)) or not kept:
         return None
     # A removed row gets the identity of some other sample here, and loses it below.
     placed = listing.take(np.where(blank, numbers.max(), numbers))
-    removed = frozenset(np.flatnonzero(blank).tolist())
-    added = order_rows(listing.take(np.fromiter(new.values(), np.int64, len(new))), keep_order)
-    keys = list(parent.keys)
-    etags = ["" if row in removed else etag for row, etag in enumerate(placed.etags)]
+    is_new = np.ones(len(listing), np.bool_)
+    is_new[numbers[~blank]] = False
+    added = order_rows(listing.take(np.flatnonzero(is_new)), keep_order)
     labels = placed.labels.copy()
     labels[blank] = no_labels(int(blank.sum()), labels)
     return RowTable(
-        keys=keys + list(added.keys),
+        keys=Texts.joined([parent.keys, added.keys]),
         sizes=np.concatenate([np.where(blank, -1, placed.sizes), added.sizes]),
         mtimes=np.concatenate([np.where(blank, -1, placed.mtimes), added.mtimes]),
-        etags=etags + list(added.etags),
+        etags=Texts.joined([placed.etags.blanked(blank), added.etags]),
         labels=np.concatenate([labels, added.labels]),
         classes=listing.classes,
-        removed=removed,
-        locations=[*placed.locations, *added.locations],
+        removed=frozenset(np.flatnonzero(blank).tolist()),
+        locations=None
+        if placed.locations is None or added.locations is None
+        else Locations.joined([placed.locations, added.locations]),
         labels_override=listing.labels_override,
         source=listing.source,
     )

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from precache.recipe.ops import CenterCrop, crop_corner
 from precache.recipe.recipe import Field, Recipe
 from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
@@ -152,10 +151,12 @@ def _part_left(field: Field, match: FieldMatch) -> tuple[slice, ...] | None:
         return None
     top, left, size = 0, 0, match.shape.shape[1:]
     for op in field.ops[match.applied :]:
-        if not isinstance(op, CenterCrop) or op.size[0] > size[0] or op.size[1] > size[1]:
+        part = op.part(*size)
+        if part is None:
             return None
-        corner = crop_corner(size, op.size)
-        top, left, size = top + corner[0], left + corner[1], op.size
+        rows, columns = part
+        top, left = top + rows.start, left + columns.start
+        size = rows.stop - rows.start, columns.stop - columns.start
     return slice(None), slice(top, top + size[0]), slice(left, left + size[1])
 
 

@@ -5,7 +5,7 @@ copies change it, too. So a sample of another ctime is read, and its content dec
 it was, the sample keeps its identity; if not, the sample gets an identity of its own, the hash of
 its content. The record maps that to what is listed, so that the next listing reads nothing. It lies
 beside the indexes of sources in a store and is not trusted for more: without it, or if it is
-damaged, samples go by size and time.
+damaged, samples that a version has are read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import xxhash
 
 from precache.errors import StoreError
 from precache.storage.base import Folder
+from precache.store.columns import Texts, arrow_of, numbers_of
 from precache.store.row_table import RowTable, read_columns, record_name
 from precache.units import size as in_units
-from precache_workers.planning.content_reader import ContentReader, expected_sizes
+from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.row_placement import OWN, Identity, are_few, with_identities
 
 _COLUMNS = {
@@ -36,9 +37,9 @@ FEW = 5
 """Samples that may differ by their ctimes alone without a line about them."""
 
 
-def read_record(store: Folder, source: str) -> Any:
+def read_record(store: Folder, source: str, inputs: str = "") -> Any:
     """Read the record of a source as an Arrow table; None if there is none, or it is damaged."""
-    name = record_name(source)
+    name = record_name(source, inputs)
     data = store.get(name) or b""
     if xxhash.xxh3_128_digest(data[16:]) != data[:16]:
         return None
@@ -72,6 +73,8 @@ class RecalledListing:
         The record before.
     places
         Row -> place in that record, -1 where it has not the sample as it is now.
+    inputs
+        As in `record_name`.
     """
 
     table: RowTable
@@ -80,13 +83,16 @@ class RecalledListing:
     contents: Mapping[int, str] = field(default_factory=dict)
     record: Any = None
     places: np.ndarray | None = None
+    inputs: str = ""
 
     def with_identities(self, restored: Mapping[str, tuple[Identity, str]]) -> RecalledListing:
         """Give samples other identities and contents, by their keys."""
         if not restored:
             return self
-        row_of = {key: row for row, key in enumerate(self.table.keys) if key in restored}
-        rows = {row: restored[key] for key, row in row_of.items()}
+        found = self.table.keys.find(Texts(restored)).tolist()
+        rows = {
+            row: of_key for row, of_key in zip(found, restored.values(), strict=True) if row >= 0
+        }
         contents = {**self.contents, **{row: content for row, (_, content) in rows.items()}}
         identities = {row: identity for row, (identity, _) in rows.items()}
         table = with_identities(self.table, identities)
@@ -95,9 +101,9 @@ class RecalledListing:
     @property
     def record_name(self) -> str:
         """Name of the record in the store."""
-        return record_name(self.listed.source)
+        return record_name(self.listed.source, self.inputs)
 
-    def new_record(self, content_of: Callable[[], Mapping[str, str]] | None = None) -> bytes | None:
+    def new_record(self, content_of: Callable[[], Mapping[str, str]] | None) -> bytes | None:
         """Return the record of this listing; None if the earlier one says the same.
 
         Parameters
@@ -106,52 +112,40 @@ class RecalledListing:
             Returns contents of samples by key, called if some are still unknown.
         """
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         listed, table = self.listed, self.table
-        etags, known_etags = (pa.array(t.etags, pa.string()) for t in (listed, table))
-        other = _bools(pc.not_equal(etags, known_etags)) | (listed.mtimes != table.mtimes)
+        other = ~listed.etags.same(table.etags) | (listed.mtimes != table.mtimes)
         kept = (self.ctimes >= 0) | other  # of others, the listing alone says all
         places = self._places()
         contents = self._contents(places)
         fresh = bool(self.contents) or bool((kept & (places < 0)).any())
-        unknown = kept & _bools(pc.equal(contents, ""))
-        if content_of is not None and unknown.any():
+        unknown = np.flatnonzero(kept & contents.is_blank)
+        if content_of is not None and len(unknown):
             of_key = content_of()
-            values = contents.to_pylist()
-            for row in np.flatnonzero(unknown).tolist():
-                values[row] = of_key.get(table.keys[row], "")
-                fresh = fresh or values[row] != ""
-            contents = pa.array(values, pa.string())
+            keys = zip(unknown.tolist(), table.keys.take(unknown), strict=True)
+            found = {row: content for row, key in keys if (content := of_key.get(key))}
+            contents, fresh = contents.replaced(found), fresh or bool(found)
         if not fresh:
             return None
         arrays = (
-            pa.array(listed.keys, pa.string()), pa.array(listed.sizes), pa.array(listed.mtimes),
-            etags, pa.array(self.ctimes), contents, pa.array(table.mtimes), known_etags,
+            listed.keys.plain, arrow_of(listed.sizes), arrow_of(listed.mtimes), listed.etags.plain,
+            arrow_of(self.ctimes), contents.plain, arrow_of(table.mtimes), table.etags.plain,
         )  # fmt: skip
-        new = pa.table(dict(zip(_COLUMNS, arrays, strict=True)))
-        new = new if kept.all() else new.filter(pa.array(kept))
-        return _serialised(pa.concat_tables([new, *self._absent(arrays[0])]))
+        new = pa.Table.from_arrays(arrays, names=list(_COLUMNS))
+        new = new if kept.all() else new.filter(arrow_of(kept))
+        return _serialised([new, *self._absent(arrays[0])])
 
     def _places(self) -> np.ndarray:
         return np.full(len(self.table), -1) if self.places is None else self.places
 
-    def _contents(self, places: np.ndarray) -> Any:
-        """Return the known content of each sample, as an Arrow array; empty where it is unknown."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
+    def _contents(self, places: np.ndarray) -> Texts:
+        """Return the known content of each sample; empty where it is unknown."""
         if self.record is None:
-            contents = pa.array([""] * len(places), pa.string())
+            contents = Texts.repeated([""], [len(places)])
         else:
-            at = pa.array(places, mask=places < 0)
-            contents = pc.fill_null(_chunk(self.record["content"].take(at)), "")
-        if not self.contents:
-            return contents
-        values = contents.to_pylist()
-        for row, content in self.contents.items():
-            values[row] = content
-        return pa.array(values, pa.string())
+            known = Texts(self.record["content"])
+            contents = known.take(np.maximum(places, 0)).blanked(places < 0)
+        return contents.replaced(self.contents)
 
     def _absent(self, keys: Any) -> list[Any]:
         """Return the samples of the earlier record that are not listed, as they may come back."""
@@ -159,7 +153,9 @@ class RecalledListing:
 
         if self.record is None:
             return []
-        rows = self.record.filter(pc.invert(pc.is_in(self.record["key"], value_set=keys)))
+        rows = self.record.filter(
+            pc.invert(pc.is_in(self.record["key"].cast(keys.type), value_set=keys))
+        )
         return [rows] if len(rows) <= len(keys) else []
 
 
@@ -194,23 +190,18 @@ def recall(
     ignore_ctime
         Take samples for unchanged that differ by their ctimes alone.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     ctimes = np.full(len(listing), -1) if ctimes is None else ctimes
-    if record is None:
-        return RecalledListing(listing, listing, ctimes)
-    places = _find(record["key"], listing.keys)
+    is_lost, known_before = record is None, record
+    record = _of_nothing() if is_lost else record
+    places = Texts(record["key"]).find(listing.keys)
     has = places >= 0
     at = np.where(has, places, 0)
 
     def numbers(name: str) -> np.ndarray:
-        values: np.ndarray = record[name].to_numpy()[at]
-        return values
+        return numbers_of(record[name])[at]
 
-    etags = pa.array(listing.etags, pa.string())
     same_size = has & (numbers("size") == listing.sizes)
-    same_etag = _bools(pc.equal(_taken(record, "etag", at), etags))
+    same_etag = _taken(record, "etag", at).same(listing.etags)
     alike = same_size & same_etag & (numbers("mtime_ns") == listing.mtimes)
     before = numbers("ctime_ns")
     current = alike & ((before == ctimes) | (before < 0) | (ctimes < 0))
@@ -219,26 +210,29 @@ def recall(
     settled = stale & (ignore_ctime | (listing.sizes > most_bytes))
     stale &= ~settled
     known_mtimes, known_etags = numbers("known_mtime_ns"), _taken(record, "known_etag", at)
-    other = (known_mtimes != listing.mtimes) | ~_bools(pc.equal(known_etags, etags))
+    other = (known_mtimes != listing.mtimes) | ~known_etags.same(listing.etags)
 
     def known(rows: np.ndarray) -> dict[int, Identity]:
-        return {int(row): (int(known_mtimes[row]), known_etags[int(row)].as_py()) for row in rows}
+        return {row: (int(known_mtimes[row]), known_etags[row]) for row in rows.tolist()}
 
     # Of an interrupted build the record has no contents.
-    unknown = np.flatnonzero(stale & _bools(pc.equal(_taken(record, "content", at), "")))
+    unknown = np.flatnonzero(stale & _taken(record, "content", at).is_blank)
     of_versions = stored(with_identities(listing, known(unknown)), unknown) if len(unknown) else {}
     unused = np.setdiff1d(unknown, list(of_versions))
     current[unused], stale[unused] = True, False
     touched = np.flatnonzero(same_size & ~alike)
-    if not are_few(expected_sizes(listing, touched)):  # the build reads them
+    if not are_few(listing.expected_sizes(touched)):  # the build reads them
         touched = touched[:0]
     new = np.flatnonzero(~alike & (ctimes >= 0) & (listing.sizes <= most_bytes))
+    new = new[:0] if is_lost and ignore_ctime else new
     of_earlier = earlier(listing, new) if len(new) else {}
-    _announce(listing, np.flatnonzero(stale), read.say)
+    unsure = np.array(list(of_earlier), np.int64) if is_lost else np.flatnonzero(stale)
+    to_read = int(listing.expected_sizes(unsure).sum())
+    _announce(listing, unsure, read.say, to_read, is_lost=is_lost)
     rows = np.union1d(np.flatnonzero(stale), touched)
     rows = np.union1d(rows, np.array(list(of_earlier), np.int64))
     contents = dict(zip(rows.tolist(), read(listing, rows.tolist()), strict=True))
-    recorded = _taken(record, "content", at[rows]).to_pylist()
+    recorded = _taken(record, "content", at[rows])
     keeps = current | settled
     for (row, content), was in zip(contents.items(), recorded, strict=True):
         known_content = same_size[row] and of_versions.get(row, {was}) == {content}
@@ -257,57 +251,102 @@ def recall(
         listing,
         np.where(settled, before, ctimes),
         contents,
-        record,
+        known_before,
         np.where(exact, places, -1),
     )
 
 
-def _announce(listing: RowTable, stale: np.ndarray, say: Callable[[str], None]) -> None:
+def _of_nothing() -> Any:
+    """Return a record that knows no sample: its one row has an empty key."""
+    import pyarrow as pa
+
+    nothing = {"string": Texts([""]).arrow, "int64": arrow_of(np.array([-1]))}
+    arrays = [nothing[kind] for kind in _COLUMNS.values()]
+    return pa.Table.from_arrays(arrays, names=list(_COLUMNS))
+
+
+def recall_compared(
+    record: Any,
+    listing: RowTable,
+    kept: RowTable,
+    ctimes: np.ndarray,
+    compare: Callable[[RowTable, Sequence[int]], RowTable],
+    say: Callable[[str], None],
+    *,
+    ignore_ctime: bool,
+    inputs: str,
+) -> RecalledListing:
+    """Do as `recall` for a Python dataset, whose samples may have other labels as well.
+
+    Parameters
+    ----------
+    kept
+        The listing with the identities by which earlier builds compared the samples.
+    compare
+        Reads samples, and gives them the identity that their content and label have.
+    inputs
+        As in `record_name`.
+    """
+    recalled = RecalledListing(kept, listing, ctimes, inputs=inputs)
+    if record is None:
+        return recalled
+    places = Texts(record["key"]).find(listing.keys)
+    at = np.where(places >= 0, places, 0)
+    alike = (places >= 0) & _taken(record, "etag", at).same(listing.etags)
+    before, known = numbers_of(record["ctime_ns"])[at], _taken(record, "known_etag", at)
+    stale = alike & (before != ctimes)
+    other = np.flatnonzero(alike & ~known.same(listing.etags)).tolist()
+    table = with_identities(kept, {row: (-1, known[row]) for row in other})
+    if not ignore_ctime and stale.any():
+        rows = np.flatnonzero(stale)
+        _announce(listing, rows, say, None)
+        table = compare(table, rows.tolist())
+    settled = stale & ignore_ctime
+    exact = (alike & ~stale) | settled
+    return replace(
+        recalled,
+        table=table,
+        ctimes=np.where(settled, before, ctimes),
+        record=record,
+        places=np.where(exact, places, -1),
+    )
+
+
+def _announce(
+    listing: RowTable,
+    stale: np.ndarray,
+    say: Callable[[str], None],
+    nbytes: int | None,
+    *,
+    is_lost: bool = False,
+) -> None:
+    """Print that samples are read whose size and time are known, if they are many."""
     count = len(stale)
+    size = "" if nbytes is None else f" ({in_units(nbytes)})"
+    why = (
+        "and the store has lost its record of their ctimes"
+        if is_lost
+        else "but another ctime, as after chmod, links or copies"
+    )
     if count > max(FEW, 0.01 * len(listing)):
-        nbytes = in_units(int(expected_sizes(listing, stale).sum()))
         say(
-            f"{count:,} of {len(listing):,} samples have the size and time that they had, but "
-            f"another ctime, as after chmod, links or copies: they are read ({nbytes}), and their "
-            "content decides; --ignore-ctime takes them as unchanged"
+            f"{count:,} of {len(listing):,} samples have the size and time that they had, {why}: "
+            f"they are read{size}, and their content decides; --ignore-ctime takes them as "
+            "unchanged"
         )
 
 
-def _find(known: Any, keys: Sequence[str]) -> np.ndarray:
-    """Return the place of each key among the known ones, -1 where it has none."""
+def _taken(record: Any, column: str, places: np.ndarray) -> Texts:
+    return Texts(record[column]).take(places)
+
+
+def _serialised(parts: Sequence[Any]) -> bytes:
+    """Serialise tables as a record: a Parquet file after its XXH3-128 digest."""
     import pyarrow as pa
-    import pyarrow.compute as pc
-
-    wanted, count = pa.array(keys, pa.string()), len(keys)
-    known = _chunk(known)
-    if len(known) >= count and known[:count].equals(wanted):
-        return np.arange(count)
-    places: np.ndarray = pc.fill_null(pc.index_in(wanted, value_set=known), -1).to_numpy()
-    return places.astype(np.int64)
-
-
-def _taken(record: Any, column: str, places: np.ndarray) -> Any:
-    import pyarrow as pa
-
-    return _chunk(record[column].take(pa.array(places)))
-
-
-def _chunk(column: Any) -> Any:
-    """Return a column as one Arrow array."""
-    import pyarrow as pa
-
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-def _bools(array: Any) -> np.ndarray:
-    values: np.ndarray = array.to_numpy(zero_copy_only=False)
-    return values.astype(np.bool_)
-
-
-def _serialised(table: Any) -> bytes:
-    """Serialise a record: a Parquet file after its XXH3-128 digest."""
     import pyarrow.parquet as pq
 
+    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()])
+    table = pa.concat_tables([part.cast(schema) for part in parts])
     sink = io.BytesIO()
     few = ["etag", "known_etag", "ctime_ns"]
     pq.write_table(table, sink, compression="zstd", use_dictionary=few, write_statistics=False)

@@ -15,11 +15,12 @@ from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
 from precache.storage.stored_digest import has_bytes
 from precache.store.build_status import DESCRIPTION
-from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
+from precache.store.columns import Texts, arrow_of, numbers_of
+from precache.store.commit_log import ROOT, VERSION, read_commits
 from precache.store.consistency import Flaw, inspect
 from precache.store.json_documents import Attributes, Identity
 from precache.store.open import open_own_unchecked
-from precache.store.receipts import Receipt
+from precache.store.receipts import RECEIPTS, Receipt
 from precache.store.row_table import COLUMN_TYPES, RowTable, read_columns, read_contents
 from precache.store.version import ROW_TABLE, Version, read_attributes
 from precache_workers.planning.target_version import TargetVersion, VersionSpec, target_like
@@ -28,7 +29,7 @@ _CONTENT_COLUMNS = {
     name: COLUMN_TYPES[name] for name in ("key", "size", "mtime_ns", "etag", "content")
 }
 
-RECEIPTS = 64
+RECEIPTS_AT_ONCE = 64
 """Receipts read at a time."""
 
 COMPARED_AT_ONCE = 8
@@ -158,11 +159,6 @@ def earlier_contents(store: Folder, listing: RowTable, rows: np.ndarray) -> dict
 
     These samples have the same key, size, time and etag.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    keys = pa.array([listing.keys[row] for row in rows.tolist()], pa.string())
-    etags = pa.array([listing.etags[row] for row in rows.tolist()], pa.string())
     found: dict[int, set[str]] = {}
     for folder, attributes in committed_versions(store):
         if attributes.source != listing.source:
@@ -170,12 +166,11 @@ def earlier_contents(store: Folder, listing: RowTable, rows: np.ndarray) -> dict
         with contextlib.suppress(DamageError, StorageError, StoreError):
             data = open_own_unchecked(folder).read_checked(ROW_TABLE)
             table = read_columns(data, _CONTENT_COLUMNS, folder.path(ROW_TABLE))
-            places = pc.index_in(keys, value_set=table["key"].combine_chunks())
-            stored = table.take(places.fill_null(0))
-            same = places.is_valid().to_numpy(zero_copy_only=False)
-            same &= stored["size"].to_numpy() == listing.sizes[rows]
-            same &= stored["mtime_ns"].to_numpy() == listing.mtimes[rows]
-            same &= pc.equal(stored["etag"], etags).to_numpy().astype(np.bool_)
+            places = Texts(table["key"]).find(listing.keys.take(rows))
+            stored, same = table.take(arrow_of(np.maximum(places, 0))), places >= 0
+            same &= numbers_of(stored["size"]) == listing.sizes[rows]
+            same &= numbers_of(stored["mtime_ns"]) == listing.mtimes[rows]
+            same &= Texts(stored["etag"]).same(listing.etags.take(rows))
             for place in np.flatnonzero(same).tolist():
                 content = stored["content"][place].as_py()
                 if content:
@@ -189,10 +184,10 @@ def _present(contents: Mapping[int, str]) -> dict[int, str]:
 
 def read_receipts(target: TargetVersion) -> dict[int, Receipt]:
     """Read the receipts of a version that was begun, by shard."""
-    names = [f"{BUILD}/receipts/{name}" for name in target.folder.names(f"{BUILD}/receipts")]
+    names = [f"{RECEIPTS}/{name}" for name in target.folder.names(RECEIPTS)]
     receipts = {}
-    for start in range(0, len(names), RECEIPTS):
-        part = names[start : start + RECEIPTS]
+    for start in range(0, len(names), RECEIPTS_AT_ONCE):
+        part = names[start : start + RECEIPTS_AT_ONCE]
         for data in target.folder.read_many(part, [-1] * len(part)):
             # If it is damaged, or removed by another build's commit, its shard is built again.
             if isinstance(data, bytes):

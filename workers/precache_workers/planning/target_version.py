@@ -7,10 +7,10 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from precache.errors import NewerFormatError, StorageError, StoreError
+from precache.errors import FormatError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
 from precache.runtime.process_id import process_of
@@ -29,11 +29,6 @@ FROZEN_ROWS = f"{BUILD}/rows.parquet"
 """The row table of a version that is not committed."""
 
 
-def receipt_name(shard: int) -> str:
-    """Name of a shard's receipt below the version's folder."""
-    return f"{BUILD}/receipts/{shard:08d}.json"
-
-
 @dataclass(frozen=True)
 class VersionSpec:
     """All that decides a version's id except rows per shard; `version_id` explains `retries`.
@@ -42,12 +37,16 @@ class VersionSpec:
     ----------
     declared
         The recipe as the user wrote it.
+    decides
+        Identities of its ops and functions, by name, when it was planned; empty where nothing is
+        built of it.
     """
 
     declared: Recipe
     fingerprint: str
     table: RowTable
     rows_digest: str
+    decides: Mapping[str, str] = field(default_factory=dict)
     retries: int = 0
 
     @functools.cached_property
@@ -132,8 +131,8 @@ class TargetVersion:
             "fingerprint": self.spec.fingerprint,
             "rows_digest": self.spec.rows_digest,
             "rows_per_shard": self.rows_per_shard,
-            **({"retries": self.spec.retries} if self.spec.retries else {}),
-            **({"source": self.table.source} if self.table.source else {}),
+            "retries": self.spec.retries,
+            "source": self.table.source,
             "fields": {
                 name: {"shape": list(row.shape), "dtype": row.dtype}
                 for name, row in self.shapes.items()
@@ -154,8 +153,7 @@ class TargetVersion:
             self.folder.create(FROZEN_ROWS, [self.table.to_parquet()], scratch=SCRATCH)
         by = process_of(os.getpid()).model_dump()
         begun = {**self.describe(), "rows": len(self.table), "begun": time.time(), "by": by}
-        begun |= {"refreshes": refreshes} if refreshes else {}
-        begun |= {"recompute": True} if recompute else {}
+        begun |= {"refreshes": refreshes, "recompute": recompute}
         self.folder.put(DESCRIPTION, [json.dumps(begun).encode()], scratch=SCRATCH)
 
     def frozen_rows(self) -> RowTable:
@@ -165,10 +163,13 @@ class TargetVersion:
         return RowTable.from_parquet(data or self.folder.read(name), self.folder.path(name))
 
     def record_failure(self, reason: str) -> None:
-        """Record in the description that the build which began the version has failed."""
-        data = self.folder.get(DESCRIPTION)
-        if data is not None:
-            description = {**json.loads(data), "failed": reason}
+        """Record in the description that this process, which began the version, has failed.
+
+        Another one that took over has put its own description.
+        """
+        description = json.loads(self.folder.get(DESCRIPTION) or b"{}")
+        if description.get("by") == process_of(os.getpid()).model_dump():
+            description["failed"] = reason
             self.folder.put(DESCRIPTION, [json.dumps(description).encode()], scratch=SCRATCH)
 
 
@@ -209,6 +210,13 @@ def is_recomputed(target: TargetVersion) -> bool:
     data = target.folder.get(DESCRIPTION)
     begun = None if data is None else _begun(data, target.folder.path(DESCRIPTION))
     return begun is not None and begun.recompute
+
+
+def begun_at(target: TargetVersion) -> float | None:
+    """Return the Unix time at which the last build of an uncommitted version began, if known."""
+    data = target.folder.get(DESCRIPTION)
+    begun = None if data is None else _begun(data, target.folder.path(DESCRIPTION))
+    return None if begun is None else begun.begun
 
 
 def next_free(store: Folder, target: TargetVersion, *, removed: bool) -> TargetVersion:
@@ -255,7 +263,7 @@ def has_shards_of(target: TargetVersion, per_shard: int | None) -> bool:
 def _committed(data: bytes, where: str) -> Attributes | None:
     try:
         return read_attributes(data, where)
-    except NewerFormatError:
+    except FormatError:
         raise
     except StoreError:
         return None  # not ours, or damaged: then it is built again

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from precache.errors import RecipeError
 from precache.recipe.ops import Function
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
 from precache.storage.base import Folder
+from precache.store.build_status import DESCRIPTION
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
@@ -34,6 +34,7 @@ from precache_workers.planning.target_version import (
     next_free,
     next_target,
 )
+from precache_workers.sources.dataset_items import Starts
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +60,32 @@ class MeasuredRows:
         Lines for the user about the parts of samples.
     pixels
         Lines on defaults of the recipe that decided pixels.
+    starts
+        Of a dataset's samples.
     """
 
     shapes: Mapping[str, RowShape]
     stored_per_row: float
     notes: tuple[str, ...] = ()
     pixels: tuple[str, ...] = ()
+    starts: Starts | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Functions that try a few samples before a build.
+
+    Attributes
+    ----------
+    measure
+        Measures rows by samples from all over the table, and reads their pixels, too.
+    read_pixels
+        Raises `RecipeError` if samples of these rows suggest another reading of pixels than one
+        that the recipe leaves open, or, if they are to be read twice, if two reads of one differ.
+    """
+
+    measure: Callable[[VersionSpec], MeasuredRows]
+    read_pixels: Callable[[VersionSpec, list[int], bool], None]
 
 
 @dataclass(frozen=True)
@@ -112,7 +133,7 @@ def find_work(
     store: Folder,
     listed: ListedSource,
     target: TargetVersion | None,
-    measure: Callable[[VersionSpec], MeasuredRows],
+    probe: Probe,
 ) -> Work:
     """Find what the store lacks of a version, and a base version for it.
 
@@ -120,8 +141,16 @@ def find_work(
     ----------
     target
         The version, where the store has it, committed or begun.
-    measure
-        Measures row shapes, where no earlier version has them.
+    probe
+        Measures row shapes where no earlier version has them. Pixels are read of the samples that
+        this build decodes, unless it resumes one that was begun, refreshes a version, or the recipe
+        leaves nothing open and code of the user makes no rows.
+
+    Raises
+    ------
+    RecipeError
+        Pixels have two readings, and the recipe does not state which; or two reads of a sample
+        differ.
     """
     failed = None
     if target is not None and is_committed(target):
@@ -131,13 +160,13 @@ def find_work(
     spec, base, needed = listed.spec, None, None
     measured: MeasuredRows | None = None
     if not request.recompute:
-        base = find_base(store, spec.recipe, spec.table, other_versions=not listed.fetches_labels)
+        base = find_base(store, spec, other_versions=not listed.fetches_labels)
     # Samples that bring labels must be fetched, as they are if the base lacks a field.
     complete = base and base.fields.keys() >= spec.recipe.fields.keys()
     if base and complete and listed.fetches_labels and not _has_labels(base, spec.recipe):
         base = None
     if base and target is None and _is_all_new(base, spec):
-        measured = measure(spec)
+        measured = probe.measure(spec)
         if base.shapes().items() - measured.shapes.items():
             base = None
     if base and listed.pinned and base.is_of(spec.rows_digest):
@@ -145,7 +174,10 @@ def find_work(
     if base and request.retry_failed:
         base = base.with_retries()
     if target is None:
-        shapes, needed = _known(spec, base) or _measured(spec, base, measured or measure(spec))
+        if (known := _known(spec, base)) is None:
+            measured = measured or probe.measure(spec)
+            known = _measured(spec, base, measured)
+        shapes, needed = known
         shapes = {**shapes, **(base.shapes() if base else {})}
         _warn_of_transposed(spec.declared, shapes)
         target = TargetVersion.of(store, spec, _per_shard(request, listed, base, shapes), shapes)
@@ -154,7 +186,33 @@ def find_work(
             target = next_free(store, target.anew(store), removed=True)
         if is_committed(target):
             return _losses(target)
+    draws = may_draw(request, spec.recipe) and not request.retry_failed  # one may end its process
+    asks = (spec.recipe.leaves_pixels_open or draws) and not listed.pinned
+    if asks and target.folder.size(DESCRIPTION) is None:
+        for rows in _decoded_rows(target, base):
+            if rows and (measured is None or len(rows) < target.table.samples):
+                probe.read_pixels(spec, rows, draws)
     return Work(target, base, needed=needed, failed=failed)
+
+
+def may_draw(request: Request, recipe: Recipe) -> bool:
+    """Return whether code of the user may draw random numbers that the recipe does not state."""
+    by_user = request.source.startswith("python:") or recipe.functions
+    return bool(by_user) and not all(field.states_one_draw for field in recipe.fields.values())
+
+
+def _decoded_rows(target: TargetVersion, base: BaseVersion | None) -> tuple[list[int], list[int]]:
+    """List the rows of which no field is reused without its sample: of the base, and others.
+
+    Of the former many may turn out to be the same, as where a container was written anew.
+    """
+    decoded = np.ones(len(target.table), bool)
+    before = 0 if base is None else len(base.content)
+    if base is not None and base.rows_per_shard == target.rows_per_shard:
+        decoded[:before] = ~(base.same & np.fromiter(map(bool, base.content), bool, before))
+    decoded[list(target.table.removed)] = False
+    rows = np.flatnonzero(decoded)
+    return rows[rows < before].tolist(), rows[rows >= before].tolist()
 
 
 def _is_all_new(base: BaseVersion, spec: VersionSpec) -> bool:
@@ -165,10 +223,7 @@ def _is_all_new(base: BaseVersion, spec: VersionSpec) -> bool:
 def _has_labels(base: BaseVersion, recipe: Recipe) -> bool:
     """Return whether labels that came with the samples are those that they would bring now."""
     assert base.version.attributes is not None  # a version of ours
-    try:
-        before = Recipe.from_dict(base.version.attributes.pipeline).by_array()
-    except RecipeError:  # of another release
-        return False
+    before = base.version.attributes.recipe.by_array()
     parts = [{(field_of(n), f.input) for n, f in r.fields.items()} for r in (before, recipe)]
     return base.labels is not None and parts[0] == parts[1]
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 from precache.errors import PrecacheError, SampleError
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.measurements import TimeCost
-from precache_workers.runtime.time_limit import DECODING, notes
+from precache_workers.runtime.time_limit import DECODING, samples_at_work
 from precache_workers.shards.samples import FetchedSamples, one_thread
 from precache_workers.sources.base import Sample
 
@@ -90,7 +90,7 @@ def run_samples(
         The times of a sample, and the result of `work`, or the error that makes it a hole.
     """
     until = time.monotonic() + seconds
-    current = notes()
+    current = samples_at_work()
     with one_thread(), contextlib.closing(samples):
         for number in itertools.count():
             if number >= LEAST and time.monotonic() > until:
@@ -101,16 +101,15 @@ def run_samples(
                 return
             run.key, sample = fetched
             outcome: Result | Exception
-            current.begin(DECODING, run.key)
             try:
                 if run.key in barred:
                     raise SampleError(barred[run.key])
                 if not isinstance(sample, Sample):
                     raise sample
                 run.nbytes = sample.nbytes
-                _warm_up(warm_up, run.key, sample)
+                current.work(DECODING, run.key, _warm_up, warm_up, run.key, sample)
                 warm_up = {}
-                outcome = work(run, sample)
+                outcome = current.work(DECODING, run.key, work, run, sample)
             except Exception as error:  # as in a build: whatever an op raises on a hostile file
                 outcome = error.with_traceback(None)  # whose frames hold the sample's memory
             finally:

@@ -10,16 +10,13 @@ from typing import Literal
 import numpy as np
 
 from precache.errors import SampleError
-from precache.recipe.ops import HorizontalFlip, Op, RandomResizedCrop, ToDType
+from precache.recipe.ops import Op
 from precache.recipe.recipe import Field
 from precache_workers.profiling.stage_times import StageTimes, measure_stages
 from precache_workers.shards.samples import FetchAllTask
 
 SECONDS = 5.0
 """Time after which no further sample of a field is measured, once there are a few."""
-
-ON_DEVICE = RandomResizedCrop | HorizontalFlip | ToDType
-"""Ops that `precache.transforms` has."""
 
 OpLocation = Literal["cache", "variants", "device"]
 
@@ -147,7 +144,7 @@ def field_costs(name: str, declared: Field, times: StageTimes) -> FieldCosts:
 def _device_from(ops: Sequence[Op]) -> int:
     """Return the index from which on the device has all ops."""
     first = len(ops)
-    while first and isinstance(ops[first - 1], ON_DEVICE):
+    while first and ops[first - 1].on_device:
         first -= 1
     return first
 

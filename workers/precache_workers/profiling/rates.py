@@ -65,6 +65,7 @@ class StartTask(SampleTask):
     """A task that makes a worker load what tasks of its job need."""
 
     job: Job
+    keys: Sequence[str] = ()
 
 
 def start_worker(task: StartTask) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,24 +15,36 @@ from precache.errors import PrecacheError, RecipeError, SampleError, SourceError
 from precache.messages import SHOWN, shown
 from precache.recipe.ops import DTYPES
 from precache.recipe.recipe import Field, ImageCodec, Recipe
-from precache.recipe.variants import variants_of
+from precache.recipe.variants import field_of, variants_of
 from precache.store.layout import RowShape, rows_per_chunk
 from precache.store.row_table import RowTable
+from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.rows import sample_for_probe
 from precache_workers.planning.work_plan import MeasuredRows
 from precache_workers.profiling.harness import SampleRun, run_samples
+from precache_workers.profiling.own_draws import OwnDraws
 from precache_workers.profiling.pixel_readings import PixelReadings
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
 from precache_workers.sources.base import Sample
-from precache_workers.sources.dataset_items import Part, described, in_words
+from precache_workers.sources.dataset import DatasetSource
+from precache_workers.sources.dataset_items import (
+    USUAL_NAMES,
+    Part,
+    Starts,
+    described,
+    in_words,
+    may_be_label,
+)
+
+Result = TypeVar("Result")
 
 PROBE_SAMPLES = 24
 
 
-def probe_task(job: Job, table: RowTable) -> FetchAllTask:
-    """Return the task for samples from all over a table."""
-    return FetchAllTask.of(job, table, sample_for_probe(table, PROBE_SAMPLES))
+def probe_task(job: Job, table: RowTable, rows: list[int] | None) -> FetchAllTask:
+    """Return the task for samples from all over a table, or some rows of it."""
+    return FetchAllTask.of(job, table, sample_for_probe(table, PROBE_SAMPLES, rows))
 
 
 def run_probe(task: FetchAllTask) -> MeasuredRows:
@@ -42,13 +55,54 @@ def run_probe(task: FetchAllTask) -> MeasuredRows:
     SampleError
         None of them has a row.
     RecipeError
-        They suggest another reading of pixels than one that the recipe leaves open.
+        They suggest another reading of pixels than one that the recipe leaves open, or a dataset or
+        function draws random numbers by itself.
     """
     return run_in_time(functools.partial(_probe, task), task.job.sample_seconds)
 
 
-def probed_rows(outcome: MeasuredRows | PrecacheError, source: str) -> MeasuredRows:
-    """Return the outcome of `run_probe`, or raise it if it is an error."""
+def run_readings(task: FetchAllTask, twice: bool) -> tuple[str, ...]:
+    """Read the pixels of samples, and return lines on defaults of the recipe that decided them.
+
+    Parameters
+    ----------
+    twice
+        Make some samples a second time, to find out whether they draw random numbers.
+
+    Raises
+    ------
+    RecipeError
+        They suggest another reading of pixels than one that the recipe leaves open, or a dataset or
+        function draws random numbers by itself.
+    """
+    return run_in_time(functools.partial(_read_pixels, task, twice), task.job.sample_seconds)
+
+
+def run_starts(task: FetchAllTask) -> Starts:
+    """Find the parts of a dataset's samples that fields without an input start from.
+
+    Raises
+    ------
+    RecipeError
+        Samples differ in them.
+    """
+
+    def find() -> Starts:
+        parts = _Parts(task.job.fetch_labels)
+
+        def add(run: SampleRun, sample: Sample) -> None:
+            parts.add(run.key, sample)
+
+        with contextlib.closing(run_samples(task.fetch(), add, barred=task.barred)) as runs:
+            for _ in runs:
+                pass
+        return parts.starts(task.job.recipe)
+
+    return run_in_time(find, task.job.sample_seconds)
+
+
+def probed(outcome: Result | PrecacheError, source: str) -> Result:
+    """Return the outcome of `run_probe` or `run_readings`, or raise it if it is an error."""
     if isinstance(outcome, SampleError):
         raise SourceError(f"{shown(source)}: {outcome}") from None
     if isinstance(outcome, PrecacheError):
@@ -56,72 +110,186 @@ def probed_rows(outcome: MeasuredRows | PrecacheError, source: str) -> MeasuredR
     return outcome
 
 
-def _probe(task: FetchAllTask) -> MeasuredRows:
-    job, recipes = task.job, recipes_of(task.job)
+def _read_pixels(task: FetchAllTask, twice: bool) -> tuple[str, ...]:
+    recipes = recipes_of(task.job)
+    readings = _readings(task.job.recipe, recipes)
+    draws = OwnDraws(task, recipes if twice else {})
+
+    def look(run: SampleRun, sample: Sample) -> None:
+        readings.look(sample, run.key)
+        draws.look(run.key, sample)
+
+    with contextlib.closing(run_samples(task.fetch(), look, barred=task.barred)) as runs:
+        for _ in runs:
+            pass
+    readings.require_clear()
+    draws.require_none()
+    return readings.notes()
+
+
+def _readings(recipe: Recipe, recipes: Mapping[str, FieldRecipe]) -> PixelReadings:
+    """Return the evidence of no samples yet; variants of a field have the same readings."""
     arrays = {name: variants[0] for name, variants in variants_of(recipes).items()}
-    fields = {name: job.recipe.fields[array] for name, array in arrays.items()}
-    readings = PixelReadings(
-        fields,
+    return PixelReadings(
+        {name: recipe.fields[array] for name, array in arrays.items()},
         {name: recipes[array] for name, array in arrays.items()},
     )
+
+
+def _probe(task: FetchAllTask) -> MeasuredRows:
+    job, recipes = task.job, recipes_of(task.job)
+    readings = _readings(job.recipe, recipes)
     shapes: dict[str, RowShape] = {}
+    firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
     stored: list[float] = []
     reasons = []
     parts = _Parts(job.fetch_labels)
+    draws = OwnDraws(task, recipes)
 
     def rows_of(run: SampleRun, sample: Sample) -> dict[str, np.ndarray]:
         parts.add(run.key, sample)
         readings.look(sample, run.key)
-        return {name: recipe(sample, run.key) for name, recipe in recipes.items()}
+        rows = {name: recipe(sample, run.key) for name, recipe in recipes.items()}
+        draws.look(run.key, sample)
+        firsts.setdefault(tuple(sample.inputs), rows)
+        return rows
 
     with contextlib.closing(run_samples(task.fetch(), rows_of, barred=task.barred)) as runs:
         for run, rows in runs:
             if isinstance(rows, Exception):  # the build itself decides which samples are holes
                 reasons.append(f"{run.key}: {rows}")
                 continue
-            if not shapes:
-                _check_dtypes(rows)
-                shapes = {n: RowShape(r.shape, r.dtype.name) for n, r in rows.items()}
-                _check_declared(job.recipe, shapes)
+            _check_dtypes(rows)
             stored.append(sum(_stored_nbytes(job, name, row) for name, row in rows.items()))
     for inputs in parts.inputs:
-        _require_inputs(fields, inputs)
+        _require_inputs(readings.fields, inputs)
+        parts.leave_unread(readings.fields, inputs)
+    starts = parts.starts(job.recipe) if isinstance(job.source, DatasetSource) else ()
+    if not job.refreshes:
+        readings.require_clear()
+        parts.require_label()
+    wanted = {part for _, part in starts}
+    for first in [rows for inputs, rows in firsts.items() if wanted <= set(inputs)][:1]:
+        shapes = {name: RowShape(row.shape, row.dtype.name) for name, row in first.items()}
+        _check_declared(job.recipe, shapes)
     if not shapes:
         raise SampleError(f"none of the {len(reasons)} samples tried has a row: {reasons[0]}")
-    readings.require_clear()
-    return MeasuredRows(shapes, float(np.mean(stored)), parts.notes(), readings.notes())
+    if not job.refreshes:
+        draws.require_none()
+    pixels = () if job.refreshes else readings.notes()
+    return MeasuredRows(shapes, float(np.mean(stored)), parts.notes(starts), pixels, starts)
 
 
 class _Parts:
     """The parts of samples that have labels, and those that nobody reads."""
 
     def __init__(self, bring_labels: bool) -> None:
-        self.inputs: set[tuple[Part, ...]] = set()
+        self.inputs: dict[tuple[Part, ...], list[str]] = {}
         self._bring_labels = bring_labels
         self._labels: dict[str, str] = {}
+        self._numbers: set[int | None] = set()
         self._unread: dict[str, str] = {}
+        self._maybe: dict[str, Any] = {}
 
     def add(self, key: str, sample: Sample) -> None:
-        self.inputs.add(tuple(sample.inputs))
+        self.inputs.setdefault(tuple(sample.inputs), []).append(key)
+        self._numbers.add(sample.label)
         if sample.label_part:
             of = "none" if sample.label is None else str(sample.label)
             self._labels.setdefault(sample.label_part, f"{of} of sample {key}")
         for part, value in sample.unread.items():
             self._unread.setdefault(in_words(part), described(value))
+            if isinstance(part, str) and may_be_label(part, value):
+                self._maybe.setdefault(part, value)
 
-    def notes(self) -> tuple[str, ...]:
+    def leave_unread(self, fields: Mapping[str, Field], inputs: Sequence[Part]) -> None:
+        """Note the inputs of samples that no field reads, such as the masks beside photos."""
+        read = {
+            (name if name in inputs else inputs[0]) if field.input is None else field.input
+            for name, field in fields.items()
+        }
+        for part in inputs:
+            if part not in read:
+                self._unread.setdefault(in_words(part), "")
+
+    def starts(self, recipe: Recipe) -> Starts:
+        """Return field -> the part that it starts from, of those whose input is not given.
+
+        That is its own name, or the first part; of a sample that lacks it, the field starts from no
+        other.
+
+        Raises
+        ------
+        RecipeError
+            Parts of samples are in different orders.
+        """
+        starts: dict[str, Part] = {}
+        for array, declared in recipe.fields.items():
+            field = field_of(array)
+            if declared.input is not None or field in starts:
+                continue
+            firsts = {parts: field if field in parts else parts[0] for parts in self.inputs}
+            others = {
+                parts: [of for of in firsts if first in of and firsts[of] != first]
+                for parts, first in firsts.items()
+            }
+            certain = [parts for parts in others if not others[parts]]
+            if certain:
+                most = max(certain, key=lambda parts: len(self.inputs[parts]))
+                starts[field] = field if field in firsts.values() else firsts[most]
+            elif others:
+                one, (other, *_) = next(iter(others.items()))
+                raise RecipeError(
+                    f"field {field} names no input, and would start from {in_words(firsts[one])} "
+                    f"in sample {self.inputs[one][0]} and from {in_words(firsts[other])} in sample "
+                    f"{self.inputs[other][0]}: name one, as input = {json.dumps(firsts[one])} in "
+                    f"[fields.{field}]"
+                )
+        return tuple(starts.items())
+
+    def require_label(self) -> None:
+        """Raise `SourceError` if samples bring no label, and one of their parts may be it, or if
+        their labels have two readings."""
+        if self._bring_labels and self._numbers == {-1, 1}:
+            raise SourceError(
+                "labels of the samples are 1 and -1, and -1 may stand for no label: return 1 and 0 "
+                "if both are classes, or None in place of -1"
+            )
+        usual = [part for part in self._maybe if part.lower() in USUAL_NAMES]
+        parts = usual or list(self._maybe)
+        if not self._bring_labels or self._labels or not parts:
+            return
+        shown_parts = parts[:SHOWN]
+        named = " or ".join(
+            f"{in_words(part)} ({described(self._maybe[part])})" for part in shown_parts
+        )
+        raise SourceError(
+            f"samples bring no label, and {named} may be one: return it as 'label' if it is a "
+            "class number; give the dataset an attribute `targets` with the labels of all samples "
+            "if it is of another kind; if there is no label, return 'label': None as well, or let "
+            f"a field of the recipe read it, by input = {json.dumps(parts[0])}"
+        )
+
+    def notes(self, starts: Starts) -> tuple[str, ...]:
         """Return lines for the user."""
-        lines = []
+        several = any(len(inputs) > 1 for inputs in self.inputs)
+        lines = [
+            f"Field {field} starts from {in_words(part)} of the samples, their first part (its "
+            "`input` in the recipe names another)"
+            for field, part in starts
+            if several and part not in (field, 0)
+        ]
         if self._bring_labels:
             named = [f"{part} of the samples, such as {of}" for part, of in self._labels.items()]
             lines.append(
-                f"Labels are {' and '.join(named)}"
+                f"Labels are {' and '.join(named)} (to take another part, return a dict with it as "
+                "'label')"
                 if named
                 else "Samples bring no label: a dict has one as 'label', a tuple as its item 1, or "
                 "the dataset as its attribute `targets`"
             )
         if self._unread:
-            named = [f"{part} ({value})" for part, value in self._unread.items()]
+            named = [part + f" ({value})" * bool(value) for part, value in self._unread.items()]
             more = f" and {len(named) - SHOWN} more parts" if len(named) > SHOWN else ""
             lines.append(f"No field reads {', '.join(named[:SHOWN])}{more} of the samples")
         return tuple(lines)

@@ -15,7 +15,7 @@ from precache.codecs import kernels
 from precache.codecs.chunk import codec_metadata, decoder, encoder
 from precache.codecs.image import undo_image
 from precache.errors import SampleError
-from precache.recipe.ops import Function, Op, is_random
+from precache.recipe.ops import Function, Op
 from precache.recipe.recipe import Codec, Field, ImageCodec, RawCodec, Recipe, ZstdCodec
 from precache.store.layout import RowShape
 from precache_workers.ops.field_recipe import FieldRecipe
@@ -177,7 +177,7 @@ def _name(op: Op) -> str:
 def frozen_after(recipe: Recipe) -> list[bool]:
     """Return for each step if a random op is among those up to it."""
     return [
-        any(is_random(op) for spec in recipe.fields.values() for op in spec.ops[: at + 1])
+        any(op.is_random for spec in recipe.fields.values() for op in spec.ops[: at + 1])
         for at in range(len(step_names(recipe)))
     ]
 

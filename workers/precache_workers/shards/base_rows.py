@@ -168,13 +168,13 @@ class BaseRows:
             undo_image(self._decoded[: len(held)])
 
 
-def open_base(base: BaseShard, check: bool = False) -> dict[str, BaseRows]:
+def open_base(base: BaseShard, check: bool) -> dict[str, BaseRows]:
     """Open the fields of a base shard whose objects are there, as large as they were.
 
     Parameters
     ----------
     check
-        Read the objects at once; by default when they are needed.
+        Read the objects at once, rather than when they are needed.
     """
     opened: dict[str, BaseRows] = {}
     shared: dict[tuple[str, str], BaseRows] = {}

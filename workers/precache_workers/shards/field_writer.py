@@ -157,9 +157,12 @@ class FieldWriter:
             It is of another shape or type than the rows of the store.
         """
         if row.shape != self._shape.shape or row.dtype != self._shape.dtype:
+            way = "bring all to one shape and type, by a function in its ops, or in the dataset"
+            if self._shape.dtype == row.dtype.name == "uint8" and row.ndim == 3:
+                way = "give --resize and --crop, or resize and center_crop in its ops"
             raise SampleError(
                 f"its {self._name} is {row.dtype.name} {row.shape}, and the rows of this "
-                f"store are {self._shape.dtype} {self._shape.shape}; add a resize and a crop"
+                f"store are {self._shape.dtype} {self._shape.shape}; {way}"
             )
         self._interrupt()
         copy_row(row, self._writer.row)

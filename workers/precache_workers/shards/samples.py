@@ -10,16 +10,23 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from precache.errors import HangError, SampleError
+import numpy as np
+
+from precache.errors import SampleError
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
 from precache.runtime.ordered_map import prefetch
-from precache.store.row_table import RowTable, unit_of
+from precache.store.locations import Locations, expected_bytes
+from precache.store.row_table import RowTable
 from precache_workers.ops.behaviour import Outputs
 from precache_workers.ops.field_recipe import Common, FieldRecipe
-from precache_workers.ops.identity import behaviours, named_ops, require_same_outputs
-from precache_workers.planning.rows import expected_bytes
-from precache_workers.runtime.time_limit import FETCHING, SAMPLE_SECONDS, notes
+from precache_workers.ops.identity import behaviours, require_same_outputs
+from precache_workers.runtime.time_limit import (
+    FETCHING,
+    SAMPLE_SECONDS,
+    key_digest,
+    samples_at_work,
+)
 from precache_workers.sources.base import Fetched, Source
 
 if TYPE_CHECKING:  # the driver alone needs them
@@ -54,6 +61,8 @@ class Job:
         Outputs that the ops must have for their probes.
     sample_seconds
         Limit for fetching or decoding one sample.
+    refreshes
+        Whether the samples were read by this recipe before, so that nothing about it is asked.
     """
 
     source: Source
@@ -63,6 +72,7 @@ class Job:
     behaviours: Mapping[str, Outputs] = field(default_factory=dict)
     fetch_labels: bool = False
     sample_seconds: float = SAMPLE_SECONDS
+    refreshes: bool = False
 
     @classmethod
     def of(cls, request: Request, source: Source, listed: ListedSource) -> Job:
@@ -72,10 +82,11 @@ class Job:
             source,
             recipe,
             request.import_path,
-            listed.digests,
+            listed.code,
             behaviours(recipe),
             listed.fetches_labels,
             request.sample_timeout,
+            listed.pinned,
         )
 
 
@@ -87,13 +98,18 @@ class SampleTask:
     ----------
     barred
         Key -> reason, of samples that must not be decoded: they become holes. Those that took too
-        long to fetch are not fetched again.
+        long to fetch, or killed the worker meanwhile, are not fetched again.
     alone
-        Samples that may hang: each is fetched and decoded with nothing beside it.
+        Samples at which a worker ended: each is fetched and decoded with nothing beside it.
     """
 
     barred: Mapping[str, str] = field(default_factory=dict)
     alone: frozenset[str] = frozenset()
+
+    if TYPE_CHECKING:  # a field of each kind of task
+
+        @property
+        def keys(self) -> Sequence[str]: ...
 
     @property
     def memory(self) -> int:
@@ -103,10 +119,12 @@ class SampleTask:
     def retried(self) -> Self:
         return self
 
-    def after(self, hang: HangError) -> Self:
-        if len(hang.late) > 1 and not hang.late.keys() <= self.alone:
-            return replace(self, alone=self.alone | hang.late.keys())
-        return replace(self, barred={**self.barred, **hang.late})
+    def after(self, suspects: Mapping[str, str]) -> Self:
+        digests = {key: key_digest(key) for key in self.keys}
+        own = {key: suspects[digest] for key, digest in digests.items() if digest in suspects}
+        if len(suspects) == 1 and own.keys() <= self.alone:
+            return replace(self, barred={**self.barred, **own})
+        return replace(self, alone=self.alone | own.keys())
 
 
 @dataclass(frozen=True)
@@ -122,7 +140,7 @@ class FetchAllTask(SampleTask):
     job: Job
     keys: Sequence[str]
     sizes: Sequence[int]
-    locations: Sequence[str] = ()
+    locations: Locations | None = None
 
     @classmethod
     def of(cls, job: Job, table: RowTable, rows: Iterable[int], **more: Any) -> Self:
@@ -136,7 +154,7 @@ class FetchAllTask(SampleTask):
         keys, sizes, locations = self.keys, self.sizes, self.locations
         if places is not None:
             keys, sizes = [keys[place] for place in places], [sizes[place] for place in places]
-            locations = [locations[place] for place in places] if locations else ()
+            locations = None if locations is None else locations.take(places)
         return fetch_ahead(self.job.source, keys, sizes, self.barred, self.alone, locations)
 
 
@@ -155,37 +173,37 @@ def _runs(keys: Sequence[str], sizes: Sequence[int], alone: Collection[str]) -> 
         yield run
 
 
-def _runs_of_units(sizes: Sequence[int], locations: Sequence[str]) -> Iterator[list[int]]:
+def _runs_of_units(sizes: Sequence[int], locations: Locations) -> Iterator[list[int]]:
     """Group samples by their units, so that each unit is read once.
 
     All samples up to the last one of a unit are held until those before it are yielded. Where that
     would take more than `MAX_HELD_NBYTES`, a unit is read again later.
     """
-    names = [unit_of(location) for location in locations]
-    last = {name: place for place, name in enumerate(names)}
+    units = locations.unit_numbers.tolist()
+    expected = expected_bytes(np.asarray(sizes), locations).tolist()
+    last = {unit: place for place, unit in enumerate(units)}
     start = held = end = 0
     cut = 0  # the last place up to which no unit reaches beyond
     place = 0
-    while place < len(names):
-        size = expected_bytes(names[place]) if sizes[place] < 0 else sizes[place]
-        if held + size > MAX_HELD_NBYTES and place > start:
+    while place < len(units):
+        if held + expected[place] > MAX_HELD_NBYTES and place > start:
             place = cut if cut > start else place
-            yield from _by_unit(names, range(start, place))
+            yield from _by_unit(units, range(start, place))
             start, held, end = place, 0, place
             continue
-        held += size
-        end = max(end, last[names[place]] + 1)
+        held += expected[place]
+        end = max(end, last[units[place]] + 1)
         place += 1
         if end == place:
             cut = place
-    yield from _by_unit(names, range(start, len(names)))
+    yield from _by_unit(units, range(start, len(units)))
 
 
-def _by_unit(names: Sequence[str], places: range) -> Iterator[list[int]]:
-    units: dict[str, list[int]] = {}
+def _by_unit(units: Sequence[int], places: range) -> Iterator[list[int]]:
+    runs: dict[int, list[int]] = {}
     for place in places:
-        units.setdefault(names[place], []).append(place)
-    yield from units.values()
+        runs.setdefault(units[place], []).append(place)
+    yield from runs.values()
 
 
 def fetch_ahead(
@@ -194,7 +212,7 @@ def fetch_ahead(
     sizes: Sequence[int],
     barred: Mapping[str, str] = MappingProxyType({}),
     alone: Collection[str] = (),
-    locations: Sequence[str] = (),
+    locations: Locations | None = None,
 ) -> FetchedSamples:
     """Yield samples in order, fetching the next ones while the caller works.
 
@@ -203,23 +221,28 @@ def fetch_ahead(
     barred, alone
         As in `SampleTask`.
     locations
-        As listed; samples of one unit are fetched together. Empty if there are none.
+        As listed; samples of one unit are fetched together. None if there are none.
     """
-    own_notes = notes()
-    hung = {key for key, reason in barred.items() if reason.startswith(FETCHING)}
+    at_work = samples_at_work()
+    alone = set(keys).intersection(alone)
+    unfetched = {key for key, reason in barred.items() if reason.startswith(FETCHING)}
 
     def fetch_run(run: list[int]) -> list[tuple[int, Fetched]]:
         names = [keys[place] for place in run]
-        if names[0] in hung:
+        if names[0] in unfetched:
             return [(place, SampleError(barred[keys[place]])) for place in run]
         expected = [sizes[place] for place in run]
-        where = [locations[place] for place in run] if locations else ()
-        with own_notes.kept():
+        where = None if locations is None else locations.take(run)
+        with at_work.kept():
             return list(zip(run, source.fetch(names, expected, where), strict=True))
 
-    apart = hung.union(alone)
-    by_unit = not apart and any(map(unit_of, locations))
-    groups = _runs_of_units(sizes, locations) if by_unit else _runs(keys, sizes, apart)
+    apart = alone | unfetched
+    by_unit = not apart and locations is not None and bool(locations.containers)
+    groups = (
+        _runs_of_units(sizes, locations)
+        if by_unit and locations is not None
+        else _runs(keys, sizes, apart)
+    )
     threads = source.fetch_threads
     ahead = UNITS_AHEAD if by_unit else threads + 1
     runs = (fetch_run(r) for r in groups) if alone else prefetch(fetch_run, groups, threads, ahead)
@@ -253,7 +276,8 @@ def recipes_of(job: Job) -> dict[str, FieldRecipe]:
 
 def loads_torch(recipe: Recipe) -> bool:
     """Return True if an op is computed by torch, or may be, as a function."""
-    return any(step is None or "torch" in step.libraries for _, _, step in named_ops(recipe))
+    ops = (op for field in recipe.fields.values() for op in field.ops)
+    return bool(recipe.functions) or any("torch" in op.libraries for op in ops)
 
 
 @contextlib.contextmanager

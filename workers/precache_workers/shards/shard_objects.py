@@ -1,10 +1,9 @@
-"""Create the objects of a shard and its receipt once, whichever build of the version is first.
+"""Create the objects of a shard and its receipt once, whichever copy of its task is first.
 
-Several builds may write the same shard of an uncommitted version at once, with other releases of a
-codec, or with other samples that could not be fetched. The second is dropped: the first receipt of
-a shard counts, and an object without a receipt is kept if its rows are the same. So what one build
-has seen done stays as it is, and what was committed is never overwritten, unless it is lost: then
-an object of the same rows replaces it.
+Copies of a task may write the same shard of an uncommitted version at once, with other releases of
+a codec, or with other samples that could not be fetched. The first receipt of a shard counts, and
+an object without a receipt is kept if its rows are the same. So what is done stays as it is, and
+what was committed is never overwritten, unless it is lost: then the same bytes replace it.
 """
 
 from __future__ import annotations
@@ -15,21 +14,20 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import xxhash
 
 from precache.codecs.chunk import codec_metadata, decoder
 from precache.errors import BuildError, DamageError
-from precache.recipe.ops import Function
 from precache.storage.base import Buffer, Folder
 from precache.storage.stored_digest import has_bytes
 from precache.store.commit_log import ROOT
 from precache.store.layout import MISSING, decode_index
-from precache.store.lease import ALIVE_SECONDS, decision_lease, live_leases
-from precache.store.receipts import ChannelSums, Receipt, ShardObject
-from precache_workers.planning.target_version import SCRATCH, receipt_name
+from precache.store.lease import ALIVE_SECONDS, decision_lease
+from precache.store.receipts import Receipt, ShardObject, receipt_name
+from precache_workers.planning.target_version import SCRATCH
 
 if TYPE_CHECKING:
     from precache_workers.shards.shard_task import ShardTask
@@ -87,23 +85,11 @@ class Recorded:
         XXH3-128 (hex) of each raw sample, empty where it could not be fetched.
     holes
         Rows of the version that are holes.
-    encoded
-        Field -> its sums by channel, None where it has none; of fields whose bytes depend on the
-        release of the library that encodes them.
     """
 
     objects: Mapping[str, tuple[int, int]]
     content: Sequence[str]
     holes: frozenset[int]
-    encoded: Mapping[str, Sequence[float] | None]
-
-
-class DoneElsewhere(Exception):
-    """Another task finished the shard first, with this receipt."""
-
-    def __init__(self, receipt: Receipt) -> None:
-        super().__init__(f"shard {receipt.shard} is done")
-        self.receipt = receipt
 
 
 def require_lease(task: ShardTask) -> None:
@@ -139,8 +125,6 @@ def create_objects(
 
     Raises
     ------
-    DoneElsewhere
-        Another task was first.
     StorageError
         An object cannot be written or read.
     """
@@ -155,32 +139,24 @@ def create_objects(
 def replace_lost(
     task: ShardTask, lost: Recorded, objects: Mapping[str, FinishedObject], receipt: Receipt
 ) -> None:
-    """Put objects of a committed version in place of lost ones, if their rows are the same.
+    """Put objects of a committed version in place of lost ones, if their bytes are those recorded.
 
-    The rows are the same if the bytes are. If another release of a library encoded them, they count
-    as the same if the samples, the holes and the sums by channel are those recorded, and so are all
-    rows that can still be read in the object that is replaced: at least one, if a function of the
-    user computes them, as its code may depend on anything. If samples and holes are those recorded,
-    and the very bytes lie there already, the record of the object is what is damaged.
+    If samples and holes are those recorded, and the very bytes lie there already, the record of the
+    object is what is damaged, and nothing is put.
 
     Raises
     ------
     BuildError
-        The rows differ; nothing was put.
+        The bytes differ; nothing was put.
     """
+    same_samples = receipt.content == lost.content and receipt.holes.keys() == lost.holes
+    intact = {
+        field: has_bytes(task.folder, task.objects[field], own.size, own.xxh3)
+        for field, own in ((field, receipt.objects[field]) for field in lost.objects)
+    }
     for field, recorded in lost.objects.items():
         own = receipt.objects[field]
-        if (own.size, own.xxh3) == recorded:
-            continue
-        same_samples = receipt.content == lost.content and receipt.holes.keys() == lost.holes
-        if same_samples and has_bytes(task.folder, task.objects[field], own.size, own.xxh3):
-            continue
-        if not (
-            field in lost.encoded
-            and same_samples
-            and _are_recorded(receipt.sums.get(field), lost.encoded[field])
-            and _agrees_with_lost(task, field, objects[field])
-        ):
+        if (own.size, own.xxh3) != recorded and not (same_samples and intact[field]):
             raise BuildError(
                 f"shard {task.shard} of version {task.folder.name[:8]} came out different from "
                 f"what it was: the source, a library or precache itself changed, or the checksums "
@@ -189,44 +165,39 @@ def replace_lost(
                 "this one"
             )
     for field in lost.objects:
-        own = receipt.objects[field]
-        if not has_bytes(task.folder, task.objects[field], own.size, own.xxh3):
+        if not intact[field]:
             require_lease(task)
             objects[field].put(task.folder, task.objects[field])
 
 
 def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObject:
-    """Return the object that another task created, once it is known to have the same rows."""
+    """Return the object of another copy if its rows are the same, or once it has a receipt.
+
+    Without one after a while, it is replaced.
+    """
     name = task.objects[field]
     data = task.folder.get(name)
     if data is None:
         raise BuildError(f"{task.folder.path(name)} was removed at this moment; run the same again")
     other = replace(own.stored, size=len(data), xxh3=xxhash.xxh3_64_intdigest(data))
-    if other == own.stored or _compare_chunks(task, field, data, own).all_same:
+    if other == own.stored or _has_same_rows(task, field, data, own):
         return other
     began = time.monotonic()
     while (receipt := finished(task)) is None:
-        if time.monotonic() - began > RECEIPT_SECONDS:
-            if others := live_leases(task.folder, but=task.lease):
-                raise BuildError(
-                    f"shard {task.shard} comes out different in another build of the same version "
-                    f"({next(iter(others.values())).holder}): end one of them, and run the same "
-                    "again"
-                )
-            if _replace(task, name, own):
-                return own.stored
+        if time.monotonic() - began > RECEIPT_SECONDS and _replace(task, name, own):
+            return own.stored
         time.sleep(0.1)
-    raise DoneElsewhere(receipt)
+    return receipt.objects[field]
 
 
 def _replace(task: ShardTask, name: str, own: FinishedObject) -> bool:
-    """Put an object in place of one that an ended build left; False where such a build goes on."""
+    """Put an object in place of one that a lost task left; False if the shard is done meanwhile."""
     store, version = task.store, task.folder.name
     with decision_lease(store, version) if store else contextlib.nullcontext() as decision:
         if task.folder.size(ROOT) is not None:
             raise BuildError(f"another build committed {task.folder}; run the same command again")
         require_lease(task)
-        if finished(task) or live_leases(task.folder, but=task.lease):
+        if finished(task):
             return False
         if decision is not None:
             decision.require()
@@ -254,20 +225,8 @@ def _is_stored(task: ShardTask, receipt: Receipt) -> bool:
     )
 
 
-class _ChunkCounts(NamedTuple):
-    """Chunks of an object: with the same rows as another's, with other rows, unreadable."""
-
-    same: int
-    other: int
-    unreadable: int
-
-    @property
-    def all_same(self) -> bool:
-        return not (self.other or self.unreadable)
-
-
-def _compare_chunks(task: ShardTask, field: str, data: Buffer, own: FinishedObject) -> _ChunkCounts:
-    """Compare the rows of an object that exists with those of a finished one."""
+def _has_same_rows(task: ShardTask, field: str, data: Buffer, own: FinishedObject) -> bool:
+    """Return whether an object that exists has the rows of a finished one."""
     shape = task.shapes[field]
     codecs = codec_metadata(task.job.recipe.fields[field].stored_as, shape.dtype)
     decode = decoder(codecs, np.dtype(shape.dtype).itemsize, field).decode
@@ -275,32 +234,14 @@ def _compare_chunks(task: ShardTask, field: str, data: Buffer, own: FinishedObje
     chunks = task.rows_per_shard // per_chunk
     decoded = np.empty((2, per_chunk, *shape.shape), shape.dtype)
     both = memoryview(data), memoryview(b"".join(own.read()))
-    counts = [0, 0, 0]
-    try:
+    with contextlib.suppress(DamageError):
         indexes = [decode_index(part[-16 * chunks - 4 :], chunks).tolist() for part in both]
-    except DamageError:
-        return _ChunkCounts(0, 0, chunks)
-    for places in zip(*indexes, strict=True):
-        if places[0] == places[1] == [int(MISSING)] * 2:
-            continue
-        try:
+        for places in zip(*indexes, strict=True):
+            if places[0] == places[1] == [int(MISSING)] * 2:
+                continue
             for part, (offset, length), rows in zip(both, places, decoded, strict=True):
                 decode(part[offset : offset + length], rows)
-            counts[decoded[0].tobytes() != decoded[1].tobytes()] += 1
-        except DamageError:
-            counts[2] += 1
-    return _ChunkCounts(*counts)
-
-
-def _agrees_with_lost(task: ShardTask, field: str, own: FinishedObject) -> bool:
-    """Return whether an object has the rows that can still be read in the one that it replaces."""
-    left = task.folder.get(task.objects[field])
-    chunks = _ChunkCounts(0, 0, 0) if left is None else _compare_chunks(task, field, left, own)
-    ops = task.job.recipe.fields[field].ops
-    return not chunks.other and bool(chunks.same or not any(isinstance(o, Function) for o in ops))
-
-
-def _are_recorded(sums: ChannelSums | None, recorded: Sequence[float] | None) -> bool:
-    if sums is None or recorded is None:
-        return sums is None and recorded is None
-    return np.allclose(sums.flat(), recorded, rtol=1e-9, atol=0, equal_nan=True)
+            if decoded[0].tobytes() != decoded[1].tobytes():
+                return False
+        return True
+    return False

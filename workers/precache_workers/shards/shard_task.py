@@ -18,7 +18,7 @@ from precache_workers.planning.base_shard import BaseShard
 from precache_workers.planning.compared_samples import differs
 from precache_workers.planning.shard_actions import RowActions, ShardActions, decide_actions
 from precache_workers.runtime.node import node_name
-from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
+from precache_workers.runtime.time_limit import DECODING, run_in_time, samples_at_work
 from precache_workers.shards.base_rows import BaseRows, with_base
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.row_actions import field_writers, keep_rows, stage_rows
@@ -29,7 +29,6 @@ from precache_workers.shards.samples import (
     recipes_of,
 )
 from precache_workers.shards.shard_objects import (
-    DoneElsewhere,
     Recorded,
     create_objects,
     create_receipt,
@@ -76,7 +75,7 @@ class ShardTask(FetchAllTask):
     lease
         Object below the folder that exists as long as the build may write; its worker must see it.
     store
-        Store of the version; needed where other builds may write the same shard.
+        Store of the version, whose lease to decide guards the replacement of an object.
     again
         Whether the shard may exist already, as another task was given it before.
     may_fail
@@ -160,10 +159,7 @@ def _build(task: ShardTask, base: BaseShard, opened: Mapping[str, BaseRows]) -> 
     require_lease(task)
     objects = {name: built_object.stored for name, built_object in built.items()}
     if task.lost is None:
-        try:
-            objects = create_objects(task, built)
-        except DoneElsewhere as other:
-            return other.receipt
+        objects = create_objects(task, built)
         timing.charge("put")
     receipt = Receipt(
         shard=task.shard,
@@ -211,7 +207,7 @@ class _Rows:
         timing: Timing,
     ) -> None:
         self._task, self._actions, self._writers, self._timing = task, actions, writers, timing
-        self._notes = notes()
+        self._at_work = samples_at_work()
         self.content: list[str] = []
         self.holes: dict[int, str] = {}
         self.labels = [-1] * len(task.keys)
@@ -242,8 +238,9 @@ class _Rows:
             sample, reason = self._sample_of(place, fetched)
             content = sample.content
             row = self._actions.with_sample(place, content, reason)
-        self._notes.begin(DECODING, key)
-        reason = stage_rows(row.fields, self._writers, place, key, sample)
+        reason = self._at_work.work(
+            DECODING, key, stage_rows, row.fields, self._writers, place, key, sample
+        )
         if reason:
             stage_rows(self._actions.hole(place, reason).fields, self._writers, place)
         reason = reason or row.hole
@@ -253,7 +250,7 @@ class _Rows:
             self.holes[task.first_row + place] = reason
         spent = timing.charge("ops")
         keep_rows(self._writers, range(place, place + 1))
-        self._notes.end()
+        self._at_work.end()
         spent += timing.charge("encode")
         if sample is not None:
             timing.note(task.first_row + place, spent, sample.nbytes)

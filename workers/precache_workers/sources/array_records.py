@@ -11,21 +11,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from precache.errors import SampleError, SourceError, UsageError
+from precache.errors import SampleError, SourceError, needs
 from precache.messages import printable
 from precache.storage.base import FileInfo, Folder
-from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched
+from precache.store.locations import Container
+from precache_workers.sources.base import NO_COLUMNS, Columns
 from precache_workers.sources.containers import (
+    GrowingRows,
     Members,
-    RequestedSample,
+    Read,
     TimeUpError,
-    changed,
+    Wanted,
     container_etag,
+    no_rows,
 )
-from precache_workers.sources.parquet_tables import name_rows
 from precache_workers.sources.tf_examples import (
     Parts,
-    add_parts,
+    count_parts,
     parts_of,
     require_label,
     sample_of,
@@ -46,9 +48,17 @@ class ArrayRecordFormat:
     noun: str = FORMAT_NOUN
     suffixes: tuple[str, ...] = (".array_record", ".arrayrecord")
     typed: bool = True
+    checks_members: bool = False
+
+    def places(self) -> Any:
+        """Return the type of the numbers of records."""
+        import pyarrow as pa
+
+        return pa.int64()
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, where, etag = Members(), folder.path(file.name), container_etag(file)
+        members, rows = Members(rows=no_rows(self.places())), GrowingRows(self.places())
+        where, etag = folder.path(file.name), container_etag(file)
         first: Parts | None = None
         with _opened(folder, file) as reader:
             count = reader.num_records()
@@ -57,38 +67,25 @@ class ArrayRecordFormat:
                     raise TimeUpError
                 numbers = range(start, min(start + LISTED_RECORDS, count))
                 for number, record in zip(numbers, _records(reader, numbers), strict=True):
-                    location = f"{file.name}#{number // UNIT_RECORDS}\t{number}:{etag}"
                     try:
                         if isinstance(record, SampleError):
                             raise ValueError(str(record))
                         parts = parts_of(record, self.columns)
                     except ValueError as error:
-                        if not members.keys and isinstance(record, bytes):
+                        if not number and isinstance(record, bytes):
                             raise SourceError(f"{where}: in its first record, {error}") from None
                         parts = Parts(key=f"{file.name}/{number}")  # it will be a hole
                     first = first or parts
-                    add_parts(members, parts, where, location, etag)
+                    count_parts(members, parts, where)
+                    unit, size = number // UNIT_RECORDS, len(parts.image)
+                    rows.add(parts.key, number, unit=unit, size=size, etag=etag, label=parts.label)
         require_label(members, self.columns, first, where)
-        name_rows(members, file.name, self.columns.key, where)
+        members.take(rows, file.name, self.columns.key, where)
         return members
 
-    def read(
-        self,
-        folder: Folder,
-        name: str,
-        unit: str,
-        wanted: Sequence[RequestedSample],
-        most_bytes: int,
-    ) -> Sequence[Fetched]:
-        file = folder.info(name)
-        places = [sample.place.partition(":") for sample in wanted]
-        if file is None or any(etag != container_etag(file) for _, _, etag in places):
-            return [changed(folder, name, sample.key) for sample in wanted]
-        try:
-            with _opened(folder, file) as reader:
-                records = _records(reader, [int(number) for number, _, _ in places])
-        except SourceError as error:
-            return [SampleError(str(error)) for _ in wanted]
+    def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
+        with _opened(folder, FileInfo(container.name, container.size, -1)) as reader:
+            records = _records(reader, wanted.places.to_pylist())
         return [
             record if isinstance(record, SampleError) else sample_of(record, self.columns)
             for record in records
@@ -116,13 +113,8 @@ def _opened(folder: Folder, file: FileInfo) -> Iterator[Any]:
     UsageError
         `array_record` is not installed.
     """
-    try:
+    with needs("an ArrayRecord file", "arrayrecord"):
         from array_record.python.array_record_module import ArrayRecordReader
-    except ImportError:
-        raise UsageError(
-            "ArrayRecord files need a library that is not installed: "
-            "pip install 'precache[arrayrecord]'"
-        ) from None
     path, where = folder.local(file.name), folder.path(file.name)
     if path is None:
         raise SourceError(f"{where} is {FORMAT_NOUN}, which is read from a disk; copy it there")

@@ -24,23 +24,25 @@ import numpy as np
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.storage.base import FileInfo, Folder, is_name, required
-from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample
+from precache.store.locations import Container
+from precache_workers.sources.base import NO_COLUMNS, Columns, Sample
 from precache_workers.sources.containers import (
     UNIT_BYTES,
+    GrowingRows,
     Members,
-    RequestedSample,
+    Read,
     TimeUpError,
-    changed,
+    Wanted,
     container_etag,
+    no_rows,
+    structs,
 )
 from precache_workers.sources.file_ranges import read_parts, require_size
 from precache_workers.sources.parquet_tables import (
     BYTES_OF,
     ChosenColumns,
     choose_columns,
-    columns_note,
     damaged,
-    name_rows,
     row_labels,
     texts_of,
 )
@@ -64,12 +66,19 @@ class ArrowFormat:
     noun: str = "an Arrow table"
     suffixes: tuple[str, ...] = (".arrow",)
     typed: bool = True
+    checks_members: bool = False
+
+    def places(self) -> Any:
+        """Return the type of the places of images, which have no size where a row has none."""
+        import pyarrow as pa
+
+        return pa.struct({"start": pa.int64(), "size": pa.int64()})
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         where = folder.path(file.name)
         require_size(folder, file)
-        etag = container_etag(file)
-        members, schema, chosen = Members(), None, None
+        members, schema, chosen = Members(rows=no_rows(self.places())), None, None
+        rows = GrowingRows(self.places())
         with damaged(where):
             for message in _messages(folder, file, where):
                 if time.monotonic() > until:
@@ -77,50 +86,51 @@ class ArrowFormat:
                 if message.kind == _SCHEMA:
                     schema = message.schema()
                     chosen = choose_columns(schema, self.columns, where)
-                    members.classes = chosen.classes
-                    members.kind = chosen.kind(schema)
-                    members.binary = chosen.binary
-                    members.notes[columns_note(chosen)] += 1
+                    _require_plain(schema, chosen, where)
+                    chosen.describe(members, schema)
                 elif message.kind == _BATCH and chosen is not None:
-                    rows = _rows(
+                    names, labels, starts, sizes = _rows(
                         folder, file.name, message, schema, chosen, self.columns.key, members
                     )
-                    for name, label, start, size in rows:
-                        unit, place = max(start, 0) // UNIT_BYTES, f"{start}:{size}:{etag}"
-                        location = f"{file.name}#{unit}\t{place}"
-                        members.add(name, location, size=size, mtime=-1, etag=etag, label=label)
+                    units = np.maximum(starts, 0) // UNIT_BYTES
+                    rows.extend(
+                        names,
+                        structs(self.places(), (starts, sizes)),
+                        units=units,
+                        sizes=sizes,
+                        etag=container_etag(file),
+                        labels=labels,
+                    )
                 else:
                     raise SourceError(
                         f"{where} has dictionaries, or batches without a schema; {_WAY_OUT}"
                     )
-        name_rows(members, file.name, self.columns.key, where)
+        members.take(rows, file.name, self.columns.key, where)
         split, slash, _ = file.name.rpartition("/")
         if slash:
             line = f"{{count}} samples in {split}/; to take them alone, name it as the source"
-            members.notes[line] += len(members.keys)
+            members.notes[line] += len(members.rows)
         return members
 
-    def read(
-        self,
-        folder: Folder,
-        name: str,
-        unit: str,
-        wanted: Sequence[RequestedSample],
-        most_bytes: int,
-    ) -> Sequence[Fetched]:
-        file = folder.info(name)
-        etag = container_etag(file) if file is not None else None
-        places = [sample.place.split(":", 2) for sample in wanted]
-        if any(place[2] != etag for place in places):
-            return [changed(folder, name, sample.key) for sample in wanted]
-        ranges = [(name, max(0, int(start)), max(0, int(size))) for start, size, _ in places]
+    def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
+        places = [(place["start"], place["size"]) for place in wanted.places.to_pylist()]
+        ranges = [(container.name, max(0, start), max(0, size)) for start, size in places]
         return [
-            SampleError("its row has no image") if int(place[0]) < 0
+            SampleError("its row has no image") if start < 0
             else FetchError(str(data)) if isinstance(data, StorageError)
-            else changed(folder, name, sample.key) if len(data) != int(place[1])
+            else None if len(data) != size
             else Sample.of(data)
-            for sample, place, data in zip(wanted, places, read_parts(folder, ranges), strict=True)
+            for (start, size), data in zip(places, read_parts(folder, ranges), strict=True)
         ]  # fmt: skip
+
+
+def _require_plain(schema: Any, chosen: ChosenColumns, where: str) -> None:
+    import pyarrow as pa
+
+    kind = schema.field(chosen.image).type
+    kind = kind.field("bytes").type if chosen.struct else kind
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        raise SourceError(f"{where}: its column {chosen.image!r} is of type {kind}; {_WAY_OUT}")
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -248,8 +258,8 @@ def _rows(
     chosen: ChosenColumns,
     key: str | None,
     members: Members,
-) -> Iterator[tuple[str, str, int, int]]:
-    """Yield (name, label, start, size) of the image of each row; start and size are -1 for none.
+) -> tuple[Sequence[str], Sequence[str], np.ndarray, np.ndarray]:
+    """Return names, labels, starts and sizes of the images of rows; -1 for rows without one.
 
     Only the buffers of names, labels and image offsets are read. The others stay zeros: pyarrow
     does not use their content.
@@ -257,8 +267,10 @@ def _rows(
     import pyarrow as pa
 
     prefix = len(message.metadata)
-    whole = bytearray(prefix + message.body_bytes)
-    whole[:prefix] = message.metadata
+    whole = np.zeros(
+        prefix + message.body_bytes, np.uint8
+    )  # pages that are not used take no memory
+    whole[:prefix] = np.frombuffer(message.metadata, np.uint8)
     memory = pa.py_buffer(whole)
     wanted = (chosen.image, *chosen.listed, key)
     taken = [column for column in schema.names if column in wanted]
@@ -278,7 +290,7 @@ def _rows(
     for (start, length), data in zip(parts, map(required, read), strict=True):
         if len(data) != length:
             raise StorageError(f"{folder.path(name)} became shorter while it was read")
-        whole[start : start + length] = data
+        whole[start : start + length] = np.frombuffer(data, np.uint8)
     _validate(batch, key)
     present = np.asarray(image.is_valid()) & np.asarray(column.is_valid())
     width = np.int64 if pa.types.is_large_binary(column.type) else np.int32
@@ -293,7 +305,7 @@ def _rows(
         names = texts_of(batch.column(key), key)
     else:
         names = texts_of(image.field("path"), "path") if chosen.paths else empty
-    yield from zip(names, labels, starts.tolist(), sizes.tolist(), strict=True)
+    return names, labels, starts, sizes
 
 
 def _validate(batch: Any, key: str | None) -> None:

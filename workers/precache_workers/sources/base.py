@@ -13,21 +13,26 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import xxhash
 
-from precache.errors import ChoiceError, FetchError, SampleError
-from precache.messages import shown
+from precache.errors import ChoiceError, FetchError, SampleError, SourceError
+from precache.messages import did_you_mean, shown
 from precache.storage.backends import EXTRAS
-from precache.storage.base import Folder
+from precache.storage.base import HIDDEN_FILE, NOT_UTF8, SERVICE_FOLDER, Folder
+from precache.store.columns import Texts, numbers_of
+from precache.store.locations import Locations
 from precache.store.row_table import RowTable, place_digest
 
 IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+    (
+        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+        *(".avif", ".heic", ".heif"),
+    )
 )
 IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 MOST_SAMPLE_BYTES = 512 << 20
@@ -62,7 +67,11 @@ _SERVICE = re.compile(
 )
 """Hidden folders, and folders that systems and programs make beside the user's."""
 
-FILES_PER_TICK = 1000
+_IMAGE = rf"[^/]\.(?:{'|'.join(suffix[1:] for suffix in sorted(IMAGE_SUFFIXES))})$"
+_HIDDEN = rf"(?:^|/)\.|{_SERVICE.pattern}"
+"""Regular expressions of RE2, to be searched in names without regard to case."""
+
+FILES_PER_TICK = 1 << 14
 """Files between two calls of a `Tick`."""
 
 Tick = Callable[[int], None]
@@ -116,6 +125,8 @@ class LabelRules:
         Labels that stand for no label.
     order
         Order of the names of classes: as text, or as numbers.
+    all_splits
+        Samples of all splits are taken together.
     """
 
     level: int | None = None
@@ -123,6 +134,7 @@ class LabelRules:
     separator: str | None = None
     none: tuple[str, ...] = ()
     order: Literal["text", "number"] = "text"
+    all_splits: bool = False
 
 
 NO_RULES = LabelRules()
@@ -130,7 +142,7 @@ NO_RULES = LabelRules()
 
 @dataclass(frozen=True)
 class Doubt:
-    """Two readings of labels that differ; a build refuses it.
+    """Two readings of labels, or of which samples there are, that differ; a build refuses it.
 
     Attributes
     ----------
@@ -138,26 +150,35 @@ class Doubt:
         Arguments that decide, as in `ChoiceError`; the text has them, too.
     by_classes
         A map of classes that the user gives decides, too.
+    of_members
+        It is about which samples there are, and labels of a file do not decide.
     """
 
     text: str
     ways: tuple[tuple[str, ...], ...] = ()
     by_classes: bool = False
+    of_members: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        text: str,
+        *choices: tuple[Sequence[str], str],
+        by_classes: bool = False,
+        of_members: bool = False,
+    ) -> Doubt:
+        """Return the doubt that a text states, with the choices between its readings.
 
-class Ways(list[tuple[str, ...]]):
-    """Collects the arguments that a text names.
-
-    ::
-
-        ways = Ways()
-        Doubt(f"add {ways('--label-kind', 'name')} if …", tuple(ways))
-    """
-
-    def __call__(self, *arguments: str) -> str:
-        """Add arguments, and return them as the text shows them."""
-        self.append(arguments)
-        return f"`{shlex.join(arguments)}`"
+        Parameters
+        ----------
+        choices
+            Arguments that decide, and when they do. Without arguments: another way out, in words.
+        """
+        ways = [tuple(flags) for flags, _ in choices if flags]
+        named = (
+            f"`{shlex.join(flags)}` {when}".rstrip() if flags else when for flags, when in choices
+        )
+        return cls(f"{text}. Choose: {'; or '.join(named)}", tuple(ways), by_classes, of_members)
 
 
 def choice_error(doubts: Sequence[Doubt]) -> ChoiceError:
@@ -234,6 +255,16 @@ class Columns:
 NO_COLUMNS = Columns()
 
 
+def require_columns(names: Collection[str], wanted: Iterable[str | None], where: str) -> None:
+    """Raise `SourceError` for a column that a table does not have."""
+    for name in wanted:
+        if name is not None and name not in names:
+            raise SourceError(
+                f"{where} has no column {name!r}{did_you_mean(name, names)}; it has "
+                f"{', '.join(map(repr, filter(None, [*names][:20])))}"
+            )
+
+
 class Source(Protocol):
     """Lists samples and fetches them; travels to the workers as a pickle.
 
@@ -267,20 +298,27 @@ class Source(Protocol):
         """
 
     def fetch(
-        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
         """Return the samples in order, or an error in place of each that cannot be used.
 
-        Samples of one unit (`unit_of` of their locations) are passed in one call where possible.
+        Samples of one unit of a container are passed in one call where possible.
 
         Parameters
         ----------
         sizes
             As listed, -1 for unknown.
         locations
-            As listed; empty if the caller has only keys, for example from a store. A source whose
+            As listed; None if the caller has only keys, for example from a store. A source whose
             listing has `RowTable.locations` must then find them itself.
         """
+
+
+def locations_by_key(table: RowTable, keys: Sequence[str]) -> Locations:
+    """Return where samples of a listing lie, those of unknown keys nowhere."""
+    if table.locations is None:
+        raise ValueError("the samples of a source without locations lie nowhere")
+    return table.locations.take(table.rows_of(keys))
 
 
 def source_of(folder: Folder) -> str:
@@ -298,10 +336,63 @@ def is_image(name: str) -> bool:
     return bool(stem) and not stem.startswith("._") and f".{suffix.lower()}" in IMAGE_SUFFIXES
 
 
+@dataclass(frozen=True)
+class Names:
+    """Names of files or members, by column.
+
+    Attributes
+    ----------
+    texts
+        The names, with marks in place of bytes that are not UTF-8.
+    images
+        Which are images: (names,) bool.
+    left_out
+        Row -> reason, of images that are left out as hidden, or since keys are UTF-8.
+    wrong
+        Rows of names that are not UTF-8.
+    """
+
+    texts: Texts
+    images: np.ndarray
+    left_out: Mapping[int, str]
+    wrong: Sequence[int]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Names:
+        """Tell images from others, as `is_image` does, and those that are left out."""
+        import pyarrow.compute as pc
+
+        wrong: list[int] = []
+        try:
+            texts = Texts(names)
+        except UnicodeEncodeError:
+            wrong = [row for row, name in enumerate(names) if not is_utf8(name)]
+            texts = Texts([name.encode(errors="replace").decode() for name in names])
+
+        def fitting(pattern: str) -> np.ndarray:
+            return numbers_of(pc.match_substring_regex(texts.arrow, pattern, ignore_case=True))
+
+        images = fitting(_IMAGE)
+        left_out = {row: NOT_UTF8 for row in wrong if images[row]}
+        for row in np.flatnonzero(images & fitting(_HIDDEN)).tolist():
+            images[row] = is_image(names[row])
+            if images[row] and (reason := hidden_as(names[row])):
+                left_out[row] = reason
+        return cls(texts, images, left_out, wrong)
+
+    @property
+    def kept(self) -> np.ndarray:
+        """Rows of the images that are not left out: (names,) bool."""
+        kept = self.images.copy()
+        kept[list(self.left_out)] = False
+        return kept
+
+
 def starts_as_image(data: bytes | memoryview) -> bool:
     """Return True if data start with the signature of an image format in `IMAGE_SUFFIXES`."""
     head = bytes(data[:12])
-    return head.startswith(IMAGE_STARTS) or (head[:4] == b"RIFF" and head[8:] == b"WEBP")
+    boxed = head[8:] in (b"avif", b"avis", b"heic", b"heix", b"mif1") and head[4:8] == b"ftyp"
+    return boxed or head.startswith(IMAGE_STARTS) or (head[:4] == b"RIFF" and head[8:] == b"WEBP")
 
 
 def container_suffix(name: str) -> str:
@@ -375,10 +466,51 @@ def folder_at(name: str, level: int) -> str:
     return parts[level - 1] if 0 < level < len(parts) else ""
 
 
+class Folders:
+    """The folders that names begin with, each once.
+
+    Attributes
+    ----------
+    names
+        A name for each folder: the folder and a letter.
+    """
+
+    def __init__(self, names: Texts) -> None:
+        import pyarrow.compute as pc
+
+        folders = pc.replace_substring_regex(names.plain, "[^/]*$", "").dictionary_encode()
+        self._codes = numbers_of(folders.indices)
+        self.names = [f"{folder}x" for folder in folders.dictionary.to_pylist()]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of names by folder."""
+        counts = np.bincount(self._codes, minlength=len(self.names)).tolist()
+        return dict(zip((name[:-2] for name in self.names), counts, strict=True))
+
+    def where(self, predicate: Callable[[str], bool]) -> np.ndarray:
+        """Return of which names the folders are such: (names,) bool."""
+        of_rows: np.ndarray = np.array([*map(predicate, self.names)], np.bool_)[self._codes]
+        return of_rows
+
+    def each(self, function: Callable[[list[str]], Sequence[str]]) -> list[str]:
+        """Return a function of the folders, for each name; equal values are one object."""
+        values = np.array([*function(self.names), None], object)
+        texts: list[str] = values[self._codes].tolist()
+        return texts
+
+
 def in_service_folder(name: str) -> bool:
     """Return True for a file below a hidden folder, or one that a system or program made."""
     folder, slash, _ = name.rpartition("/")
     return bool(slash) and _is_service(folder)
+
+
+def hidden_as(name: str) -> str:
+    """Return the reason to leave out an image as hidden or of a service; empty if there is none."""
+    if in_service_folder(name):
+        return SERVICE_FOLDER
+    return HIDDEN_FILE if name.rpartition("/")[2].startswith(".") else ""
 
 
 @functools.lru_cache(1 << 10)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import lzma
 import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from precache.errors import SourceError, StorageError
-from precache_workers.runtime.time_limit import notes
+from precache_workers.runtime.time_limit import samples_at_work
 
 MOST_RATIO, LEAST_LIMIT = 1000, 64 << 20
 """A file is refused if it decompresses to more than `MOST_RATIO` times its size and more than
@@ -19,14 +17,23 @@ MOST_RATIO, LEAST_LIMIT = 1000, 64 << 20
 SKIPPED_BYTES = 1 << 20
 """Bytes that are decompressed at a time to skip them."""
 
-PACKED_BYTES, MOST_MEMORY = 64 << 10, 256 << 20
-"""Bytes of an xz or bzip2 file that are read at a time; limit of the memory that xz uses."""
 
+def compression_of(start: bytes, where: str) -> str:
+    """Return the compression of a tar archive from its first bytes; "" if it has none.
 
-def compression_of(start: bytes) -> str:
-    """Return the compression of a tar archive from its first bytes; "" if it has none."""
+    Raises
+    ------
+    SourceError
+        It has one that is not read.
+    """
     if start[257:262] == b"ustar":  # plain tar: a member's name may look like a magic number
         return ""
+    for magic, program in _SLOW.items():
+        if start.startswith(magic):
+            raise SourceError(
+                f"{where} is compressed by {program}, which takes too long to be read for each "
+                f"shard; decompress it ({program} -d), or compress it by gzip or zstd instead"
+            )
     return next((name for name, (magic, _) in _COMPRESSIONS.items() if start.startswith(magic)), "")
 
 
@@ -86,12 +93,12 @@ class DecompressedFile:
             data: bytes = self._stream.read(size)
         except StorageError:
             raise
-        except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+        except (EOFError, OSError, ValueError, zlib.error) as error:
             raise SourceError(
                 f"{self._where} cannot be decompressed: {error}; it is damaged, cut off, or takes "
                 "too much memory"
             ) from None
-        notes().advance()  # skipping may take long
+        samples_at_work().advance()  # skipping may take long
         self._place += len(data)
         if self._place > self._most_bytes:
             raise SourceError(
@@ -107,48 +114,14 @@ def _open_zstd(stream: BinaryIO) -> Any:
     return pa.CompressedInputStream(pa.PythonFile(stream, "r"), "zstd")
 
 
-class _Streams:
-    """The concatenated contents of all streams in a file.
-
-    `lzma.LZMAFile` cannot limit memory; `bz2.BZ2File` ignores trailing garbage.
-    """
-
-    def __init__(self, stream: BinaryIO, new: Callable[[], Any]) -> None:
-        self._stream = stream
-        self._new = new
-        self._decompressor = new()
-
-    def read(self, size: int) -> bytes:
-        data: bytes = b""
-        while not data:
-            packed = b""
-            if self._decompressor.eof:  # another stream may follow after zeros
-                packed = self._decompressor.unused_data.lstrip(b"\0")
-                while not packed:
-                    packed = self._stream.read(PACKED_BYTES)
-                    if not packed:
-                        return b""
-                    packed = packed.lstrip(b"\0")
-                self._decompressor = self._new()
-            elif self._decompressor.needs_input:
-                packed = self._stream.read(PACKED_BYTES)
-                if not packed:
-                    raise EOFError("it ends early")
-            data = self._decompressor.decompress(packed, size)
-        return data
-
-
-def _new_xz() -> lzma.LZMADecompressor:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, MOST_MEMORY)
-
+_SLOW = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+"""Magic number of a compression that is not read -> the program that decompresses it."""
 
 _SKIPPABLE = tuple(bytes([0x50 + number, 0x2A, 0x4D, 0x18]) for number in range(16))
 """Magic numbers of skippable zstd frames; files of pzstd begin with one."""
 
 _COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], Callable[[Any], Any]]] = {
     "gzip": (b"\x1f\x8b", lambda stream: gzip.GzipFile(fileobj=stream)),
-    "bzip2": (b"BZh", lambda stream: _Streams(stream, bz2.BZ2Decompressor)),
-    "xz": (b"\xfd7zXZ", lambda stream: _Streams(stream, _new_xz)),
     "zstd": ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _open_zstd),
 }
 """Compression -> its magic number or numbers, and the function that opens a stream of it."""

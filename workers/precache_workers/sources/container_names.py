@@ -5,14 +5,17 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import os
+import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import bracex
+
 from precache.errors import SourceError, UsageError
-from precache.messages import shown
+from precache.messages import shown, url_parts
 from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import LINK_OUT, FileInfo, Folder, left_out_text
@@ -25,8 +28,6 @@ REQUESTS = 16
 """Files that are looked up concurrently on remote storage."""
 
 _MAGIC = re.compile(r"[*?\[]")
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Containers:
     folder
         The folder that contains all files; keys begin with names relative to it.
     uri
-        The URL, absolute path or pattern that names the files.
+        The URL, absolute path or pattern that names the files, without secrets of a URL.
     suffixes
         Suffixes of the files that are read if the source is a folder.
     names
@@ -67,10 +68,13 @@ class Containers:
             Braces are unbalanced or expand to too many names, ``..`` occurs in a URL, or the
             files lie in several buckets.
         """
+        plain, user, query = uri, "", ""
         if "://" not in uri:
-            uri = str(Path(uri).expanduser().absolute())
-        root, _, _ = _resolved(uri)
-        return cls(open_folder(root, options, follow_links=follow_links), uri, suffixes)
+            plain = str(Path(uri).expanduser().absolute())
+        elif uri.partition("://")[0] in WEB:
+            plain, (user, _, query) = shown(uri), url_parts(uri)
+        root = _resolved(plain)[0].replace("://", f"://{user}", 1) + query
+        return cls(open_folder(root, options, follow_links=follow_links), plain, suffixes)
 
     def __str__(self) -> str:
         return shown(self.uri)
@@ -105,7 +109,8 @@ class Containers:
         looked = prefetch(self.folder.info, unknown, threads, 2 * threads)
         infos |= {name: i for name, i in zip(unknown, looked, strict=True) if i is not None}
         missing = [name for name in names if name not in infos]
-        named = [name for name in missing if name in set(patterns)]
+        literal = set(patterns)
+        named = [name for name in missing if name in literal]
         links = [name for name in missing if self._is_link_out(name)]
         if named and named[0] in links:
             raise SourceError(
@@ -124,6 +129,41 @@ class Containers:
                 "the pattern"
             )
         return [infos[name] for name in names if name in infos]
+
+    @property
+    def patterns(self) -> list[str]:
+        """Names and patterns of the files, as the user gave them, below the folder of all."""
+        return _resolved(self.uri)[1]
+
+    def narrowed(self, wanted: Collection[str], names: Collection[str]) -> str | None:
+        """Return the source of some of the files, by a pattern; None if none has only these.
+
+        Parameters
+        ----------
+        wanted
+            Names of the files that the source has.
+        names
+            Names of all files of this one.
+        """
+        if self.names:  # metadata lists those of each folder, too
+            return self.folder.path(posixpath.commonpath([n.rpartition("/")[0] for n in wanted]))
+        uri = self.folder.path(_pattern(sorted(wanted)))
+        endings = tuple(self.suffixes)
+        if self.uri.lower().endswith(endings) and not uri.lower().endswith(endings):
+            return None  # of another kind
+        try:
+            root, patterns, magic = _resolved(uri)
+        except UsageError:  # the names have braces
+            return None
+        fitting, above = set(), f"{root.rstrip('/')}/"
+        for name in names:
+            path = self.folder.path(name)
+            if not path.startswith(above):
+                continue
+            path = path.removeprefix(above)
+            if any(_fits(path.split("/"), p.split("/")) if magic else path == p for p in patterns):
+                fitting.add(name)
+        return uri if fitting == {*wanted} else None
 
     def _is_link_out(self, name: str) -> bool:
         """Return True for a link that is not followed, as its file is outside of the folder."""
@@ -164,6 +204,35 @@ def _resolved(uri: str) -> tuple[str, list[str], bool]:
     return f"{protocol}{mark}{root or '/'}", names, magic
 
 
+def _pattern(names: Sequence[str]) -> str:
+    """Return a pattern of some sorted names, for parts in which they differ."""
+    parts = [name.split("/") for name in names]
+    if len({*map(len, parts)}) == 1:
+        return "/".join(map(_part, zip(*parts, strict=True)))
+    same = common_start(parts)
+    ending = _part([path[-1] for path in parts]).rpartition("*")[2]
+    return "/".join([*same, "**", f"*{ending}"])
+
+
+def _part(names: Sequence[str]) -> str:
+    """Return a pattern of names, which has no part of a number before its star."""
+    if len({*names}) == 1:
+        return names[0]
+    start = "".join(common_start(names)).rstrip("0123456789")
+    end = common_end([name[len(start) :] for name in names]).lstrip("0123456789")
+    return f"{start}*{end}"
+
+
+def common_start(items: Sequence[Sequence[str]]) -> list[str]:
+    """Return the letters, or parts of paths, with which all items begin."""
+    alike = itertools.takewhile(lambda some: len({*some}) == 1, zip(*items, strict=False))
+    return [some[0] for some in alike]
+
+
+def common_end(texts: Sequence[str]) -> str:
+    return "".join(reversed(common_start([text[::-1] for text in texts])))
+
+
 def expand_braces(text: str) -> list[str]:
     """Expand ``{0000..0099}`` and ``{train,val}`` as a shell does.
 
@@ -172,36 +241,16 @@ def expand_braces(text: str) -> list[str]:
     UsageError
         Braces are unbalanced or malformed, or there are too many names.
     """
-    texts, count = [text], 1
-    while any(_BRACES.search(name) for name in texts):
-        grown = []
-        for name in texts:
-            match = _BRACES.search(name)
-            if match is None:
-                grown.append(name)
-                continue
-            count = len(grown)
-            for choice in _choices(match[1], text):
-                grown.append(name[: match.start()] + choice + name[match.end() :])
-                count += 1
-                if count > MOST_NAMES:
-                    raise UsageError(f"{shown(text)} names more than {MOST_NAMES:,} files")
-        texts = grown
-    if any("{" in name or "}" in name for name in texts):
-        raise UsageError(f"{shown(text)} has a brace without its partner")
-    return texts
-
-
-def _choices(inner: str, text: str) -> Iterator[str]:
-    between = _RANGE.fullmatch(inner)
-    if between is None:
-        if "," not in inner:
-            raise UsageError(f"{shown(text)} has {{{inner}}}; give {{0000..0099}} or {{one,other}}")
-        return iter(inner.split(","))
-    first, last = between.groups()
-    step = 1 if int(first) <= int(last) else -1
-    width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
-    return (f"{n:0{width}d}" for n in range(int(first), int(last) + step, step))
+    try:
+        names: list[str] = bracex.expand(text, limit=MOST_NAMES) if "{" in text else [text]
+    except bracex.ExpansionLimitException:
+        raise UsageError(f"{shown(text)} names more than {MOST_NAMES:,} files") from None
+    if any("{" in name or "}" in name for name in names):
+        raise UsageError(
+            f"{shown(text)} has a brace without its partner, or with one name; give {{0000..0099}} "
+            "or {one,other}"
+        )
+    return names
 
 
 def _split(path: str, magic: bool) -> tuple[str, str]:
@@ -215,10 +264,10 @@ def _split(path: str, magic: bool) -> tuple[str, str]:
 def _common(folders: list[str], at_least: int) -> str:
     """Return the common parent; raises unless the first `at_least` parts, the bucket, agree."""
     parts = [folder.split("/") for folder in folders]
-    same = list(itertools.takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False)))
+    same = common_start(parts)
     if len(same) < at_least:
         raise UsageError("all files of a source must lie in one bucket; name those of one")
-    return "/".join(names[0] for names in same)
+    return "/".join(same)
 
 
 def _matching(folder: Folder, parts: list[str], prefix: str = "") -> Iterator[str]:

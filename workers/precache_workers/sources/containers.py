@@ -4,72 +4,79 @@ A format scans a container for its members and reads them. All formats share the
 containers, their concurrent listing, the index of unchanged containers, and fetching.
 
 A sample's key is the name of its container relative to the common folder, a slash, and the sample's
-name in the container; a table with a key column gives the key itself. Its location is the text
-``CONTAINER#UNIT``, a tab, and a place that the format defines; samples of one unit are read
-together. A location is checked when it is read, as its container may have changed since the
+name in the container; a table with a key column gives the key itself. Where it lies is its
+container, the number of a unit there, and a place that the format defines; samples of one unit are
+read together. Places are checked when they are read, as containers may have changed since the
 listing. A process that has only keys, such as the viewer, lists the source once.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import json
 import math
-import operator
 import time
 from array import array
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
 from pydantic import NonNegativeInt, TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import (
+    LONGEST_NAME,
     NOT_UTF8,
     REPEATED,
     SAME_KEY,
     FileInfo,
     Folder,
-    is_name,
     left_out_text,
 )
-from precache.store.row_table import RowTable, read_columns, unit_of
+from precache.store.columns import GrowingTexts, Texts, arrow_of, numbers_of
+from precache.store.locations import Container, Locations
+from precache.store.row_table import RowTable, read_columns
 from precache.units import size as in_units
-from precache_workers.runtime.time_limit import FETCHING, notes
+from precache_workers.runtime.time_limit import FETCHING, samples_at_work
 from precache_workers.sources.base import (
+    FILES_PER_TICK,
     IMAGE_SUFFIXES,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
     NO_RULES,
     Doubt,
     Fetched,
+    Folders,
     LabelRules,
     Listing,
+    Names,
     Tick,
-    first_folder,
+    count_ignored,
+    hidden_as,
     is_utf8,
+    locations_by_key,
     source_of,
 )
+from precache_workers.sources.column_evidence import ColumnEvidence
 from precache_workers.sources.container_names import Containers
 from precache_workers.sources.label_readings import (
-    doubt_of_columns,
-    doubts_of_classes,
+    bare_folders,
     folder_labels,
-    note_of_containers,
-    note_of_order,
+    is_beside,
     one_class_each,
     read_folders,
-    settle_labels,
 )
-from precache_workers.sources.labels import Kind, encode_labels, joined
+from precache_workers.sources.labels import Kind, decide, encode_column, encode_labels, joined
 from precache_workers.sources.sample_inputs import SampleInputs, merged
+from precache_workers.sources.splits import notes_of_folders, read_split_files
 
 UNIT_BYTES = 1 << 20
 """Bytes of neighbours that are read together; with more, rows of sorted containers mix less."""
@@ -92,7 +99,7 @@ _INDEXED = TypeAdapter(
             tuple[
                 Kind | None, LabelRule, tuple[str, ...], dict[str, NonNegativeInt],
                 dict[str, NonNegativeInt], dict[str, str], dict[str, NonNegativeInt],
-                dict[str, tuple[NonNegativeInt, str]], tuple[str, ...],
+                dict[str, tuple[NonNegativeInt, str]], ColumnEvidence, dict[str, bool], bool,
             ],
         ]
     ]
@@ -100,31 +107,199 @@ _INDEXED = TypeAdapter(
 """Containers of an index: the fields of `FileInfo`, the number of samples, and the attributes of
 `Members` that are not columns."""
 
-INDEX_RULES = b"6"
+INDEX_RULES = b"9"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
 _INDEX_COLUMNS = {
     "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "label": "string",
-    "location": "string",
+    "unit": "int32", "nbytes": "int64",
 }  # fmt: skip
 
+INDEXED_ROWS = 1 << 16
+"""Rows of an index that are converted at a time."""
 
-_COLUMNS = ("keys", "sizes", "mtimes", "etags", "labels", "locations")
+_NO_NAME = r"(?:^|/)\.{0,2}(?:/|$)|\x00"
+"""Regular expression of RE2 that is found in what `is_name` refuses, but for its length."""
 
 
 class TimeUpError(Exception):
     """The time for a listing is up."""
 
 
-@dataclass(kw_only=True)
-class Members:
-    """The samples of one container, as columns to save memory.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """The samples of containers, by column.
 
     Attributes
     ----------
     labels
-        Labels as text; empty for none.
+        Labels as text, of which equal ones are mostly one object; empty for none.
+    units, places, nbytes
+        As in `Locations`.
+    """
+
+    keys: Texts
+    sizes: np.ndarray
+    mtimes: np.ndarray
+    etags: Texts
+    labels: list[str]
+    units: np.ndarray
+    places: Any
+    nbytes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @classmethod
+    def of(
+        cls,
+        keys: Texts,
+        places: Any,
+        *,
+        units: np.ndarray,
+        etags: Texts | str,
+        labels: list[str],
+        sizes: np.ndarray | None = None,
+        mtimes: np.ndarray | None = None,
+        nbytes: np.ndarray | None = None,
+    ) -> Rows:
+        """Return the columns of some samples; numbers are unknown where they are not given."""
+        count = len(keys)
+        return cls(
+            keys=keys,
+            sizes=np.full(count, -1) if sizes is None else sizes.astype(np.int64),
+            mtimes=np.full(count, -1) if mtimes is None else mtimes.astype(np.int64),
+            etags=Texts.repeated([etags], [count]) if isinstance(etags, str) else etags,
+            labels=labels,
+            units=units.astype(np.int32),
+            places=places,
+            nbytes=np.zeros(count, np.int64) if nbytes is None else nbytes.astype(np.int64),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """Return the samples of several containers, one after the other."""
+        import pyarrow as pa
+
+        if len(parts) == 1:
+            return parts[0]
+        arrays = ("sizes", "mtimes", "units", "nbytes")
+        return cls(
+            keys=Texts.joined([part.keys for part in parts]),
+            etags=Texts.joined([part.etags for part in parts]),
+            labels=list(itertools.chain.from_iterable(part.labels for part in parts)),
+            places=pa.concat_arrays([part.places for part in parts]),
+            **{name: np.concatenate([getattr(p, name) for p in parts]) for name in arrays},
+        )
+
+    def take(self, kept: np.ndarray) -> Rows:
+        """Return the samples that a column of bools tells to keep."""
+        return Rows(
+            keys=self.keys.take(kept),
+            sizes=self.sizes[kept],
+            mtimes=self.mtimes[kept],
+            etags=self.etags.take(kept),
+            labels=list(itertools.compress(self.labels, kept.tolist())),
+            units=self.units[kept],
+            places=self.places.filter(arrow_of(kept)),
+            nbytes=self.nbytes[kept],
+        )
+
+
+class GrowingRows:
+    """Samples that are listed one by one, as columns.
+
+    Parameters
+    ----------
+    places
+        Arrow type of the places.
+    """
+
+    def __init__(self, places: Any) -> None:
+        self._names, self._etags = GrowingTexts(), GrowingTexts()
+        self._type, self._places = places, list[Any]()
+        self._sizes, self._units, self._nbytes = array("q"), array("q"), array("q")
+        self._labels: list[str] = []
+        self._known: dict[str, str] = {}
+        self._different: set[str] = set()
+        self._new: list[tuple[str, str, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def add(
+        self, name: str, place: Any, *, unit: int = 0, size: int = -1, etag: str = "", label: str
+    ) -> None:
+        """Add a sample."""
+        self._new.append((name, etag, place))
+        self._sizes.append(size)
+        self._units.append(unit)
+        self._nbytes.append(0)
+        self._labels.append(self._known.setdefault(label, label))
+        if len(self._new) == FILES_PER_TICK:
+            self._settle()
+
+    def extend(
+        self,
+        names: Sequence[str],
+        places: Any,
+        *,
+        units: np.ndarray,
+        sizes: np.ndarray,
+        etag: str,
+        labels: Sequence[str],
+        nbytes: int = 0,
+    ) -> None:
+        """Add samples."""
+        self._settle()
+        self._names.extend(names)
+        self._etags.extend([etag] * len(names))
+        self._different.add(etag)
+        self._places.append(places)
+        self._sizes.frombytes(sizes.astype(np.int64).tobytes())
+        self._units.frombytes(units.astype(np.int64).tobytes())
+        self._nbytes.frombytes(np.full(len(names), nbytes, np.int64).tobytes())
+        self._labels += (self._known.setdefault(label, label) for label in labels)
+
+    def _settle(self) -> None:
+        import pyarrow as pa
+
+        names, etags, places = zip(*self._new, strict=True) if self._new else ((), (), ())
+        self._names.extend(names)
+        self._etags.extend(etags)
+        self._different.update(etags)
+        self._places.append(pa.array(places, self._type))
+        self._new = []
+
+    def rows(self) -> tuple[Rows, list[int]]:
+        """Return the samples, with their names as keys, and those whose names are not UTF-8."""
+        import pyarrow as pa
+
+        self._settle()
+        rows = Rows.of(
+            self._names.texts(),
+            pa.concat_arrays(self._places),
+            units=np.array(self._units),
+            etags=next(iter(self._different)) if len(self._different) == 1 else self._etags.texts(),
+            labels=self._labels,
+            sizes=np.array(self._sizes),
+            nbytes=np.array(self._nbytes),
+        )
+        return rows, self._names.wrong
+
+
+def no_rows(places: Any) -> Rows:
+    """Return no samples, with places of an Arrow type."""
+    return GrowingRows(places).rows()[0]
+
+
+@dataclass(kw_only=True)
+class Members:
+    """The samples of one container.
+
+    Attributes
+    ----------
     kind
         Kind of the labels; None if there are none.
     label_rule
@@ -134,42 +309,38 @@ class Members:
         Names of all classes, by number, if the container has them.
     ignored, left_out, examples
         As in `Listing`.
+    others
+        Folders of members that are no images -> whether some do not just lie beside samples.
     notes
         Lines for the user, shown once for all containers; the total replaces ``{count}``.
     combinations
         Samples by the suffixes of their images, if samples may have several.
-    binary
-        Columns of only 0 and 1, if no column has labels.
+    evidence
+        What its columns leave in doubt.
+    forward
+        As in `Container`.
     """
 
-    keys: list[str] = field(default_factory=list)
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    mtimes: array[int] = field(default_factory=lambda: array("q"))
-    etags: list[str] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    locations: list[str] = field(default_factory=list)
+    rows: Rows
     kind: Kind | None = None
     label_rule: LabelRule = ""
     classes: tuple[str, ...] = ()
     ignored: Counter[str] = field(default_factory=Counter)
+    others: dict[str, bool] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
     combinations: dict[str, tuple[int, str]] = field(default_factory=dict)
-    binary: tuple[str, ...] = ()
+    evidence: ColumnEvidence = field(default_factory=ColumnEvidence)
+    forward: bool = False
 
-    def add(self, key: str, location: str, *, size: int, mtime: int, etag: str, label: str) -> None:
-        self.keys.append(key)
-        self.locations.append(location)
-        self.sizes.append(size)
-        self.mtimes.append(mtime)
-        self.etags.append(etag)
-        self.labels.append(label)
-
-    def extend(self, other: Members) -> None:
-        """Add the members of another container."""
-        for name in _COLUMNS:
-            getattr(self, name).extend(getattr(other, name))
+    def ignore(self, container: str, key: str) -> None:
+        """Count a member that is no image, and keep its folder."""
+        count_ignored(self.ignored, key)
+        name = key[len(container) + 1 :]
+        folder = name.rpartition("/")[0]
+        if folder and is_utf8(folder) and not hidden_as(name):
+            self.others[folder] = self.others.get(folder, False) or not is_beside(name)
 
     def leave_out(self, reason: str, name: str) -> None:
         """Count a sample that is left out, and keep the first name as an example."""
@@ -178,22 +349,64 @@ class Members:
 
     def remove(self, rows: Mapping[int, str]) -> None:
         """Leave out the samples at some rows, each for its reason."""
+        kept = np.ones(len(self.rows), np.bool_)
         for row, reason in rows.items():
-            self.leave_out(reason, self.keys[row])
-        kept = [row not in rows for row in range(len(self.keys))]
-        for name in _COLUMNS:
-            column = getattr(self, name)
-            values = itertools.compress(column, kept)
-            setattr(self, name, array("q", values) if isinstance(column, array) else list(values))
+            self.leave_out(reason, _shown(self.rows.keys, row))
+            kept[row] = False
+        self.rows = self.rows.take(kept) if rows else self.rows
+
+    def take(
+        self, growing: GrowingRows, container: str, key: str | None = None, where: str = ""
+    ) -> None:
+        """Take rows by their names in the container, or by values of a column of keys.
+
+        Names from a column of keys are used as they are. Otherwise the container's name comes
+        first, and rows are numbered unless all names differ.
+
+        Raises
+        ------
+        SourceError
+            The column of keys has no value in some row.
+        """
+        self.rows, wrong = growing.rows()
+        names = self.rows.keys
+        if key is not None:
+            if names.is_blank.any():
+                raise SourceError(f"{where}: some of its {key} are missing or empty")
+        elif not are_names(names).all() or (names.counts() > 1).any():
+            names, wrong = Texts(map(str, range(len(names)))), []
+        if key is None:
+            names = names.between(f"{container}/")
+        self.rows = replace(self.rows, keys=names)
+        self.remove(dict.fromkeys(wrong, NOT_UTF8))
 
 
-@dataclass(frozen=True)
-class RequestedSample:
-    """A sample to read: its key, its size as listed, and its place in its container."""
+def _shown(keys: Texts, row: int) -> str:
+    """Return a key, of which some bytes may not be UTF-8."""
+    return bytes(keys.arrow[row].as_buffer()).decode("utf-8", "surrogateescape")
 
-    key: str
-    size: int
-    place: str
+
+def are_names(names: Texts) -> np.ndarray:
+    """Return which texts `is_name` takes: (names,) bool."""
+    import pyarrow.compute as pc
+
+    return ~names.matching(_NO_NAME) & (numbers_of(pc.utf8_length(names.plain)) <= LONGEST_NAME)
+
+
+class Wanted(NamedTuple):
+    """Samples to read: keys, sizes as listed, and an Arrow array of places in their container."""
+
+    keys: Sequence[str]
+    sizes: Sequence[int]
+    places: Any
+
+    def one(self, row: int) -> Wanted:
+        """Return one of the samples."""
+        return Wanted([self.keys[row]], [self.sizes[row]], self.places[row : row + 1])
+
+
+Read = Sequence[Fetched | None]
+"""Samples or errors; None in place of a sample that is not where it was listed."""
 
 
 class Format(Protocol):
@@ -211,6 +424,13 @@ class Format(Protocol):
     def typed(self) -> bool:
         """False if labels are text whose kind is inferred, or folders of names."""
 
+    @property
+    def checks_members(self) -> bool:
+        """True if `read` sees that a member changed; else each change of a file is one of all."""
+
+    def places(self) -> Any:
+        """Return the Arrow type of places."""
+
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         """List the members of a container.
 
@@ -222,14 +442,7 @@ class Format(Protocol):
             `time.monotonic()` is past `until`.
         """
 
-    def read(
-        self,
-        folder: Folder,
-        name: str,
-        unit: str,
-        wanted: Sequence[RequestedSample],
-        most_bytes: int,
-    ) -> Sequence[Fetched]:
+    def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         """Read members of one unit of a container, in order."""
 
 
@@ -257,8 +470,8 @@ class ContainerSource:
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
-        location = self._known().get(key)
-        return None if location is None else (self.folder, unit_of(location).rpartition("#")[0])
+        files = self._located([key]).containers
+        return (self.folder, files[0].name) if files else None
 
     # --- listing --------------------------------------------------------------------------------
 
@@ -266,60 +479,82 @@ class ContainerSource:
         until = time.monotonic() + seconds
         left_out = Counter[str]()
         files = self.containers.files(left_out)
-        known = _read_index(index) if index is not None else {}
+        known = _read_index(index, self.format.places()) if index is not None else {}
         listed: list[tuple[FileInfo, Members]] = []
-        whole, count = Members(), 0
-        scans = self._scans(files, known, until)
-        for file, members in zip(files, scans, strict=False):
+        count = 0
+        for file, members in zip(files, self._scans(files, known, until), strict=False):
             listed.append((file, members))
-            count += len(members.keys)
+            count += len(members.rows)
             tick(count)
             if time.monotonic() > until and len(listed) < len(files):
                 break
         complete = len(listed) == len(files)
+        whole = Members(rows=no_rows(self.format.places()))
         whole.left_out = sum((members.left_out for _, members in listed), +left_out)
         for _, members in reversed(listed):
             whole.examples |= members.examples
-        ruled = _by_one_rule(listed)
-        for _, members in ruled:
-            whole.extend(members)
-        if not whole.keys:
+        if not count:
             raise self._nothing(listed, complete, whole)
-        ctimes = _ctimes(ruled)
-        left = leave_out_repeated(
-            whole, self, [_record(whole, row) for row in range(len(whole.keys))]
+        fresh = complete and any(_identity(file) not in known for file in files)
+        wanted = fresh or len(known) != len(files)
+        known = {}
+        empty, rows = whole.rows, [members.rows for _, members in listed]
+        for _, members in listed:
+            members.rows = empty  # they would take as much memory again
+        counts, whole.rows = [len(some) for some in rows], Rows.joined(rows)
+        del rows
+        index = _write_index(listed, counts, whole.rows) if wanted else None
+        _settle_rules(listed, counts, whole.rows.labels)
+        located = Locations(
+            places=whole.rows.places,
+            containers=tuple(_container(file, members.forward) for file, members in listed),
+            files=np.repeat(np.arange(len(listed), dtype=np.int32), counts),
+            units=whole.rows.units,
+            nbytes=whole.rows.nbytes,
         )
-        ctimes = np.delete(ctimes, left)
-        notes = notes_of(ruled)
+        ctimes = np.repeat(np.array([file.ctime_ns for file, _ in listed], np.int64), counts)
+        if whole.rows.etags[0].startswith(CHECKSUM):
+            ctimes[:] = -1
+        columns = getattr(self.format, "columns", NO_COLUMNS)
+        if columns.key is not None or _are_nested(files):  # else containers have no key in common
+            kept = leave_out_repeated(whole, self, lambda row: _record(whole.rows, row))
+            if not kept.all():
+                located, ctimes = located.take(np.flatnonzero(kept)), ctimes[kept]
+        notes = notes_of(listed)
         inputs = SampleInputs(merged(members.combinations for _, members in listed))
         if inputs:
             rule = getattr(self.format, "sample_name", None)
             if rule is None:
                 inputs.require_clear(self)
             notes = (*notes, inputs.note("last" if rule == "last-dot" else "first"))
-            whole.locations = inputs.with_all(whole.locations)
+            located = replace(located, places=inputs.with_all(located.places))
+        evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
         labelled = row_table(
-            ruled,
-            whole,
+            listed,
+            whole.rows,
+            located,
             self,
             self.folder,
             self.rules,
             typed=self.format.typed,
             paths=not self.format.typed,
-            one_hot=getattr(self.format, "columns", NO_COLUMNS).may_be_several,
+            one_hot=columns.may_be_several,
+            order=evidence.classes,
         )
-        _located[self.index_name] = labelled.table
-        fresh = complete and any(_identity(file) not in known for file in files)
+        names = [file.name for file in files]
+        read = read_split_files(self.containers, names, columns.label or evidence.label, self.rules)
+        guesses, doubts = evidence.reading(self, all_splits=self.rules.all_splits)
+        _listings[self.index_name] = labelled.table
         return Listing(
             labelled.table,
             dict(sum((members.ignored for _, members in listed), Counter[str]())),
             complete,
             dict(whole.left_out),
             whole.examples,
-            _write_index(listed) if fresh or len(known) != len(files) else None,
-            (*notes, *note_of_containers(file.name for file in files), *labelled.notes),
+            index,
+            (*notes, *read[0], *guesses, *labelled.notes),
             ctimes,
-            (*labelled.doubts, *doubt_of_columns(_binary_columns(listed), self)),
+            (*read[1], *doubts, *labelled.doubts),
         )
 
     def _scans(
@@ -332,15 +567,11 @@ class ContainerSource:
             if held is not None:
                 return held
             try:
-                members = self.format.scan(self.folder, file, until)
+                return self.format.scan(self.folder, file, until)
             except TimeUpError:
                 return None
             except MemoryError:
                 raise SourceError(f"{self.folder.path(file.name)} takes too much memory") from None
-            wrong = [row for row, key in enumerate(members.keys) if not is_utf8(key)]
-            if wrong:
-                members.remove(dict.fromkeys(wrong, NOT_UTF8))
-            return members
 
         threads = LOCAL_THREADS if self.folder.local("") else REMOTE_THREADS
         for members in prefetch(scan, files, threads, threads + 1):
@@ -370,53 +601,98 @@ class ContainerSource:
     # --- fetching -------------------------------------------------------------------------------
 
     def fetch(
-        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
-        if not locations:
-            known = self._known()
-            locations = [known.get(key, "") for key in keys]
+        located = self._located(keys) if locations is None else locations
         fetched: dict[int, Fetched] = {}
-        units: dict[str, list[int]] = defaultdict(list)
-        for number, location in enumerate(locations):
-            if not location:
-                fetched[number] = FetchError(f"{self} has no sample {printable(keys[number])}")
-            elif sizes[number] > self.most_bytes:
-                fetched[number] = too_large_error(sizes[number], self.most_bytes)
+        units: dict[int, list[int]] = {}
+        files, numbers = located.files.tolist(), located.unit_numbers.tolist()
+        for row, key in enumerate(keys):
+            if files[row] < 0:
+                fetched[row] = FetchError(f"{self} has no sample {printable(key)}")
+            elif sizes[row] > self.most_bytes:
+                fetched[row] = too_large_error(sizes[row], self.most_bytes)
             else:
-                units[unit_of(location)].append(number)
-        for unit, numbers in units.items():
-            wanted = [
-                RequestedSample(keys[n], sizes[n], locations[n].rpartition("\t")[2])
-                for n in numbers
-            ]
-            notes().begin(FETCHING, *(sample.key for sample in wanted), foreign=False)
-            fetched.update(zip(numbers, self._read(unit, wanted), strict=True))
+                units.setdefault(numbers[row], []).append(row)
+        for rows in units.values():
+            places = located.take(rows).places
+            wanted = Wanted([keys[row] for row in rows], [sizes[row] for row in rows], places)
+            samples_at_work().begin(FETCHING, *wanted.keys, foreign=False)
+            read = self._read(located.containers[files[rows[0]]], wanted)
+            fetched.update(zip(rows, read, strict=True))
         if any(isinstance(error, FetchError) for error in fetched.values()):
-            _located.pop(self.index_name, None)  # a container may have changed
-        return [fetched[number] for number in range(len(keys))]
+            _listings.pop(self.index_name, None)  # a container may have changed
+        return [fetched[row] for row in range(len(keys))]
 
-    def _read(self, unit: str, wanted: Sequence[RequestedSample]) -> Sequence[Fetched]:
+    def _read(self, container: Container, wanted: Wanted) -> Sequence[Fetched]:
         """Read samples of a unit; one by one if memory is short."""
-        name, _, number = unit.rpartition("#")
+        read: Read
         try:
-            return self.format.read(self.folder, name, number, wanted, self.most_bytes)
+            read = self.format.read(self.folder, container, wanted, self.most_bytes)
         except MemoryError:
-            if len(wanted) == 1:
+            if len(wanted.keys) == 1:
                 return [SampleError("there is not enough memory to read it")]
-            return [fetched for one in wanted for fetched in self._read(unit, [one])]
+            ones = map(wanted.one, range(len(wanted.keys)))
+            return [fetched for one in ones for fetched in self._read(container, one)]
+        except SourceError as error:
+            read = [SampleError(str(error))] * len(wanted.keys)
         except StorageError as error:
-            return [FetchError(str(error)) for _ in wanted]
-        except (ArithmeticError, LookupError, ValueError):  # a location that a forged index has
-            return [changed(self.folder, name, one.key) for one in wanted]
+            return [FetchError(str(error))] * len(wanted.keys)
+        except (ArithmeticError, LookupError, TypeError, ValueError):  # as a forged index has them
+            read = [None] * len(wanted.keys)
+        if not self.format.checks_members:  # after it was read: it may be replaced meanwhile
+            now = self.folder.info(container.name)
+            if now is None or container_etag(now) != container.etag:
+                read = [None] * len(wanted.keys)
+        return [
+            changed(self.folder, container.name, key) if sample is None else sample
+            for key, sample in zip(wanted.keys, read, strict=True)
+        ]
 
-    def _known(self) -> Mapping[str, str]:
-        """Return key -> location of all samples; lists them if this process has not yet done so."""
-        table = _located.get(self.index_name) or self.list(lambda count: None).table
-        return table.location_by_key
+    def _located(self, keys: Sequence[str]) -> Locations:
+        """Return where samples lie; lists them if this process has not yet done so."""
+        table = _listings.get(self.index_name) or self.list(lambda count: None).table
+        return locations_by_key(table, keys)
 
 
-_located: dict[str, RowTable] = {}
+_listings: dict[str, RowTable] = {}
 """Index name of a source -> its listing in this process. Single dict operations need no lock."""
+
+
+def units_of(starts: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+    """Number the units of members that are sorted by their offsets in a container."""
+    units, unit, first = array("q"), 0, 0
+    for start, end in zip(starts.tolist(), (starts + nbytes).tolist(), strict=True):
+        if end - first > UNIT_BYTES and start > first:
+            unit, first = unit + 1, start
+        units.append(unit)
+    return np.frombuffer(units, np.int64) if len(units) else np.zeros(0, np.int64)
+
+
+def structs(kind: Any, columns: Sequence[np.ndarray]) -> Any:
+    """Return columns of numbers as an Arrow array of structs of some type."""
+    import pyarrow as pa
+
+    names = [field.name for field in kind]
+    return pa.StructArray.from_arrays([arrow_of(n) for n in columns], names).cast(kind)
+
+
+def member_names(names: Sequence[str], container: str) -> tuple[Names, np.ndarray]:
+    """Return the names of members without ``./``, and which are keys below their container."""
+    import pyarrow.compute as pc
+
+    found = Names.of([name.removeprefix("./") for name in names])
+    longest = LONGEST_NAME - len(container) - 1
+    short = numbers_of(pc.utf8_length(found.texts.plain)) <= longest
+    return found, are_names(found.texts) & short
+
+
+def last_of_each(names: Texts) -> np.ndarray:
+    """Return which rows no later row has the name of: (rows,) bool."""
+    codes = names.codes()
+    last = np.zeros(len(codes), np.int64)
+    last[codes] = np.arange(len(codes))  # the last assignment counts
+    return np.asarray(last[codes] == np.arange(len(codes)))
 
 
 def too_large_error(nbytes: int, most_bytes: int) -> SampleError:
@@ -445,11 +721,14 @@ def container_etag(file: FileInfo) -> str:
     return xxhash.xxh3_64_hexdigest(times.encode())
 
 
-def member_key(container: str, name: str) -> str | None:
-    """Return the key of a member by its name; None for a name that leads out of its container."""
-    name = name.removeprefix("./")
-    key = f"{container}/{name}"
-    return key if not name.startswith("/") and is_name(name) and is_name(key) else None
+def _container(file: FileInfo, forward: bool) -> Container:
+    return Container(file.name, file.size, container_etag(file), file.ctime_ns, forward)
+
+
+def _are_nested(files: Sequence[FileInfo]) -> bool:
+    """Return True if the name of a container is that of a folder with another, as in a bucket."""
+    names = sorted(f"{file.name}/" for file in files)
+    return any(name.startswith(before) for before, name in itertools.pairwise(names))
 
 
 def _identity(file: FileInfo) -> tuple[Any, ...]:
@@ -458,73 +737,71 @@ def _identity(file: FileInfo) -> tuple[Any, ...]:
     return (*file,) if known else (file.name, object())
 
 
-def _by_one_rule(listed: Sequence[tuple[FileInfo, Members]]) -> list[tuple[FileInfo, Members]]:
+def _settle_rules(
+    listed: Sequence[tuple[FileInfo, Members]], counts: Sequence[int], labels: list[str]
+) -> None:
     """Drop labels that are folders if other containers have labels beside their images."""
-    rules = {members.label_rule for _, members in listed}
-    return [
-        (file, _without_labels(members))
-        if members.label_rule == "folder" and "beside" in rules
-        else (file, members)
-        for file, members in listed
-    ]
-
-
-def _without_labels(members: Members) -> Members:
+    if all(members.label_rule != "beside" for _, members in listed):
+        return
     note = (
         "{count} samples lie in containers without labels beside images, as others have: folders "
         "of names are no labels there"
     )
-    count = len(members.keys)
-    notes = members.notes + Counter({note: count})
-    return replace(members, labels=[""] * count, kind=None, notes=notes)
+    start = 0
+    for (_, members), count in zip(listed, counts, strict=True):
+        if members.label_rule == "folder":
+            labels[start : start + count] = [""] * count
+            members.kind = None
+            members.notes = members.notes + Counter({note: count})
+        start += count
 
 
-def _record(whole: Members, row: int) -> object:
+def _record(rows: Rows, row: int) -> object:
     """Return a value that is equal for samples of equal bytes; None if that is unknown."""
-    etag = whole.etags[row]
-    return (etag, whole.sizes[row]) if etag.startswith(CHECKSUM) else None
+    etag = rows.etags[row]
+    return (etag, int(rows.sizes[row])) if etag.startswith(CHECKSUM) else None
 
 
 def leave_out_repeated(
     whole: Members,
     source: object,
-    contents: Sequence[object],
+    content_of: Callable[[int], object],
     way_out: str = "rename or remove all but one",
-) -> list[int]:
+) -> np.ndarray:
     """Leave out samples that share a key: all of them, or all but one if their contents are equal.
 
-    Returns their rows.
+    Returns which samples are kept: (rows,) bool.
 
     Parameters
     ----------
-    contents
-        Value for each row that is equal for equal samples; None if that is unknown.
+    content_of
+        Returns a value for a row that is equal for equal samples; None if that is unknown.
 
     Raises
     ------
     SourceError
         Samples of one key have different labels, or no key names one sample.
     """
-    if len(set(whole.keys)) == len(whole.keys):
-        return []
-    counts = Counter(whole.keys)
-    rows_of: dict[str, list[int]] = defaultdict(list)
-    for row, key in enumerate(whole.keys):
-        if counts[key] > 1:
-            rows_of[key].append(row)
+    keys, labels = whole.rows.keys, whole.rows.labels
+    kept = np.ones(len(keys), np.bool_)
+    rows_of: dict[str, list[int]] = {}
+    for row in np.flatnonzero(keys.counts() > 1).tolist():
+        rows_of.setdefault(keys[row], []).append(row)
     left_out: dict[int, str] = {}
     for key, rows in rows_of.items():
-        labels = sorted({whole.labels[row] for row in rows})
-        if len(labels) > 1:
-            two = " and ".join(printable(label) or "none" for label in labels[:2])
+        different = sorted({labels[row] for row in rows})
+        if len(different) > 1:
+            two = " and ".join(printable(label) or "none" for label in different[:2])
             raise SourceError(_repeated(source, f"{key} with the labels {two}", rows, way_out))
-        equal = contents[rows[0]] is not None and len({contents[row] for row in rows}) == 1
+        contents = {content_of(row) for row in rows}
+        equal = len(contents) == 1 and None not in contents
         reason = REPEATED if equal else SAME_KEY
         left_out |= dict.fromkeys(rows[1:] if equal else rows, reason)
-    if len(left_out) == len(whole.keys):
-        raise SourceError(_repeated(source, whole.keys[0], rows_of[whole.keys[0]], way_out))
+    if len(left_out) == len(keys):
+        raise SourceError(_repeated(source, keys[0], rows_of[keys[0]], way_out))
     whole.remove(left_out)
-    return list(left_out)
+    kept[list(left_out)] = False
+    return kept
 
 
 def _repeated(source: object, key: str, rows: Sequence[int], way_out: str) -> str:
@@ -540,15 +817,6 @@ def notes_of(listed: Sequence[tuple[FileInfo, Members]]) -> tuple[str, ...]:
     return tuple(text.replace("{count}", f"{count:,}") for text, count in counts.items())
 
 
-def _ctimes(listed: Sequence[tuple[FileInfo, Members]]) -> np.ndarray:
-    """Return the ctime of each member's container; -1 for members with a checksum."""
-    times = [
-        -1 if members.etags and members.etags[0].startswith(CHECKSUM) else file.ctime_ns
-        for file, members in listed
-    ]
-    return np.repeat(np.array(times, np.int64), [len(members.keys) for _, members in listed])
-
-
 @dataclass(frozen=True)
 class LabelledRows:
     """Members as a row table, with the lines and doubts about their labels."""
@@ -560,7 +828,8 @@ class LabelledRows:
 
 def row_table(
     listed: Sequence[tuple[FileInfo, Members]],
-    whole: Members,
+    rows: Rows,
+    located: Locations,
     source: object,
     folder: Folder,
     rules: LabelRules = NO_RULES,
@@ -568,6 +837,7 @@ def row_table(
     typed: bool = True,
     paths: bool = False,
     one_hot: bool = False,
+    order: tuple[str, ...] = (),
 ) -> LabelledRows:
     """Return the members of all containers as a row table, with encoded labels.
 
@@ -581,6 +851,8 @@ def row_table(
         Labels may be the first folders of the members' names.
     one_hot
         Each class has a column of its own.
+    order
+        Names of classes by number, if the type of the labels orders them.
     """
     kinds: dict[tuple[Kind, tuple[str, ...]], str] = {}
     for file, members in listed:
@@ -597,135 +869,159 @@ def row_table(
             f"labels of {printable(kinds[one])} and {printable(kinds[other])} in {source} differ "
             f"in kind ({one[0]}, {other[0]}) or in class names; make them alike"
         )
-    names = next((classes for _, classes in kinds), ())
+    classes = next((classes for _, classes in kinds), ())
+    if kind == "names":
+        classes = order if rules.kind in (None, "name") and not rules.separator else ()
     notes: tuple[str, ...] = ()
     doubts: tuple[Doubt, ...] = ()
-    labels = whole.labels
+    labels = rows.labels
     if one_hot and kind == "several numbers":
         numbers = one_class_each(labels)
         labels, kind = (labels, kind) if numbers is None else (numbers, "numbers")
         each = "one class" if numbers else "several classes or none"
         notes = (f"Labels from columns of 0 and 1, a class each: rows have {each}",)
-    folders = paths and all(map(operator.eq, labels, map(first_folder, _names_of(whole))))
-    if folders:
-        reading = read_folders(_names_of(whole), rules, source)
-        notes, doubts = (*notes, *reading.notes), reading.doubts
-        if reading.level != 1:
-            labels = folder_labels(_names_of(whole), reading.level)
-        kind = "names" if any(labels) else None
-    elif rules.level is not None:
+    is_folder = False
+    if paths:
+        names = _names_of(rows.keys, located)
+        folders = Folders(names)
+        is_folder = labels == folders.each(lambda some: folder_labels(some, 1))
+        if is_folder:
+            others: dict[str, bool] = {}
+            for _, members in listed:
+                others |= {n: may or others.get(n, False) for n, may in members.others.items()}
+            bare_in = functools.partial(bare_folders, others)
+            reading = read_folders(names, rules, source, bare_in=bare_in)
+            notes, doubts = (*notes, *reading.notes), reading.doubts
+            labels = folders.each(lambda some: folder_labels(some, reading.level))
+            kind = "names" if any(labels) else None
+        notes = (*notes, *notes_of_folders(folders.names))
+        del names, folders
+    if rules.level is not None and not is_folder:
         raise SourceError(f"{source} has labels that are not its folders; leave out --label-level")
-    settled = settle_labels(
+    where = str(source)
+    decided = decide(
         labels,
         kind,
-        whole.keys,
-        str(source),
+        rows.keys,
+        where,
         rules,
-        declared=bool(names),
-        typed=typed or folders,
-        folders=folders,
-    )
-    encoded, classes = encode_labels(
-        settled.labels, settled.kind, names, whole.keys, str(source), rules.order
-    )
-    if wrong := [name for name in classes if not is_utf8(name)]:
-        raise SourceError(f"{source} has the class {printable(wrong[0])}, which is not UTF-8")
-    notes += tuple(settled.notes)
-    doubts += tuple(settled.doubts)
-    if not names:
-        doubts += tuple(doubts_of_classes(classes, source))
-        notes += tuple(note_of_order(classes))
-    sizes, mtimes = np.array(whole.sizes, np.int64), np.array(whole.mtimes, np.int64)
-    table = RowTable(
-        keys=whole.keys,
-        sizes=sizes,
-        mtimes=mtimes,
-        etags=whole.etags,
-        labels=encoded,
         classes=classes,
-        locations=whole.locations,
+        typed=typed or is_folder,
+        folders=is_folder,
+    )
+    texts, keys, codes = distinct(decided.labels, rows.keys)
+    column = encode_column(replace(decided, labels=texts), keys, where, rules, classes)
+    table = RowTable(
+        keys=rows.keys,
+        sizes=rows.sizes,
+        mtimes=rows.mtimes,
+        etags=rows.etags,
+        labels=column.values[codes],
+        classes=column.classes,
+        locations=located,
         source=source_of(folder),
     )
-    return LabelledRows(table, notes, doubts)
+    return LabelledRows(table, (*notes, *column.notes), (*doubts, *column.doubts))
 
 
-def _binary_columns(listed: Sequence[tuple[FileInfo, Members]]) -> list[str]:
-    """Return the columns that have only 0 and 1 in all containers without labels."""
-    columns = [members.binary for _, members in listed]
-    return [name for name in columns[0] if all(name in others for others in columns)]
+def distinct(labels: Sequence[str], keys: Texts) -> tuple[list[str], Texts, np.ndarray]:
+    """Return the different labels, the key of the first sample of each, and each one's number."""
+    number: dict[str, int] = {}
+    codes = np.fromiter((number.setdefault(t, len(number)) for t in labels), np.int64, len(labels))
+    first = np.full(len(number), len(codes))
+    np.minimum.at(first, codes, np.arange(len(codes)))
+    return [*number], keys.take(first), codes
 
 
-def _names_of(whole: Members) -> Iterator[str]:
-    """Yield the names of all members in their containers; a list of them would take memory."""
-    for key, location in zip(whole.keys, whole.locations, strict=True):
-        yield key[len(unit_of(location).rpartition("#")[0]) + 1 :]
+def _names_of(keys: Texts, located: Locations) -> Texts:
+    """Return the names of members in their containers: keys without the container's name."""
+    import pyarrow.compute as pc
+
+    ends = np.flatnonzero(np.diff(located.files, append=-2)) + 1
+    parts, start = [], 0
+    for end in ends.tolist():
+        container = located.containers[located.files[start]].name
+        parts.append(Texts(pc.utf8_slice_codeunits(keys[start:end].plain, len(container) + 1)))
+        start = end
+    return Texts.joined(parts)
 
 
 # --- index --------------------------------------------------------------------------------------
 
 
-def _write_index(listed: Sequence[tuple[FileInfo, Members]]) -> bytes:
+def _write_index(
+    listed: Sequence[tuple[FileInfo, Members]], counts: Sequence[int], rows: Rows
+) -> bytes:
     """Serialise the members of all containers: a Parquet file after its XXH3-128 digest."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     described = [
         [
-            *file, len(members.keys),
+            *file, count,
             [
                 members.kind, members.label_rule, members.classes, members.ignored,
                 members.left_out, members.examples, members.notes, members.combinations,
-                members.binary,
+                to_jsonable_python(members.evidence), members.others, members.forward,
             ],
         ]
-        for file, members in listed
+        for (file, members), count in zip(listed, counts, strict=True)
     ]  # fmt: skip
     types = {name: pa.type_for_alias(kind) for name, kind in _INDEX_COLUMNS.items()}
-    schema = pa.schema(types, {"containers": json.dumps(described), "rules": INDEX_RULES})
+    metadata = {"containers": json.dumps(described), "rules": INDEX_RULES}
+    schema = pa.schema({**types, "place": rows.places.type}, metadata)
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-        for _, members in listed:
-            columns = (
-                members.keys, np.array(members.sizes, np.int64),
-                np.array(members.mtimes, np.int64), members.etags, members.labels,
-                members.locations,
-            )  # fmt: skip
-            arrays = [
-                pa.array(column, kind) for column, kind in zip(columns, types.values(), strict=True)
-            ]
-            if members.keys:
-                writer.write_table(pa.table(arrays, schema=schema))
+        for start in range(0, len(rows), INDEXED_ROWS):
+            part = slice(start, start + INDEXED_ROWS)
+            texts = rows.keys[part], rows.etags[part], Texts(rows.labels[part])
+            keys, etags, labels = (text.plain.cast(pa.string()) for text in texts)
+            numbers = (rows.sizes, rows.mtimes, rows.units, rows.nbytes)
+            sizes, mtimes, units, nbytes = (arrow_of(column[part]) for column in numbers)
+            arrays = [keys, sizes, mtimes, etags, labels, units, nbytes, rows.places[part]]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
     data = sink.getvalue()
     return xxhash.xxh3_128_digest(data) + data
 
 
-def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
+def _read_index(data: bytes, places: Any) -> dict[tuple[Any, ...], Members]:
     """Parse an index: identity of a container -> its members; empty if the index is invalid.
 
-    The index comes from a store and is not trusted: locations must lie in their own container, and
-    are checked again when they are read.
+    The index comes from a store and is not trusted: places are checked again when they are read.
+
+    Parameters
+    ----------
+    places
+        Arrow type of the places.
     """
     digest, data = data[:16], data[16:]
     if xxhash.xxh3_128_digest(data) != digest:
         return {}
     try:
-        table = read_columns(data, _INDEX_COLUMNS, "the index of a source")
+        types = {**_INDEX_COLUMNS, "place": str(places)}
+        table = read_columns(data, types, "the index of a source")
+        table.validate(full=True)
         containers = _INDEXED.validate_json(table.schema.metadata[b"containers"])
         listed = sum(container[5] for container in containers)
         if listed != len(table) or table.schema.metadata.get(b"rules") != INDEX_RULES:
             return {}
         known, start = {}, 0
         for name, size, mtime, etag, ctime, count, rest in containers:
-            kind, rule, classes, ignored, left_out, examples, noted, combinations, binary = rest
+            kind, rule, classes, ignored, left_out, examples, noted, combinations = rest[:8]
             part = table.slice(start, count)
             start += count
+            rows = Rows.of(
+                Texts(part["key"]),
+                part["place"].combine_chunks().cast(places),
+                units=numbers_of(part["unit"]),
+                etags=Texts(part["etag"]),
+                labels=Texts(part["label"]).shared(),
+                sizes=numbers_of(part["size"]),
+                mtimes=numbers_of(part["mtime_ns"]),
+                nbytes=numbers_of(part["nbytes"]),
+            )
             members = Members(
-                keys=part["key"].to_pylist(),
-                sizes=array("q", part["size"].to_numpy().tobytes()),
-                mtimes=array("q", part["mtime_ns"].to_numpy().tobytes()),
-                etags=part["etag"].to_pylist(),
-                labels=part["label"].to_pylist(),
-                locations=part["location"].to_pylist(),
+                rows=rows,
                 kind=kind,
                 label_rule=rule,
                 classes=classes,
@@ -734,12 +1030,13 @@ def _read_index(data: bytes) -> dict[tuple[Any, ...], Members]:
                 examples=examples,
                 notes=Counter(noted),
                 combinations=combinations,
-                binary=binary,
+                evidence=rest[8],
+                others=rest[9],
+                forward=rest[10],
             )
-            if not all(location.startswith(f"{name}#") for location in members.locations):
-                return {}
-            if members.keys:  # raises for invalid labels: they must not count as the source's
-                encode_labels(members.labels, kind, classes, members.keys, name)
+            if count:  # raises for invalid labels: they must not count as the source's
+                labels, keys, _ = distinct(rows.labels, rows.keys)
+                encode_labels(labels, kind, classes, keys, name)
             known[name, size, mtime, etag, ctime] = members
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
         return {}

@@ -54,7 +54,8 @@ def _check_table(table: RowTable) -> None:
         _require(column.shape == (count,) and column.dtype == np.int64, f"{name} are int64")
         _require(bool((column >= -1).all()), f"{name} are -1 where unknown, and never below")
     _require(len(table.etags) == count, "each sample has an etag, which may be empty")
-    _require(len(table.locations) in (0, count), "all samples have a location, or none has")
+    located = table.locations is None or len(table.locations) == count
+    _require(located, "all samples have a location, or none has")
     _check_labels(table.labels, len(table), len(table.classes))
 
 
@@ -75,7 +76,8 @@ def _check_labels(labels: np.ndarray, count: int, classes: int) -> None:
 
 def _check_index(source: Source, listing: Listing) -> None:
     indexed = bool(source.index_name)
-    _require(indexed == bool(listing.table.locations), "a source with locations names its index")
+    located = listing.table.locations is not None
+    _require(indexed == located, "a source with locations names its index")
     if listing.index is not None:
         again = source.list(lambda count: None, index=listing.index)
         _require(_same(again.table, listing.table), "a listing by its index is the same")
@@ -85,9 +87,10 @@ def _check_index(source: Source, listing: Listing) -> None:
 
 
 def _check_fetching(source: Source, table: RowTable) -> None:
-    keys, sizes, locations = list(table.keys), table.sizes.tolist(), list(table.locations)
-    whole = _samples(source.fetch(keys, sizes, locations), keys)
-    backwards = source.fetch(keys[::-1], sizes[::-1], locations[::-1])
+    keys, sizes = list(table.keys), table.sizes.tolist()
+    whole = _samples(source.fetch(keys, sizes, table.locations), keys)
+    behind = table.locations_of(np.arange(len(table))[::-1])
+    backwards = source.fetch(keys[::-1], sizes[::-1], behind)
     _require(
         _contents(_samples(backwards, keys[::-1])[::-1]) == _contents(whole),
         "fetch() returns samples in the order of its keys",
@@ -120,7 +123,7 @@ def _contents(samples: Sequence[Sample]) -> list[tuple[str, int | None]]:
 
 
 def _same(one: RowTable, other: RowTable) -> bool:
-    return one.digest == other.digest and list(one.locations) == list(other.locations)
+    return one.digest == other.digest and one.locations == other.locations
 
 
 def _require(condition: bool, rule: str) -> None:

@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from precache.errors import FetchError, SampleError, SourceError
+from precache.errors import FetchError, SampleError, SourceError, UsageError
 from precache.storage.base import Folder
+from precache.store.locations import Locations
 from precache.store.row_table import RowTable
-from precache_workers.runtime.time_limit import FETCHING, notes
-from precache_workers.sources.base import Doubt, Fetched, Listing, Sample, Tick
+from precache_workers.runtime.sample_failures import fails_sample
+from precache_workers.runtime.time_limit import FETCHING, samples_at_work
+from precache_workers.sources.base import (
+    NO_RULES,
+    Doubt,
+    Fetched,
+    LabelRules,
+    Listing,
+    Sample,
+    Tick,
+)
 from precache_workers.sources.dataset_items import (
     CLASS_NUMBERS,
     KnownLabels,
     LabelError,
+    Part,
     Reading,
+    Starts,
     content_of,
     described,
+    in_words,
     is_class,
     read_item,
 )
-from precache_workers.sources.held_files import HeldFiles, held_files
-from precache_workers.sources.label_readings import doubts_of_classes, note_of_order, quoted
-from precache_workers.sources.labels import Kind, encode_labels, is_nothing, joined, label_of
-from precache_workers.sources.user_code import load_object
+from precache_workers.sources.held_files import HeldData, held_data, held_values
+from precache_workers.sources.label_readings import quoted
+from precache_workers.sources.labels import Kind, decide, encode_column, joined, label_of
+from precache_workers.user_code.loading import load_object
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,14 @@ class DatasetSource:
         Whether a request gives other labels than the samples.
     compare
         Whether samples are read and compared while they are listed.
+    starts
+        Parts that fields without a part start from; None where they are not known, and are found
+        for each sample alone.
+    rules
+        Readings of the labels of `targets`.
+    held
+        What the dataset of the process that began the build holds, by `held_values`; that of each
+        other process must hold the same. Set as the source travels.
     """
 
     factory: str
@@ -71,15 +94,36 @@ class DatasetSource:
     labels_given: bool = False
     compare: bool = False
     index_name: str = ""
+    starts: Starts | None = None
+    rules: LabelRules = NO_RULES
+    held: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = _datasets.get(self.factory)
+        return {**vars(self), "held": self.held or (made.held if made else {})}
+
+    @property
+    def _made(self) -> _Made:
+        return _made(self.factory, self.code, self.held)
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset of this process, made once for each state of its code."""
+        return self._made.dataset
+
+    @property
+    def leaves_starts_open(self) -> bool:
+        """True if it is not known what fields start from, and the recipe does not say it."""
+        return self.starts is None and any(part is None for _, part in self.fields or ())
 
     @property
     def labels_with_samples(self) -> bool:
         """True unless the dataset has `targets`, which are the labels then."""
-        return _targets(_dataset(self.factory, self.code)) is None
+        return _targets(self.dataset) is None
 
     @property
     def fetch_threads(self) -> int:
-        count = getattr(_dataset(self.factory, self.code), "fetch_threads", 1)
+        count = getattr(self.dataset, "fetch_threads", 1)
         if not isinstance(count, int) or count < 1:
             raise SourceError(
                 f"{self.factory}: fetch_threads is {count!r}; it must be a number of threads, 1 or "
@@ -98,24 +142,32 @@ class DatasetSource:
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         with _lock:
             _datasets.pop(self.factory, None)  # it may have grown
-        dataset = _dataset(self.factory, self.code)
-        count = self._count(dataset)
+        made = self._made
+        dataset, count = made.dataset, made.count()
         if not count:
             raise SourceError(f"the dataset of {self.factory} is empty")
         tick(count)
         unknown = np.full(count, -1, np.int64)
-        known, classes = self._known_labels(dataset)
+        given = made.labels(self.rules)
+        known, classes = given.known, given.classes
+        rules = replace(self.rules, all_splits=False)  # a dataset has none
+        if known is None and rules != NO_RULES and not self.labels_given:
+            raise UsageError(
+                f"{self.factory} has no attribute `targets`, and labels that come with samples are "
+                "class numbers; leave out --label-kind, --label-separator, --no-label and "
+                "--class-order, or give it `targets`"
+            )
         labels = unknown if known is None else known.encoded
-        names = classes if known is not None and not _classes(dataset, self.factory) else ()
-        keys = list(_indices(dataset, self.factory))
-        files: HeldFiles | None = None
+        keys = list(made.indices)
+        held: HeldData | None = None
         etags: Sequence[str]
         if hasattr(dataset, "fingerprint"):
             texts = _texts(dataset.fingerprint, count, f"{self.factory}: fingerprint")
             etags = [xxhash.xxh3_128_hexdigest(f"{self.factory} {text}".encode()) for text in texts]
         else:
-            files = held_files(dataset)
-            etags = self._etags(files, count)
+            # A label that changes in `targets` alone is seen without reading the sample.
+            held = held_data(dataset, () if known is None else ("targets", "classes"))
+            etags = [f"{self.etag}:{held.digest}" if held.digest else self.etag] * count
         return Listing(
             RowTable(
                 keys=keys,
@@ -125,74 +177,58 @@ class DatasetSource:
                 labels=labels,
                 classes=classes,
             ),
-            notes=(*self._notes(dataset, known, names), *self._comparison(files)),
-            doubts=_doubts_of_names(names, f"the attribute `targets` of {self.factory}"),
+            notes=(*self._notes(dataset, given), *self._comparison(held)),
+            ctimes=np.full(count, held.ctimes) if held and held.files else None,
+            doubts=given.doubts,
         )
 
     @property
     def compares(self) -> bool:
         """True if a change of the data of a sample is seen."""
-        return self.compare or hasattr(_dataset(self.factory, self.code), "fingerprint")
+        return self.compare or hasattr(self.dataset, "fingerprint")
 
-    def _etags(self, files: HeldFiles, count: int) -> Sequence[str]:
-        """Return the identity of samples by the code, and by the files that the dataset holds."""
-        shared = f"{self.etag}:{files.others}" if files.others else self.etag
-        if files.of_samples is None:
-            return [shared] * count
-        return [
-            f"{shared}:{xxhash.xxh3_64_hexdigest(os.fsencode(file))}" for file in files.of_samples
-        ]
-
-    def _comparison(self, files: HeldFiles | None) -> tuple[str, ...]:
+    def _comparison(self, held: HeldData | None) -> tuple[str, ...]:
         """Return a line about data whose changes are not seen."""
-        if files is None or self.compare:
+        if held is None or self.compare:
             return ()
-        held = f", and of size or time of {files.count:,} files that its attributes name"
-        seen = held if files.count else ""
+        seen = ", of lists and arrays in its attributes" if held.digest else ""
+        seen += f", and of {held.files:,} files that these name" if held.files else ""
+        unread = "".join(
+            f" (its attribute {name!r} could not be searched: {reason[:100]})"
+            for name, reason in held.unread.items()
+        )
         line = (
             f"{self.factory}: samples not compared: a later build sees a change of its code{seen}, "
-            "but no other change of its data. Give the dataset a method fingerprint(i), or build "
-            "with --compare, which reads all samples"
+            f"but no other change of its data{unread}. Give the dataset a method fingerprint(i), "
+            "or build with --compare, which reads all samples"
         )
         return (line,)
 
-    def _notes(
-        self, dataset: Any, known: KnownLabels | None, names: Sequence[str]
-    ) -> tuple[str, ...]:
-        """Return lines about the attribute `targets`, and about labels that are not used.
-
-        Parameters
-        ----------
-        names
-            Names of classes that the dataset does not list.
-        """
+    def _notes(self, dataset: Any, given: _Labels) -> tuple[str, ...]:
+        """Return lines about the attribute `targets`, and about labels that are not used."""
         if self.labels_given:
             return ("Labels are those of --labels: labels that samples bring are not used",)
-        if known is not None:
+        if given.known is not None:
             of_targets = "Labels are the attribute `targets` of the dataset; --labels gives others"
-            way = "an attribute `classes` of the dataset lists them in another order"
-            return (of_targets, *note_of_order(names, way))
+            return (of_targets, *given.notes)
         if getattr(dataset, "targets", None) is not None:
             return ("The attribute `targets` of the dataset has paths of files, and no labels",)
         return ()
 
     def fetch(
-        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
-        dataset = _dataset(self.factory, self.code)
-        self._count(dataset)
-        indices = _indices(dataset, self.factory)
-        reading = self._reading(dataset)
+        made = self._made
+        dataset, indices, reading = made.dataset, made.indices, self._reading(made)
         fetched: list[Fetched] = []
         for key in keys:
             if key not in indices:
                 why = f"{key!r} is no key of {self.factory}, which has {len(indices)} samples"
                 fetched.append(FetchError(why))
                 continue
-            notes().begin(FETCHING, key)
             number = indices[key]
             try:
-                item = dataset[number]
+                item = samples_at_work().work(FETCHING, key, getitem, dataset, number)
                 fetched.append(self._sample(item, number, reading))
             except LabelError as error:  # of all samples, or the next build has another label
                 raise SourceError(f"sample {key} of {self.factory}: {error}") from None
@@ -200,7 +236,9 @@ class DatasetSource:
                 fetched.append(error)
             except MemoryError:
                 fetched.append(SampleError("there is not enough memory to create it"))
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                if not fails_sample(error):
+                    raise
                 fetched.append(FetchError(f"sample {key} of {self.factory}: {error!r}"))
         return fetched
 
@@ -211,35 +249,41 @@ class DatasetSource:
             if self.fields is not None:
                 raise
             used = read_item(item, number, replace(reading, ignores_labels=True))
+        if reading.unread_labels and not used.label_part:
+            raise LabelError(
+                "it brings no label, and the dataset has an attribute `labels`, which is not read: "
+                "call it `targets`. If it has no labels, rename it, or return None as the label"
+            )
         if not used.inputs:
             raise SampleError(f"it is {described(item)}, without an item that a field can read")
         return Sample(
-            used.inputs, used.label, content_of(used.inputs), used.label_part, used.unread
+            self._started(used.inputs),
+            used.label,
+            content_of(used.inputs),
+            used.label_part,
+            used.unread,
         )
 
-    def _reading(self, dataset: Any) -> Reading:
+    def _started(self, inputs: Mapping[Part, Any]) -> Mapping[Part, Any]:
+        """Let fields start from the same parts in all samples; one that lacks them is a hole."""
+        started = dict(inputs)
+        for field_name, part in self.starts or ():
+            if part not in started:
+                why = f"it has no {in_words(part)}, from which {field_name} starts in other samples"
+                started[part] = SampleError(why)
+            if part != field_name:  # the first one, whatever else has the field's name
+                started.pop(field_name, None)
+                started = {part: started[part], **started}
+        return started
+
+    def _reading(self, made: _Made) -> Reading:
         """Return the use of the dataset's items, with its labels as far as they are known."""
-        known, classes = self._known_labels(dataset)
-        return Reading(self.fields or (), self.labels_given, classes, known)
-
-    def _known_labels(self, dataset: Any) -> tuple[KnownLabels | None, tuple[str, ...]]:
-        """Return the labels of `targets`, and the class names; encoded once for each dataset."""
-        with _lock:
-            held = _labelled.get(self.factory)
-            if held is None or held[0] is not dataset:
-                known, classes = None, _classes(dataset, self.factory)
-                targets = _targets(dataset)
-                if targets is not None:
-                    encoded, classes = _labels(targets, classes, self._count(dataset))
-                    known = KnownLabels(_by_position(targets), encoded)
-                held = _labelled[self.factory] = dataset, known, classes
-        return held[1:]
-
-    def _count(self, dataset: Any) -> int:
-        try:
-            return len(dataset)
-        except TypeError:
-            raise SourceError(f"{self.factory} gives a dataset without a length") from None
+        given = made.labels(self.rules)
+        doubtful = self.fields is not None and not self.labels_given and given.known is None
+        unread = doubtful and _has_labels(made.dataset, made.count())
+        starts = dict(self.starts or ())
+        fields = tuple((name, starts.get(name, part)) for name, part in self.fields or ())
+        return Reading(fields, self.labels_given, given.classes, given.known, unread)
 
 
 class _Numbers(Mapping[str, int]):
@@ -260,24 +304,6 @@ class _Numbers(Mapping[str, int]):
         return map(str, range(self._count))
 
 
-def _indices(dataset: Any, factory: str) -> Mapping[str, int]:
-    """Return key -> number of each sample of a dataset, in order."""
-    if not hasattr(dataset, "key"):
-        return _Numbers(len(dataset))
-    with _lock:
-        held = _named.get(factory)
-        if held is None or held[0] is not dataset:
-            keys = _texts(dataset.key, len(dataset), f"{factory}: key")
-            numbers = {key: number for number, key in enumerate(keys)}
-            if len(numbers) < len(keys) or "" in numbers:
-                twice = next(key for key, count in Counter(["", *keys]).items() if count > 1)
-                raise SourceError(
-                    f"{factory}: key returned {twice!r}; keys must be unique and not empty"
-                )
-            held = _named[factory] = dataset, numbers
-    return held[1]
-
-
 def _texts(method: Any, count: int, what: str) -> list[str]:
     """Call a method of a dataset for each sample and return the texts."""
     try:
@@ -290,64 +316,167 @@ def _texts(method: Any, count: int, what: str) -> list[str]:
     return texts
 
 
-_named: dict[str, tuple[Any, Mapping[str, int]]] = {}
-_labelled: dict[str, tuple[Any, KnownLabels | None, tuple[str, ...]]] = {}
-_datasets: dict[str, tuple[str, Any]] = {}
-_lock = threading.Lock()
+@dataclass(frozen=True)
+class _Labels:
+    """Names of the classes, and the labels of `targets` with what is to be said of them."""
+
+    classes: tuple[str, ...]
+    known: KnownLabels | None = None
+    notes: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
 
-def _dataset(factory: str, code: str) -> Any:
-    """Return the dataset of a factory, created once for each state of its code."""
+class _Made:
+    """The dataset of a factory, with what is found out of it once.
+
+    Attributes
+    ----------
+    code
+        Digest of the factory's code.
+    held
+        What it held as it was made, by `held_values`.
+    indices
+        Key -> number of each sample, in order.
+    """
+
+    def __init__(self, factory: str, code: str) -> None:
+        self.factory, self.code = factory, code
+        self._labels: dict[LabelRules, _Labels] = {}
+        make = load_object(factory, code)
+        try:
+            self.dataset = make()
+            self.held = held_values(self.dataset, factory.partition(":")[0])
+        except Exception as error:
+            raise SourceError(f"{factory}() failed: {error!r}") from error
+
+    def count(self) -> int:
+        try:
+            return len(self.dataset)
+        except TypeError:
+            raise SourceError(f"{self.factory} gives a dataset without a length") from None
+
+    @functools.cached_property
+    def indices(self) -> Mapping[str, int]:
+        if not hasattr(self.dataset, "key"):
+            return _Numbers(self.count())
+        keys = _texts(self.dataset.key, self.count(), f"{self.factory}: key")
+        numbers = {key: number for number, key in enumerate(keys)}
+        if len(numbers) < len(keys) or "" in numbers:
+            twice = next(key for key, count in Counter(["", *keys]).items() if count > 1)
+            raise SourceError(
+                f"{self.factory}: key returned {twice!r}; keys must be unique and not empty"
+            )
+        return numbers
+
+    def labels(self, rules: LabelRules) -> _Labels:
+        """Return the labels of `targets`, and the class names."""
+        with _lock:
+            if rules not in self._labels:
+                self._labels[rules] = self._read_labels(rules)
+            return self._labels[rules]
+
+    def _read_labels(self, rules: LabelRules) -> _Labels:
+        classes, targets = _classes(self.dataset, self.factory), _targets(self.dataset)
+        if targets is None:
+            return _Labels(classes)
+        labels = _labels(targets, classes, self.count(), rules)
+        numbers = getattr(self.dataset, "class_to_idx", None)
+        if labels.classes and not classes and isinstance(numbers, Mapping) and numbers:
+            raise SourceError(
+                f"{self.factory}: `class_to_idx` is {described(numbers)}, without the numbers from "
+                "0 up, each once, and `targets` are text: let an attribute `classes` list the "
+                "names by number"
+            )
+        return labels
+
+
+_datasets: dict[str, _Made] = {}
+_lock = threading.RLock()
+
+
+def _made(factory: str, code: str, held: Mapping[str, str]) -> _Made:
+    """Return the dataset of a factory, made once for each state of its code.
+
+    Raises
+    ------
+    SourceError
+        It cannot be made, or holds something else than it is to hold.
+    """
     with _lock:
-        held = _datasets.get(factory)
-        if held is None or held[0] != code:
-            make = load_object(factory, code)
-            try:
-                held = _datasets[factory] = code, make()
-            except Exception as error:
-                raise SourceError(f"{factory}() failed: {error!r}") from error
-        return held[1]
+        made = _datasets.get(factory)
+        if made is None or made.code != code or _differing(made, held):
+            made = _datasets[factory] = _Made(factory, code)
+        if where := _differing(made, held):
+            raise SourceError(
+                f"{factory}: `{where}` is not what it was in the process that began the build, or "
+                "has another order. Each process makes the dataset anew, and the order of a set "
+                "differs between them: write sorted(set(...)) where a list is made of a set, and "
+                "draw random values with a seed. If no sample depends on it, make it in "
+                "__getitem__, at its first use"
+            )
+        return made
+
+
+def _differing(made: _Made, held: Mapping[str, str]) -> str:
+    """Name the first value that a dataset is to hold and does not; empty if there is none."""
+    both = (where for where in held if where in made.held)
+    return next((where for where in both if held[where] != made.held[where]), "")
 
 
 def _classes(dataset: Any, factory: str) -> tuple[str, ...]:
-    """Return the attribute `classes` of a dataset: names by number; empty if it has none."""
-    given = getattr(dataset, "classes", None)
+    """Return the names of classes by number, by `classes` or `class_to_idx`; empty if unknown.
+
+    Raises
+    ------
+    SourceError
+        `classes` is no list of names, or the two number a class differently.
+    """
+    given, numbers = (getattr(dataset, name, None) for name in ("classes", "class_to_idx"))
+    numbers = dict(numbers) if isinstance(numbers, Mapping) else {}
     if given is None:
-        return ()
+        return tuple(map(str, _by_number(numbers) or ()))
     if isinstance(given, Mapping):
-        numbers = (
-            dict(given) if all(map(is_class, given)) else {n: name for name, n in given.items()}
-        )
-        if sorted(numbers) != list(range(len(numbers))):
+        if (by_number := _by_number(given)) is None:
             raise SourceError(
                 f"{factory}: the classes are {described(given)}; a dict of them has the "
                 "numbers from 0 up"
             )
-        return tuple(str(numbers[number]) for number in range(len(numbers)))
-    if isinstance(given, str | bytes | set | frozenset) or not hasattr(given, "__len__"):
+        given = by_number
+    elif isinstance(given, str | bytes | set | frozenset) or not hasattr(given, "__len__"):
         raise SourceError(
             f"{factory}: the classes are {described(given)}; let the attribute `classes` be a "
             "list of the names, by number"
         )
-    return tuple(map(str, given))
+    names = tuple(map(str, given))
+    for number, name in enumerate(names):
+        if is_class(numbers.get(name, number)) and int(numbers.get(name, number)) != number:
+            raise SourceError(
+                f"{factory}: the class {name!r} is number {number} by the attribute `classes`, and "
+                f"{numbers[name]} by `class_to_idx`; make them alike, or remove one"
+            )
+    return names
 
 
-def _doubts_of_names(names: Sequence[str], where: str) -> tuple[Doubt, ...]:
-    """Return the doubts about names of classes that the dataset does not list."""
-    doubts = doubts_of_classes(names, where)
-    if nothing := list(filter(is_nothing, names)):
-        text = (
-            f"{where} has {quoted(nothing)}: give None in its place if that stands for no label, "
-            "or the dataset an attribute `classes` with the names of all classes if it is one"
-        )
-        doubts.append(Doubt(text))
-    return tuple(doubts)
+def _by_number(classes: Mapping[Any, Any]) -> Sequence[Any] | None:
+    """Return names by number, of a map of either to the other; None if numbers are not 0 to n."""
+    names = classes if all(map(is_class, classes)) else {n: name for name, n in classes.items()}
+    numbers = range(len(classes))
+    return [names[number] for number in numbers] if set(names) == set(numbers) else None
 
 
 def _targets(dataset: Any) -> Any:
     """Return the attribute `targets` of a dataset; None if there is none, or it has no labels."""
     targets = getattr(dataset, "targets", None)
     return None if _are_paths(targets) else targets
+
+
+def _has_labels(dataset: Any, count: int) -> bool:
+    """Return True if a dataset has an attribute `labels` with as many as there are samples."""
+    labels = getattr(dataset, "labels", None)
+    if isinstance(labels, list | tuple):
+        return len(labels) == count and not _are_paths(labels)
+    shape = getattr(labels, "shape", ())
+    return isinstance(shape, tuple) and shape[:1] == (count,)
 
 
 def _are_paths(targets: Any) -> bool:
@@ -368,68 +497,54 @@ def _is_file(name: Any) -> bool:
         return False
 
 
-def _labels(targets: Any, classes: Sequence[str], count: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Encode the `targets` of a dataset as row table labels; returns them and the class names."""
+def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRules) -> _Labels:
+    """Read the `targets` of a dataset as the labels of a table are read.
+
+    Parameters
+    ----------
+    classes
+        Names that the dataset lists, by number.
+    """
     where = "the dataset's targets"
     try:
         labels = np.asarray(targets)
     except (TypeError, ValueError):  # lists of different lengths, or a type that NumPy lacks
         labels = np.empty((), object)
+    # NumPy converts numbers in a list with text to text.
+    plain = isinstance(targets, list | tuple)
+    values = targets if plain or not labels.ndim else labels.tolist()
     if labels.shape == (count, 1) and labels.dtype.kind in "iub" and hasattr(targets, "dtype"):
         labels = labels[:, 0]  # a column: a list of lists may be several classes
-    if labels.shape == (count,) and labels.dtype.kind in "iub":
-        if _is_class_number(labels.min()) and _is_class_number(labels.max()):
-            _require_class(int(labels.max()), classes, where)
-            return labels.astype(np.int64), tuple(classes)
+    numbers = labels.shape == (count,) and labels.dtype.kind in "iub"
+    if numbers and int(labels.max()) >= 1 << 63:
         raise _no_labels(labels, count)
+    if numbers and labels.min() >= 0 and rules == NO_RULES:
+        _require_class(int(labels.max()), classes, where)
+        return _Labels(classes, KnownLabels(values, labels.astype(np.int64)))
     if _length(targets) != count or isinstance(targets, str | bytes | Mapping | Set):
         raise _no_labels(labels, count)
-    # NumPy converts numbers in a list with text to text.
-    given = targets if isinstance(targets, list | tuple) else labels.tolist() or targets
-    texts = [_text(row, some) for row, some in enumerate(given)]
+    texts = [_text(row, some) for row, some in enumerate(values)]
     kinds = {kind for _, kind in texts if kind}
     without: Kind = "values" if labels.dtype.kind == "f" and labels.ndim == 1 else "several numbers"
     kind = joined(kinds or {without})
     if kind is None:
         raise SourceError(f"{where} are {' and '.join(sorted(kinds))}; make them alike")
     keys = [f"number {row}" for row in range(count)]
-    encoded, names = encode_labels([text for text, _ in texts], kind, classes, keys, where)
-    if not classes or names == tuple(classes):
-        return encoded, names
-    return _numbered_by(classes, encoded, names, where), tuple(classes) if names else ()
+    listed = classes or _categories(targets)
+    labels_as_text = [text for text, _ in texts]
+    decided = decide(labels_as_text, kind, keys, where, rules, classes=listed)
+    column = encode_column(decided, keys, where, rules, listed)
+    notes = column.notes
+    if listed and not classes and "names" in str(decided.kind):
+        notes += (f"Classes are numbered as the categories of `targets`: {quoted(listed)}",)
+    known = KnownLabels(values, column.values)
+    return _Labels(column.classes, known, notes, column.doubts)
 
 
-def _by_position(targets: Any) -> Any:
-    """Return targets such that a number is the position of a sample, and no label of an index."""
-    if isinstance(targets, list | tuple):
-        return targets
-    try:
-        array = np.asarray(targets)
-    except (TypeError, ValueError):
-        return list(targets)
-    return array if array.ndim else list(targets)
-
-
-def _numbered_by(
-    classes: Sequence[str], labels: np.ndarray, names: Sequence[str], where: str
-) -> np.ndarray:
-    """Number labels, whose classes are sorted by name, as the dataset numbers its classes."""
-    numbers = {name: number for number, name in enumerate(classes)}
-    for number, name in enumerate(names):
-        if name not in numbers:
-            of_class = labels[:, number] if labels.ndim == 2 else labels == number
-            row = int(np.flatnonzero(of_class)[0])
-            known = ", ".join(map(repr, classes[:10]))
-            raise SourceError(
-                f"{where}: the target of sample {row} is {name[:60]!r}, which is not among its "
-                f"classes: {known}"
-            )
-    order = [numbers[name] for name in names]
-    if labels.ndim == 1:
-        return labels if not names else np.array([*order, -1], np.int64)[labels]
-    placed = np.zeros((len(labels), len(classes)), labels.dtype)
-    placed[:, order] = labels
-    return placed
+def _categories(targets: Any) -> tuple[str, ...]:
+    """Return the categories of a column of pandas, in their order; empty if there are none."""
+    categories = getattr(getattr(targets, "cat", targets), "categories", ())
+    return tuple(categories) if all(isinstance(name, str) for name in categories) else ()
 
 
 def _require_class(highest: int, classes: Sequence[str], where: str) -> None:
@@ -446,10 +561,6 @@ def _no_labels(labels: np.ndarray, count: int) -> SourceError:
         f"labels, one for each sample: {CLASS_NUMBERS}, class names, numbers with a fraction, or "
         "lists of classes"
     )
-
-
-def _is_class_number(number: Any) -> bool:
-    return -1 <= int(number) < 1 << 63
 
 
 def _length(targets: Any) -> int:

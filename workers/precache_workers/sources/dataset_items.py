@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,28 @@ from precache.units import size
 LABEL_NAMES = ("label", "labels", "target", "targets", "class", "y")
 """Parts of a dict, or of a named tuple, that are its label."""
 
+USUAL_NAMES = (
+    "cls", "category", "category_id", "class_id", "class_idx", "class_index", "class_label",
+    "label_id", "label_idx",
+)  # fmt: skip
+"""Parts that are a label if they are the only one of these, and there is none of `LABEL_NAMES`."""
+
+OTHER_NAMES = (
+    "id", "idx", "index", "key", "image_id", "image_idx", "img_id", "sample_id", "url", "caption",
+    "text", "prompt", "path", "image_path", "img_path", "file", "filename", "file_name", "filepath",
+    "file_path", "uid", "uuid", "hash", "md5", "sha256", "width", "height", "w", "h", "size",
+    "shape", "original_width", "original_height", "original_size", "split", "fold", "source",
+    "dataset", "title", "description", "license", "date", "time", "timestamp",
+)  # fmt: skip
+"""Parts that tell samples apart or describe them, and are no label."""
+
 CLASS_NUMBERS = "whole numbers from -1 up, below 2**63"
 
 Part = str | int
 """Key of a dict, or position in a tuple."""
+
+Starts = tuple[tuple[str, Part], ...]
+"""Fields whose input is not given, with the part that they start from in all samples."""
 
 
 class LabelError(ValueError):
@@ -58,12 +76,15 @@ class Reading:
         Names of the classes, by number.
     known
         Labels of all samples, which those of items must agree with.
+    unread_labels
+        True if the dataset has labels of all samples that are not read.
     """
 
     fields: tuple[tuple[str, Part | None], ...]
     ignores_labels: bool = False
     classes: Sequence[str] = ()
     known: KnownLabels | None = None
+    unread_labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,8 +112,10 @@ class Item:
 def read_item(item: Any, number: int, reading: Reading) -> Item:
     """Find the label of an item among its parts.
 
-    The label of a dict is what one of `LABEL_NAMES` names. That of a tuple is what follows the
-    first part; if a field reads that, it is the one class number that no field reads.
+    A label is a class number, or the name of one of the classes that the dataset lists. That of a
+    dict is what one of `LABEL_NAMES` names, or a single one of `USUAL_NAMES`. That
+    of a tuple is what follows the first part; if a field reads that, it is the one class number
+    that no field reads.
 
     Parameters
     ----------
@@ -112,7 +135,15 @@ def read_item(item: Any, number: int, reading: Reading) -> Item:
     names = None if named else getattr(item, "_fields", ())
     unread_parts, declared, by_name = _layout(tuple(parts), names, reading.fields)
     unread = {part: parts[part] for part in unread_parts}
-    others = [] if by_name else [p for p in unread if p not in declared and is_class(unread[p])]
+    others = []
+    if not by_name:
+        others = [
+            part
+            for part in unread
+            if part not in declared
+            and not (names and isinstance(part, int) and _is_other(names[part]))
+            and is_class(unread[part])
+        ]
     if reading.known is not None or reading.ignores_labels:
         label, found = None, _agreeing(unread, declared, number, reading)
     else:
@@ -128,8 +159,33 @@ def read_item(item: Any, number: int, reading: Reading) -> Item:
     )
 
 
+def may_be_label(part: Part, value: Any) -> bool:
+    """Return True for a part of a dict that may be its label, under a name of the user's own."""
+    if not isinstance(part, str) or _is_other(part):
+        return False
+    if isinstance(value, Mapping):
+        return any(_is_label(name) and may_be_label(name, value[name]) for name in value)
+    if math.prod(getattr(value, "shape", ())) > MOST_CLASSES:
+        return False
+    plain = _plain(value)
+    if isinstance(plain, list):  # of one, one-hot or multi-hot
+        return len(plain) == 1 or (bool(plain) and all(bit in (0, 1) for bit in plain))
+    return isinstance(plain, str | int | float)
+
+
 def _is_label(part: Part) -> bool:
-    return isinstance(part, str) and part.lower() in LABEL_NAMES
+    return isinstance(part, str) and part.lower() in (*LABEL_NAMES, *USUAL_NAMES)
+
+
+def _is_other(name: str) -> bool:
+    return name.lower() in OTHER_NAMES
+
+
+def _labels_among(names: Sequence[Part]) -> list[Part]:
+    """Return the names that are those of labels."""
+    of_labels = [name for name in names if _is_label(name)]
+    certain = [name for name in of_labels if str(name).lower() in LABEL_NAMES]
+    return certain or (of_labels if len(of_labels) == 1 else [])
 
 
 @functools.lru_cache(maxsize=256)
@@ -162,9 +218,11 @@ def _layout(
     read |= set() if fields else {first}
     unread = tuple(part for part in parts if part not in read)
     if names is None:
-        return unread, tuple(filter(_is_label, unread)), True
-    called = [place for place, name in enumerate(names) if _is_label(name)]
-    return unread, tuple(part for part in unread if part in (called or [1])), bool(called)
+        return unread, tuple(_labels_among(unread)), True
+    of_labels = _labels_among(names)
+    called = [place for place, name in enumerate(names) if name in of_labels]
+    second = [] if names[1:2] and _is_other(names[1]) else [1]
+    return unread, tuple(part for part in unread if part in (called or second)), bool(called)
 
 
 def _number_of(
@@ -176,10 +234,15 @@ def _number_of(
 ) -> tuple[int | None, list[Part]]:
     """Return the class number among the parts of an item, and the parts that have it."""
     labels = {part: unread[part] for part in (*declared, *others) if unread[part] is not None}
-    numbers = {part: class_number(value) for part, value in labels.items()}
+    numbers = {
+        part: classes.index(value)
+        if isinstance(value, str) and classes.count(value) == 1
+        else class_number(value)
+        for part, value in labels.items()
+    }
     for part, known in numbers.items():
         if known is None:
-            raise LabelError(_not_understood(parts, part))
+            raise LabelError(_not_understood(parts, part, classes))
     different = dict.fromkeys(numbers.values())
     if len(different) > 1:
         both = " and ".join(f"{in_words(part)} is {known}" for part, known in numbers.items())
@@ -196,8 +259,11 @@ def _number_of(
     return label, [*numbers, *(part for part in declared if part not in numbers)]
 
 
-def _not_understood(parts: Mapping[Part, Any], part: Part) -> str:
+def _not_understood(parts: Mapping[Part, Any], part: Part, classes: Sequence[str]) -> str:
     value = described(parts[part])
+    if isinstance(parts[part], str) and classes:
+        names = f"{', '.join(map(_short, classes[:10]))}{', …' * (len(classes) > 10)}"
+        return f"{in_words(part)} is {value}, and not one name among its `classes`: {names}"
     if part == 1 and is_class(parts[0]) and _is_picture(parts[1]):
         return (
             f"item 0 is {described(parts[0])} and item 1 is {value}: return (image, label), or "
@@ -220,23 +286,20 @@ def _agreeing(
     unread: Mapping[Part, Any], declared: Sequence[Part], number: int, reading: Reading
 ) -> list[Part]:
     """Return the parts that are labels, which must agree with the known ones."""
-    found = []
-    for part in declared:
-        own = _plain(unread[part])
-        if own is _NO_LABEL:
+    found = [part for part in declared if _plain(unread[part]) is not _NO_LABEL]
+    known = reading.known
+    if known is None or reading.ignores_labels:
+        return found
+    for part in found:
+        own, given = _plain(unread[part]), _plain(known.given[number])
+        if own is None or _agrees(own, given, known.encoded[number], reading.classes):
             continue
-        found.append(part)
-        known = reading.known
-        if known is None or reading.ignores_labels or own is None:
-            continue
-        given = _plain(known.given[number])
-        if not _agrees(own, given, known.encoded[number], reading.classes):
-            numbered = " (an attribute `classes` numbers them)" if isinstance(given, str) else ""
-            raise LabelError(
-                f"{in_words(part)} is {described(unread[part])}, and targets[{number}] is "
-                f"{described(known.given[number])}{numbered}; make them alike, or remove one: the "
-                "attribute `targets`, or the label of the samples"
-            )
+        numbered = " (an attribute `classes` numbers them)" if isinstance(given, str) else ""
+        raise LabelError(
+            f"{in_words(part)} is {described(unread[part])}, and targets[{number}] is "
+            f"{described(known.given[number])}{numbered}; make them alike, or remove one: the "
+            "attribute `targets`, or the label of the samples"
+        )
     return found
 
 
@@ -248,24 +311,18 @@ def _agrees(own: Any, given: Any, encoded: Any, classes: Sequence[str]) -> bool:
     given, encoded
         The known label, as the dataset has it, and as a row table has it.
     """
-    if type(own) is type(given) and own == given:
+    if own == given or (own != own and given != given):
         return True
-    if np.ndim(encoded) == 0 and isinstance(own, list) and len(own) == 1:
-        [own] = own
-    if isinstance(own, str):
-        return own in classes and _agrees(classes.index(own), given, encoded, classes)
-    if np.ndim(encoded) == 0 and not isinstance(own, list):
-        same = bool(np.float32(own) == encoded) if encoded.dtype.kind == "f" else own == encoded
-        return same or (own != own and encoded != encoded)
+    values = own if isinstance(own, list) else [own]
+    values = [classes.index(value) if value in classes else value for value in values]
     if encoded.dtype.kind == "f":
-        return False
-    wanted = np.flatnonzero(encoded).tolist() if np.ndim(encoded) else [int(encoded)]
-    if not isinstance(own, list):
-        return wanted == [own]
-    if any(isinstance(value, str) for value in own):
-        own = [classes.index(value) if value in classes else -1 for value in own]
-    ones = len(own) > 1 and all(value in (0, 1) for value in own)
-    return sorted(own) == wanted or (ones and np.flatnonzero(own).tolist() == wanted)
+        scalar = np.ndim(encoded) == 0 and len(values) == 1 and not isinstance(values[0], str)
+        return scalar and bool(np.float32(values[0]) == encoded)
+    wanted = {int(encoded)} if np.ndim(encoded) == 0 else {*np.flatnonzero(encoded).tolist()}
+    ones = {number for number, value in enumerate(values) if value == 1}
+    is_hot = len(values) > 1 and {*values} <= {0, 1}
+    named = len(values) == len(wanted) and {*values} == wanted
+    return named or (is_hot and ones == wanted)
 
 
 _NO_LABEL = object()
@@ -379,44 +436,30 @@ def content_of(inputs: Mapping[Part, Any]) -> str:
 
 def _pieces(value: Any) -> Iterator[bytes]:
     """Yield bytes that tell a value from all others."""
-    kind = type(value).__name__
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        yield f"{kind}  {value.dtype.str} {value.shape}\n".encode()
-        yield value.tobytes()
+    kind, within = type(value).__name__, list[Any]()
+    if value is None or isinstance(value, str | int | float | np.number | np.bool_):
+        data = repr(value).encode(errors="surrogatepass")
     elif isinstance(value, bytes | bytearray):
-        yield f"{kind} {len(value)}\n".encode()
-        yield bytes(value)
-    elif value is None or isinstance(value, str | int | float | np.number | np.bool_):
-        text = repr(value).encode(errors="surrogatepass")
-        yield f"{kind} {len(text)}\n".encode()
-        yield text
-    elif isinstance(value, Mapping):
-        yield f"{kind} {len(value)}\n".encode()
-        for key, some in value.items():
-            yield from _pieces(key)
-            yield from _pieces(some)
-    elif isinstance(value, list | tuple):
-        yield f"{kind} {len(value)}\n".encode()
-        for some in value:
-            yield from _pieces(some)
+        data = bytes(value)
+    elif isinstance(value, list | tuple | Mapping | Set):
+        within = list(value.items() if isinstance(value, Mapping) else value)
+        within = sorted(within, key=repr) if isinstance(value, Set) else within
+        kind, data = f"{kind} of {len(value)}", b""
     elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        array = np.asarray(value)
-        mode = value.mode if isinstance(getattr(value, "mode", None), str) else ""
-        yield f"{kind} {mode} {array.dtype.str} {array.shape}\n".encode()
-        if array.dtype.hasobject:
-            yield from _pieces(array.tolist())
-        else:
-            yield array.tobytes()
-        if mode:
+        array, mode = np.asarray(value), getattr(value, "mode", None)
+        mode = mode if isinstance(mode, str) else None  # of tensors, a method
+        kind = f"{kind} {mode} {array.dtype.str} {array.shape}"
+        data = b"" if array.dtype.hasobject else array.tobytes()
+        within = [array.tolist()] if array.dtype.hasobject else []
+        if mode is not None:
             palette = value.getpalette("RGBA") if mode in ("P", "PA") else None
-            yield from _pieces((palette, value.info.get("transparency")))
+            within = [palette, value.info.get("transparency")]
     else:
-        yield _pickled(value)
-
-
-def _pickled(value: Any) -> bytes:
-    try:
-        data = pickle.dumps(value, protocol=4)
-    except Exception:  # whatever the user's class raises
-        return os.urandom(16)
-    return f"pickle {len(data)}\n".encode() + data
+        try:
+            kind, data = "pickle", pickle.dumps(value, protocol=4)
+        except Exception:  # whatever the user's class raises
+            data = os.urandom(16)
+    yield f"{kind} {len(data)}\n".encode()
+    yield data
+    for part in within:
+        yield from _pieces(part)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import os
+import re
 import time
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
-from precache.storage.base import NOT_UTF8, SERVICE_FOLDER, FileInfo, Folder, left_out_text
+from precache.storage.base import Folder, left_out_text
+from precache.store.columns import GrowingTexts, Texts
+from precache.store.locations import Locations
 from precache.store.row_table import RowTable
 from precache.units import size as in_units
-from precache_workers.runtime.time_limit import FETCHING, notes
+from precache_workers.runtime.time_limit import FETCHING, samples_at_work
 from precache_workers.sources.base import (
     BY_DATASET,
     FILES_PER_TICK,
@@ -25,30 +30,36 @@ from precache_workers.sources.base import (
     MOST_SAMPLE_BYTES,
     NO_RULES,
     Fetched,
+    Folders,
     LabelRules,
     Listing,
+    Names,
     Sample,
     Tick,
     container_noun,
     container_suffix,
     count_ignored,
+    hidden_as,
     in_service_folder,
     is_image,
     is_utf8,
     source_of,
 )
 from precache_workers.sources.label_readings import (
-    SettledLabels,
-    doubts_of_classes,
+    Bare,
+    bare_folders,
     folder_labels,
-    note_of_order,
+    is_beside,
     read_folders,
-    settle_labels,
 )
-from precache_workers.sources.labels import Kind, encode_labels
+from precache_workers.sources.labels import Kind, decide, encode_column
+from precache_workers.sources.splits import notes_of_folders
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 """Suffixes of files that may have labels of the images beside them."""
+
+_PARTNER = r"[_. -](masks?|seg|segmentation|gt|labels?|annotations?|matte|depth|thumb)\.[a-z0-9]+$"
+"""Regular expression of the end of a file's name that may be the mask or copy of another."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,9 @@ class FolderSource:
 
     rules: LabelRules = NO_RULES
 
+    pattern: str = ""
+    """Name of the source if it has several folders, of which this is the first."""
+
     def file_of(self, key: str) -> tuple[Folder, str]:
         return self.folder, key
 
@@ -77,9 +91,10 @@ class FolderSource:
         until = time.monotonic() + seconds
         if (kind := self.folder.kind()) != "folder":
             raise SourceError(f"the source {self.folder} {_no_folder(kind)}")
-        files = _FileColumns()
+        files = _Images()
         ignored, complete, left_out = Counter[str](), True, Counter[str]()
         container, table_file, examples = "", "", dict[str, str]()
+        others: dict[str, bool] = {}
 
         def leave_out(name: str, reason: str) -> None:
             if name.endswith("/") or is_image(name):
@@ -87,53 +102,76 @@ class FolderSource:
             else:
                 count_ignored(ignored, name)
 
+        def take() -> None:
+            nonlocal container, table_file
+            for name in files.settle(left_out, examples):
+                count_ignored(ignored, name)
+                if not hidden_as(name):
+                    inside = name.rpartition("/")[0]
+                    others[inside] = others.get(inside, False) or not is_beside(name)
+                if container_noun(name) and (not container or _is_better(name, container)):
+                    container = name
+                if name.endswith(_TABLES):
+                    table_file = min(table_file or name, name)
+            if files.count:
+                tick(files.count)
+
         for file in self.folder.walk(leave_out):
-            if files.keys and time.monotonic() > until:
-                complete = False
-                break
-            if is_image(file.name):
-                reason = SERVICE_FOLDER if in_service_folder(file.name) else NOT_UTF8
-                if reason == SERVICE_FOLDER or not is_utf8(file.name):
-                    left_out[reason] += 1
-                    examples.setdefault(reason, printable(file.name))
-                    continue
-                files.add(file)
-                if len(files.keys) % FILES_PER_TICK == 0:
-                    tick(len(files.keys))
-            else:
-                count_ignored(ignored, file.name)
-                if container_noun(file.name) and (
-                    not container or _is_better(file.name, container)
-                ):
-                    container = file.name
-                if file.name.endswith(_TABLES):
-                    table_file = min(table_file or file.name, file.name)
-        if not files.keys:
+            late = time.monotonic() > until
+            if late or len(files.names) == FILES_PER_TICK:
+                take()
+                if late and files.count:
+                    complete = False
+                    break
+            files.add(*file)
+        take()
+        if not files.count:
             images = f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
             images += left_out_text(left_out, examples)
-            how = _how_to_read(self.folder, container) if container else images
+            other = f"{images}; if these are other data, {BY_DATASET}"
+            how = _how_to_read(self.folder, container) if container else other
             what = f"the source {self.folder} has no image ({ignored.total()} other files)"
             raise SourceError(f"{what}; {how}")
-        tick(len(files.keys))
-        return self._listing(files, ignored, complete, left_out, examples, table_file)
+        bare_in = functools.partial(self._bare_in, others) if complete else None
+        return self._listing(files, ignored, complete, left_out, examples, table_file, bare_in)
+
+    def _bare_in(self, others: Mapping[str, bool], outer: str) -> Bare:
+        """Return the folders in a folder, and whether the files that are no images leave them open.
+
+        Parameters
+        ----------
+        others
+            Folders with files that are no images -> whether some do not just lie beside samples.
+        """
+        bare = {**bare_folders(others, outer)}
+        local = self.folder.local(outer)
+        if local is not None:
+            with contextlib.suppress(OSError), os.scandir(local) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False) and is_utf8(entry.name):
+                        bare.setdefault(entry.name, True)
+        return {name: may for name, may in bare.items() if not in_service_folder(f"{name}/")}
 
     def _listing(
         self,
-        files: _FileColumns,
+        files: _Images,
         ignored: Counter[str],
         complete: bool,
         left_out: Counter[str],
         examples: Mapping[str, str],
         table_file: str,
+        bare_in: Callable[[str], Bare] | None,
     ) -> Listing:
-        where = "the source"
-        reading = read_folders(files.keys, self.rules, self.folder, self.folder.path)
-        labels = folder_labels(files.keys, reading.level)
+        table, ctimes = files.sorted()
+        folders = Folders(table.keys)
+        path = (lambda name: f"{self.pattern}/{name}") if self.pattern else self.folder.path
+        reading = read_folders(table.keys, self.rules, self.folder, path, bare_in)
+        labels = folders.each(lambda names: folder_labels(names, reading.level))
         kind: Kind | None = "names" if any(labels) else None
-        settled = settle_labels(
-            labels, kind, files.keys, where, self.rules, typed=True, folders=True
-        )
-        table, ctimes = files.table(settled, self.rules)
+        decided = decide(labels, kind, table.keys, "the source", self.rules, folders=True)
+        column = encode_column(decided, table.keys, str(self.folder), self.rules)
+        source = source_of(self.folder)
+        table = replace(table, labels=column.values, classes=column.classes, source=source)
         way = "as the source itself"
         if table_file.endswith((".csv", ".tsv")):
             way = f"by --labels, if it has lines key,label, or {way}"
@@ -141,7 +179,7 @@ class FolderSource:
             way += ", with --source-kind manifest"
         beside = f"{printable(table_file)} in the source gives labels only {way}"
         return Listing(
-            replace(table, source=source_of(self.folder)),
+            table,
             dict(ignored),
             complete,
             dict(left_out),
@@ -149,19 +187,16 @@ class FolderSource:
             notes=(
                 *([beside] if table_file else []),
                 *reading.notes,
-                *settled.notes,
-                *note_of_order(table.classes),
+                *_note_of_partners(table.keys),
+                *notes_of_folders(folders.names),
+                *column.notes,
             ),
             ctimes=ctimes,
-            doubts=(
-                *reading.doubts,
-                *settled.doubts,
-                *doubts_of_classes(table.classes, self.folder),
-            ),
+            doubts=(*reading.doubts, *column.doubts),
         )
 
     def fetch(
-        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
         if self.folder.local("") is None:
             return self._fetch(keys, sizes)
@@ -192,12 +227,12 @@ class FolderSource:
         """Read files of known size together; read others singly, up to the size limit."""
         known = [n for n, size in enumerate(sizes) if size >= 0]
         samples = [self.sample_keys.get(key, key) for key in keys]
-        notes().begin(FETCHING, *(samples[n] for n in known), foreign=False)
+        samples_at_work().begin(FETCHING, *(samples[n] for n in known), foreign=False)
         contents = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
         read: dict[int, bytes | StorageError] = dict(zip(known, contents, strict=True))
         for number in range(len(keys)):
             if number not in read:
-                notes().begin(FETCHING, samples[number], foreign=False)
+                samples_at_work().begin(FETCHING, samples[number], foreign=False)
                 try:
                     read[number] = self.folder.read_first(keys[number], self.most_bytes + 1)
                 except StorageError as error:
@@ -221,39 +256,75 @@ class FolderSource:
         return Sample.of(data)
 
 
-class _FileColumns:
-    """Files in the order of a walk, as columns to save memory."""
+class _Images:
+    """The images of a walk, as columns."""
 
     def __init__(self) -> None:
-        self.keys: list[str] = []
-        self._sizes = array("q")
-        self._mtimes = array("q")
-        self._ctimes = array("q")
+        self.count = 0
+        self.names: list[str] = []
         self._etags: list[str] = []
-
-    def add(self, file: FileInfo) -> None:
-        self.keys.append(file.name)
-        self._sizes.append(file.size)
-        self._mtimes.append(file.mtime_ns)
-        self._ctimes.append(file.ctime_ns)
-        self._etags.append(file.etag)
-
-    def table(self, settled: SettledLabels, rules: LabelRules) -> tuple[RowTable, np.ndarray]:
-        """Return the files with their labels, sorted by name; and their ctimes."""
-        labels, classes = encode_labels(
-            settled.labels, settled.kind, (), self.keys, "the source", rules.order
+        self._numbers = _three()
+        self._all_names, self._all_etags, self._all_numbers = (
+            GrowingTexts(),
+            GrowingTexts(),
+            _three(),
         )
-        sizes, mtimes = np.array(self._sizes, np.int64), np.array(self._mtimes, np.int64)
-        table = RowTable(
-            keys=self.keys,
-            sizes=sizes,
-            mtimes=mtimes,
-            etags=self._etags,
-            labels=labels,
-            classes=classes,
-        )
-        order = sorted(range(len(table)), key=self.keys.__getitem__)
-        return table.take(order), np.array(self._ctimes, np.int64)[order]
+
+    def add(self, name: str, size: int, mtime_ns: int, etag: str, ctime_ns: int) -> None:
+        """Add a file of a walk, which may be none of the images."""
+        sizes, mtimes, ctimes = self._numbers
+        self.names.append(name)
+        self._etags.append(etag)
+        sizes.append(size)
+        mtimes.append(mtime_ns)
+        ctimes.append(ctime_ns)
+
+    def settle(self, left_out: Counter[str], examples: dict[str, str]) -> list[str]:
+        """Find the images among the files that were added last; returns the names of the others.
+
+        Parameters
+        ----------
+        left_out, examples
+            Output: images that are left out, as in `Listing`.
+        """
+        names, found = self.names, Names.of(self.names)
+        for row, reason in found.left_out.items():
+            left_out[reason] += 1
+            examples.setdefault(reason, printable(names[row]))
+        kept = found.kept
+        self._all_names.extend(found.texts.take(kept))
+        self._all_etags.extend(Texts(self._etags).take(kept))
+        for column, numbers in zip(self._all_numbers, self._numbers, strict=True):
+            column.frombytes(np.frombuffer(numbers, np.int64)[kept].tobytes())
+        self.count += int(kept.sum())
+        self.names, self._etags, self._numbers = [], [], _three()
+        return [names[row] for row in np.flatnonzero(~found.images).tolist()]
+
+    def sorted(self) -> tuple[RowTable, np.ndarray]:
+        """Return the images without labels, sorted by name, and their ctimes; to be called once."""
+        unsorted = self._all_names.texts()
+        order = unsorted.order()
+        keys, etags = unsorted.take(order), self._all_etags.texts().take(order)
+        sizes, mtimes, ctimes = (np.frombuffer(n, np.int64)[order] for n in self._all_numbers)
+        self.__init__()  # type: ignore[misc]  # what it held takes as much memory again
+        return RowTable.of_keys(keys, sizes=sizes, mtimes=mtimes, etags=etags), ctimes
+
+
+def _three() -> tuple[array[int], array[int], array[int]]:
+    return array("q"), array("q"), array("q")
+
+
+def _note_of_partners(keys: Texts) -> list[str]:
+    """Return the line about images that may be masks or copies of others in the same folder."""
+    found = keys.take(keys.matching(_PARTNER, ignore_case=True))
+    stems = {key.rpartition(".")[0] for key in keys} if found else set()
+    bare = re.compile(_PARTNER, re.IGNORECASE)
+    partners = [key for key in found if bare.sub("", key) in stems]
+    if not partners:
+        return []
+    like = f"{len(partners):,} images are called as others but for an ending, such as "
+    way = "move them to a folder of their own, and name both, as 'DATA/{images,masks}'"
+    return [f"{like}{printable(partners[0])}, and are samples; if they are masks or copies, {way}"]
 
 
 def _is_better(name: str, other: str) -> bool:

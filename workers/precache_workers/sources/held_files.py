@@ -1,15 +1,24 @@
-"""Files that a torch `Dataset` holds, found by paths in its attributes; their sizes and times.
+"""Data that a torch `Dataset` holds: values in its attributes, and files that these name.
 
-Code outside precache opens them, so what they hold is not known here; a change of a file that is
-named by no attribute is not seen.
+Code outside precache opens the files, and any sample may come from any of them: a change of one
+has all samples read and compared. A change of a file that no attribute names is not seen.
+
+Each process makes the dataset anew: what it holds is compared between them, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
+import itertools
+import json
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import types
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,133 +31,262 @@ MOST_DEPTH = 4
 MOST_WITHIN = 1000
 """Datasets in a list, such as of a `ConcatDataset`, that are searched."""
 
+MOST_COMPARED = 10_000
+"""Values of a list, table or map that are compared between processes; of more, each n-th."""
+
 
 @dataclass(frozen=True)
-class HeldFiles:
-    """Files of a dataset.
+class HeldData:
+    """Values and files of a dataset.
 
     Attributes
     ----------
-    count
+    files
         Number of files.
-    of_samples
-        Names, sizes and times of the files of each sample; None if it is not known whose they are.
-    others
-        Digest of the names, sizes and times of all other files; empty if there are none.
+    digest
+        Of the values, and of the names, sizes and times of the files; empty if there are none.
+    ctimes
+        Digest of the ctimes of the files: int63.
+    unread
+        Attributes that could not be searched, with the reason.
     """
 
-    count: int
-    of_samples: Sequence[str] | None
-    others: str
+    files: int
+    digest: str
+    ctimes: int
+    unread: Mapping[str, str]
 
 
-def held_files(dataset: Any) -> HeldFiles:
-    """Find the files that a dataset holds, and read their sizes and times."""
-    own: Sequence[Sequence[str]] | None = None
-    seen: dict[int, Any] = {}  # lists by their ids; kept, so that no other object gets its id
-    with contextlib.suppress(Exception):  # attributes of the user's class, which may raise anything
-        own = _paths_of_samples(dataset, seen)
-    if own is None:
-        seen.clear()
-    found = dict.fromkeys(_paths_of(dataset, ("",), MOST_DEPTH, seen))
-    owned = dict.fromkeys(path for paths in own or () for path in paths)
-    states = {path: _state(path) for path in (owned | found)}
-    of_samples = None if own is None else [_identity(paths, states) for paths in own]
-    others = {path: state for path, state in states.items() if state and path not in owned}
-    digest = xxhash.xxh3_64_hexdigest(repr(list(others.items())).encode()) if others else ""
-    return HeldFiles(sum(map(bool, states.values())), of_samples, digest)
+def held_data(dataset: Any, but: Collection[str] = ()) -> HeldData:
+    """Search a dataset, and read the sizes and times of its files.
 
-
-def _identity(paths: Sequence[str], states: Mapping[str, str]) -> str:
-    """Write names, sizes and times of a sample's files; text that names none is left out."""
-    first, *others = paths
-    files = (first, *(path for path in others if states[path]))
-    return " ".join(f"{path} {states[path]}" for path in files)
-
-
-def _paths_of_samples(dataset: Any, seen: dict[int, Any]) -> list[tuple[str, ...]] | None:
-    """Return the paths of each sample, of a dataset like torchvision's `ImageFolder`.
-
-    A sample is a tuple that begins with a path. Other parts of it may be paths, as of masks, or
-    text.
-    """
-    if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # a `Subset`
-        whole = _paths_of_samples(dataset.dataset, seen)
-        return None if whole is None else [whole[number] for number in dataset.indices]
-    samples = getattr(dataset, "samples", None)
-    if not isinstance(samples, list) or len(samples) != len(dataset):
-        return None
-    if not all(isinstance(sample, tuple) and _is_path(sample[0]) for sample in samples):
-        return None
-    seen[id(samples)] = samples
-    return [tuple(os.fspath(part) for part in sample if _is_path(part)) for sample in samples]
-
-
-def _paths_of(
-    dataset: Any, roots: tuple[str, ...], depth: int, seen: dict[int, Any]
-) -> Iterator[str]:
-    """Yield paths of files in the attributes of a dataset, and of those within it.
+    A text may be the path of a file below each folder that is an attribute.
 
     Parameters
     ----------
-    roots
-        Folders that paths may be relative to.
-    seen
-        Objects that were searched, by their ids.
+    but
+        Attributes that are left out.
     """
+    values, unread = list[str](), dict[str, str]()
+    held: dict[str, os.stat_result] = {}
+    for found in _search(dataset, "dataset", ("",), MOST_DEPTH, {}):
+        if found.where in {f"dataset.{name}" for name in but}:
+            continue
+        try:
+            facts = _facts(_as_builtin(found.value))
+            if isinstance(facts, list):
+                values.append(xxhash.xxh3_64_hexdigest(json.dumps(facts).encode()))
+            for text, root in itertools.product(dict.fromkeys(_texts(facts)), found.roots):
+                path = text if not root or text.startswith("/") else f"{root}/{text}"
+                if path not in held and (status := _status(path)):
+                    held[path] = status
+        except Exception as error:  # of the user's class
+            unread[found.where.rpartition(".")[2]] = repr(error)
+    states = [f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in held.items()]
+    ctimes = np.array([status.st_ctime_ns for status in held.values()], np.int64)
+    whole = xxhash.xxh3_64_hexdigest(os.fsencode(json.dumps([values, states])))
+    return HeldData(
+        len(held),
+        whole if values or states else "",
+        xxhash.xxh3_64_intdigest(ctimes.tobytes()) >> 1,
+        unread,
+    )
+
+
+def held_values(dataset: Any, module: str) -> dict[str, str]:
+    """Digest the lists, arrays and maps of a dataset, in their order, and its length.
+
+    They are to be the same in all processes that make the dataset. Objects that are no text, number
+    or array do not count, nor do the folder that paths share, and fractions in maps, which may be
+    times. Of what classes hold, and modules, lists of names count, and maps of names to numbers.
+
+    Parameters
+    ----------
+    module
+        Name of the module of its factory, which is searched as that of its class is.
+
+    Returns
+    -------
+    dict
+        Where a value is held -> its digest.
+    """
+    length = len(dataset) if hasattr(dataset, "__len__") else -1
+    digests = {"len(dataset)": str(length)}
+    seen: dict[int, Any] = {id(value): value for value in (sys.argv, sys.path)}
+    held = [_Held("dataset", dataset, ()), *_search(dataset, "dataset", (), MOST_DEPTH, {})]
+    for name in dict.fromkeys((module, type(dataset).__module__)):
+        variables = list(getattr(sys.modules.get(name), "__dict__", {}).items())
+        held += [_Held(f"{name}.{n}", v, (), True) for n, v in variables if not n.startswith("_")]
+    for found in held:
+        if id(found.value) in seen or (found.is_shared and not _are_names(found.value)):
+            continue
+        seen[id(found.value)] = found.value
+        with contextlib.suppress(Exception):  # of the user's class
+            facts = _facts(_as_builtin(found.value), length)
+            if isinstance(facts, list):
+                digests[found.where] = _digest(facts)
+    return digests
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A value, where it is held, and the folders that paths in it may be relative to.
+
+    Attributes
+    ----------
+    is_shared
+        True for a value of a class or module, which may be a cache.
+    """
+
+    where: str
+    value: Any
+    roots: tuple[str, ...]
+    is_shared: bool = False
+
+
+def _search(
+    dataset: Any, where: str, roots: tuple[str, ...], depth: int, seen: dict[Any, Any]
+) -> Iterator[_Held]:
+    """Yield the attributes of a dataset, and of `depth` levels of datasets within it."""
+    attributes = _attributes(dataset)
+    paths = [os.fsdecode(value) for value in attributes.values() if _is_path(value)]
+    folders = filter(os.path.isdir, dict.fromkeys(paths))  # no error, whatever the text is
+    roots = tuple(dict.fromkeys((*roots, *folders)))
+    for name, value in attributes.items():
+        if (id(value), roots) in seen:
+            continue
+        seen[id(value), roots] = value  # kept, as ids are used again
+        of_class = value is inspect.getattr_static(type(dataset), name, None)
+        yield _Held(f"{where}.{name}", value, roots, of_class)
+        within = {f"{where}.{name}": value}
+        with contextlib.suppress(Exception):  # of the user's class
+            parts = list(value.values()) if isinstance(value, Mapping) else value
+            if isinstance(parts, list | tuple):
+                inner = enumerate(parts[:MOST_WITHIN])
+                within |= {f"{where}.{name}[{n}]": part for n, part in inner}
+        for place, part in within.items():
+            if depth and _is_dataset(part):
+                yield from _search(part, place, roots, depth - 1, seen)
+
+
+def _attributes(dataset: Any) -> dict[str, Any]:
+    """Return the attributes of a dataset, and those of its classes."""
     attributes: dict[str, Any] = {}
-    for part in (*reversed(type(dataset).__mro__[:-1]), dataset):
-        with contextlib.suppress(TypeError):  # it has slots alone
-            attributes |= {n: value for n, value in vars(part).items() if not n.startswith("__")}
-    folders = [os.fspath(value) for value in attributes.values() if _is_path(value)]
-    roots = (*roots, *filter(_is_folder, dict.fromkeys(folders)))
-    for value in attributes.values():
-        if id(value) not in seen:
-            seen[id(value)] = value
-            with contextlib.suppress(Exception):  # of the user's class
-                yield from _paths_in(value, roots, depth, seen)
+    for part in reversed(type(dataset).__mro__[:-1]):
+        attributes |= vars(part)
+    attributes |= getattr(dataset, "__dict__", {})
+    for name, value in attributes.items():
+        if isinstance(value, types.MemberDescriptorType):  # a slot
+            attributes[name] = getattr(dataset, name, None)
+    return {name: value for name, value in attributes.items() if not name.startswith("__")}
 
 
-def _paths_in(
-    value: Any, roots: tuple[str, ...], depth: int, seen: dict[int, Any]
-) -> Iterator[str]:
-    filename = value if _is_path(value) else getattr(value, "filename", None)  # of a memory map
-    if filename is not None and _is_path(filename):
-        yield os.fspath(filename)
-        return
-    if depth and _is_dataset(value):
-        yield from _paths_of(value, roots, depth - 1, seen)
-    if isinstance(value, np.ndarray):
-        value = value.tolist() if value.dtype.kind in "OU" and value.ndim == 1 else ()
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if not isinstance(value, list | tuple) or not value:
-        return
-    if depth and _is_dataset(value[0]):
-        for part in value[:MOST_WITHIN]:
-            yield from _paths_of(part, roots, depth - 1, seen)
-    for column in _columns(value):
-        first = os.fspath(column[0])
-        for root in roots:
-            if _state(_joined(root, first)):
-                yield from (_joined(root, os.fspath(path)) for path in column if _is_path(path))
+def _as_builtin(value: Any) -> Any:
+    """Return a column of pandas, polars or Arrow as a list, and a table as a list of them.
+
+    Of Arrow's columns only text is copied: others may hold images.
+    """
+    if isinstance(value, np.ndarray | type):
+        return value
+    if hasattr(value, "to_pylist") and hasattr(value, "type"):  # Arrow
+        return value.to_pylist() if "string" in str(value.type) else ()
+    if hasattr(value, "to_list"):
+        return value.to_list()
+    if not hasattr(value, "columns"):
+        return value
+    if hasattr(value, "iter_columns"):  # polars
+        return list(map(_as_builtin, value.iter_columns()))
+    if hasattr(value, "itercolumns"):  # Arrow
+        return list(map(_as_builtin, value.flatten().itercolumns()))
+    if hasattr(value, "iloc"):  # pandas, where several columns may have one name
+        return [_as_builtin(column) for _, column in value.items()]
+    if hasattr(value, "__getitem__") and not _is_dataset(value):  # a lazy table of polars
+        raise TypeError(f"{type(value).__name__} is a table whose columns cannot be listed")
+    return value
 
 
-def _columns(entries: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yield the lists that begin with a path, in a list of paths, or of tuples or dicts of them."""
-    first = entries[0]
-    if _is_path(first):
-        yield list(entries)
-    elif isinstance(first, list | tuple):
-        for place in (place for place, part in enumerate(first) if _is_path(part)):
-            yield [entry[place] for entry in entries if len(entry) > place]
-    elif isinstance(first, Mapping):
-        for name in (name for name, part in first.items() if _is_path(part)):
-            yield [entry.get(name) for entry in entries]
+def _facts(value: Any, length: int | None = None, most: int = MOST_COMPARED) -> Any:
+    """Return a value as JSON has it: texts, numbers, hashes of arrays, and types of all else.
+
+    Parameters
+    ----------
+    length
+        Number of samples, if the value is compared between processes; -1 within a list that has one
+        value for each. What may differ by chance is left out then: fractions in maps, and arrays of
+        fractions or three dimensions, which may be buffers, unless they have a value for each.
+    most
+        Values that are compared between processes.
+    """
+    if type(value) in (str, int, float):  # most are
+        return value
+    if type(value).__module__ == "torch" and hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = tuple(vars(value).values())
+    is_array = isinstance(value, np.ndarray) and not isinstance(value, np.memmap)
+    if is_array and value.dtype.kind in "OSU":
+        value = value.tolist()
+    elif is_array:
+        whole = 0 < value.ndim < 3 and value.dtype.kind in "iub"
+        if length is not None and not whole and length not in (-1, *value.shape[:1]):
+            return "array"
+        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        return [str(value.dtype), *value.shape, xxhash.xxh3_64_hexdigest(data.data)]
+    if isinstance(value, list | tuple | Mapping):
+        parts = value.items() if isinstance(value, Mapping) else value
+        some = list(parts) if length is None else _some(parts, most)
+        each = max(1, most // max(1, len(some)))
+        within = -1 if length == len(value) else length
+        facts = [_facts(part, within, each) for part in some]
+        if isinstance(value, Mapping) and length is not None:
+            facts = [pair for pair in facts if not isinstance(pair[-1], float)]
+        return [len(value), *facts]
+    if isinstance(value, AbstractSet):
+        return [len(value), *sorted(json.dumps(_facts(part, length)) for part in value)]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bytes | bytearray):
+        return xxhash.xxh3_64_hexdigest(value)
+    path = value if _is_path(value) else getattr(value, "filename", None)  # of an open file
+    if path is not None and _is_path(path):
+        return os.fsdecode(path)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return str(value) if hasattr(value, "isoformat") else type(value).__qualname__
 
 
-def _joined(root: str, path: str) -> str:
-    return path if not root or path.startswith("/") else f"{root}/{path}"
+def _some(parts: Collection[Any], most: int) -> list[Any]:
+    """Return the first of many values, and each n-th of the others: a set may come repeatedly."""
+    first = len(parts) if len(parts) <= most else most // 2
+    step = max(1, -(-2 * len(parts) // most))
+    return [*itertools.islice(parts, first), *itertools.islice(parts, first, None, step)]
+
+
+def _digest(facts: Any) -> str:
+    """Digest facts without the folder that all paths in them share, which may be a node's own."""
+    paths = [text for text in _texts(facts) if text.startswith("/")]
+    folder = os.path.commonpath(map(os.path.dirname, paths)) if paths else ""
+    text = json.dumps(facts, ensure_ascii=False)
+    if len(folder) > 1:
+        text = text.replace(json.dumps(folder, ensure_ascii=False)[1:-1], "")
+    return xxhash.xxh3_64_hexdigest(text.encode(errors="surrogatepass"))
+
+
+def _texts(facts: Any) -> Iterator[str]:
+    if isinstance(facts, str):
+        yield facts
+    elif isinstance(facts, list):
+        for part in facts:
+            yield from _texts(part)
+
+
+def _are_names(value: Any) -> bool:
+    """Return True for a list of texts, and for a map of texts to numbers or back."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(part, str) for part in value)
+    if not isinstance(value, dict) or not value:
+        return False
+    return all({type(key), type(part)} == {str, int} for key, part in value.items())
 
 
 def _is_dataset(value: Any) -> bool:
@@ -156,18 +294,14 @@ def _is_dataset(value: Any) -> bool:
     return not hasattr(value, "dtype") and all(hasattr(value, name) for name in parts)
 
 
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112 - no error, whatever the text is
-
-
 def _is_path(value: Any) -> bool:
     return bool(value) if isinstance(value, str) else hasattr(type(value), "__fspath__")
 
 
-def _state(path: str) -> str:
-    """Return size and time of a file; empty for all else: text that is no path, folders, pipes."""
+def _status(path: str) -> os.stat_result | None:
+    """Return the status of a file; None for all else: text that is no path, folders, pipes."""
     try:
         status = os.stat(path)  # noqa: PTH116 - of a million files
     except (OSError, ValueError):
-        return ""
-    return f"{status.st_size} {status.st_mtime_ns}" if stat.S_ISREG(status.st_mode) else ""
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None

@@ -6,6 +6,8 @@ and whose object is a `SourceKind`. It is used if no built-in kind fits, or if t
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +15,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from precache.errors import SourceError, UsageError
+from precache.errors import SourceError, UsageError, missing_library
 from precache.messages import shown
 from precache.storage.open import StorageOptions, open_folder
 from precache_workers.sources import manifests
@@ -30,20 +32,22 @@ from precache_workers.sources.base import (
     Source,
     container_noun,
 )
-from precache_workers.sources.code_digest import code_digest
 from precache_workers.sources.container_names import Containers
 from precache_workers.sources.containers import ContainerSource, Format
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.lmdb_databases import LMDBFormat
+from precache_workers.sources.paired_folders import open_paired
 from precache_workers.sources.parquet_tables import ParquetFormat
 from precache_workers.sources.sample_inputs import SampleName
 from precache_workers.sources.tar_archives import TarFormat
 from precache_workers.sources.tf_records import TFRecordFormat
-from precache_workers.sources.user_code import load_object
 from precache_workers.sources.zip_archives import ZipFormat
+from precache_workers.user_code.identity import code_digest
+from precache_workers.user_code.loading import load_object
 
 ENTRY_POINTS = "precache.sources"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class SourceKind:
     open
         Opens a source without listing it.
     suffixes, schemes
-        Suffixes and schemes of its URIs, such as ``.tar`` and ``python``.
+        Suffixes and schemes of its URIs without queries, such as ``.tar`` and ``python``.
     columns
         True if `SourceSpec.columns` may name columns.
     sample_names
@@ -84,7 +88,7 @@ class SourceKind:
     def fits(self, uri: str) -> bool:
         """Return True if a URI has a scheme or suffix of this kind."""
         named = any(uri.startswith(f"{scheme}:") for scheme in self.schemes)
-        return named or uri.lower().rstrip("/").endswith(self.suffixes or ("\0",))
+        return named or shown(uri).lower().rstrip("/").endswith(self.suffixes or ("\0",))
 
 
 def _open_folder(spec: SourceSpec) -> Source:
@@ -92,10 +96,20 @@ def _open_folder(spec: SourceSpec) -> Source:
     return FolderSource(folder, most_bytes=spec.most_bytes, rules=spec.rules)
 
 
+def _open_paired(spec: SourceSpec) -> Source:
+    return open_paired(
+        spec.uri,
+        spec.storage_options,
+        follow_links=spec.follow_links,
+        most_bytes=spec.most_bytes,
+        rules=spec.rules,
+    )
+
+
 def _open_dataset(spec: SourceSpec) -> Source:
     factory = spec.uri.removeprefix("python:")
     load_object(factory)
-    return DatasetSource(factory, code_digest(factory))
+    return DatasetSource(factory, code_digest(factory), rules=spec.rules)
 
 
 def _open_manifest(spec: SourceSpec) -> Source:
@@ -125,7 +139,7 @@ def open_containers(spec: SourceSpec, format_: Format) -> ContainerSource:
 
 def _open_arrow(spec: SourceSpec) -> Source:
     source = open_containers(spec, ArrowFormat(spec.columns))
-    if spec.uri.lower().endswith(".arrow"):
+    if KINDS["arrow"].fits(spec.uri):
         return source
     folder = open_folder(spec.uri, spec.storage_options, follow_links=spec.follow_links)
     names = saved_files(folder)
@@ -144,6 +158,7 @@ def _open_lmdb(spec: SourceSpec) -> Source:
 
 KINDS: dict[str, SourceKind] = {
     "folder": SourceKind(_open_folder, columns=False),
+    "folders": SourceKind(_open_paired, columns=False),
     "python": SourceKind(_open_dataset, schemes=("python",), columns=False),
     "tar": SourceKind(
         lambda spec: open_containers(spec, TarFormat(spec.sample_name)),
@@ -202,11 +217,8 @@ def open_source(
         source, storage_options, follow_links, most_bytes, columns, sample_name, rules
     )
     chosen = _kind_of(spec, kind)
-    if rules != NO_RULES and chosen is KINDS["python"]:
-        raise UsageError(
-            f"{shown(source)} says itself what its labels are; leave out --label-level, "
-            "--label-kind, --label-separator, --no-label and --class-order"
-        )
+    if rules.level is not None and chosen is KINDS["python"]:
+        raise UsageError(f"{shown(source)} has no folders; leave out --label-level")
     if columns != NO_COLUMNS and not chosen.columns:
         raise UsageError(
             f"the source {shown(source)} is of a kind without columns; leave out --image-column, "
@@ -218,8 +230,13 @@ def open_source(
             "it out, or give --source-kind tar"
         )
     if chosen not in (KINDS["folder"], KINDS["python"]) and find_spec("pyarrow") is None:
-        raise UsageError(f"reading {shown(source)} needs pyarrow: pip install 'precache[workers]'")
+        raise missing_library(f"reading {shown(source)}", "pyarrow")
     return chosen.open(spec)
+
+
+def has_columns(source: str, storage_options: StorageOptions, kind: str | None) -> bool:
+    """Return whether a source is a table, whose columns may be chosen."""
+    return _kind_of(SourceSpec(source, storage_options), kind).columns
 
 
 def kind_of_name(name: str) -> str:
@@ -248,13 +265,23 @@ def _kind_of(spec: SourceSpec, name: str | None) -> SourceKind:
         return KINDS[own]
     if "." in source.rstrip("/").rpartition("/")[2] or ":" in source:
         for entry in metadata.entry_points(group=ENTRY_POINTS):
-            plug_in = _loaded(entry)
-            if plug_in.fits(source):
-                return plug_in
-    noun = container_noun(source)
+            try:
+                plug_in = _loaded(entry)
+                if plug_in.fits(source):
+                    return plug_in
+            except Exception as error:  # its suffixes may be anything
+                _warn(f"the source plug-in {entry.name} is left out: {error}; mend or uninstall it")
+    if "{" in source:
+        return KINDS["folders"]
+    noun = container_noun(shown(source))
     if noun and open_folder(source, spec.storage_options).kind() == "file":
         raise SourceError(f"the source {shown(source)} is {noun}: {BY_DATASET}")
     return KINDS["folder"]
+
+
+@functools.cache  # once a process
+def _warn(line: str) -> None:
+    log.warning("%s", line)
 
 
 def _loaded(entry: metadata.EntryPoint) -> SourceKind:

@@ -8,41 +8,50 @@ A reading that was guessed is a line for the user. Where two readings differ, th
 from __future__ import annotations
 
 import json
-import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
-from precache.errors import SourceError
 from precache.messages import printable
+from precache.store.columns import Texts
 from precache_workers.sources.base import (
+    NO_RULES,
     Doubt,
+    Folders,
     LabelRules,
-    Ways,
-    choice_error,
     first_folder,
     folder_at,
 )
-from precache_workers.sources.labels import Kind, infer_kind, is_nothing
+from precache_workers.sources.container_names import common_end
 
 _FEW = 3
 """Names that are shown of many."""
 
-_SEPARATORS = ("|", ";", ",", "/", "+", "&", " ")
-_LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
-_EXPONENT = re.compile(r"[0-9]+[eE][0-9]+")
-_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
-_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
+INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
+_DECIMAL = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}")
 
-_PLAIN = r"(?:images?|imgs?|photos?|pictures?|data|sets?|splits?|jpe?g|png|full|small|[abxy\d._ -])"
+_PLAIN = (
+    r"(?:images?|imgs?|photos?|pictures?|data|sets?|splits?|jpe?g|png|full|small|public|private|"
+    r"[abxy\d._ -])"
+)
 _SPLIT = re.compile(
-    rf"{_PLAIN}*+(?:(?:train(?:ing)?|trn|val(?:id(?:ation)?)?|dev|test(?:ing)?|eval(?:uation)?|"
-    rf"h[eo]ld[_-]?out|unlabell?ed){_PLAIN}*+)+"
+    rf"{_PLAIN}*+(?:(?:train(?:ing)?|trn|tst|val(?:id(?:ation)?)?|dev|test(?:ing)?|eval(?:uation)?|"
+    rf"h[eo]ld[_-]?out|unlabell?ed|unsup(?:ervised)?){_PLAIN}*+)+"
 )
 """Names of splits, such as train2017, training_set, images-val and testA, in lower case."""
+
+_SPLIT_WORDS = frozenset(
+    (
+        "train", "training", "trn", "tr", "trainval", "val", "valid", "validation", "dev", "test",
+        "testing", "tst", "eval", "evaluation", "holdout", "pred", "predict",
+        "prediction", "query", "gallery", "probe", "support",
+    )
+)  # fmt: skip
+"""Words of splits, if other names have another of them in its place, and are equal otherwise."""
 
 _IMAGES = frozenset(("image", "images", "img", "imgs", "jpegimages", "rgb", "leftimgbit"))
 _TARGETS = frozenset(
@@ -54,7 +63,24 @@ _TARGETS = frozenset(
 )  # fmt: skip
 """Names of folders with the images and the targets of one data set, without digits and marks."""
 
+_PAIRED = _IMAGES | _TARGETS | {
+    "input", "inputs", "output", "outputs", "target", "targets", "source", "src", "reference",
+    "ref", "hr", "lr", "hq", "lq", "sr", "noisy", "noise", "clean", "blur", "blurred", "blurry",
+    "sharp", "haze", "hazy", "left", "right", "depth", "depths", "disparity", "disp", "flow",
+    "normals", "visible", "vis", "infrared", "ir", "nir", "thermal", "optical", "sar", "raw",
+    "edges", "before", "after", "alpha",
+}  # fmt: skip
+"""Names of folders with several images of each sample, without digits and marks."""
+
+MOST_PARTS = 4
+"""Most folders with files of the same names that are taken for parts of samples, whatever they are
+called: classes such as persons may have such files, too."""
+
 _OPPOSITES = ("in", "un", "no", "non", "not", "without")
+
+
+LISTED = "list the names of all classes in a text file, one a line, and give it by --classes"
+"""The way out by which the user says which classes there are."""
 
 
 def quoted(names: Iterable[str], most: int = _FEW) -> str:
@@ -64,23 +90,44 @@ def quoted(names: Iterable[str], most: int = _FEW) -> str:
     return ", ".join(printable(repr(name)) for name in some[:most]) + more
 
 
+def flag(name: str, value: str) -> list[str]:
+    """Return a flag and its value; after a space, a value such as ``-nan`` would be a flag."""
+    return [f"{name}={value}"] if value.startswith("-") and value != "-" else [name, value]
+
+
+def no_label(words: Iterable[str]) -> list[str]:
+    """Return the arguments that take words as no label."""
+    return [argument for word in words for argument in flag("--no-label", word)]
+
+
 def is_split(name: str) -> bool:
     """Return True for a name of a split, such as ``train2017`` or ``val``."""
     return _SPLIT.fullmatch(name[:100].lower()) is not None
 
 
-def split_name(source: str) -> str:
-    """Return the words in the last name of a source that name a split."""
-    name = source.rstrip("/").rpartition("/")[2].partition(".")[0]
-    return " ".join(filter(is_split, re.findall("[A-Za-z]{2,}", name)))
+def splits_among(names: Iterable[str]) -> set[str]:
+    """Return the names that are splits: each alone, as `is_split`, or beside those like it.
+
+    These differ in one word, which is a split's: ``my_train`` and ``my_val``.
+    """
+    names = [*names]
+    return {*filter(is_split, names)} | differing_in(names, _SPLIT_WORDS)
 
 
-def note_of_containers(names: Iterable[str]) -> list[str]:
-    """Return the line about containers of several splits that are taken together."""
-    splits = sorted(set(map(split_name, names)) - {""})
-    if len(splits) < 2:
-        return []
-    return [f"Files of several splits are taken together: {quoted(splits)}; name those of one"]
+def differing_in(names: Iterable[str], words: Collection[str]) -> set[str]:
+    """Return the names that are equal to another but for one word and digits, both of `words`."""
+    frames: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in names:
+        for word in re.finditer("[a-z]+", name[:100].lower()):
+            if word[0] in words:
+                frame = f"{word.string[: word.start()]}/{word.string[word.end() :]}"
+                frames[re.sub(r"\d", "", frame)][name] = word[0]
+    return {name for some in frames.values() if len({*some.values()}) > 1 for name in some}
+
+
+def holds_images(name: str) -> bool:
+    """Return True for a usual name of the folder of photos beside one of masks."""
+    return _plain(name) in _IMAGES
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -95,15 +142,57 @@ class FolderReading:
     doubts: tuple[Doubt, ...] = ()
 
 
-_PART = re.compile(r"[0-9]{4,}")
-"""Names of folders that files are spread over, as by img2dataset."""
+_PART = re.compile(r"[0-9]{4,}|(?:.*[\W_])?[^\W\d_]{2,}[ _.-]?[0-9]+")
+"""Names of folders that files are spread over, as by img2dataset, or called ``part_1``."""
+
+_BESIDE = frozenset(
+    (
+        ".txt", ".md", ".rst", ".pdf", ".html", ".csv", ".tsv", ".json", ".jsonl", ".ndjson",
+        ".parquet", ".xml", ".yaml", ".yml", ".toml", ".log", ".mat", ".py", ".ipynb", ".sh",
+        ".pt", ".pth", ".ckpt", ".safetensors", ".onnx", ".npy", ".npz", ".pkl", ".pickle", ".h5",
+        ".hdf5", ".doc", ".docx", ".xls", ".xlsx", ".db", ".zip", ".gz", ".tar", ".mp4", ".avi",
+        ".mov", ".wav", ".mp3",
+    )
+)  # fmt: skip
+"""Suffixes of files that lie beside samples, and are none."""
+
+
+def is_beside(name: str) -> bool:
+    """Return True for a file that is no sample that cannot be read, such as ``about.txt``."""
+    return name[name.rfind(".") :].lower() in _BESIDE
+
+
+Bare = Mapping[str, bool]
+"""Folders without a readable image -> True if they may be classes."""
+
+
+def bare_folders(others: Mapping[str, bool], outer: str) -> Bare:
+    """Return the folders in a folder that have files that are no images, here or below.
+
+    Parameters
+    ----------
+    others
+        Folders with such files -> whether some do not just lie beside samples.
+    """
+    prefix = f"{outer}/" if outer else ""
+    bare: dict[str, bool] = {}
+    for inside, may_be_class in others.items():
+        if f"{inside}/".startswith(prefix):
+            name = inside[len(prefix) :].partition("/")[0]
+            bare[name] = bare.get(name, False) or may_be_class
+    return {name: may for name, may in bare.items() if name}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W\d_]", "", name.lower())
 
 
 def read_folders(
-    names: Iterable[str],
+    names: Texts,
     rules: LabelRules,
     where: object,
     path_of: Callable[[str], str] | None = None,
+    bare_in: Callable[[str], Bare] | None = None,
 ) -> FolderReading:
     """Find the folders of names that are classes.
 
@@ -111,10 +200,12 @@ def read_folders(
     ----------
     path_of
         Converts a folder to a source that the user may name; None if none can be named.
+    bare_in
+        Returns the folders without a readable image that lie in a folder; None if unknown.
     """
     if rules.level is not None:
         return FolderReading(rules.level)
-    counts = Counter(name.rpartition("/")[0] for name in names)
+    counts = Folders(names).counts
     paths = [folder.split("/") if folder else [] for folder in counts]
     shared = _shared(paths)
     level = len(shared) + 1
@@ -122,41 +213,66 @@ def read_folders(
     here = f"{where}: {printable(outer)}/" if shared else str(where)
     if shared and shared in paths:
         if len(paths) > 1:
-            ways = Ways()
-            text = (
-                f"{here} has images beside its folders ({quoted(_tops(paths, level))}): add "
-                f"{ways('--label-level', str(level))} if these are the classes, or "
-                f"{ways('--label-level', '1')} if {printable(shared[0])!r} is the one class of all"
-            )
-            return FolderReading(1, doubts=(Doubt(text, tuple(ways)),))
+            text = f"{here} has images beside its folders ({quoted(_tops(paths, level))})"
+            these = ("--label-level", str(level)), "if these are the classes"
+            one = ("--label-level", "1"), f"if {printable(shared[0])!r} is the one class of all"
+            return FolderReading(1, doubts=(Doubt.of(text, these, one),))
         text = (
             f"All samples are of the one class {printable(shared[0])!r}, their only folder "
             "(--label-level 0 for no label)"
         )
         return FolderReading(1, (text,))
-    inner: dict[str, set[str]] = defaultdict(set)
-    for path in paths:
-        if len(path) >= level:
-            inner[path[level - 1]].update(path[level : level + 1])
-    if doubt := _doubt(inner, level, outer, here, path_of):
-        return FolderReading(level, doubts=(doubt,))
+    tops = _Tops(paths, level)
+    inner = tops.inner
+    pairs = _Pairs.of(names, level, counts) if len(inner) > 1 else None
+    if found := _doubt(tops, pairs, names, outer, here, path_of):
+        return FolderReading(level, doubts=(found,))
+    bare = bare_in(outer) if bare_in is not None and inner else {}
+    missing = sorted(name for name, may_be in bare.items() if may_be and name not in inner)
+    if missing:
+        place = path_of(outer) if path_of is not None else "://"
+        keep: tuple[Sequence[str], str] = ("--classes", place), "if it is"
+        if "://" in place:
+            keep = (), f"{LISTED}, if it is"
+        text = (
+            f"{here}: no image can be read in {quoted(missing)}, and the numbers of the other "
+            f"classes ({quoted(sorted(inner))}) depend on whether that is a class"
+        )
+        alone = ("--label-level", str(level)), "if not"
+        return FolderReading(level, doubts=(Doubt.of(text, keep, alone, by_classes=True),))
     notes = []
-    below = [f"{top}/{name}" for top, names in sorted(inner.items()) for name in sorted(names)]
+    if others := sorted(bare.keys() - inner):
+        notes.append(
+            f"Folders without an image are no classes: {quoted(others)}; if one is, {LISTED}"
+        )
     if shared:
         notes.append(
             f"Classes are the {len(inner):,} folders of {printable(outer)}/, which holds all "
             f"images ({quoted(sorted(inner))}); --label-level 1 takes {printable(shared[0])!r} "
             "as the one class"
         )
-    elif below:
+    elif tops.next_level:
+        some = "/".join(min(path[: tops.next_level] for path in tops.deep))
         notes.append(
             f"Classes are the {len(inner):,} first folders ({quoted(sorted(inner))}), which have "
-            f"folders in them, such as {printable(below[0])}; --label-level 2 takes these"
+            f"folders in them, such as {printable(some)}; --label-level {tops.next_level} takes "
+            "these"
         )
-    if len(inner) > 1 and len({*map(len, inner)}) == 1 and all(map(_PART.fullmatch, inner)):
+    if pairs is not None:
+        notes.append(
+            f"Classes have files of the same names ({quoted(pairs.stems)}); if these are parts of "
+            "one sample each, --label-level 0 gives no label"
+        )
+    words = {name.rstrip("0123456789") or len(name) for name in inner}
+    if len(inner) > 1 and len(words) == 1 and all(map(_PART.fullmatch, inner)):
         notes.append(
             f"Classes are the {len(inner):,} numbered folders ({quoted(sorted(inner))}); if these "
             "are parts of one data set, --label-level 0 gives no label"
+        )
+    if parts := sorted(differing_in(inner, _PAIRED)):
+        notes.append(
+            f"Classes are also {quoted(parts)}; if these are parts of one data set, "
+            "--label-level 0 gives no label"
         )
     if splits := sorted(filter(is_split, inner)):
         notes.append(
@@ -179,52 +295,223 @@ def _shared(paths: Sequence[list[str]]) -> list[str]:
     return list(first[:count])
 
 
+class _Tops:
+    """The folders of a level, which may be classes, and the next level whose folders may be.
+
+    Attributes
+    ----------
+    inner
+        Folder of the level -> the folders of the next level that are below it.
+    next_level
+        The next level with folders of several names, of which some is no name of a part of a data
+        set; 0 for none, or if images and their targets lie in folders of one name there.
+    deep
+        The paths that have the next level.
+    nested
+        Folders of the level with folders in them -> these.
+    """
+
+    def __init__(self, paths: Sequence[list[str]], level: int) -> None:
+        self.level = level
+        self.nested: dict[str, set[str]] = defaultdict(set)
+        for path in paths:
+            if len(path) > level:
+                self.nested[path[level - 1]].add(path[level])
+        self.deep = [path for path in paths if len(path) > level]
+        number = level + 1
+        while self.deep and not _are_classes({path[number - 1] for path in self.deep}):
+            self.deep = [path for path in self.deep if len(path) > number]
+            number += 1
+        mixed = any(
+            _plain(name) in _TARGETS for p in self.deep for name in p[level - 1 : number - 1]
+        )
+        self.next_level = number if self.deep and not mixed else 0
+        self.inner: dict[str, set[str]] = {p[level - 1]: set() for p in paths if len(p) >= level}
+        for path in self.deep if self.next_level else ():
+            self.inner[path[level - 1]].add(path[number - 1])
+
+
+def _are_classes(names: Collection[str]) -> bool:
+    """Return True if some of several names are not those of parts of a data set."""
+    parts = {name for name in names if _plain(name) in _IMAGES | _TARGETS} | splits_among(names)
+    return 1 < len(names) > len(parts)
+
+
+def ending(names: Iterable[str]) -> str:
+    """Return what all names end in, from a separator or from a letter that follows digits.
+
+    As ``_mask`` of ``17_mask``, and ``x4`` of ``0001x4``; never a part of a number or a word.
+    """
+    listed = [*names]
+    common = common_end(listed)
+    outside = [name[-len(common) - 1 :][:1] for name in listed if len(name) > len(common)]
+    before = "0" if len(outside) == len(listed) and all(map(str.isdigit, outside)) else "a"
+    found = re.search(r"[\W_].*|(?<=\d)[^\W\d_].*", before + common)
+    return found[0] if found else ""
+
+
+class _Pairs(NamedTuple):
+    """Folders that all have files of the same names: some of these, and whether they are numbers.
+
+    Numbers begin with 0 or 1, and have no gap: images of each class are often counted so.
+    """
+
+    stems: list[str]
+    numbered: bool
+
+    @classmethod
+    def of(cls, names: Texts, level: int, counts: Mapping[str, int]) -> _Pairs | None:
+        """Compare the files of the folders of a level; None if they have other names, or one.
+
+        What all names of a folder end in is left out if they differ with it, as in ``17_mask.png``.
+        """
+        totals: Counter[str] = Counter()
+        for folder, count in counts.items():
+            totals[folder_at(f"{folder}/", level)] += count
+        if "" in totals or len({*totals.values()}) > 1 or min(totals.values()) < 2:
+            return None
+        two = sorted(totals)[:2]
+        if len(totals) > len(two):  # most often these two tell already
+            some = names.take(Folders(names).where(lambda name: folder_at(name, level) in two))
+            if cls.of(some, level, Folders(some).counts) is None:
+                return None
+        stems: dict[str, list[str]] = defaultdict(list)
+        for name in names:
+            top = folder_at(name, level)
+            stems[top].append(name.split("/", level)[-1].rpartition(".")[0])
+        if len({frozenset(some) for some in stems.values()}) > 1:
+            ends = {top: ending(s.rpartition("/")[2] for s in of) for top, of in stems.items()}
+            bare = {top: [s.removesuffix(ends[top]) for s in of] for top, of in stems.items()}
+            if len({frozenset(some) for some in bare.values()}) > 1:
+                return None
+            stems = bare
+        first = stems[min(stems)]
+        numbers: dict[str, list[int]] = defaultdict(list)
+        patterns = set()
+        for stem in first:
+            folder, _, base = stem.rpartition("/")
+            patterns.add((folder, re.sub(r"\d", "", base)))
+            numbers[folder].append(int(re.sub(r"\D", "", base)[-18:] or -1))
+        counted = (
+            min(some) in (0, 1) and max(some) - min(some) == len(some) - 1
+            for some in numbers.values()
+        )
+        return cls(sorted(first), len(patterns) == len(numbers) and all(counted))
+
+
+def _repeated(inner: Mapping[str, Collection[str]]) -> list[str]:
+    """Return the names of folders that recur below others, if most do."""
+    common = Counter(name for names in inner.values() for name in names)
+    repeated = [name for name, count in sorted(common.items()) if count > 1]
+    return repeated if len(repeated) > 1 and 2 * len(repeated) >= len(common) else []
+
+
 def _doubt(
-    inner: dict[str, set[str]],
-    level: int,
+    folders: _Tops,
+    pairs: _Pairs | None,
+    names: Texts,
     outer: str,
     here: str,
     path_of: Callable[[str], str] | None,
 ) -> Doubt | None:
     """Return the doubt about folders that may be no classes; None if they are."""
+    inner, level = folders.inner, folders.level
     tops = sorted(inner)
-    plain = {top: re.sub(r"[\W\d_]", "", top.lower()) for top in tops}
+    plain = {top: _plain(top) for top in tops}
     all_plain = set(plain.values())
     # Beside its opposite a name is a class: valid and invalid, mask and no_mask.
     single = [t for t in tops if all_plain.isdisjoint(f"{no}{plain[t]}" for no in _OPPOSITES)]
-    splits = [top for top in single if is_split(top)]
+    splits = sorted(splits_among(single))
     images = [top for top in single if plain[top] in _IMAGES]
     targets = [top for top in single if plain[top] in _TARGETS]
-    common = Counter(name for names in inner.values() for name in names)
-    repeated = [name for name, count in sorted(common.items()) if count > 1]
-    first = ""
-    lone_train = len(splits) == 1 and not inner[splits[0]] and "tr" in splits[0].lower()
+    repeated = _repeated(folders.nested) or _repeated(inner)
+    lone_train = len(splits) == 1 and splits[0] not in folders.nested and "tr" in splits[0].lower()
+    is_part = all(name in _PAIRED for name in all_plain)
     if splits and len(tops) > 1 and not lone_train:
-        why, first = f"{quoted(splits)} look like splits, not like classes", splits[0]
-        first = next((name for name in splits if "tr" in name.lower()), first)
+        look = "looks like a split, not like a class"
+        look = look if len(splits) == 1 else "look like splits, not like classes"
+        why, first = f"{quoted(splits)} {look}", splits[0]
+        sources = [next((name for name in splits if re.search("tr(ai)?n", name.lower())), first)]
     elif len(tops) > 1 and (images or targets):
         why = f"{quoted(images + targets)} look like parts of one data set, not like classes"
-        first = images[0] if images else next(name for name in tops if name not in targets[1:])
-        first = (
-            first
-            if first not in targets or len(targets) == len(tops)
-            else min(set(tops) - set(targets))
+        others = [name for name in tops if name not in targets]
+        sources = (images or others or tops)[:1]
+    elif pairs is not None and (is_part or (not pairs.numbered and len(tops) <= MOST_PARTS)):
+        why = (
+            f"{quoted(tops)} have files of the same names ({quoted(pairs.stems)}), as parts of "
+            "samples have, not classes"
         )
-    elif len(repeated) > 1 and 2 * len(repeated) >= len(common):
+        sources = tops[:MOST_PARTS]
+    elif repeated:
         why = f"folders of the same names ({quoted(repeated)}) are in several of {quoted(tops)}"
+        sources = []
     else:
         return None
-    ways, texts = Ways(), []
-    if first and path_of is not None:
-        path = path_of(f"{outer}/{first}" if outer else first)
-        texts.append(f"name one of them as the source: {ways(path)}")
-    for number, names in ((level + 1, sorted(common)), (level, tops)):
-        if names:
-            texts.append(f"{ways('--label-level', str(number))} for the classes {quoted(names)}")
-    texts.append(f"{ways('--label-level', '0')} for no label")
-    if images and targets and not splits:
-        texts.append("a torch Dataset as the source, which returns both as parts of one sample")
-    return Doubt(f"{here}: {why}. Choose: {'; or '.join(texts)}", tuple(ways))
+    ways: list[tuple[Sequence[str], str]] = []
+    bare = [top for top in splits if re.fullmatch("unlabell?ed|unsup(ervised)?", plain[top])]
+    if bare and bare == splits:
+        sources = []
+        others_alone = ("--label-level", str(level), *no_label(bare))
+        ways.append((others_alone, "for the others as classes, and no label of its samples"))
+    inside = f"{outer}/" if outer else ""
+    settled = [way for name in sources for way in _settled(names, f"{inside}{name}")]
+    if path_of is not None:
+        ways += [((path_of(path), *flags), "as the source") for path, *flags in settled]
+    below = sorted(set().union(*inner.values()))
+    parts = {_plain(part) for folder in Folders(names).counts for part in folder.split("/")}
+    masks = {t for t in parts & _TARGETS if parts.isdisjoint(f"{no}{t}" for no in _OPPOSITES)}
+    if not (masks and parts & _IMAGES):  # photos and masks are not stored in one way
+        for number, some in ((folders.next_level, below), (level, tops)):
+            if some:
+                ways.append((("--label-level", str(number)), f"for the classes {quoted(some)}"))
+        ways.append((("--label-level", "0"), "for no label"))
+    both: list[str] = []
+    if not splits and ((images and targets) or (pairs and not repeated)):
+        both = sorted(tops if pairs else images + targets, key=lambda name: name not in images)
+    if both and path_of is not None:
+        split = settled[0][0].removeprefix(f"{inside}{sources[0]}") if settled else ""
+        lone = [_lone(names, f"{inside}{name}")[len(inside) :] for name in both]
+        for some, below_all in ((both, split), (both, ""), (lone, "")):
+            if _pair_up(names, [f"{inside}{name}{below_all}/" for name in some]):
+                place = path_of(f"{inside}{{{','.join(some)}}}{below_all}")
+                columns = "for samples with a column of each folder, matched by name"
+                ways.append(((place,), columns))
+                break
+    if (both and path_of is None) or not ways:
+        ways.append(
+            ((), "a torch Dataset as the source, which returns both as parts of one sample")
+        )
+    return Doubt.of(f"{here}: {why}", *ways)
+
+
+def _lone(names: Texts, folder: str) -> str:
+    """Return the folder in a folder that holds all its names: itself, or one below."""
+    paths = [f"{path}/" for path in Folders(names).counts if f"{path}/".startswith(f"{folder}/")]
+    return "/".join([folder, *_shared([path[len(folder) + 1 :].split("/")[:-1] for path in paths])])
+
+
+def _pair_up(names: Texts, starts: Sequence[str]) -> bool:
+    """Return True if files of all folders have the same names, also but for what each ends in."""
+    stems = [[n[len(s) :].rpartition(".")[0] for n in names if n.startswith(s)] for s in starts]
+    ends = [common_end([stem.rpartition("/")[2] for stem in of]) for of in stems if of]
+    if len(ends) < len(stems):
+        return False
+    cut = [{s.removesuffix(end) for s in of} for of, end in zip(stems, ends, strict=True)]
+    return bool(set.intersection(*map(set, stems)) or set.intersection(*cut))
+
+
+def _settled(names: Texts, folder: str) -> list[list[str]]:
+    """Return the arguments that read a folder without a doubt: itself, or what its doubt names."""
+    inside = [name[len(folder) + 1 :] for name in names if name.startswith(f"{folder}/")]
+    found = read_folders(Texts(inside), NO_RULES, folder, lambda name: f"{folder}/{name}")
+    if not found.doubts:
+        return [[folder]]
+    flags = [way for way in found.doubts[0].ways if way[0].startswith("--")]
+    sources = [[*way] for way in found.doubts[0].ways if way not in flags]
+    # Several folders are parts of one sample each, of which none stands for all.
+    if sum("{" not in way[0] for way in sources) == 1:
+        return sources
+    return [[folder, *flags[0]]] if flags else []
 
 
 def folder_labels(names: Iterable[str], level: int) -> list[str]:
@@ -232,300 +519,6 @@ def folder_labels(names: Iterable[str], level: int) -> list[str]:
     if level == 1:
         return list(map(first_folder, names))
     return [folder_at(name, level) for name in names]
-
-
-# --- text and numbers ---------------------------------------------------------------------------
-
-
-@dataclass
-class SettledLabels:
-    """Labels with their final kind, and what is to be said of them."""
-
-    labels: list[str]
-    kind: Kind | None
-    notes: list[str] = field(default_factory=list)
-    doubts: list[Doubt] = field(default_factory=list)
-
-
-def settle_labels(
-    labels: list[str],
-    kind: Kind | None,
-    keys: Sequence[str],
-    where: str,
-    rules: LabelRules,
-    *,
-    declared: bool = False,
-    typed: bool = False,
-    folders: bool = False,
-    several: bool = True,
-) -> SettledLabels:
-    """Give labels the kind that the user names, or find what leaves their kind in doubt.
-
-    Parameters
-    ----------
-    declared
-        The source lists the names of its classes by number.
-    typed
-        A type says that text is text, and no number.
-    folders
-        The labels are names of folders, which nobody writes for nothing.
-    several
-        A sample may have several classes.
-
-    Raises
-    ------
-    SourceError
-        A label cannot be of the kind that the user names.
-    """
-    settled = SettledLabels(labels, kind)
-    if rules.none:
-        _blank(settled, keys, where, rules.none, typed)
-        kind = settled.kind
-    if kind in ("several names", "several numbers"):
-        if rules.kind or rules.separator:
-            raise SourceError(
-                f"{where} has lists of classes as labels; leave out --label-kind and "
-                "--label-separator"
-            )
-        if nothing := sorted(filter(is_nothing, set(settled.labels))):
-            ways = Ways()
-            text = (
-                f"some labels of {where} are {quoted(nothing)}, beside lists: add "
-                f"{ways(*no_label(nothing))} if that stands for no label, or write "
-                '["NaN"] if it is a class'
-            )
-            settled.doubts.append(Doubt(text, tuple(ways)))
-        return settled
-    if rules.separator:
-        _split_labels(settled, rules.separator)
-    elif rules.kind and not (declared and rules.kind != "value"):
-        _convert(settled, keys, where, rules.kind)
-    elif folders:
-        pass
-    elif kind == "names":
-        settled.doubts += _doubts_of_names(settled.labels, where, typed, several)
-    else:
-        settled.doubts += _doubts_of_numbers(settled.labels, kind, where, several)
-        if kind == "numbers" and not declared and not settled.doubts:
-            settled.doubts += doubts_of_negative_numbers(settled.labels, where, values=several)
-        _count_nothing(settled)
-        if kind == "numbers" and not declared and (count := settled.labels.count("-1")):
-            none = f"{count:,} labels that are -1 are taken as none (--label-kind name)"
-            settled.notes.append(none)
-    return settled
-
-
-def _blank(
-    settled: SettledLabels, keys: Sequence[str], where: str, words: Sequence[str], typed: bool
-) -> None:
-    unknown = set(words) - set(settled.labels)
-    if unknown:
-        raise SourceError(f"{where} has no label {quoted(sorted(unknown))}; correct --no-label")
-    settled.labels = ["" if label in words else label for label in settled.labels]
-    if settled.kind == "names" and not typed:
-        settled.kind = infer_kind(settled.labels, keys, where)
-
-
-def _split_labels(settled: SettledLabels, separator: str) -> None:
-    mark = separator.strip() or None  # None: any white space
-    lists = {
-        text: [part.strip() for part in text.split(mark) if part.strip()]
-        for text in set(settled.labels)
-    }
-    numbers = all(_INTEGER.fullmatch(part) for parts in lists.values() for part in parts)
-    texts = {
-        text: json.dumps(list(map(int, parts)) if numbers else parts) if parts else ""
-        for text, parts in lists.items()
-    }
-    settled.labels = [texts[text] for text in settled.labels]
-    settled.kind = "several numbers" if numbers else "several names"
-
-
-def _convert(settled: SettledLabels, keys: Sequence[str], where: str, kind: str) -> None:
-    if kind == "name":
-        settled.kind = "names" if any(settled.labels) else None
-        return
-    texts = {"": ""}
-    for row, text in enumerate(settled.labels):
-        if text in texts:
-            continue
-        number = math.nan if is_nothing(text) else _number(text)
-        if number is None or (kind == "number" and not (math.isnan(number) or number.is_integer())):
-            wanted = "a whole number" if kind == "number" else "a number"
-            raise SourceError(
-                f"{where}: the label of {printable(keys[row])} is {printable(text[:60])!r}, and "
-                f"--label-kind {kind} needs {wanted}; correct it, or leave out --label-kind"
-            )
-        if math.isnan(number):
-            texts[text] = ""
-        elif kind == "value":
-            texts[text] = text
-        else:  # not by way of a float, which is not exact
-            texts[text] = str(int(text) if _INTEGER.fullmatch(text) else int(number))
-    settled.labels = [texts[text] for text in settled.labels]
-    settled.kind = "numbers" if kind == "number" else "values"
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _count_nothing(settled: SettledLabels) -> None:
-    """Take words for nothing among numbers as no label."""
-    words = {text for text in set(settled.labels) if is_nothing(text)}
-    if words:
-        count = sum(label in words for label in settled.labels)
-        settled.notes.append(f"{count:,} labels that are {quoted(sorted(words))} are taken as none")
-        settled.labels = ["" if label in words else label for label in settled.labels]
-
-
-def no_label(words: Iterable[str]) -> list[str]:
-    """Return the arguments that take words as no label."""
-    return [argument for word in words for argument in _arguments("--no-label", word)]
-
-
-def _arguments(flag: str, value: str) -> list[str]:
-    """Return a flag and its value; after a space, a value such as ``-nan`` would be a flag."""
-    return [f"{flag}={value}"] if value.startswith("-") and value != "-" else [flag, value]
-
-
-def doubts_of_negative_numbers(
-    labels: Collection[str], where: str, *, values: bool = True
-) -> list[Doubt]:
-    """Return the doubt about class numbers that are 1 and -1, as -1 stands for no label.
-
-    Parameters
-    ----------
-    values
-        Labels may be values for a regression.
-
-    Raises
-    ------
-    ChoiceError
-        A number is below -1, and so no class number.
-    """
-    numbers = {int(text) for text in set(labels) if text and not is_nothing(text)}
-    below, ways = sorted(number for number in numbers if number < -1), Ways()
-    name = f"{ways('--label-kind', 'name')} if each number is a class"
-    if below:
-        choices = [name]
-        if len(below) == 1:
-            choices.append(f"{ways(*no_label(map(str, below)))} if that stands for no label")
-        if values:
-            choices.append(f"{ways('--label-kind', 'value')} for a regression")
-        text = f"labels of {where} are whole numbers, and some are below -1, such as {below[0]}"
-        raise choice_error([Doubt(f"{text}: add {', or '.join(choices)}", tuple(ways))])
-    if numbers == {-1, 1}:
-        text = (
-            f"labels of {where} are 1 and -1, and -1 may stand for no label: add {name}, or "
-            f"{ways('--label-kind', 'number')} if -1 stands for no label"
-        )
-        return [Doubt(text, tuple(ways))]
-    return []
-
-
-def _doubts_of_numbers(
-    labels: Collection[str], kind: Kind | None, where: str, several: bool
-) -> list[Doubt]:
-    ways = Ways()
-    texts = {text for text in set(labels) if text and not is_nothing(text)}
-    if kind == "numbers":
-        zeros = sorted(text for text in texts if _LEADING_ZERO.fullmatch(text))
-        if zeros:
-            text = (
-                f"labels of {where} have leading zeros, such as {quoted(zeros)}: add "
-                f"{ways('--label-kind', 'name')} if they are codes, one class each, or "
-                f"{ways('--label-kind', 'number')} if they are class numbers"
-            )
-            return [Doubt(text, tuple(ways))]
-    if kind == "values" and texts and all(float(text).is_integer() for text in texts):
-        if codes := sorted(text for text in texts if _EXPONENT.fullmatch(text)):
-            text = (
-                f"labels of {where} such as {quoted(codes)} are codes, or have an exponent: "
-                f"add {ways('--label-kind', 'name')} if they are codes, one class each, or "
-            )
-            text += (
-                f"{ways('--label-kind', 'value')} for a regression"
-                if several
-                else "give values for a regression in a table of URIs"
-            )
-            return [Doubt(text, tuple(ways))]
-        blank = sum(not label or is_nothing(label) for label in labels)
-        none = f", and {blank:,} of {len(labels):,} have none" if blank else ""
-        text = (
-            f"labels of {where} are numbers with a fraction that is zero, such as "
-            f"{quoted(sorted(texts), 1)}{none}; a column of class numbers with a blank cell is "
-            f"often written so: add {ways('--label-kind', 'number')} if they are class numbers, or "
-            f"{ways('--label-kind', 'value')} for a regression"
-        )
-        return [Doubt(text, tuple(ways))]
-    return []
-
-
-def _doubts_of_names(labels: Sequence[str], where: str, typed: bool, several: bool) -> list[Doubt]:
-    texts, ways = set(labels) - {""}, Ways()
-    doubts = []
-    nothing = sorted(filter(is_nothing, texts))
-    if nothing:
-        count = sum(label in nothing for label in labels)
-        text = (
-            f"{count:,} labels of {where} are {quoted(nothing)}: add {ways(*no_label(nothing))} if "
-            f"that stands for no label, or {ways('--label-kind', 'name')} if it is a class"
-        )
-        doubts.append(Doubt(text, tuple(ways)))
-        ways = Ways()
-    texts.difference_update(nothing)
-    words = sorted(text for text in texts if _number(text) is None)
-    if not typed and len(words) == 1 and len(texts) > 2:
-        text = (
-            f"all labels of {where} are numbers but {quoted(words)}: add "
-            f"{ways(*no_label(words))} if that stands for no label, or "
-            f"{ways('--label-kind', 'name')} if all are names of classes"
-        )
-        doubts.append(Doubt(text, tuple(ways)))
-    elif words and all(map(_DECIMAL_COMMA.fullmatch, words)):
-        way = ""
-        if several:
-            way = f"add {ways('--label-separator', ',')} if they are several classes, or "
-        text = (
-            f"labels of {where} such as {quoted(words)} may be numbers with a decimal comma: write "
-            f"them with a point, or {way}add {ways('--label-kind', 'name')} if they are names of "
-            "classes"
-        )
-        doubts.append(Doubt(text, tuple(ways)))
-    elif separator := next((mark for mark in _SEPARATORS if _joins(texts, mark)), ""):
-        joined = sorted(text for text in texts if separator in text)
-        way = "give them in a table of URIs"
-        if several:
-            way = f"add {ways('--label-separator', separator)}"
-        text = (
-            f"labels of {where} such as {quoted(joined)} seem to be several classes: {way} if they "
-            f"are, or add {ways('--label-kind', 'name')} if each is the name of one class"
-        )
-        doubts.append(Doubt(text, tuple(ways)))
-    return doubts
-
-
-def _joins(texts: Collection[str], separator: str) -> bool:
-    """Return True if a separator seems to join classes: parts recur in several labels."""
-    lists = [
-        parts
-        for text in texts
-        if separator in text
-        and len(parts := {part.strip() for part in text.split(separator)} - {""}) > 1
-    ]
-    if not lists:
-        return False
-    counts = Counter(text for text in texts if separator not in text)
-    counts.update(part for parts in lists for part in parts)
-    parts = set().union(*lists)
-    recurring = sum(counts[part] > 1 for part in parts)
-    # These marks are rare in names, and others are not: "sea lion" is one class beside "lion".
-    least = {"|": 0, ";": 1, ",": (len(parts) + 1) // 2}.get(separator, len(parts) // 2 + 1)
-    return recurring >= least
 
 
 # --- a column for each class --------------------------------------------------------------------
@@ -540,6 +533,11 @@ def binary(value: object) -> int | None:
     if isinstance(value, str):
         return _BITS.get(value.strip().lower())
     return int(value) if isinstance(value, int | float) and value in (0, 1) else None
+
+
+def is_sign(value: object) -> bool:
+    """Return True for a 1, or a -1 that stands for 0, of a column of only such."""
+    return value in (-1, "-1", "-1.0") or binary(value) == 1
 
 
 def one_hot_label(values: Sequence[object], names: Sequence[str]) -> str:
@@ -574,31 +572,13 @@ def one_class_each(labels: Sequence[str]) -> list[str] | None:
     return [numbers[text] for text in labels]
 
 
-def doubt_of_columns(names: Sequence[str], where: object) -> list[Doubt]:
-    """Return the doubt about columns of only 0 and 1 in a table without a column of labels."""
-    if len(names) < 2:
-        return []
-    ways = Ways()
-    if any("," in name for name in names):
-        way = "rename those that have a comma in their name, and choose them by --label-column"
-    else:
-        way = (
-            f"add {ways(*_arguments('--label-column', ','.join(names)))} if each is a class, or "
-            f"{ways('--label-column', '')} for no label"
-        )
-    text = (
-        f"{where} has no column of labels, and {len(names):,} columns of only 0 and 1: "
-        f"{quoted(names)}; {way}"
-    )
-    return [Doubt(text, tuple(ways))]
-
-
 # --- names of classes ---------------------------------------------------------------------------
 
-_COPY = re.compile(r"(?: \(\d+\)| - copy)+$", re.IGNORECASE)
+_COPY = re.compile(r"(?: \(\d+\)|(?: -)? copy(?: \d+)?)+$", re.IGNORECASE)
 """Ends of the names that systems give to copies of a folder."""
 
-_BETWEEN = re.compile(r"[\s_\u2010-\u2015\u2212-]+")
+_BETWEEN = re.compile(r"(?:[\s_\u2010-\u2015\u2212-]|(?<=[^\W\d_])\.)+")
+"""Spaces, lines and dashes, and the point of an abbreviation."""
 
 _LATIN = str.maketrans(
     "\u0410\u0412\u0415\u0405\u0406\u0408\u041a\u041c\u041d\u041e\u0420\u0421\u0422"
@@ -612,8 +592,10 @@ _LATIN = str.maketrans(
 
 def spelling(name: str) -> str:
     """Return a text that is equal for names that look alike."""
-    if _INTEGER.fullmatch(name):
+    if INTEGER.fullmatch(name):
         return str(int(name))  # its sign counts
+    if _DECIMAL.fullmatch(name):
+        return repr(float(name))
     text = name
     if not name.isascii():
         text = unicodedata.normalize("NFKC", name)
@@ -629,21 +611,30 @@ def doubts_of_classes(classes: Iterable[str], where: object) -> list[Doubt]:
     for name in classes:
         other = seen.setdefault(spelling(name), name)
         if other != name:
-            text = (
-                f"{where} has the classes {other!a} and {name!a}, which look alike: rename one, or "
-                "list all names of classes in a text file, one a line, and give it by --classes"
-            )
-            return [Doubt(text, by_classes=True)]
+            text = f"{where} has the classes {other!a} and {name!a}, which look alike"
+            return [Doubt.of(text, ((), "rename one"), ((), LISTED), by_classes=True)]
     return []
+
+
+_NUMBERED = re.compile(r"(.*[^0-9])([0-9]{1,18})", re.DOTALL)
+
+
+def numbers_in(names: Sequence[str]) -> list[int]:
+    """Return the numbers of names that are such, or begin with the same text; else all are 0."""
+    if all(map(INTEGER.fullmatch, names)):
+        return [*map(int, names)]
+    found = [match for match in map(_NUMBERED.fullmatch, names) if match]
+    if len(found) < len(names) or len({match[1] for match in found}) > 1:
+        return [0] * len(names)
+    return [int(match[2]) for match in found]
 
 
 def note_of_order(
     classes: Sequence[str], way: str = "--class-order number: as numbers"
 ) -> list[str]:
     """Return the line about classes whose names are numbers in the order of text."""
-    if not all(map(_INTEGER.fullmatch, classes)):
-        return []
-    pair = next((pair for pair in pairwise(classes) if int(pair[0]) > int(pair[1])), None)
+    pairs = zip(pairwise(numbers_in(classes)), pairwise(classes), strict=True)
+    pair = next((pair for (one, two), pair in pairs if one > two), None)
     if pair is None:
         return []
     why = f"{pair[0]!r} comes before {pair[1]!r}"

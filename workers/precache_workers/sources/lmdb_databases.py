@@ -2,8 +2,9 @@
 
 A value is a sample if its key has the suffix of an image, or if the value starts as an image. The
 label of ``image-N`` is the value of ``label-N``, as in data sets for text recognition. The label of
-any other key is the value of the same key with the suffix ``.cls``. Labels may be of any kind that
-`infer_kind` knows. In a database without labels, the first folder of the key is the label.
+any other key is the value of the same key with the suffix ``.cls`` or ``.CLS``. Labels may be of
+any kind that `infer_kind` knows. In a database without labels, the first folder of the key is the
+label.
 
 A value has neither a time nor a checksum: its identity is that of its file. After a change of the
 file, all its values are compared by content. LMDB maps its file and does not validate it: only a
@@ -15,31 +16,32 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from precache.errors import SampleError, SourceError, UsageError
+from precache.errors import SourceError, needs
 from precache.messages import printable
-from precache.storage.base import NO_NAME, SERVICE_FOLDER, FileInfo, Folder
+from precache.storage.base import NO_NAME, FileInfo, Folder, is_name
+from precache.store.locations import Container
 from precache_workers.sources.base import (
     FILES_PER_TICK,
     Fetched,
     Sample,
-    count_ignored,
     first_folder,
-    in_service_folder,
+    hidden_as,
     is_image,
     starts_as_image,
 )
 from precache_workers.sources.containers import (
+    GrowingRows,
     Members,
-    RequestedSample,
+    Read,
     TimeUpError,
-    changed,
+    Wanted,
     container_etag,
-    member_key,
+    no_rows,
     too_large_error,
 )
 from precache_workers.sources.labels import MOST_TEXT, infer_kind
@@ -48,6 +50,8 @@ UNIT_SAMPLES = 64
 """Number of samples, consecutive by key, that are read at once."""
 
 _NUMBERED = re.compile(r"image(-\d+)")
+_LABEL = re.compile(r"label-\d+|.*\.cls", re.DOTALL)
+_SUFFIX = re.compile(r"\.cls\Z", re.IGNORECASE)
 _lock = threading.Lock()
 """A process must not open a database twice."""
 
@@ -59,62 +63,61 @@ class LMDBFormat:
     noun: str = "an LMDB database"
     suffixes: tuple[str, ...] = ("data.mdb", ".lmdb")
     typed: bool = False
+    checks_members: bool = False
+
+    def places(self) -> Any:
+        """Return the type of the keys of values."""
+        import pyarrow as pa
+
+        return pa.large_binary()
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, labels, where = Members(), dict[str, str](), folder.path(file.name)
-        etag = container_etag(file)
+        members, rows = Members(rows=no_rows(self.places())), GrowingRows(self.places())
+        labels, where, etag = dict[str, str](), folder.path(file.name), container_etag(file)
         with _opened(folder, file) as transaction:
             for number, (name, value) in enumerate(transaction.cursor()):
                 if number % FILES_PER_TICK == 0 and time.monotonic() > until:
                     raise TimeUpError
                 text = bytes(name).decode("utf-8", "surrogateescape")
-                key = member_key(file.name, text)
-                if text.startswith("label-") or text.lower().endswith(".cls"):
-                    labels[text] = _label(value, f"{where}: {printable(text)}")
-                elif not (is_image(text) or starts_as_image(value)):
-                    count_ignored(members.ignored, text)
-                elif key is None:
+                if _LABEL.fullmatch(name_of_label := _SUFFIX.sub(".cls", text)):
+                    label = _label(value, f"{where}: {printable(text)}")
+                    if (before := labels.setdefault(name_of_label, label)) != label:
+                        raise SourceError(
+                            f"{where} has two labels under {printable(name_of_label)}, in upper "
+                            f"and lower case: {printable(before)} and {printable(label)}; remove "
+                            "one"
+                        )
+                elif not (is_image(text := text.removeprefix("./")) or starts_as_image(value)):
+                    members.ignore(file.name, f"{file.name}/{text}")
+                elif not all(map(is_name, (text, f"{file.name}/{text}"))):
                     members.left_out[NO_NAME] += 1
-                elif in_service_folder(text):
-                    members.leave_out(SERVICE_FOLDER, key)
+                elif reason := hidden_as(text):
+                    members.leave_out(reason, f"{file.name}/{text}")
                 else:
-                    unit, place = len(members.keys) // UNIT_SAMPLES, f"{etag}:{bytes(name).hex()}"
-                    location = f"{file.name}#{unit}\t{place}"
-                    members.add(key, location, size=len(value), mtime=-1, etag=etag, label="")
-        for row, key in enumerate(members.keys):
-            members.labels[row] = _label_of(key[len(file.name) + 1 :], labels)
+                    unit, size = len(rows) // UNIT_SAMPLES, len(value)
+                    rows.add(text, bytes(name), unit=unit, size=size, etag=etag, label="")
+        members.take(rows, file.name)
+        keys = members.rows.keys
+        members.rows.labels[:] = [_label_of(key[len(file.name) + 1 :], labels) for key in keys]
         if labels:
-            members.kind = infer_kind(members.labels, members.keys, where)
+            members.kind = infer_kind(members.rows.labels, keys, where)
             members.label_rule = "beside"
-        elif any(members.labels):
+        elif any(members.rows.labels):
             members.kind, members.label_rule = "names", "folder"
         return members
 
-    def read(
-        self,
-        folder: Folder,
-        name: str,
-        unit: str,
-        wanted: Sequence[RequestedSample],
-        most_bytes: int,
-    ) -> Sequence[Fetched]:
-        file = folder.info(name)
-        places = [sample.place.partition(":") for sample in wanted]
-        if file is None or any(etag != container_etag(file) for etag, _, _ in places):
-            return [changed(folder, name, sample.key) for sample in wanted]
-        fetched: list[Fetched] = []
-        try:
-            with _opened(folder, file) as transaction:
-                for sample, (_, _, key) in zip(wanted, places, strict=True):
-                    value = transaction.get(bytes.fromhex(key))
-                    if value is None:
-                        fetched.append(changed(folder, name, sample.key))
-                    elif len(value) > most_bytes:
-                        fetched.append(too_large_error(len(value), most_bytes))
-                    else:
-                        fetched.append(Sample.of(bytes(value)))
-        except SourceError as error:
-            return [SampleError(str(error)) for _ in wanted]
+    def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
+        file = FileInfo(container.name, container.size, -1)
+        fetched: list[Fetched | None] = []
+        with _opened(folder, file) as transaction:
+            for key in wanted.places.to_pylist():
+                value = transaction.get(key)
+                if value is None:
+                    fetched.append(None)
+                elif len(value) > most_bytes:
+                    fetched.append(too_large_error(len(value), most_bytes))
+                else:
+                    fetched.append(Sample.of(bytes(value)))
         return fetched
 
 
@@ -129,12 +132,8 @@ def _opened(folder: Folder, file: FileInfo) -> Iterator[Any]:
     UsageError
         `lmdb` is not installed.
     """
-    try:
+    with needs("an LMDB database", "lmdb"):
         import lmdb
-    except ImportError:
-        raise UsageError(
-            "LMDB databases need a library that is not installed: pip install 'precache[lmdb]'"
-        ) from None
     path, where = folder.local(file.name), folder.path(file.name)
     if path is None:
         raise SourceError(f"{where} is an LMDB database, which is read from a disk; copy it there")

@@ -11,71 +11,75 @@ identity before they are fetched.
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import functools
-import io
-import itertools
 import json
 import math
 import os
 import time
-from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 import xxhash
 
 from precache.errors import FetchError, SourceError
-from precache.messages import did_you_mean, printable, shown
+from precache.messages import printable, shown
 from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import NOT_UTF8, FileInfo, Folder, is_name, left_out_text
 from precache.storage.open import StorageOptions, open_folder
+from precache.store.columns import Texts
+from precache.store.locations import Locations
+from precache.store.row_table import RowTable
 from precache_workers.sources.base import (
-    FILES_PER_TICK,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
     NO_RULES,
     Columns,
     Doubt,
     Fetched,
+    Folders,
     LabelRules,
     Listing,
     Tick,
-    Ways,
     is_image,
     is_utf8,
+    locations_by_key,
+    require_columns,
 )
+from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
 from precache_workers.sources.container_names import REQUESTS, Containers
 from precache_workers.sources.containers import (
+    GrowingRows,
     Members,
+    Rows,
     leave_out_repeated,
+    no_rows,
     notes_of,
     row_table,
 )
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import (
-    binary,
-    doubt_of_columns,
-    one_hot_label,
-    quoted,
-)
-from precache_workers.sources.labels import infer_kind, label_of
+from precache_workers.sources.label_readings import quoted
+from precache_workers.sources.labels import infer_kind
 from precache_workers.sources.parquet_tables import (
     LABEL_COLUMNS,
-    LISTED_ROWS,
-    damaged,
+    class_names,
     may_be_binary,
-    open_table,
-    values_of,
+    may_name_splits,
+)
+from precache_workers.sources.splits import notes_of_folders, read_split_files
+from precache_workers.sources.tables import (
+    JSON_LINES,
+    Batch,
+    read_batches,
+    read_labels,
+    signs_as_bits,
 )
 
-JSON_LINES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".csv", ".tsv", *JSON_LINES)
 """Suffixes of tables that are manifests by default. Parquet is not: it usually holds images."""
 
@@ -87,10 +91,6 @@ URI_NAMES = (
 
 FEW_FILES = 64
 """Up to so many files of a bucket are looked up one by one; for more, their folder is listed."""
-
-LONGEST_LINE = 1 << 20
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -122,69 +122,73 @@ class ManifestSource:
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
-        location = self._known.get(key)
+        [location] = locations_by_key(self._known, [key]).places.to_pylist()
         return None if location is None else self._place(location)
 
     # --- listing --------------------------------------------------------------------------------
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
+        import pyarrow as pa
+
         until = time.monotonic() + seconds
         listed: list[tuple[FileInfo, Members]] = []
-        whole, complete = Members(), True
-        binary_columns: dict[str, None] = {}
-        for file in self.containers.files(whole.left_out):
-            members = Members()
-            for row in self._rows(file, members, binary_columns):
-                count = len(members.keys)
-                if count and count % FILES_PER_TICK == 0 and time.monotonic() > until:
-                    complete = False
-                    break
-                if not is_utf8(row[0]) or not is_utf8(row[1]):
-                    whole.leave_out(NOT_UTF8, row[0])
-                    continue
-                members.keys.append(row[0])
-                members.locations.append(row[1])
-                members.labels.append(row[2])
-            if not _has_types(file.name) and members.kind is None:
+        parts, complete = [], True
+        uris: dict[str, str] = {}
+        whole = Members(rows=no_rows(pa.large_string()))
+        files = self.containers.files(whole.left_out)
+        for file in files:
+            members, rows = Members(rows=whole.rows), GrowingRows(pa.large_string())
+            complete = self._scan(file, members, rows, uris, until)
+            parts.append(rows.rows()[0])
+            if not file.name.lower().endswith(".parquet") and members.kind is None:
                 where = self.folder.path(file.name)
-                members.kind = infer_kind(members.labels, members.keys, where)
+                members.kind = infer_kind(parts[-1].labels, parts[-1].keys, where)
             listed.append((file, members))
-            for name in ("keys", "locations", "labels"):
-                getattr(whole, name).extend(getattr(members, name))
+            whole.left_out += members.left_out
+            whole.examples = members.examples | whole.examples
             if not complete:
                 break
-        if not whole.keys:
+        whole.rows = Rows.joined(parts)
+        del parts
+        if not len(whole.rows):
             raise SourceError(
                 f"the source {self} names no file; the first line of CSV and TSV names columns"
                 f"{left_out_text(+whole.left_out, whole.examples)}"
             )
-        leave_out_repeated(
-            whole, self, whole.locations, "remove all but one, or name samples by --key-column"
-        )
-        ctimes = []
-        for key, location, info in zip(
-            whole.keys, whole.locations, self._infos(whole.locations), strict=True
-        ):
-            whole.sizes.append(info.size if info else -1)
-            whole.mtimes.append(info.mtime_ns if info else -1)
-            whole.etags.append(_etag(key, location, info) if info else "")
-            ctimes.append(info.ctime_ns if info else -1)
-        tick(len(whole.keys))
+        way_out = "remove all but one, or name samples by --key-column"
+        every = whole.rows.places
+        leave_out_repeated(whole, self, lambda row: every[row].as_py(), way_out)
+        keys, locations = whole.rows.keys, Texts(whole.rows.places)
+        numbers, etags = np.full((3, len(keys)), -1, np.int64), list[str]()
+        infos = self._infos(locations)
+        for row, (key, where, info) in enumerate(zip(keys, locations, infos, strict=True)):
+            etags.append(_etag(key, where, info) if info else "")
+            if info is not None:
+                numbers[:, row] = info.size, info.mtime_ns, info.ctime_ns
+        sizes, mtimes, ctimes = numbers
+        whole.rows = replace(whole.rows, sizes=sizes, mtimes=mtimes, etags=Texts(etags))
+        tick(len(whole.rows))
+        evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
         labelled = row_table(
             listed,
-            whole,
+            whole.rows,
+            Locations.alone(whole.rows.places),
             self,
             self.folder,
             self.rules,
-            typed=all(_has_types(file.name) for file, _ in listed),
+            typed=all(file.name.lower().endswith(".parquet") for file, _ in listed),
             one_hot=self.columns.may_be_several,
+            order=evidence.classes,
         )
-        doubts = (
-            *labelled.doubts,
-            *doubt_of_columns(list(binary_columns), self),
-            *self._doubt_of_place(whole),
-        )
-        notes = (*notes_of(listed), *labelled.notes)
+        names = [file.name for file in files]
+        read = read_split_files(self.containers, names, evidence.label, self.rules)
+        guesses, of_columns = evidence.reading(self, all_splits=self.rules.all_splits)
+        rivals = [*uris, *uris.values()]
+        of_uris = doubt_of_rivals("--image-column", rivals, "name other images", self)
+        place = self._doubt_of_place(locations[0], bool((numbers[:, 0] >= 0).any()))
+        doubts = (*read[1], *of_columns, *labelled.doubts, *of_uris, *place)
+        of_folders = notes_of_folders(Folders(locations).names)
+        notes = (*notes_of(listed), *read[0], *of_folders, *guesses, *labelled.notes)
         return Listing(
             labelled.table,
             {},
@@ -192,84 +196,120 @@ class ManifestSource:
             dict(+whole.left_out),
             whole.examples,
             notes=notes,
-            ctimes=np.array(ctimes, np.int64),
+            ctimes=ctimes,
             doubts=doubts,
         )
 
-    def _doubt_of_place(self, members: Members) -> Sequence[Doubt]:
-        """Return the doubt about a table whose first file lies in another folder beside it."""
-        location, size, mtime = members.locations[0], members.sizes[0], members.mtimes[0]
+    def _doubt_of_place(self, location: str, is_there: bool) -> Sequence[Doubt]:
+        """Return the doubt about a table whose first file lies in another folder below its own.
+
+        A path may begin with that of the table's folder.
+        """
         root = self.folder.local("")
-        if root is None or _root(location) or size >= 0 or mtime >= 0:
+        if root is None or _root(location) or is_there:
             return []
         beside, _, name = location.rpartition("/")
         folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
+        parts = location.split("/")
+        below = [parts[n:] for n in range(1, len(parts)) if root.joinpath(*parts[n:]).is_file()]
+        folders += [root.joinpath(*path[:1][: len(path) - 1]) for path in below]
+        if any((path / name).is_file() for path in (root / beside).glob("*/*/")):
+            folders.append(root / beside)
         if not folders:
             return []
-        ways = Ways()
-        way = ways(str(folders[0]), "--labels", str(self))
-        text = (
-            f"{self} names {printable(name)!r}, which is not beside it, but in {folders[0]}: build "
-            f"that folder, with the table as its labels: {way}; or write the folder into the table"
-        )
-        return [Doubt(text, tuple(ways))]
+        text = f"{self} names {printable(location)!r}, which is not beside it, but in {folders[0]}"
+        way = (str(folders[0]), "--labels", str(self)), "builds that folder, labelled by the table"
+        return [Doubt.of(text, way, ((), "write the folder into the table"))]
 
-    def _rows(
-        self, file: FileInfo, members: Members, binary_columns: dict[str, None]
-    ) -> Iterator[tuple[str, str, str]]:
-        """Yield key, location and label of each row.
+    def _scan(
+        self,
+        file: FileInfo,
+        members: Members,
+        rows: GrowingRows,
+        uris: dict[str, str],
+        until: float,
+    ) -> bool:
+        """Add the rows of a table; returns False if the time is up.
 
         Parameters
         ----------
-        binary_columns
-            Output: the columns of only 0 and 1, if no column has labels.
+        uris
+            Output: the guessed column of URIs -> one that names other images.
         """
         where = self.folder.path(file.name)
         chosen: _Chosen | None = None
-        with (
-            open_file(self.folder, file) as stream,
-            contextlib.closing(_parsed(stream, file.name, self.columns, where)) as rows,
-        ):
-            for number, row in rows:
-                if chosen is None:
-                    chosen = _Chosen.of(self._names(file, row), self.columns, where, row)
-                    members.notes[chosen.note()] += 1
-                    if len(chosen.labels) > 1:
-                        members.kind, members.classes = "several numbers", chosen.labels
-                    elif self.columns.label is None and not chosen.labels:
-                        binary_columns |= dict.fromkeys(chosen.others)
-                uri = row.get(chosen.uri)
-                line = f"line {number} of {where}"
-                for name in list(binary_columns):
-                    if binary(row.get(name)) is None:
-                        del binary_columns[name]
-                if not isinstance(uri, str) or not uri:
-                    raise SourceError(f"{line} has no {chosen.uri}, which must be a path or URL")
-                # Keys are stored: they must not contain credentials of a URL.
-                key = shown(uri) if chosen.key is None else row.get(chosen.key)
-                if key is None or key == "":
-                    raise SourceError(f"{line} has no {chosen.key}, which must name its sample")
-                location = self._location(uri, file.name, line)
-                yield str(key), location, _label(row, chosen.labels, file.name, line, members)
+        classes: tuple[str, ...] | None = None
+        seen: set[int] = set()
 
-    def _names(self, file: FileInfo, row: Row) -> Sequence[str]:
-        """Return the columns: of the first row, or of all rows of JSON if that has no label."""
-        names = list(row)
-        if _has_types(file.name):
-            with (
-                open_file(self.folder, file) as stream,
-                damaged(self.folder.path(file.name)),
-            ):
-                return list(open_table(stream).schema_arrow.names)
+        def wanted(schema: Any) -> Iterator[str]:
+            nonlocal chosen, classes
+            chosen = self._chosen(schema.names, where)
+            classes = class_names(schema, chosen.labels)
+            yield from filter(None, (chosen.uri, *chosen.labels, chosen.key))
+            for name in chosen.others:
+                is_bit = not chosen.labels and may_be_binary(schema, name)
+                usual = _plain(name) in (*LABEL_COLUMNS, *URI_NAMES)
+                if is_bit or usual or may_name_splits(schema, name):
+                    yield name
+
+        with open_file(self.folder, file) as stream:
+            for number, batch in enumerate(read_batches(stream, file.name, where, wanted)):
+                if number and time.monotonic() > until:
+                    return False
+                chosen = chosen or self._chosen(self._names(file, batch), where, batch)
+                if not number:
+                    members.notes[chosen.note()] += 1
+                    several = chosen.labels if len(chosen.labels) > 1 else ()
+                    members.classes = several if classes is None else classes
+                    members.evidence = chosen.evidence(self.columns)
+                _look(members.evidence, batch)
+                if order := batch.orders.get(members.evidence.label):
+                    members.evidence.orders.add(order)
+                bits = signs_as_bits(batch, chosen.labels, seen, where)
+                self._add(bits, chosen, file.name, members, rows)
+                if not uris and self.columns.image is None:
+                    uris |= _rival_of_uris(batch, chosen)
+        if -1 in seen and chosen is not None:
+            members.notes[f"In the columns {quoted(chosen.labels)}, -1 counts as 0"] += 1
+        return True
+
+    def _add(
+        self, batch: Batch, chosen: _Chosen, name: str, members: Members, rows: GrowingRows
+    ) -> None:
+        """Add the rows of a batch."""
+        where = self.folder.path(name)
+        labels, kind = read_labels(batch, chosen.labels, where)
+        members.kind = members.kind or kind
+        # Images of Hugging Face are dicts with a path.
+        uris = [u.get("path") if isinstance(u, dict) else u for u in batch.columns[chosen.uri]]
+        keys = uris if chosen.key is None else batch.columns[chosen.key]
+        for number, uri, key, label in zip(batch.lines, uris, keys, labels, strict=True):
+            line = f"line {number} of {where}"
+            if not isinstance(uri, str) or not uri:
+                raise SourceError(f"{line} has no {chosen.uri}, which must be a path or URL")
+            if key is None or key == "":
+                raise SourceError(f"{line} has no {chosen.key}, which must name its sample")
+            # Keys are stored: they must not contain credentials of a URL.
+            text = shown(uri) if chosen.key is None else str(key)
+            location = self._location(uri, name, line)
+            if is_utf8(text) and is_utf8(location):
+                rows.add(text, location, label=label)
+            else:
+                members.leave_out(NOT_UTF8, text)
+
+    def _chosen(self, names: Sequence[str], where: str, batch: Batch | None = None) -> _Chosen:
+        return _Chosen.of(names, self.columns, where, batch)
+
+    def _names(self, file: FileInfo, batch: Batch) -> Sequence[str]:
+        """Return the columns: of the first rows, or of all rows of JSON if these have no label."""
+        names = list(batch.columns)
         labels = {*self.columns.labels(names)} or {*LABEL_COLUMNS}
         if not file.name.lower().endswith(JSON_LINES) or labels & {*map(_plain, names), *names}:
             return names
         where = self.folder.path(file.name)
-        with (
-            open_file(self.folder, file) as stream,
-            contextlib.closing(_parsed(stream, file.name, self.columns, where)) as rows,
-        ):
-            return list({name: None for _, row in rows for name in row})
+        with open_file(self.folder, file) as stream:
+            batches = read_batches(stream, file.name, where)
+            return list(dict.fromkeys(name for batch in batches for name in batch.columns))
 
     def _location(self, uri: str, name: str, where: str) -> str:
         """Return a URL, an absolute path, or a path below the folder of the tables."""
@@ -327,19 +367,20 @@ class ManifestSource:
     # --- fetching -------------------------------------------------------------------------------
 
     def fetch(
-        self, keys: Sequence[str], sizes: Sequence[int], locations: Sequence[str] = ()
+        self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
-        locations = locations or [self._known.get(key, "") for key in keys]
+        located = locations or locations_by_key(self._known, keys)
+        places = located.places.to_pylist()
         fetched: dict[int, Fetched] = {}
         roots: dict[str, list[int]] = defaultdict(list)
-        for number, location in enumerate(locations):
+        for number, location in enumerate(places):
             if location:
                 roots[_root(location)].append(number)
             else:
                 why = f"{self} has no sample {printable(keys[number])}"
                 fetched[number] = FetchError(why)
         for root, numbers in roots.items():
-            names = [self._place(locations[number])[1] for number in numbers]
+            names = [self._place(places[number])[1] for number in numbers]
             source = FolderSource(
                 self._folder(root),
                 most_bytes=self.most_bytes,
@@ -350,9 +391,9 @@ class ManifestSource:
         return [fetched[number] for number in range(len(keys))]
 
     @functools.cached_property
-    def _known(self) -> Mapping[str, str]:
-        """Key -> location of all samples."""
-        return self.list(lambda count: None).table.location_by_key
+    def _known(self) -> RowTable:
+        """The listing of all samples."""
+        return self.list(lambda count: None).table
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_known"}
@@ -378,16 +419,9 @@ class _Chosen:
     others: tuple[str, ...]
 
     @classmethod
-    def of(
-        cls, names: Sequence[str], columns: Columns, where: str, row: Row | None = None
-    ) -> _Chosen:
+    def of(cls, names: Sequence[str], columns: Columns, where: str, batch: Batch | None) -> _Chosen:
         labels = columns.labels(names)
-        for name in (columns.image, *filter(None, labels), columns.key):
-            if name is not None and name not in names:
-                raise SourceError(
-                    f"{where} has no column {name!r}{did_you_mean(name, names)}; it has "
-                    f"{', '.join(map(repr, names[:20]))}"
-                )
+        require_columns(names, (columns.image, *filter(None, labels), columns.key), where)
         if not all(map(is_utf8, names)):
             raise SourceError(
                 f"{where} cannot be read: its columns are not UTF-8; save it as UTF-8"
@@ -401,8 +435,9 @@ class _Chosen:
                 "first line has no comma, and in .tsv tabs"
             )
         if uri is None:
-            values = {name: (row or {}).get(name) for name in names}
-            named = [n for n, value in values.items() if isinstance(value, str) and is_image(value)]
+            cells = batch.columns if batch is not None else {}
+            firsts = {name: values[0] for name, values in cells.items()}
+            named = [n for n, value in firsts.items() if isinstance(value, str) and is_image(value)]
             uri = named[0] if len(named) == 1 and not any(map(is_image, names)) else None
         if uri is None:
             raise SourceError(
@@ -418,12 +453,43 @@ class _Chosen:
         others = tuple(name for name in names if name not in used)
         return cls(uri, tuple(filter(None, labels)), columns.key, others)
 
+    def evidence(self, columns: Columns) -> ColumnEvidence:
+        """Return what is known of columns before rows are read."""
+        guessed = columns.label is None
+        label = self.labels[0] if self.labels else ""
+        bits = [*self.others] if guessed and not label else []
+        rivals = {n: set[tuple[str, str]]() for n in self.others if _plain(n) in LABEL_COLUMNS}
+        splits: dict[str, list[str]] = {name: [] for name in self.others}
+        rivals = rivals if guessed and label else {}
+        return ColumnEvidence(label, bits, splits, rivals, signs=[*bits])
+
     def note(self) -> str:
         """Describe the choice in a line."""
         labels = f"labels from {quoted(self.labels)}" if self.labels else "no labels"
         labels += "" if self.labels else " (--label-column)"
         others = f"; not used: {quoted(self.others, 8)}" if self.others else ""
         return f"URIs from the column {self.uri!r}, {labels}{others}"
+
+
+def _look(evidence: ColumnEvidence, batch: Batch) -> None:
+    blank = [None] * len(batch.lines)
+
+    def texts(name: str) -> list[str]:
+        cells = batch.columns.get(name, blank)
+        return ["" if value is None else str(value).strip() for value in cells]
+
+    evidence.look(texts, texts)
+
+
+def _rival_of_uris(batch: Batch, chosen: _Chosen) -> dict[str, str]:
+    """Return the column of URIs -> one of a usual name that has other images; empty for none."""
+    for name in chosen.others:
+        if _plain(name) in URI_NAMES and name in batch.columns:
+            for uri, other in zip(batch.columns[chosen.uri], batch.columns[name], strict=True):
+                paths = str(uri), str(other)
+                if all(map(is_image, paths)) and len({p.rpartition("/")[2] for p in paths}) > 1:
+                    return {chosen.uri: name}
+    return {}
 
 
 def _etag(key: str, location: str, info: FileInfo) -> str:
@@ -452,129 +518,3 @@ def _root(location: str) -> str:
     if mark:
         return f"{scheme}://{path.partition('/')[0]}"
     return "/" if location.startswith("/") else ""
-
-
-def _text(value: Any, column: str | None, where: str) -> str:
-    """Return a label as text, a list as JSON; its kind is inferred from all labels of a table."""
-    match value:
-        case None:
-            return ""
-        case str() if not is_utf8(value):
-            raise SourceError(
-                f"{where}: {column} is {printable(repr(value)[:60])}, which is not UTF-8; save it "
-                "as UTF-8"
-            )
-        case str():
-            return value.strip()
-        case bool():
-            return str(int(value))
-        case int() | float():
-            return repr(value)
-        case list():
-            with contextlib.suppress(TypeError):
-                return json.dumps(value)
-    raise SourceError(
-        f"{where}: {column} is {printable(repr(value)[:60])}; a label is a class, a number, or a "
-        "list of classes"
-    )
-
-
-def _has_types(name: str) -> bool:
-    """Return True for a table whose columns have types, which decide the kind of its labels."""
-    return name.lower().endswith(".parquet")
-
-
-def _label(row: Row, columns: Sequence[str], file: str, where: str, members: Members) -> str:
-    """Return the label of a row as text; of a column with a type, set the kind of the members."""
-    try:
-        if len(columns) > 1:
-            return one_hot_label([row.get(name) for name in columns], columns)
-        value = row.get(columns[0]) if columns else None
-        if not _has_types(file):
-            return _text(value, columns[0] if columns else None, where)
-        text, kind = label_of(value)
-    except ValueError as error:
-        column = f"its {columns[0]} " if len(columns) == 1 else ""
-        raise SourceError(f"{where}: {column}{error}") from None
-    members.kind = members.kind or kind  # a column has one type
-    return text
-
-
-def _parsed(
-    stream: BinaryIO, name: str, columns: Columns, where: str
-) -> Generator[tuple[int, Row], None, None]:
-    """Yield (line number, row) of a table."""
-    if name.lower().endswith(".parquet"):
-        yield from _parquet_rows(stream, columns, where)
-        return
-    # Bytes that are not UTF-8 cost their own row.
-    text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
-    try:
-        if name.lower().endswith(JSON_LINES):
-            yield from _json_rows(_lines(text, where), where)
-        else:
-            lines = _lines(text, where)
-            first = next(lines, "")
-            delimiter = "\t" if name.lower().endswith(".tsv") else delimiter_of(first)
-            yield from _csv_rows(itertools.chain([first], lines), delimiter, where)
-    except csv.Error as error:
-        raise SourceError(f"{where} cannot be read: {error}; correct its quotes") from None
-    finally:
-        text.detach()  # its file is closed by the caller
-
-
-def delimiter_of(line: str) -> str:
-    """Return the mark between the columns of CSV: spreadsheets of some countries write ``;``."""
-    return next((mark for mark in ",;\t" if mark in line), ",")
-
-
-def _csv_rows(lines: Iterable[str], delimiter: str, where: str) -> Iterator[tuple[int, Row]]:
-    reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
-    twice = [name for name, count in Counter(reader.fieldnames).items() if name and count > 1]
-    if twice:
-        raise SourceError(
-            f"{where} has several columns {printable(twice[0])!r}; rename all but one"
-        )
-    for row in reader:
-        if None in row or None in row.values():
-            raise SourceError(
-                f"line {reader.line_num} of {where} has not as many cells as the first line, "
-                "which names the columns"
-            )
-        if any(row.values()):  # spreadsheets write lines of separators alone
-            yield reader.line_num, row
-
-
-def _lines(text: io.TextIOWrapper, where: str) -> Iterator[str]:
-    while line := text.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE:
-            raise SourceError(f"{where} has a line of more than {LONGEST_LINE:,} characters")
-        yield line
-
-
-def _json_rows(lines: Iterable[str], where: str) -> Iterator[tuple[int, Row]]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"line {number} of {where} is not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise SourceError(f"line {number} of {where} is no JSON object; give one a line")
-        yield number, row
-
-
-def _parquet_rows(stream: BinaryIO, columns: Columns, where: str) -> Iterator[tuple[int, Row]]:
-    with damaged(where):
-        table = open_table(stream)
-        chosen = _Chosen.of(table.schema_arrow.names, columns, where)
-        names = [name for name in (chosen.uri, *chosen.labels, chosen.key) if name is not None]
-        if not chosen.labels and columns.label is None:
-            names += [name for name in chosen.others if may_be_binary(table.schema_arrow, name)]
-        number = 0
-        for batch in table.iter_batches(LISTED_ROWS, columns=names, use_threads=False):
-            rows = zip(*map(values_of, batch.columns), strict=True)
-            named = (dict(zip(batch.schema.names, row, strict=True)) for row in rows)
-            yield from enumerate(named, number + 1)
-            number += len(batch)

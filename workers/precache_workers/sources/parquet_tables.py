@@ -22,22 +22,43 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
+import numpy as np
+
 from precache.errors import SampleError, SourceError, StorageError
-from precache.messages import did_you_mean, printable
-from precache.storage.base import FileInfo, Folder, is_name
-from precache_workers.runtime.time_limit import notes
-from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched, Sample, is_utf8
+from precache.messages import printable
+from precache.storage.base import FileInfo, Folder
+from precache.store.locations import Container
+from precache_workers.runtime.time_limit import samples_at_work
+from precache_workers.sources.base import (
+    BY_DATASET,
+    NO_COLUMNS,
+    Columns,
+    Doubt,
+    Fetched,
+    Sample,
+    choice_error,
+    is_utf8,
+    require_columns,
+)
+from precache_workers.sources.column_evidence import (
+    ColumnEvidence,
+    doubt_of_rivals,
+    names_splits,
+)
 from precache_workers.sources.containers import (
     UNIT_BYTES,
+    GrowingRows,
     Members,
-    RequestedSample,
+    Read,
     TimeUpError,
-    changed,
+    Wanted,
     container_etag,
+    no_rows,
+    structs,
     too_large_error,
 )
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file
-from precache_workers.sources.label_readings import binary, one_hot_label, quoted
+from precache_workers.sources.label_readings import one_hot_label, quoted
 from precache_workers.sources.labels import MOST_TEXT, Kind, infer_kind, label_of
 
 IMAGE_COLUMNS = (
@@ -76,6 +97,14 @@ class ChosenColumns:
         Columns that are not used.
     binary
         If there are no labels: columns whose type may hold 0 and 1.
+    splits
+        Columns that by name and type may name the split of each row.
+    rivals
+        If labels were guessed: other columns that may have them, by name or metadata.
+    label
+        Column of labels, or the key of the folders that name them; empty for none.
+    ordered
+        The labels are ordered categories.
     folder
         The label of all rows, if it comes from a folder such as ``label=cat``, not from a column.
     """
@@ -88,17 +117,35 @@ class ChosenColumns:
     folder: str | None = None
     others: tuple[str, ...] = ()
     binary: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
+    label: str = ""
+    rivals: tuple[str, ...] = ()
+    ordered: bool = False
 
     @property
     def listed(self) -> tuple[str, ...]:
         """Columns that a listing reads beside names."""
-        return self.labels or self.binary
+        labels = self.labels or self.binary
+        return tuple(dict.fromkeys((*labels, *self.splits, *self.rivals)))
 
     def kind(self, schema: Any) -> Kind | None:
         """Return the kind of the labels; None if there are none."""
         if len(self.labels) > 1:
             return "several numbers"
         return label_kind(schema.field(self.labels[0]).type) if self.labels else None
+
+    def describe(self, members: Members, schema: Any) -> None:
+        """Give the members of a file what the choice says of them, before rows are read."""
+        splits = {name: list[str]() for name in self.splits}
+        rivals = {name: set[tuple[str, str]]() for name in self.rivals}
+        label = self.label or ",".join(self.labels)
+        members.evidence = ColumnEvidence(label, [*self.binary], splits, rivals)
+        members.classes, members.kind = self.classes, self.kind(schema)
+        labels = f"labels from {quoted(self.labels)}" if self.labels else "no labels"
+        labels += "" if self.labels else " (--label-column)"
+        labels = labels if self.folder is None else "labels from the names of folders"
+        others = f"; not used: {quoted(self.others, 8)}" if self.others else ""
+        members.notes[f"Images from the column {self.image!r}, {labels}{others}"] += 1
 
     @property
     def image_leaf(self) -> str:
@@ -113,63 +160,66 @@ class ParquetFormat:
     noun: str = "a Parquet table"
     suffixes: tuple[str, ...] = (".parquet",)
     typed: bool = True
+    checks_members: bool = False
+
+    def places(self) -> Any:
+        """Return the type of the places of rows: their row group, and their number there."""
+        import pyarrow as pa
+
+        return pa.struct({"group": pa.int32(), "row": pa.int32()})
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
         where = folder.path(file.name)
+        members, rows = Members(rows=no_rows(self.places())), GrowingRows(self.places())
         with open_file(folder, file, GAP_BYTES) as stream, damaged(where):
             table = open_table(stream)
-            rows = table.metadata.num_rows
-            if rows > file.size:
-                raise SourceError(f"{where} claims {rows:,} rows and has {file.size:,} bytes")
+            count = table.metadata.num_rows
+            if count > file.size:
+                raise SourceError(f"{where} claims {count:,} rows and has {file.size:,} bytes")
             chosen = choose_columns(table.schema_arrow, self.columns, where, file.name)
-            members = Members(classes=chosen.classes)
-            members.kind = chosen.kind(table.schema_arrow)
-            members.binary = chosen.binary
-            members.notes[columns_note(chosen)] += 1
+            chosen.describe(members, table.schema_arrow)
+            members.forward = True
             keys = _NameReader(self.columns.key, chosen)
-            etag = container_etag(file)
-            stamp = f"{etag}:{file.ctime_ns}"
-            units = _units(table, chosen, file.size)
+            units = _units(table, chosen)
             several = members.kind in ("several names", "several numbers")
             at_once = LISTED_LISTS if several and len(chosen.labels) == 1 else LISTED_ROWS
             flat = [] if several else chosen.labels
             table = open_table(stream, table.metadata, keys.columns(flat))
-            for group in range(table.num_row_groups):
+            for group, (unit, nbytes) in enumerate(units):
                 place = 0
                 for names, labels in keys.read(table, group, chosen, at_once, members):
                     if time.monotonic() > until:
                         raise TimeUpError
-                    for name, label in zip(names, labels, strict=True):
-                        location = f"{file.name}#{units[group]}\t{group}:{place}:{stamp}"
-                        members.add(name, location, size=-1, mtime=-1, etag=etag, label=label)
-                        place += 1
+                    numbers = np.arange(place, place + len(names), dtype=np.int32)
+                    rows.extend(
+                        names,
+                        structs(self.places(), (np.full_like(numbers, group), numbers)),
+                        units=np.full_like(numbers, unit),
+                        sizes=np.full_like(numbers, -1),
+                        etag=container_etag(file),
+                        labels=labels,
+                        nbytes=nbytes,
+                    )
+                    place += len(names)
                 if place != (claimed := table.metadata.row_group(group).num_rows):
                     raise SourceError(
                         f"{where}: row group {group} has {place:,} rows, and its footer claims "
                         f"{claimed:,}"
                     )
-            if chosen.folder is not None:
-                members.labels = [chosen.folder] * rows
-                members.kind = infer_kind(members.labels, members.keys, where)
-        name_rows(members, file.name, self.columns.key, where)
+        members.take(rows, file.name, self.columns.key, where)
+        if chosen.folder is not None:
+            members.rows.labels[:] = [chosen.folder] * len(members.rows)
+            members.kind = infer_kind(members.rows.labels, members.rows.keys, where)
         return members
 
-    def read(
-        self,
-        folder: Folder,
-        name: str,
-        unit: str,
-        wanted: Sequence[RequestedSample],
-        most_bytes: int,
-    ) -> Sequence[Fetched]:
-        file = FileInfo(name, int(unit.partition("~")[0].partition(":")[2]), -1, "")
-        places = [sample.place.split(":") for sample in wanted]
-        numbers = [(int(group), int(row)) for group, row, _, _ in places]
+    def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
+        file = FileInfo(container.name, container.size, -1)
+        numbers = [(place["group"], place["row"]) for place in wanted.places.to_pylist()]
         rows: dict[int, set[int]] = defaultdict(set)
         for group, row in numbers:
             rows[group].add(row)
-        where, etag = folder.path(name), places[0][2]
-        stamp = where, ":".join(places[0][2:])
+        where = folder.path(container.name)
+        stamp = where, f"{container.etag}:{container.ctime_ns}"
         footer = _footers.get(stamp)
         images: dict[tuple[int, int], Fetched] = {}
         missing = SampleError(f"{where} has no such row: its footer claims more than there are")
@@ -179,7 +229,7 @@ class ParquetFormat:
                     with open_file(folder, file) as stream:
                         footer = open_table(stream).metadata
                 schema = footer.schema.to_arrow_schema()
-                chosen = choose_columns(schema, self.columns, where, name)
+                chosen = choose_columns(schema, self.columns, where, container.name)
                 end = _end(footer, chosen, *max(numbers))
                 with open_file(folder, file, end=end) as stream:
                     table = open_table(stream, footer)
@@ -188,10 +238,7 @@ class ParquetFormat:
                             images[group, row] = image
         except SourceError as error:
             missing = SampleError(str(error))
-        now = folder.info(name)  # after the read, during which it may have been replaced
-        if now is None or any(place[2] != container_etag(now) for place in places):
-            return [changed(folder, name, sample.key) for sample in wanted]
-        if etag and footer is not None:
+        if container.etag and footer is not None:
             _keep_footer(stamp, footer)
         return [images.get(number, missing) for number in numbers]
 
@@ -214,25 +261,6 @@ def _end(footer: Any, chosen: ChosenColumns, group: int, row: int) -> int:
     [column] = _image_columns(described, chosen)
     start = column.dictionary_page_offset or column.data_page_offset
     return int(start + column.total_compressed_size * (row + 1) // max(1, described.num_rows))
-
-
-def name_rows(members: Members, container: str, key: str | None, where: str) -> None:
-    """Turn the names of rows into keys.
-
-    Names from a column of keys are used as they are. Otherwise the container's name comes first,
-    and rows are numbered unless all names differ.
-
-    Raises
-    ------
-    SourceError
-        The column of keys has no value in some row.
-    """
-    if key is None:
-        unique = all(map(is_name, members.keys)) and len(set(members.keys)) == len(members.keys)
-        for row, name in enumerate(members.keys):
-            members.keys[row] = f"{container}/{name if unique else row}"
-    elif not all(members.keys):
-        raise SourceError(f"{where}: some of its {key} are missing or empty")
 
 
 @contextmanager
@@ -280,19 +308,22 @@ def open_table(stream: BinaryIO, metadata: Any = None, repeated: Sequence[str] =
     )
 
 
-def _units(table: Any, chosen: ChosenColumns, size: int) -> list[str]:
-    """Return the unit of each row group, with the file's size; small neighbours share a unit."""
-    groups: list[list[int]] = []
+def _units(table: Any, chosen: ChosenColumns) -> list[tuple[int, int]]:
+    """Return the unit of each row group, and the mean bytes of an image in the unit.
+
+    Small neighbours share a unit.
+    """
+    units: list[list[int]] = []
     held = 0
     for group in range(table.num_row_groups):
         nbytes = table.metadata.row_group(group).total_byte_size
-        if not groups or held + nbytes > UNIT_BYTES:
-            groups.append([])
+        if not units or held + nbytes > UNIT_BYTES:
+            units.append([])
             held = 0
-        groups[-1].append(group)
+        units[-1].append(group)
         held += nbytes
-    names = [f">{n}:{size}~{_row_bytes(table, some, chosen)}" for n, some in enumerate(groups)]
-    return [name for name, some in zip(names, groups, strict=True) for _ in some]
+    means = [_row_bytes(table, groups, chosen) for groups in units]
+    return [(unit, means[unit]) for unit, groups in enumerate(units) for _ in groups]
 
 
 def _row_bytes(table: Any, groups: Sequence[int], chosen: ChosenColumns) -> int:
@@ -321,7 +352,7 @@ def _images(
     last, known = max(rows), dict[str, Sample]()
     batches = table.iter_batches(1, [group], [chosen.image_leaf], use_threads=False)
     for row, batch in enumerate(batches):
-        notes().advance()  # row groups may be large, and networks slow
+        samples_at_work().advance()  # row groups may be large, and networks slow
         if row in rows:
             column = batch.column(0).field(0) if chosen.struct else batch.column(0)
             sample = _sample(column[0].as_py(), most_bytes)
@@ -335,8 +366,8 @@ def _images(
 def _sample(data: bytes | None, most_bytes: int) -> Fetched:
     if data is None:
         return SampleError(
-            "its row has no image, or only a path of one; write the file with the images embedded, "
-            "or read a column of paths by --source-kind manifest"
+            "its row has no image, or only a path of one; write the file with all images embedded, "
+            "or, to read the files there, give --source-kind manifest"
         )
     if len(data) > most_bytes:
         return too_large_error(len(data), most_bytes)
@@ -377,20 +408,22 @@ def _leaf(batch: Any, name: str) -> Any:
 
 
 def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> list[str]:
-    """Return the labels of rows as text; drop columns from `Members.binary` that are not binary.
+    """Return the labels of rows as text; drop columns from `Members` that have other values.
 
     Raises
     ------
     ValueError
         Some value is no label.
     """
-    members.binary = tuple(
-        name
-        for name in members.binary
-        if all(binary(value) is not None for value in set(batch.column(name).to_pylist()))
+    members.evidence.look(
+        lambda name: values_of(batch.column(name).unique()),
+        lambda name: labels_of(batch.column(name), name),
     )
     if not chosen.labels:
         return [""] * len(batch)
+    if chosen.ordered:
+        categories = batch.column(chosen.labels[0]).dictionary
+        members.evidence.orders.add(tuple(texts_of(categories, chosen.labels[0])))
     if len(chosen.labels) == 1:
         return labels_of(batch.column(chosen.labels[0]), chosen.labels[0])
     values = [batch.column(name).to_pylist() for name in chosen.labels]
@@ -407,6 +440,8 @@ def labels_of(column: Any, name: str) -> list[str]:
     """
     kind = label_kind(column.type)
     if kind in ("names", "numbers"):
+        if str(column.type) in BYTES_OF or is_number(column.type):  # equal labels are one object
+            column = column.dictionary_encode()
         texts = texts_of(column, name)
         if not all(map(is_utf8, texts)):
             raise ValueError(f"its column {name} has a label that is not UTF-8")
@@ -482,12 +517,24 @@ def values_of(column: Any) -> list[Any]:
     return values
 
 
+def is_ordered(kind: Any) -> bool:
+    """Return True for a type of categories with an order."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_dictionary(kind) and kind.ordered and _is_text(kind))
+
+
 def may_be_binary(schema: Any, name: str) -> bool:
     """Return True if a column's type may hold 0 and 1."""
     import pyarrow as pa
 
     kind = schema.field(name).type
     return is_number(kind) or bool(pa.types.is_floating(kind))
+
+
+def may_name_splits(schema: Any, name: str) -> bool:
+    """Return True if a column may name the split of each row, by its name and type."""
+    return names_splits(name) and (may_be_binary(schema, name) or _is_text(schema.field(name).type))
 
 
 def is_number(kind: Any) -> bool:
@@ -508,7 +555,10 @@ def _is_text(kind: Any) -> bool:
 def _is_bytes(kind: Any) -> bool:
     import pyarrow as pa
 
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    types = pa.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
 def _holds_images(kind: Any) -> bool:
@@ -529,13 +579,10 @@ def _require_columns(schema: Any, columns: Columns, folders: Collection[str], wh
 
     structs = [field for field in schema if pa.types.is_struct(field.type)]
     parts = [f"{field.name}.{part.name}" for field in structs for part in field.type]
-    labels = [(name, folders) for name in columns.labels((*schema.names, *folders)) if name]
-    for name, able in ((columns.image, ()), *labels, (columns.key, parts)):
-        if name is not None and name not in (*schema.names, *able):
-            raise SourceError(
-                f"{where} has no column {name!r}{did_you_mean(name, schema.names)}; it has "
-                f"{', '.join(map(repr, schema.names[:20]))}"
-            )
+    of_labels = [*schema.names, *folders]
+    require_columns(schema.names, [columns.image], where)
+    require_columns(of_labels, filter(None, columns.labels(of_labels)), where)
+    require_columns([*schema.names, *parts], [columns.key], where)
     if columns.key in schema.names:
         kind = schema.field(columns.key).type
         if not (is_number(kind) or _is_text(kind)):
@@ -571,6 +618,8 @@ def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") ->
     if columns.label is None:
         guess = _guess_label(schema, features) or next(iter(usual), None)
         labels = () if guess is None else (guess,)
+        if guess is None:
+            _require_no_label(schema, {image, columns.key}, where)
     folder = folders.get(labels[0]) if len(labels) == 1 else None
     labels = labels if folder is None else ()
     for label in labels:
@@ -579,21 +628,43 @@ def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") ->
                 f"{where}: its column {label} has values of type {schema.field(label).type}; a "
                 "label is a class, a number, or a list of classes"
             )
-    named = features.get(labels[0], {}) if len(labels) == 1 else {}
-    named = named.get("feature", named)  # the element type of a list
-    names = named.get("names") if _is_class(named) else None
-    classes = tuple(map(str, names)) if isinstance(names, list) else ()
-    classes = labels if len(labels) > 1 else classes
+    classes = class_names(schema, labels)
     others = tuple(name for name in schema.names if name not in (image, *labels, columns.key))
     bare = not labels and folder is None and columns.label is None
     possible = tuple(name for name in others if bare and may_be_binary(schema, name))
     paths = "path" in parts and _is_text(kind.field("path").type)
-    return ChosenColumns(image, struct, labels, classes, paths, folder, others, possible)
+    splits = tuple(name for name in others if may_name_splits(schema, name))
+    rivals = _rivals(schema, features, guess, others) if guess and labels else ()
+    ordered = len(labels) == 1 and is_ordered(schema.field(labels[0]).type)
+    return ChosenColumns(
+        image,
+        struct,
+        labels,
+        classes,
+        paths,
+        folder,
+        others,
+        possible,
+        splits,
+        guess or "",
+        rivals,
+        ordered,
+    )
 
 
 def _folder_value(text: str) -> str:
     """Return the value in a folder's name, which Hive encodes; empty for none."""
     return "" if text == "__HIVE_DEFAULT_PARTITION__" else unquote(text)
+
+
+def class_names(schema: Any, labels: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of classes by number: of several columns theirs, or what metadata has."""
+    if len(labels) != 1:
+        return tuple(labels)
+    named = _features(schema).get(labels[0], {})
+    named = named.get("feature", named)  # the element type of a list
+    names = named.get("names") if _is_class(named) else None
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
@@ -614,15 +685,27 @@ def _guess_image(schema: Any, features: dict[str, dict[str, Any]], where: str) -
     if not candidates:
         raise SourceError(
             f"{where} has no column of images (bytes, or a struct of bytes and path); its columns "
-            f"are {', '.join(map(repr, schema.names[:20]))}. If one has URIs of images, give "
-            "--source-kind manifest"
+            f"are {', '.join(f'{field.name!r} ({field.type})' for field in [*schema][:20])}. If "
+            "one has URIs of images, give --source-kind manifest; to build from others, "
+            f"{BY_DATASET}"
         )
-    if len(candidates) > 1 and not named:
-        raise SourceError(
-            f"{where} has several columns of bytes: {', '.join(map(repr, candidates[:20]))}; "
-            "choose one by --image-column"
+    if len(candidates) > 1:
+        raise choice_error(
+            doubt_of_rivals("--image-column", candidates[:20], "may have the images", where)
         )
     return candidates[0]
+
+
+def _require_no_label(schema: Any, used: Collection[str | None], where: str) -> None:
+    """Raise `ChoiceError` for an unused column of a usual name, whose type cannot hold labels."""
+    import pyarrow as pa
+
+    for name in _usual(LABEL_COLUMNS, [name for name in schema.names if name not in used]):
+        kind = schema.field(name).type
+        if not pa.types.is_null(kind):
+            text = f"the column {name!r} of {where} has values of type {kind}, which are no labels"
+            none = ("--label-column", ""), "for no label"
+            raise choice_error([Doubt.of(text, none, ((), "write text or whole numbers"))])
 
 
 def _guess_label(schema: Any, features: dict[str, dict[str, Any]]) -> str | None:
@@ -630,6 +713,17 @@ def _guess_label(schema: Any, features: dict[str, dict[str, Any]]) -> str | None
     able = [name for name in schema.names if label_kind(schema.field(name).type) is not None]
     chosen = [*_usual(LABEL_COLUMNS, declared), *declared, *_usual(LABEL_COLUMNS, able)]
     return next(iter(chosen), None)
+
+
+def _rivals(
+    schema: Any, features: dict[str, dict[str, Any]], guess: str, others: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the columns that have labels by what the guessed column was taken for: its name, or
+    else the metadata."""
+    able = [name for name in others if label_kind(schema.field(name).type) is not None]
+    if _usual(LABEL_COLUMNS, [guess]):
+        return tuple(_usual(LABEL_COLUMNS, able))
+    return tuple(name for name in able if _is_class(features.get(name)))
 
 
 def _usual(usual: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -641,11 +735,3 @@ def _usual(usual: Sequence[str], names: Sequence[str]) -> list[str]:
 def _is_class(feature: Any) -> bool:
     """Return True if a feature of Hugging Face's metadata is a class label."""
     return isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-
-
-def columns_note(chosen: ChosenColumns) -> str:
-    labels = f"labels from {quoted(chosen.labels)}" if chosen.labels else "no labels"
-    labels += "" if chosen.labels else " (--label-column)"
-    labels = labels if chosen.folder is None else "labels from the names of folders"
-    others = f"; not used: {quoted(chosen.others, 8)}" if chosen.others else ""
-    return f"Images from the column {chosen.image!r}, {labels}{others}"

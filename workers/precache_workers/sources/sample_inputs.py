@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from precache.errors import SourceError
 from precache.messages import printable
@@ -28,8 +28,8 @@ Combinations = Mapping[str, tuple[int, str]]
 MOST_COMBINATIONS = 1000
 """Combinations of an archive that are counted apart."""
 
-LACKS = "!"
-"""Mark of an image that a sample lacks, before its suffix, in the places of its images."""
+AT_ONCE = 1 << 14
+"""Samples whose images are put in order at a time."""
 
 NEARLY_ALL = 3 / 4
 """Part of the samples that have an image of a suffix, if it is an input."""
@@ -38,14 +38,20 @@ _NUMBERED = re.compile(r"v?\d+|[\W_]+")
 
 
 def count_combination(
-    counted: dict[str, tuple[int, str]], suffixes: Iterable[str], key: str
+    counted: dict[str, tuple[int, str]], suffixes: Iterable[str], key: str, samples: int
 ) -> None:
-    """Count a sample by the suffixes of its images; of too many combinations the rest is one."""
+    """Count samples by the suffixes of their images; of too many combinations the rest is one.
+
+    Parameters
+    ----------
+    key
+        Of the first one.
+    """
     combination = ",".join(suffixes)
     if combination not in counted and len(counted) >= MOST_COMBINATIONS:
         combination = "," if "," in combination else ""
     count, first = counted.get(combination, (0, key))
-    counted[combination] = count + 1, first
+    counted[combination] = count + samples, first
 
 
 def merged(parts: Iterable[Combinations]) -> Combinations:
@@ -128,32 +134,45 @@ class SampleInputs:
             "(--sample-name whole makes each image a sample)"
         )
 
-    def with_all(self, locations: list[str]) -> list[str]:
-        """Return the locations of all samples with the default input first, and with marks for the
-        usual inputs that a sample lacks."""
+    def with_all(self, places: Any) -> Any:
+        """Return the places of all samples with the default input first, and with places of no size
+        for the usual inputs that a sample lacks.
+
+        Parameters
+        ----------
+        places
+            Arrow array of the images of each sample, as tar archives have them.
+        """
+        import pyarrow as pa
+
         orders = {combination: self._order(combination) for combination in self._counts}
         if all(order is None for order in orders.values()):
-            return locations
-        return [self._ordered(location, orders) for location in locations]
+            return places
+        parts = []
+        for start in range(0, len(places), AT_ONCE):
+            some = places[start : start + AT_ONCE].to_pylist()
+            parts.append(pa.array([self._ordered(images, orders) for images in some], places.type))
+        return pa.concat_arrays(parts)
 
     def _order(self, combination: tuple[str, ...]) -> list[str] | None:
         """Return the suffixes of a combination as they should be; None if it is so already."""
         roles = set(map(self._role, combination))
-        lacking = [LACKS + suffix for role, suffix in self._usual.items() if role not in roles]
+        lacking = [suffix for role, suffix in self._usual.items() if role not in roles]
         order = sorted(
-            [*combination, *lacking],
-            key=lambda suffix: self._role(suffix.removeprefix(LACKS)) != self._default,
+            [*combination, *lacking], key=lambda suffix: self._role(suffix) != self._default
         )
         return None if order == [*combination] else order
 
-    def _ordered(self, location: str, orders: dict[tuple[str, ...], list[str] | None]) -> str:
-        unit, tab, text = location.rpartition("\t")
-        places = {place.rpartition(":")[2]: place for place in text.split(",")}
-        combination = tuple(places)
+    def _ordered(
+        self, images: list[dict[str, Any]], orders: dict[tuple[str, ...], list[str] | None]
+    ) -> list[dict[str, Any]]:
+        held = {image["suffix"]: image for image in images}
+        combination = tuple(held)
         order = orders[combination] if combination in orders else self._order(combination)
         if order is None:
-            return location
-        return f"{unit}{tab}{','.join(places.get(suffix, suffix) for suffix in order)}"
+            return images
+        nowhere = {"offset": 0, "size": -1, "crc": 0}
+        return [held.get(suffix) or {**nowhere, "suffix": suffix} for suffix in order]
 
 
 def _stem(suffix: str) -> str:

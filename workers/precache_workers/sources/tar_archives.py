@@ -23,8 +23,9 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import xxhash
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
@@ -35,37 +36,37 @@ from precache.storage.base import (
     NOT_UTF8,
     REPLACED,
     SAME_KEY,
-    SERVICE_FOLDER,
     FileInfo,
     Folder,
     Range,
 )
+from precache.store.columns import GrowingTexts, Texts, arrow_of
+from precache.store.locations import Container
 from precache_workers.sources.base import (
-    FILES_PER_TICK,
     TAR_SUFFIXES,
     Fetched,
+    Folders,
     Sample,
-    count_ignored,
-    first_folder,
-    in_service_folder,
-    is_image,
-    is_utf8,
 )
 from precache_workers.sources.compressed import DecompressedFile, compression_of
 from precache_workers.sources.containers import (
-    UNIT_BYTES,
     Members,
-    RequestedSample,
+    Read,
+    Rows,
     TimeUpError,
-    changed,
+    Wanted,
     container_etag,
-    member_key,
+    last_of_each,
+    member_names,
+    no_rows,
+    units_of,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts, require_size
+from precache_workers.sources.label_readings import folder_labels
 from precache_workers.sources.labels import MOST_TEXT, infer_kind
-from precache_workers.sources.sample_inputs import LACKS, SampleName, count_combination
+from precache_workers.sources.sample_inputs import SampleName, count_combination
 from precache_workers.sources.tar_index import between_members
-from precache_workers.sources.tar_members import BLOCK, Member, read_members
+from precache_workers.sources.tar_members import BLOCK, MemberColumns, read_members
 
 COMPRESSED_NOTE = (
     "{count} tar archives are compressed: each shard decompresses an archive from its beginning to "
@@ -84,79 +85,69 @@ class TarFormat:
     noun: str = "a tar archive"
     suffixes: tuple[str, ...] = TAR_SUFFIXES
     typed: bool = False
+    checks_members: bool = True
+
+    def places(self) -> Any:
+        """Return the type of the places of a sample's images."""
+        import pyarrow as pa
+
+        numbers = {"offset": pa.int64(), "size": pa.int64(), "crc": pa.int64()}
+        return pa.list_(pa.field("element", pa.struct({**numbers, "suffix": pa.string()})))
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, where = Members(), folder.path(file.name)
+        members, where = Members(rows=no_rows(self.places())), folder.path(file.name)
         with open_file(folder, file, likely=between_members(folder, file)) as packed:
-            compression = compression_of(packed.read(BLOCK))
+            compression = compression_of(packed.read(BLOCK), where)
             packed.seek(0)
             stream: BinaryIO | DecompressedFile = packed
             if compression:
                 require_size(folder, file)
                 stream = DecompressedFile(packed, compression, file.size, where)
                 members.notes[COMPRESSED_NOTE] += 1
-            size = math.inf if compression else file.size
-            samples = _ArchiveSamples(file, compression, self.sample_name, members)
-            for number, member in enumerate(read_members(stream, where, size)):
-                if number % FILES_PER_TICK == 0 and time.monotonic() > until:
+                members.forward = True
+            samples = _ArchiveSamples(self, file, members, where)
+            for some in read_members(stream, where, math.inf if compression else file.size):
+                if time.monotonic() > until:
                     raise TimeUpError
-                key = member_key(file.name, member.name) if member.regular else ""
-                if not key:
-                    members.left_out[NO_FILE if key is not None else NO_NAME] += 1
-                    continue
-                image, is_label = is_image(key), key.lower().endswith(".cls")
-                if not (image or is_label):
-                    count_ignored(members.ignored, key)
-                elif image and in_service_folder(key[len(file.name) + 1 :]):
-                    members.leave_out(SERVICE_FOLDER, key)
-                elif not is_utf8(member.name):
-                    members.leave_out(NOT_UTF8, key)
-                elif image:
-                    samples.add_image(key, member)
-                else:
-                    samples.add_label(key, _label(stream, member, where))
+                samples.add(some)
             if isinstance(stream, DecompressedFile):
                 stream.finish()
         samples.finish()
         return members
 
-    def read(
-        self,
-        folder: Folder,
-        name: str,
-        unit: str,
-        wanted: Sequence[RequestedSample],
-        most_bytes: int,
-    ) -> Sequence[Fetched]:
-        places = [[_Location.of(text) for text in sample.place.split(",")] for sample in wanted]
+    def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
+        places = [[_Image(**image) for image in images] for images in wanted.places.to_pylist()]
         parts = [
-            (name, place.offset - BLOCK, BLOCK + place.size)
-            for some in places
-            for place in some
-            if place.exists
+            (container.name, image.offset - BLOCK, BLOCK + image.size)
+            for images in places
+            for image in images
+            if image.exists
         ]
-        compression, _, size = unit.removeprefix(">").partition(":")
+        if any(start < 0 or length < BLOCK for _, start, length in parts):
+            return [None] * len(places)
         try:
             contents = iter(
-                _decompressed_parts(folder, FileInfo(name, int(size), -1, ""), compression, parts)
-                if size
+                _decompressed_parts(folder, container, parts)
+                if container.forward
                 else read_parts(folder, parts)
             )
         except SourceError:  # the archive could be decompressed when it was listed
-            return [changed(folder, name, sample.key) for sample in wanted]
-        return [
-            _sample(folder, name, sample.key, some, [next(contents) for one in some if one.exists])
-            for sample, some in zip(wanted, places, strict=True)
-        ]
+            return [None] * len(places)
+        return [_sample(some, [next(contents) for one in some if one.exists]) for some in places]
 
 
 def _decompressed_parts(
-    folder: Folder, file: FileInfo, compression: str, parts: Sequence[Range]
+    folder: Folder, container: Container, parts: Sequence[Range]
 ) -> list[bytes | StorageError]:
     """Read parts of a compressed archive, by their offsets in the decompressed contents."""
     contents: dict[Range, bytes] = {}
+    file, where = FileInfo(container.name, container.size, -1), folder.path(container.name)
     with open_file(folder, file) as packed:
-        stream = DecompressedFile(packed, compression, file.size, folder.path(file.name))
+        compression = compression_of(packed.read(BLOCK), where)
+        if not compression:
+            raise SourceError(f"{where} is not compressed")
+        packed.seek(0)
+        stream = DecompressedFile(packed, compression, container.size, where)
         for part in sorted(set(parts)):
             _, start, length = part
             stream.seek(start)
@@ -164,8 +155,8 @@ def _decompressed_parts(
     return [contents[part] for part in parts]
 
 
-class _Location(NamedTuple):
-    """Location of an image: offset, size, CRC-32 of its header, and suffix.
+class _Image(NamedTuple):
+    """Place of an image: offset, size, CRC-32 of its header, and suffix.
 
     An image that the sample lacks, and most others have, is nowhere: it has no size.
     """
@@ -179,24 +170,8 @@ class _Location(NamedTuple):
     def exists(self) -> bool:
         return self.size >= 0
 
-    @classmethod
-    def of(cls, text: str) -> _Location:
-        if text.startswith(LACKS):
-            return cls(0, -1, 0, text.removeprefix(LACKS))
-        offset, size, crc, suffix = text.split(":", 3)
-        return cls(int(offset), int(size), int(crc), suffix)
 
-    def __str__(self) -> str:
-        return f"{self.offset}:{self.size}:{self.crc}:{self.suffix}"
-
-
-def _sample(
-    folder: Folder,
-    name: str,
-    key: str,
-    places: Sequence[_Location],
-    contents: Sequence[bytes | StorageError],
-) -> Fetched:
+def _sample(places: Sequence[_Image], contents: Sequence[bytes | StorageError]) -> Fetched | None:
     inputs: dict[str | int, bytes | SampleError] = {}
     digest, rest = xxhash.xxh3_128(), iter(contents)
     for place in places:
@@ -210,131 +185,231 @@ def _sample(
         if isinstance(data, StorageError):
             return FetchError(str(data))
         if len(data) != BLOCK + place.size or zlib.crc32(data[:BLOCK]) != place.crc:
-            return changed(folder, name, key)
+            return None
         inputs[place.suffix] = image = data[BLOCK:]
         digest.update(image)
     return Sample(inputs, content=digest.hexdigest())
 
 
-class _Image(NamedTuple):
-    """An image of a sample: its place, and the time in its header."""
-
-    place: _Location
-    mtime: int
-
-
 class _ArchiveSamples:
     """The samples of an archive, in the order of their first images."""
 
-    def __init__(
-        self, file: FileInfo, compression: str, sample_name: SampleName | None, members: Members
-    ) -> None:
-        self._file = file
-        self._compression = compression
-        self._first_dot = sample_name in (None, "first-dot")
-        self._whole = sample_name == "whole"
-        self._members = members
-        self._images: dict[str, dict[str, _Image]] = {}
-        self._labels: dict[str, tuple[str, str]] = {}
+    def __init__(self, format_: TarFormat, file: FileInfo, members: Members, where: str) -> None:
+        self._file, self._members, self._where = file, members, where
+        self._first_dot = format_.sample_name in (None, "first-dot")
+        self._whole = format_.sample_name == "whole"
+        self._type = format_.places()
+        self._names, self._label_names = GrowingTexts(), GrowingTexts()
+        self._numbers: list[np.ndarray] = []
+        self._labels: list[str] = []
+        self._known: dict[bytes, str] = {}
 
-    def add_image(self, key: str, member: Member) -> None:
-        stem, suffix = self._split(key)
-        suffix = re.sub(r"[\s:,]", "_", suffix)
-        images = self._images.setdefault(key if self._whole else stem, {})
-        if images.pop(key, None) is not None:
-            self._members.leave_out(REPLACED, key)
-        elif len(images) == MOST_IMAGES:
+    def add(self, some: MemberColumns) -> None:
+        """Add members of the archive."""
+        members, prefix = self._members, f"{self._file.name}/"
+        found, named = member_names(some.names, self._file.name)
+        usable = some.regular & named
+        members.left_out += Counter(
+            {NO_FILE: int((~some.regular).sum()), NO_NAME: int((some.regular & ~named).sum())}
+        )
+        for row, reason in found.left_out.items():
+            if usable[row]:
+                members.leave_out(reason, prefix + some.names[row].removeprefix("./"))
+        others = usable & ~found.images
+        is_label = others & found.texts.matching(r"\.cls$", ignore_case=True)
+        for row in np.flatnonzero(others & ~is_label).tolist():
+            members.ignore(self._file.name, prefix + some.names[row].removeprefix("./"))
+        for row in found.wrong:
+            if is_label[row]:
+                members.leave_out(NOT_UTF8, prefix + some.names[row].removeprefix("./"))
+                is_label[row] = False
+        self._label_names.extend(found.texts.take(is_label))
+        for row in np.flatnonzero(is_label).tolist():
+            self._labels.append(self._label(some, row))
+        kept = usable & found.kept
+        self._names.extend(found.texts.take(kept))
+        numbers = some.sizes, some.mtimes, some.offsets, some.crcs
+        self._numbers.append(np.stack(numbers)[:, kept])
+
+    def _label(self, some: MemberColumns, row: int) -> str:
+        data = some.labels[row]
+        if (label := self._known.get(data)) is not None and some.sizes[row] == len(data):
+            return label
+        name = printable(some.names[row])
+        if some.sizes[row] > MOST_TEXT:
+            raise SourceError(
+                f"{self._where}: {name} has {some.sizes[row]:,} bytes; a .cls member has a class "
+                "number or name"
+            )
+        try:
+            return self._known.setdefault(data, data.decode("utf-8-sig").strip())
+        except UnicodeDecodeError:
+            raise SourceError(f"{self._where}: {name} is not UTF-8") from None
+
+    def finish(self) -> None:
+        """Add all samples to the members of the archive."""
+        members, prefix = self._members, f"{self._file.name}/"
+        names = self._names.texts()
+        numbers = np.concatenate([np.zeros((4, 0), np.int64), *self._numbers], axis=1)
+        is_last = last_of_each(names)
+        for row in np.flatnonzero(~is_last).tolist():
+            members.leave_out(REPLACED, prefix + names[row])
+        names = names.take(is_last)
+        stems, suffixes = self._split(names)
+        # Numbers of samples are in the order of their first images.
+        samples = (names if self._whole else stems).codes()
+        order, counts = np.argsort(samples, kind="stable"), np.bincount(samples)
+        starts = np.cumsum(counts) - counts
+        first = order[starts]
+        if len(counts) and counts.max() > MOST_IMAGES:
+            stem = prefix + stems[int(first[counts.argmax()])]
             raise SourceError(
                 f"{self._file.name} has over {MOST_IMAGES} images {printable(stem)}.…, and those "
                 "that share their names up to the first dot are one sample; if each image is a "
                 "sample, give --sample-name whole, else rename them"
             )
-        location = _Location(member.offset, member.size, member.crc, suffix)
-        images[key] = _Image(location, member.mtime)
-
-    def add_label(self, key: str, label: str) -> None:
-        stem, _ = self._split(key)
-        name, before = self._labels.get(stem, (key, label))
-        if name == key and stem in self._labels:
-            self._members.leave_out(REPLACED, key)
-        elif before != label:
-            way_out = " (--sample-name last-dot, if each is of another sample)"
-            raise SourceError(
-                f"{self._file.name} has two labels of {printable(stem)}: {printable(before)} and "
-                f"{printable(label)}; remove one{way_out if self._first_dot else ''}"
-            )
-        self._labels[stem] = key, label
-
-    def finish(self) -> None:
-        """Add all samples to the members of the archive."""
-        members = self._members
-        samples = sorted(self._images.items(), key=lambda item: _first(item[1]).place.offset)
-        times = Counter(
-            mtime for _, images in samples for mtime in {image.mtime for image in images.values()}
+        sizes, mtimes, offsets, crcs = numbers[:, is_last][:, order]
+        suffixes = [suffixes[row] for row in order.tolist()]
+        keys, stems = names.take(first).between(prefix), stems.take(first)
+        kept = self._distinct(keys, starts, counts, suffixes)
+        self._count_combinations(keys, kept, starts, counts, suffixes)
+        times, etags = self._identities(starts, counts, suffixes, sizes, mtimes)
+        labels = self._labels_of(stems, keys, kept)
+        nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
+        columns = (*map(arrow_of, (offsets, sizes, crcs)), Texts(suffixes).arrow)
+        members.rows = Rows.of(
+            keys.take(kept),
+            _lists(columns, starts, self._type).filter(arrow_of(kept)),
+            units=np.zeros(int(kept.sum()))
+            if members.forward
+            else units_of(offsets[starts][kept], nbytes[kept]),
+            etags=etags.take(kept),
+            labels=labels,
+            sizes=nbytes[kept],
+            mtimes=times[kept],
         )
-        archive = container_etag(self._file)
-        unit, start = 0, 0
-        whole = f">{self._compression}:{self._file.size}" if self._compression else ""
-        prefix = f"{self._file.name}/"
-        used: set[str] = set()
-        for name, images in samples:
-            key = next(iter(images))
-            stem = self._split(key)[0] if self._whole else name
-            used.add(stem)
-            places = [image.place for image in images.values()]
-            mtimes = [image.mtime for image in images.values()]
-            suffixes = [place.suffix for place in places]
-            if len(suffixes) > 1 and len(set(suffixes)) < len(suffixes):
-                members.leave_out(SAME_KEY, key)
-                continue
-            count_combination(members.combinations, suffixes, key)
-            size = sum(place.size for place in places)
-            offset = places[0].offset
-            if offset + size - start > UNIT_BYTES and offset > start:
-                unit, start = unit + 1, offset
-            folder = first_folder(key[len(prefix) :])
-            label = self._labels.get(stem, ("", ""))[1] if self._labels else folder
-            alone = len(samples) == 1
-            etag, time_ns = "", mtimes[0]
-            if alone or any(times[mtime] > 1 for mtime in mtimes):
-                etag, time_ns = archive, -1
-            if len(places) > 1 and (etag or time_ns >= 0):
-                described = [(place.suffix, place.size) for place in places]
-                etag = xxhash.xxh3_64_hexdigest(f"{etag} {described} {mtimes}".encode())
-                time_ns = -1
-            location = f"{self._file.name}#{whole or unit}\t{','.join(map(str, places))}"
-            members.add(key, location, size=size, mtime=time_ns, etag=etag, label=label)
         if self._labels:
-            members.kind = infer_kind(members.labels, members.keys, self._file.name)
+            members.kind = infer_kind(members.rows.labels, members.rows.keys, self._file.name)
             members.label_rule = "beside"
-        elif any(members.labels):
+        elif any(members.rows.labels):
             members.kind, members.label_rule = "names", "folder"
-        lone = len(self._labels.keys() - used)
+
+    def _distinct(
+        self, keys: Texts, starts: np.ndarray, counts: np.ndarray, suffixes: Sequence[str]
+    ) -> np.ndarray:
+        """Leave out samples with two images of one suffix; returns which are kept."""
+        kept = np.ones(len(keys), np.bool_)
+        for row in np.flatnonzero(counts > 1).tolist():
+            some = suffixes[starts[row] : starts[row] + counts[row]]
+            if len(set(some)) < len(some):
+                self._members.leave_out(SAME_KEY, keys[row])
+                kept[row] = False
+        return kept
+
+    def _count_combinations(
+        self,
+        keys: Texts,
+        kept: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        suffixes: Sequence[str],
+    ) -> None:
+        """Count the samples by the suffixes of their images."""
+        found: dict[tuple[str, ...], list[int]] = {}
+        rows = np.flatnonzero(kept).tolist()
+        for row, start, count in zip(
+            rows, starts[kept].tolist(), counts[kept].tolist(), strict=True
+        ):
+            seen = found.setdefault(tuple(suffixes[start : start + count]), [0, row])
+            seen[0] += 1
+        for combination, (number, row) in found.items():
+            count_combination(self._members.combinations, combination, keys[row], number)
+
+    def _identities(
+        self,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        suffixes: Sequence[str],
+        sizes: np.ndarray,
+        mtimes: np.ndarray,
+    ) -> tuple[np.ndarray, Texts]:
+        """Return the time and the etag of each sample."""
+        archive, times = container_etag(self._file), mtimes[starts]
+        samples = np.repeat(np.arange(len(counts)), counts)
+        order = np.lexsort((samples, mtimes))
+        pairs = np.stack([mtimes, samples])[:, order]
+        differ = np.ones(len(order), np.bool_)
+        differ[1:] = (pairs[:, 1:] != pairs[:, :-1]).any(axis=0)
+        _, groups, often = np.unique(pairs[0, differ], return_inverse=True, return_counts=True)
+        is_shared = np.zeros(len(counts), np.bool_)
+        is_shared[pairs[1, differ][often[groups] > 1]] = True
+        is_shared |= len(counts) == 1
+        etags = Texts([archive, ""]).take(np.where(is_shared, 0, 1))
+        times[is_shared] = -1
+        own = {}
+        for row in np.flatnonzero(counts > 1).tolist():
+            etag = archive if is_shared[row] else ""
+            if etag or times[row] >= 0:
+                part = slice(starts[row], starts[row] + counts[row])
+                described = list(zip(suffixes[part], sizes[part].tolist(), strict=True))
+                text = f"{etag} {described} {mtimes[part].tolist()}"
+                own[row], times[row] = xxhash.xxh3_64_hexdigest(text.encode()), -1
+        return times, etags.replaced(own)
+
+    def _labels_of(self, stems: Texts, keys: Texts, kept: np.ndarray) -> list[str]:
+        """Return the labels of the samples that are kept: of ``.cls`` members, or else folders."""
+        members, prefix = self._members, f"{self._file.name}/"
+        if not self._labels:
+            folders = Folders(stems.take(kept))
+            return folders.each(lambda names: folder_labels(names, 1))
+        names = self._label_names.texts()
+        theirs, _ = self._split(names)
+        labels: dict[str, tuple[str, str]] = {}
+        for row in np.flatnonzero(theirs.counts() > 1).tolist():
+            stem, name, label = theirs[row], names[row], self._labels[row]
+            other, before = labels.get(stem, (name, label))
+            if name == other and stem in labels:
+                members.leave_out(REPLACED, prefix + name)
+            elif before != label:
+                way_out = " (--sample-name last-dot, if each is of another sample)"
+                raise SourceError(
+                    f"{self._file.name} has two labels of {printable(prefix + stem)}: "
+                    f"{printable(before)} and {printable(label)}; remove "
+                    f"one{way_out if self._first_dot else ''}"
+                )
+            labels[stem] = name, label
+        is_last = np.flatnonzero(last_of_each(theirs))
+        theirs, texts = theirs.take(is_last), np.array([*self._labels, ""], object)
+        found = theirs.find(stems)
+        bare = int(((found < 0) & stems.matching("/")).sum())
+        if bare:
+            members.notes[
+                "{count} samples of tar archives have no .cls member, as others have, and get no "
+                "label: folders of names are no labels there (remove all .cls members if they are)"
+            ] += bare
+        lone = len(theirs) - len(np.unique(found[found >= 0]))
         if lone:
             members.notes["{count} .cls members of tar archives have no image beside them"] += lone
+        labels_of: list[str] = texts[np.where(found < 0, -1, is_last[found])][kept].tolist()
+        return labels_of
 
-    def _split(self, key: str) -> tuple[str, str]:
-        """Split a key into stem and suffix at the first or last dot of the file name."""
-        folder, slash, name = key.rpartition("/")
-        if self._first_dot:
-            stem, _, suffix = name[1:].partition(".")
-        else:
-            stem, _, suffix = name[1:].rpartition(".")
-        return f"{folder}{slash}{name[:1]}{stem}", suffix.lower()
+    def _split(self, names: Texts) -> tuple[Texts, list[str]]:
+        """Split names into stems and suffixes at the first or last dot of the file name."""
+        import pyarrow.compute as pc
+
+        middle = "[^./]*" if self._first_dot else "[^/]*"
+        end = r"(?:\.([^/]*))?" if self._first_dot else r"\.([^/]*)"
+        pattern = rf"(?s)^((?:.*/)?[^/]{middle}){end}$"
+        stems = pc.replace_substring_regex(names.plain, pattern, r"\1")
+        suffixes = Texts(pc.replace_substring_regex(names.plain, pattern, r"\2")).shared()
+        marks = {text: re.sub(r"[\s:,]", "_", text.lower()) for text in set(suffixes)}
+        return Texts(stems), [marks[text] for text in suffixes]
 
 
-def _first(images: dict[str, _Image]) -> _Image:
-    return next(iter(images.values()))
+def _lists(columns: Sequence[Any], starts: np.ndarray, kind: Any) -> Any:
+    """Return columns as lists of structs, which begin at some rows."""
+    import pyarrow as pa
 
-
-def _label(stream: BinaryIO | DecompressedFile, member: Member, where: str) -> str:
-    if member.size > MOST_TEXT:
-        raise SourceError(
-            f"{where}: {printable(member.name)} has {member.size:,} bytes; a .cls member has a "
-            "class number or name"
-        )
-    stream.seek(member.offset)
-    try:
-        return stream.read(member.size).decode("utf-8-sig").strip()
-    except UnicodeDecodeError:
-        raise SourceError(f"{where}: {printable(member.name)} is not UTF-8") from None
+    ends = np.append(starts, len(columns[0])).astype(np.int32)
+    structs = pa.StructArray.from_arrays(columns, names=["offset", "size", "crc", "suffix"])
+    return pa.ListArray.from_arrays(arrow_of(ends), structs.cast(kind.value_type)).cast(kind)

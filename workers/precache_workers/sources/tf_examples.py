@@ -117,8 +117,8 @@ def require_label(members: Members, columns: Columns, first: Parts | None, where
         raise SourceError(f"{where}: in its first record, {_lacks(columns.label, first.names)}")
 
 
-def add_parts(members: Members, parts: Parts, where: str, location: str, etag: str) -> None:
-    """Add the sample of a record to the members of a container; `name_rows` completes the keys.
+def count_parts(members: Members, parts: Parts, where: str) -> None:
+    """Give the members of a container the kind of a record's label.
 
     Raises
     ------
@@ -135,8 +135,6 @@ def add_parts(members: Members, parts: Parts, where: str, location: str, etag: s
         members.kind = kind
     if parts.image:
         members.notes[parts.note] += 1
-    size = len(parts.image)
-    members.add(parts.key, location, size=size, mtime=-1, etag=etag, label=parts.label)
 
 
 def _guess_image(features: Features) -> str:

@@ -12,26 +12,28 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import google_crc32c
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.storage.base import FileInfo, Folder
-from precache_workers.sources.base import FILES_PER_TICK, NO_COLUMNS, Columns, Fetched
+from precache.store.locations import Container
+from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched
 from precache_workers.sources.containers import (
     UNIT_BYTES,
+    GrowingRows,
     Members,
-    RequestedSample,
+    Read,
     TimeUpError,
-    changed,
+    Wanted,
+    no_rows,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts
-from precache_workers.sources.parquet_tables import name_rows
 from precache_workers.sources.tf_examples import (
     Parts,
-    add_parts,
+    count_parts,
     parts_of,
     require_label,
     sample_of,
@@ -49,15 +51,22 @@ class TFRecordFormat:
     noun: str = "a TFRecord file"
     suffixes: tuple[str, ...] = (".tfrecord", ".tfrecords")
     typed: bool = True
+    checks_members: bool = True
+
+    def places(self) -> Any:
+        """Return the type of the places of records, with their masked CRC-32C."""
+        import pyarrow as pa
+
+        return pa.struct({name: pa.int64() for name in ("offset", "length", "crc")})
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, where, offset = Members(), folder.path(file.name), 0
-        first: Parts | None = None
+        members, where, offset = Members(rows=no_rows(self.places())), folder.path(file.name), 0
+        rows, first = GrowingRows(self.places()), None
         with open_file(folder, file) as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(0)
             while head := stream.read(_HEAD.size):
-                if len(members.keys) % FILES_PER_TICK == 0 and time.monotonic() > until:
+                if time.monotonic() > until:
                     raise TimeUpError
                 length = _length(head)
                 if length is None:
@@ -68,53 +77,47 @@ class TFRecordFormat:
                     )
                 record = stream.read(length)
                 [crc] = _TAIL.unpack(stream.read(_TAIL.size))
-                location = f"{file.name}#{offset // UNIT_BYTES}\t{offset}:{length}:{crc}"
                 try:
                     if _masked(record) != crc:
                         raise ValueError(_DAMAGED)
                     parts = parts_of(record, self.columns)
                 except ValueError as error:
-                    if not members.keys and str(error) != _DAMAGED:
+                    if not len(rows) and str(error) != _DAMAGED:
                         raise SourceError(f"{where}: in its first record, {error}") from None
-                    parts = Parts(key=f"{file.name}/{len(members.keys)}")  # it will be a hole
+                    parts = Parts(key=f"{file.name}/{len(rows)}")  # it will be a hole
                 first = first or parts
-                add_parts(members, parts, where, location, f"crc32c:{crc:08x}")
+                count_parts(members, parts, where)
+                rows.add(
+                    parts.key,
+                    {"offset": offset, "length": length, "crc": crc},
+                    unit=offset // UNIT_BYTES,
+                    size=len(parts.image),
+                    etag=f"crc32c:{crc:08x}",
+                    label=parts.label,
+                )
                 offset += _HEAD.size + length + _TAIL.size
         require_label(members, self.columns, first, where)
-        name_rows(members, file.name, self.columns.key, where)
+        members.take(rows, file.name, self.columns.key, where)
         return members
 
-    def read(
-        self,
-        folder: Folder,
-        name: str,
-        unit: str,
-        wanted: Sequence[RequestedSample],
-        most_bytes: int,
-    ) -> Sequence[Fetched]:
-        places = [tuple(map(int, sample.place.split(":"))) for sample in wanted]
-        ranges = [(name, offset, length + 16) for offset, length, _ in places]
+    def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
+        places = wanted.places.to_pylist()
+        ranges = [(container.name, place["offset"], place["length"] + 16) for place in places]
+        if any(start < 0 or length < 16 for _, start, length in ranges):
+            return [None] * len(places)
+        contents = read_parts(folder, ranges)
         return [
-            self._sample(folder, name, sample.key, length, crc, data)
-            for sample, (_, length, crc), data in zip(
-                wanted, places, read_parts(folder, ranges), strict=True
-            )
+            self._sample(**place, data=data) for place, data in zip(places, contents, strict=True)
         ]
 
     def _sample(
-        self,
-        folder: Folder,
-        name: str,
-        key: str,
-        length: int,
-        crc: int,
-        data: bytes | StorageError,
-    ) -> Fetched:
+        self, offset: int, length: int, crc: int, data: bytes | StorageError
+    ) -> Fetched | None:
         if isinstance(data, StorageError):
             return FetchError(str(data))
         same = len(data) == length + 16 and _length(data[: _HEAD.size]) == length
         if not same or _TAIL.unpack(data[-_TAIL.size :])[0] != crc:
-            return changed(folder, name, key)
+            return None
         record = data[_HEAD.size : -_TAIL.size]
         return SampleError(_DAMAGED) if _masked(record) != crc else sample_of(record, self.columns)
 

@@ -10,37 +10,46 @@ million of them.
 
 from __future__ import annotations
 
+import itertools
 import struct
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
-from precache.storage.base import NO_FILE, NO_NAME, REPLACED, SERVICE_FOLDER, FileInfo, Folder
+from precache.storage.base import NO_FILE, NO_NAME, REPLACED, FileInfo, Folder
+from precache.store.columns import GrowingTexts, Texts
+from precache.store.locations import Container
 from precache_workers.sources.base import (
     FILES_PER_TICK,
     Fetched,
+    Folders,
+    Names,
     Sample,
-    count_ignored,
-    first_folder,
-    in_service_folder,
-    is_image,
 )
 from precache_workers.sources.containers import (
     CHECKSUM,
-    UNIT_BYTES,
     Members,
-    RequestedSample,
+    Read,
+    Rows,
     TimeUpError,
-    changed,
-    member_key,
+    Wanted,
+    last_of_each,
+    member_names,
+    no_rows,
+    structs,
+    units_of,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts
+from precache_workers.sources.label_readings import folder_labels
 
-STORED, DEFLATED = 0, 8
+STORED, DEFLATED, ENCRYPTED = 0, 8, -1
 _METHODS = {1: "Shrink", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "XZ"}
 
 _END = struct.Struct("<4s4H2LH")
@@ -63,19 +72,24 @@ EXTRA_BYTES = 64
 """Bytes of extra data that are read with a local header; some writers add more."""
 
 
+class _Place(NamedTuple):
+    """Place of a member: `offset` is that of its local header, `packed` the size of its data."""
+
+    offset: int
+    packed: int
+    size: int
+    crc: int
+    method: int
+
+
 class _Entry(NamedTuple):
-    """An entry of the directory; `offset` is that of its local header.
+    """An entry of the directory.
 
     `guessed` is true for a name that is read as code page 437, as it is no UTF-8.
     """
 
     name: str
-    size: int
-    packed: int
-    crc: int
-    method: int
-    offset: int
-    encrypted: bool
+    place: _Place
     regular: bool
     guessed: bool
 
@@ -87,101 +101,116 @@ class ZipFormat:
     noun: str = "a zip archive"
     suffixes: tuple[str, ...] = (".zip",)
     typed: bool = False
+    checks_members: bool = True
+
+    def places(self) -> Any:
+        """Return the type of the places of members; an encrypted one has no method."""
+        import pyarrow as pa
+
+        numbers = "offset", "packed", "size", "crc", "method"
+        return pa.struct({name: pa.int64() for name in numbers})
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, where = Members(), folder.path(file.name)
-        images: dict[str, _Entry] = {}
+        members, where = Members(rows=no_rows(self.places())), folder.path(file.name)
+        names, numbers = GrowingTexts(), [np.zeros((5, 0), np.int64)]
         with open_file(folder, file) as stream:
-            for number, entry in enumerate(_entries(stream, where, file.size)):
-                if number % FILES_PER_TICK == 0 and time.monotonic() > until:
+            entries = _entries(stream, where, file.size)
+            while some := list(itertools.islice(entries, FILES_PER_TICK)):
+                if time.monotonic() > until:
                     raise TimeUpError
-                key = member_key(file.name, entry.name) if entry.regular else ""
-                if not key:
-                    if not entry.name.endswith("/"):  # a folder
-                        members.left_out[NO_FILE if key is not None else NO_NAME] += 1
-                elif is_image(key) and in_service_folder(key[len(file.name) + 1 :]):
-                    members.leave_out(SERVICE_FOLDER, key)
-                elif is_image(key):
-                    if key in images:
-                        members.leave_out(REPLACED, key)
-                    images[key] = entry
-                    if entry.guessed:
-                        members.notes[GUESSED_NOTE] += 1
-                else:
-                    count_ignored(members.ignored, key)
-        unit, start = 0, 0
-        prefix = len(file.name) + 1
-        for key, entry in sorted(images.items(), key=lambda image: image[1].offset):
-            if entry.offset + entry.packed - start > UNIT_BYTES and entry.offset > start:
-                unit, start = unit + 1, entry.offset
-            place = f"{entry.offset}:{entry.packed}:{entry.size}:{entry.crc}:"
-            place += "encrypted" if entry.encrypted else str(entry.method)
-            members.add(
-                key,
-                f"{file.name}#{unit}\t{place}",
-                size=entry.size,
-                mtime=-1,
-                etag=f"{CHECKSUM}{entry.crc:08x}",
-                label=first_folder(key[prefix:]),
-            )
-        members.kind = "names" if any(members.labels) else None
+                images, kept = self._images(some, file.name, members)
+                names.extend(images.texts.take(kept))
+                columns = [entry.place for entry in some]
+                numbers.append(np.array(columns, np.int64).T[:, kept])
+        texts, (offsets, packed, sizes, crcs, methods) = names.texts(), np.hstack(numbers)
+        last = last_of_each(texts)
+        for row in np.flatnonzero(~last).tolist():
+            members.leave_out(REPLACED, f"{file.name}/{texts[row]}")
+        order = np.flatnonzero(last)
+        order = order[np.argsort(offsets[order], kind="stable")]
+        texts = texts.take(order)
+        places = np.stack([offsets, packed, sizes, crcs, methods])[:, order]
+        folders = Folders(texts)
+        members.rows = Rows.of(
+            texts.between(f"{file.name}/"),
+            structs(self.places(), [*places]),
+            units=units_of(places[0], places[1]),
+            etags=Texts([f"{CHECKSUM}{crc:08x}" for crc in places[3].tolist()]),
+            labels=folders.each(lambda some: folder_labels(some, 1)),
+            sizes=places[2],
+        )
+        members.kind = "names" if any(members.rows.labels) else None
         return members
 
-    def read(
-        self,
-        folder: Folder,
-        name: str,
-        unit: str,
-        wanted: Sequence[RequestedSample],
-        most_bytes: int,
-    ) -> Sequence[Fetched]:
-        places = [sample.place.split(":") for sample in wanted]
+    def _images(
+        self, some: Sequence[_Entry], container: str, members: Members
+    ) -> tuple[Names, np.ndarray]:
+        """Return the names of entries, and which are samples; count the others."""
+        names, named = member_names([entry.name for entry in some], container)
+        usable = named & np.array([entry.regular for entry in some])
+        for row in np.flatnonzero(~usable).tolist():
+            if not some[row].name.endswith("/"):  # a folder
+                members.left_out[NO_NAME if some[row].regular else NO_FILE] += 1
+        for row in np.flatnonzero(usable & ~names.images).tolist():
+            members.ignore(container, f"{container}/{some[row].name.removeprefix('./')}")
+        for row, reason in names.left_out.items():
+            if usable[row]:
+                name = some[row].name.removeprefix("./")
+                members.leave_out(reason, f"{container}/{name}")
+        kept = usable & names.kept
+        guessed = sum(some[row].guessed for row in np.flatnonzero(kept).tolist())
+        members.notes += Counter({GUESSED_NOTE: guessed})
+        return names, kept
+
+    def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
+        places = [_Place(**place) for place in wanted.places.to_pylist()]
         # The key contains the member's name, which is no longer in any other encoding.
-        heads = [_LOCAL.size + len(sample.key.encode()) + EXTRA_BYTES for sample in wanted]
+        heads = [_LOCAL.size + len(key.encode()) + EXTRA_BYTES for key in wanted.keys]
         parts = [
-            (name, int(place[0]), head + int(place[1]))
+            (container.name, place.offset, head + place.packed)
             for place, head in zip(places, heads, strict=True)
         ]
+        if any(place.offset < 0 or place.packed < 0 for place in places):
+            return [None] * len(places)
         contents = read_parts(folder, parts)
         return [
-            _sample(folder, name, sample.key, place, data)
-            for sample, place, data in zip(wanted, places, contents, strict=True)
+            _sample(folder, container.name, key, place, data)
+            for key, place, data in zip(wanted.keys, places, contents, strict=True)
         ]
 
 
 def _sample(
-    folder: Folder, name: str, key: str, place: Sequence[str], data: bytes | StorageError
-) -> Fetched:
-    offset, packed, size, crc = map(int, place[:4])
+    folder: Folder, name: str, key: str, place: _Place, data: bytes | StorageError
+) -> Fetched | None:
     if isinstance(data, StorageError):
         return FetchError(str(data))
     if len(data) < _LOCAL.size or data[:4] != b"PK\3\4":
-        return changed(folder, name, key)
+        return None
     header = _LOCAL.unpack_from(data)
     start = _LOCAL.size + header[9] + header[10]
     member = _decoded(data[_LOCAL.size :][: header[9]], header[2]).removeprefix("./")
     if member != key[len(name) + 1 :]:
-        return changed(folder, name, key)
-    if place[4] not in (str(STORED), str(DEFLATED)):
-        kind = place[4]
-        if kind != "encrypted":
-            kind = f"compressed by {_METHODS.get(int(kind), f'method {kind}')}"
+        return None
+    if place.method not in (STORED, DEFLATED):
+        kind = "encrypted"
+        if place.method != ENCRYPTED:
+            kind = f"compressed by {_METHODS.get(place.method, f'method {place.method}')}"
         return SampleError(f"is {kind} in its archive, which is not supported; pack it anew")
-    raw = data[start : start + packed]
-    if len(raw) < packed:  # more extra data than was read
-        [raw_or_error] = read_parts(folder, [(name, offset + start, packed)])
+    raw = data[start : start + place.packed]
+    if len(raw) < place.packed:  # more extra data than was read
+        [raw_or_error] = read_parts(folder, [(name, place.offset + start, place.packed)])
         if isinstance(raw_or_error, StorageError):
             return FetchError(str(raw_or_error))
         raw = raw_or_error
-        if len(raw) < packed:  # the archive was longer when it was listed
-            return changed(folder, name, key)
+        if len(raw) < place.packed:  # the archive was longer when it was listed
+            return None
     try:
-        image = raw if place[4] == str(STORED) else _inflated(raw, size)
+        image = raw if place.method == STORED else _inflated(raw, place.size)
     except zlib.error as error:
         return SampleError(f"is damaged in its archive: {error}")
-    if len(image) != size or zlib.crc32(image) != crc:
-        if header[6] not in (0, crc):  # the local header has another CRC: it is another file
-            return changed(folder, name, key)
+    if len(image) != place.size or zlib.crc32(image) != place.crc:
+        if header[6] not in (0, place.crc):  # the local header has another CRC: it is another file
+            return None
         return SampleError("is damaged in its archive: its bytes have another CRC-32")
     return Sample.of(image)
 
@@ -231,7 +260,8 @@ def _entries(stream: BinaryIO, where: str, size: int) -> Iterator[_Entry]:
             )
         mode = attributes >> 16 if made_by >> 8 == 3 else 0  # of Unix
         regular = not name.endswith("/") and mode & 0xF000 in (0, 0x8000)
-        yield _Entry(name, unpacked, packed, crc, method, at, bool(flags & 1), regular, guessed)
+        place = _Place(at, packed, unpacked, crc, ENCRYPTED if flags & 1 else method)
+        yield _Entry(name, place, regular, guessed)
 
 
 def _directory(stream: BinaryIO, where: str, size: int) -> tuple[int, int, int, int]:

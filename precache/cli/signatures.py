@@ -1,0 +1,317 @@
+"""Parsers of commands, made from the signatures and docstrings of public functions.
+
+A parameter without a default that can be text is positional; every other one is a flag of the same
+name. A flag that is absent sets nothing, so the function's own default applies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import precache
+from precache.errors import UsageError
+from precache.recipe.recipe import Recipe
+from precache.storage.environment import FromEnvironment
+
+POSITIONAL = {"uri": "STORE", "job_or_store": "JOB|STORE"}
+"""Placeholders of positional arguments that differ from the parameter's name."""
+
+METAVARS = {"older_than": "AGE", "memory_per_task": "SIZE", "cache_limit": "SIZE", "report": "FILE"}
+"""Placeholders of flags that are not the last word of their parameter."""
+
+FUNCTIONS = {"ls": "versions"}
+"""Names in `precache` of functions that are not called as their command."""
+
+MODELS = {
+    "build": "BuildOptions",
+    "plan": "BuildOptions",
+    "submit": "BuildOptions",
+    "refresh": "RunOptions",
+    "submit_refresh": "RunOptions",
+}
+"""Models of `precache_workers.planning.options` that declare a function's other keywords."""
+
+EXAMPLES = {
+    "doctor": "photos/ --resize 256 --crop 224 --rate 4000",
+    "plan": "photos/ photos.store --resize 256 --crop 224",
+    "build": "photos/ photos.store --resize 256 --crop 224",
+    "submit": "s3://photos s3://photos.store --address http://head:8265",
+    "diff": "photos.store@3f2a photos.store",
+    "gc": "photos.store --keep 2 --older-than 7d --dry-run",
+    "simulate": "--load-ms 2000 --workers 7 --step-ms 100 --html loading.html",
+    "pull": "gs://bucket/photos.store photos.store",
+    "push": "photos.store gs://bucket/photos.store",
+}
+
+_PAGE = {"--html": {"metavar": "FILE", "help": "write a page; needs the report extra"}}
+_NO_WAIT = {"--no-wait": {"action": "store_true", "help": "print the job's id, do not follow it"}}
+EXTRA: dict[str, dict[str, dict[str, Any]]] = {
+    "doctor": _PAGE,
+    "simulate": _PAGE,
+    "build": {"--dry-run": {"action": "store_true", "help": "only report, as precache plan does"}},
+    "submit": _NO_WAIT,
+    "refresh": {
+        "--submit": {"action": "store_true", "help": "submit it as a job, as submit does"},
+        "--code": {"action": "append", "metavar": "PATH", "help": "as for precache submit"},
+        **_NO_WAIT,
+    },
+    "view": {
+        "--out": {"metavar": "FILE", "help": "write one page (.html), or what it shows (.json)"},
+        "--port": {"type": int, "default": 0, "metavar": "N", "help": "default any free port"},
+        "--browser": {"action": "store_true", "help": "open the address in a browser"},
+    },
+    "job": {"document": {"metavar": "JSON", "help": "what submit sends"}},
+}
+"""Arguments besides the parameters, by command."""
+
+
+def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the arguments of a command, and its description."""
+    if name != "job":
+        example = f"\n\nexample:\n  precache {name} {EXAMPLES[name]}" if name in EXAMPLES else ""
+        parser.description = documented(function_of(name))[0] + example
+        for function, parameter in parameters(name):
+            if parameter.name == "recipe":
+                _add_recipe(parser)
+            elif parameter.name == "storage_options":
+                _add_storage_options(parser)
+            else:
+                _add(parser, function, parameter, optional=name == "info")
+    for flag, settings in EXTRA.get(name, {}).items():
+        parser.add_argument(flag, **settings)
+    parser.set_defaults(json=sys.stdout if name == "job" else None)
+    if name not in ("job", "view"):
+        text = "one JSON object on stdout"
+        parser.add_argument("--json", action="store_const", const=sys.stdout, help=text)
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """Return the public function that a command calls."""
+    function: Callable[..., Any] = getattr(precache, FUNCTIONS.get(name, name))
+    return function
+
+
+def parameters(name: str) -> Iterator[tuple[Callable[..., Any], inspect.Parameter]]:
+    """Yield the parameters that have arguments, each with the function that documents it."""
+    function = function_of(name)
+    own = inspect.signature(function).parameters
+    apart = {"storage_options_env", "tick"}
+    if "recipe" in own:  # functions of a recipe that the command line names are the user's own
+        apart.add("run_functions")
+    for parameter in own.values():
+        if parameter.kind is parameter.VAR_KEYWORD and name in MODELS:
+            for option, more in inspect.signature(precache.build).parameters.items():
+                if option in option_names(name) and option not in apart | own.keys():
+                    yield precache.build, more
+        elif parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in apart:
+            yield function, parameter
+
+
+def option_names(name: str) -> Collection[str]:
+    """Return the names of the options that the model of a function declares."""
+    from precache_workers.planning import options
+
+    fields: Collection[str] = getattr(options, MODELS[name]).model_fields
+    return fields
+
+
+@functools.cache
+def documented(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Return the description of a function, and of each parameter, from its NumPy docstring."""
+    head, *sections = re.split(r"\n(?=\w[\w ]*\n---)", _with_flags(function))
+    texts: dict[str, str] = {}
+    for section in sections:
+        title, _, body = section.partition("\n")
+        for names, lines in re.findall(r"^(\w[\w, ]*)\n((?:    .*\n?|\n)+)", body, re.MULTILINE):
+            if title == "Parameters":
+                texts |= dict.fromkeys(names.split(", "), _without_marks(" ".join(lines.split())))
+    return _without_marks(head.strip()), texts
+
+
+def _with_flags(function: Callable[..., Any]) -> str:
+    """Return a function's docstring, with flags in place of the names of optional parameters."""
+    optional = {
+        f"`{name}`": flag_of(name)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    text = inspect.getdoc(function) or ""
+    return re.sub(r"(?<!`)`\w+`", lambda match: optional.get(match[0], match[0]), text)
+
+
+def _without_marks(text: str) -> str:
+    return re.sub(r"``(.+?)``|`(\w[\w.]*)`", lambda match: match[1] or match[2], text)
+
+
+def help_of(function: Callable[..., Any], name: str) -> str:
+    """Describe a parameter; a text such as "As in build." leads to that function."""
+    text = documented(function)[1].get(name, "")
+    other = re.match(r"As (?:in )?(\w+)( takes them| took them)?\.", text)
+    return help_of(getattr(precache, other[1]), name) if other else text
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """Return the types of a union without None, or the type."""
+    if get_origin(annotation) not in (Union, UnionType):
+        return [annotation]
+    return [kind for kind in get_args(annotation) if kind is not NoneType]
+
+
+def _add(
+    to: Any, function: Callable[..., Any], parameter: inspect.Parameter, optional: bool = False
+) -> None:
+    """Add the argument of a parameter."""
+    name, default = parameter.name, parameter.default
+    kinds = _kinds(eval(parameter.annotation, vars(sys.modules[function.__module__])))
+    origins = {get_origin(kind): kind for kind in kinds}
+    text = help_of(function, name)
+    if type(default) in (int, float, str) and default != "":
+        text += f" Default {default:g}." if type(default) is not str else f" Default {default}."
+    settings: dict[str, Any] = {
+        "help": text.replace("%", "%%"),
+        "metavar": METAVARS.get(name, name.rpartition("_")[2].upper()),
+    }
+    required = default is parameter.empty
+    if required and str in kinds:
+        settings["metavar"] = POSITIONAL.get(name, name.upper())
+        to.add_argument(name, nargs="?" if optional else None, **settings)
+        return
+    if bool in kinds:
+        del settings["metavar"]
+        plain = default is False and name != "progress"  # which is shown by default
+        settings["action"] = "store_true" if plain else argparse.BooleanOptionalAction
+    elif Literal in origins:
+        settings |= {"choices": get_args(origins[Literal]), "metavar": None}
+    elif tuple in origins:
+        settings |= {"type": _size, "metavar": "N|HxW"}
+    elif Mapping in origins:
+        settings |= {"type": _pair, "action": "append", "metavar": "KEY=VALUE"}
+    elif Sequence in origins:
+        text_kind = str in _kinds(get_args(origins[Sequence])[0])
+        settings |= {"action": "append"} if text_kind else _TIMES
+    elif str not in kinds:
+        settings |= {"type": kinds[0], "metavar": "N"}
+    to.add_argument(
+        flag_of(name), dest=name, required=required, default=argparse.SUPPRESS, **settings
+    )
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a parameter."""
+    return f"--{name.replace('_', '-')}"
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of pixels from 1 up nor HxW, such as 224x224"
+        )
+    return (int(sides[0]), int(sides[1])) if len(sides) == 2 else int(text)
+
+
+def _number_or_file(text: str) -> Any:
+    """Read a number, or a file of measured times."""
+    try:
+        return float(text)
+    except ValueError:
+        from precache.simulation.model import read_times
+
+        return read_times(text)
+
+
+def _pair(text: str, of: str = "KEY=VALUE", secret: bool = False) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        shown = "; not shown, as it may be a secret" if secret else f", not {text!r}"
+        raise argparse.ArgumentTypeError(f"expected {of}{shown}")
+    return key, value
+
+
+def _add_storage_options(to: Any) -> None:
+    settings = {
+        "dest": "storage_options", "action": "append", "default": argparse.SUPPRESS
+    }  # fmt: skip
+    to.add_argument(
+        "--storage-options",
+        metavar="KEY=VALUE",
+        type=_storage_option,
+        help="option of the file system of a URL, such as endpoint_url=http://host:9000; "
+        "repeatable",
+        **settings,
+    )
+    to.add_argument(
+        "--storage-options-env",
+        metavar="KEY=VARIABLE",
+        type=_storage_option_env,
+        help="the same, but the value is read from an environment variable (on a cluster: of each "
+        "node); for secrets, such as secret=PHOTOS_SECRET; repeatable",
+        **settings,
+    )
+
+
+def _storage_option(text: str) -> tuple[str, Any]:
+    """Split KEY=VALUE; the value is parsed if it is JSON, unless the option takes text."""
+    from precache.storage.service_options import TEXT_OPTIONS
+
+    key, value = _pair(text, secret=True)
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError):
+        return key, value
+    looks_like_number = isinstance(parsed, int | float)  # or like true
+    return key, value if looks_like_number and key in TEXT_OPTIONS else parsed
+
+
+def _storage_option_env(text: str) -> tuple[str, FromEnvironment]:
+    key, variable = _pair(text, "KEY=VARIABLE", secret=True)
+    try:
+        return key, FromEnvironment(variable)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+_TIMES = {"type": _number_or_file, "metavar": "N|FILE"}
+
+
+# --- the recipe ---------------------------------------------------------------------------------
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("recipe")
+    text = "TOML file or JSON text, in place of this group's flags"
+    group.add_argument("--recipe", metavar="FILE", default=argparse.SUPPRESS, help=text)
+    for parameter in inspect.signature(Recipe.image).parameters.values():
+        _add(group, Recipe.image, parameter)
+
+
+def read_recipe(given: Mapping[str, Any]) -> Recipe:
+    """Return the recipe that flags, a file or JSON text describe."""
+    names = inspect.signature(Recipe.image).parameters
+    values = {name: given[name] for name in names if name in given}
+    recipe = given.get("recipe")
+    if recipe is None:
+        resizes = values.keys() & {"resize", "random_resized_crop"}
+        if "interpolation" in values and not resizes:
+            raise UsageError("--interpolation says how to resize; give --resize with it")
+        return Recipe.image(**values)
+    if values:
+        flags = ", ".join(map(flag_of, values))
+        raise UsageError(f"--recipe {recipe} and {flags} both say what to do; drop one")
+    if not recipe.lstrip().startswith("{"):
+        return Recipe.from_toml(recipe)
+    try:
+        return Recipe.from_dict(json.loads(recipe))
+    except ValueError as error:
+        raise UsageError(f"--recipe is neither a TOML file nor JSON: {error}") from None

@@ -1,0 +1,200 @@
+"""The order of the first epoch of a training that begins while its version is built."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Generator, Iterator
+
+import numpy as np
+
+from precache.errors import BuildError, UsageError
+from precache.sampling.order import Permutation, positions_from, repeated_positions
+from precache.store.live_version import LiveVersion
+from precache.store.row_table import REMOVED
+from precache.store.version import Version
+
+log = logging.getLogger(__name__)
+
+
+class CommittedShards:
+    """The shards of a committed version, as `LiveVersion` has those that are finished."""
+
+    def __init__(self, version: Version) -> None:
+        assert version.attributes is not None  # `ensure` opened it
+        self.path, self.valid = version.path, version.valid
+        self.rows_per_shard = version.attributes.rows_per_shard
+        self.shards = self.finished = -(-version.rows // self.rows_per_shard)
+        removed = sum(why == REMOVED for _, why in version.holes.values())
+        self.planned = version.rows - removed
+
+    def advance(self) -> bool:
+        """Return False: nothing more is finished."""
+        return False
+
+    def await_shards(self, stopped: threading.Event) -> None:
+        """Return at once."""
+
+
+class ShardOrder:
+    """Rows of each batch of an epoch, shard after shard.
+
+    The rows of each shard, without holes, are permuted by (seed, epoch, shard). Step k of all ranks
+    takes the rows at positions from k times the global batch on, as in `Order`. The length of an
+    epoch is known from the beginning: it counts all samples, bad ones included. Positions beyond
+    the last valid row begin again, to make up for holes.
+
+    Parameters
+    ----------
+    stopped
+        Ends all waiting once it is set.
+    """
+
+    shuffle = None
+    by_epoch = True
+
+    def __init__(
+        self,
+        version: LiveVersion | CommittedShards,
+        batch_size: int,
+        seed: int,
+        drop_last: bool,
+        rank: int,
+        world_size: int,
+        stopped: threading.Event,
+    ) -> None:
+        self._version = version
+        self.batch_size, self.seed, self.drop_last = batch_size, seed, drop_last
+        self.rank, self.world_size = rank, world_size
+        self._stopped = stopped
+        self._ends = np.empty(0, np.int64)
+        self._logged = False
+        if batch_size * world_size > version.planned:
+            raise UsageError(
+                f"batch_size is {batch_size}, and {version.path} will have at most "
+                f"{version.planned} valid rows for {world_size} ranks; give at most "
+                f"{version.planned // world_size}"
+            )
+
+    @property
+    def global_batch(self) -> int:
+        """Rows of a step of all ranks."""
+        return self.batch_size * self.world_size
+
+    @property
+    def _positions(self) -> int:
+        """Positions of an epoch, over all ranks."""
+        planned = self._version.planned
+        if self.drop_last:
+            return planned - planned % self.global_batch
+        return -(-planned // self.world_size) * self.world_size
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return -(-self._positions // self.global_batch)
+
+    def blocks_at_once(self, block: int) -> int:
+        """Return the shards that are in use at a time if at most half of the samples are bad."""
+        fewest_rows = max(1, self._version.planned // (2 * self._version.shards))
+        return min(self._version.shards, 2 * (self.global_batch // fewest_rows + 3))
+
+    def repeated(self, number: int) -> np.ndarray | None:
+        """Do as `precache.sampling.order.Order.repeated`, for a batch that was read.
+
+        Rows that make up for holes come again as well.
+        """
+        return positions_from(self._own(number), self._known)
+
+    def again(self, number: int) -> np.ndarray | None:
+        """Do as `precache.sampling.order.Order.again`, for a batch that was read."""
+        return repeated_positions(self._own(number), self._known)
+
+    def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
+        """Yield row numbers (int64) of each batch of an epoch, from batch number `start` on."""
+        for run in self.runs(epoch, start):
+            yield from run
+
+    def runs(self, epoch: int, start: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
+        """Yield runs of batches whose shards are finished; wait for the shards of each run.
+
+        Raises
+        ------
+        BuildError
+            The build has stopped, or every sample is bad.
+        """
+        for first, stop in self._spans(start):
+            yield self._run(epoch, first, stop)
+
+    def _spans(self, start: int) -> Iterator[tuple[int, int]]:
+        while start < self.batches:
+            stop = self._ready()
+            while stop <= start:
+                self._version.await_shards(self._stopped)
+                if self._stopped.is_set():
+                    return
+                stop = self._ready()
+            yield start, stop
+            start = stop
+
+    def _ready(self) -> int:
+        """Return how many batches have known rows."""
+        self._version.advance()
+        counted = len(self._ends)
+        sizes = [len(self._valid_rows(n)) for n in range(counted, self._version.finished)]
+        if sizes:
+            before = self._ends[-1:] if counted else np.zeros(1, np.int64)
+            self._ends = np.concatenate([self._ends, before + np.cumsum(sizes)])
+        if len(self._ends) < self._version.shards:
+            return self._known // self.global_batch
+        if not self._known:
+            raise BuildError(f"no sample of {self._version.path} could be decoded")
+        self._log_holes()
+        return self.batches
+
+    def _valid_rows(self, shard: int) -> np.ndarray:
+        start = shard * self._version.rows_per_shard
+        stop = start + self._version.rows_per_shard
+        return start + np.flatnonzero(self._version.valid[start:stop])
+
+    @property
+    def _known(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def _log_holes(self) -> None:
+        """Log once, on rank 0 alone, how many rows come twice because of holes."""
+        holes = self._version.planned - self._known
+        if holes and self.rank == 0 and not self._logged:
+            again = max(0, min(self._positions, self._version.planned) - self._known)
+            log.warning(
+                "%d samples of %s turned out bad: in the first epoch, %d rows come twice so that "
+                "it keeps its %d batches",
+                holes,
+                self._version.path,
+                again,
+                self.batches,
+            )
+        self._logged = True
+
+    def _run(self, epoch: int, start: int, stop: int) -> Generator[np.ndarray, None, None]:
+        for number in range(start, stop):
+            yield self._rows(epoch, self._own(number))
+
+    def _own(self, number: int) -> np.ndarray:
+        """Positions of this rank in a batch."""
+        first = number * self.global_batch
+        share = min(self.global_batch, self._positions - first) // self.world_size
+        own: np.ndarray = first + self.rank * share + np.arange(share, dtype=np.int64)
+        return own
+
+    def _rows(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Rows at positions, which begin again beyond the last row."""
+        positions = positions % self._known
+        shards = np.searchsorted(self._ends, positions, side="right")
+        rows = np.empty(len(positions), np.int64)
+        for shard in np.unique(shards).tolist():
+            selected, valid = shards == shard, self._valid_rows(shard)
+            start = int(self._ends[shard]) - len(valid)
+            permute = Permutation(len(valid), "shard", self.seed, epoch, shard)
+            rows[selected] = valid[permute(positions[selected] - start)]
+        return rows

@@ -1,0 +1,555 @@
+"""A training that begins while its version is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+import precache
+from precache.errors import BuildError, StoreError, UsageError
+from precache.loading.shard_order import ShardOrder
+from precache.store import live_version
+from precache.store.build_status import DESCRIPTION
+from precache.store.live_version import LiveVersion
+from precache.transforms import MixUp
+from tests.support.building import (
+    DEADLINE,
+    build_here,
+    command,
+    contents,
+    environment,
+    pixels,
+    poll,
+    remains,
+    write,
+    write_jpegs,
+)
+from tests.support.holding import Held, leases_of
+from tests.support.servers import S3Server
+
+# --- the order ----------------------------------------------------------------------------------
+
+
+class Coming:
+    """A version whose shards come one by one, each when it is waited for."""
+
+    path = "store/version"
+
+    def __init__(self, rows: int, per_shard: int, holes: set[int]) -> None:
+        self.rows_per_shard, self.shards = per_shard, -(-rows // per_shard)
+        self.planned = rows
+        self.finished = self.waits = 0
+        self.valid = np.ones(rows, np.bool_)
+        self._holes = holes
+
+    def advance(self) -> bool:
+        return False
+
+    def await_shards(self, stopped: threading.Event) -> None:
+        self.waits += 1
+        self.finished += 1
+        end = self.finished * self.rows_per_shard
+        self.valid[[row for row in self._holes if row < end]] = False
+
+
+@st.composite
+def coming(draw: st.DrawFn) -> tuple[Any, ...]:
+    rows, per_shard = draw(st.integers(4, 60)), draw(st.integers(1, 9))
+    holes = draw(st.sets(st.integers(0, rows - 1), max_size=rows - 1))
+    return rows, per_shard, holes
+
+
+def orders(version: tuple[Any, ...], world: int, batch: int, **more: Any) -> list[ShardOrder]:
+    given = {"seed": 1, "drop_last": False, "stopped": threading.Event(), **more}
+    versions: list[Any] = [Coming(*version) for _ in range(world)]
+    return [ShardOrder(v, batch, rank=r, world_size=world, **given) for r, v in enumerate(versions)]
+
+
+@given(coming(), st.integers(1, 4), st.integers(1, 5), st.booleans())
+def test_ranks_have_as_many_batches_and_all_rows(
+    version: tuple[Any, ...], world: int, batch: int, drop_last: bool
+) -> None:
+    rows, _, holes = version
+    if world * batch > rows:
+        batch = 1
+    ranks = orders(version, world, batch, drop_last=drop_last)
+    read = [[list(map(int, part)) for run in order.runs(0) for part in run] for order in ranks]
+    assert {len(parts) for parts in read} == {ranks[0].batches}
+    assert len({tuple(map(len, parts)) for parts in read}) == 1
+    taken = [row for parts in read for part in parts for row in part]
+    right = set(range(rows)) - holes
+    assert set(taken) <= right
+    if not drop_last:
+        assert set(taken) == right
+    marks = [order.repeated(number) for order in ranks for number in range(order.batches)]
+    again = sum(int(mark.sum()) for mark in marks if mark is not None)
+    assert len(taken) - min(len(taken), len(right)) == again
+
+
+@given(coming(), st.integers(1, 4))
+def test_each_draw_of_an_epoch_has_a_number_of_its_own(
+    version: tuple[Any, ...], world: int
+) -> None:
+    if len(version[2]) == version[0] or world > version[0]:
+        return
+    drawn = []
+    for order in orders(version, world, 1):
+        for number, rows in enumerate(order.epoch(0)):
+            again = order.again(number)
+            drawn += rows.tolist() if again is None else np.where(again < 0, again, rows).tolist()
+    assert len(set(drawn)) == len(drawn)
+    assert {number for number in drawn if number >= 0} == set(range(version[0])) - version[2]
+
+
+@given(coming(), st.integers(1, 4), st.integers(0, 20))
+def test_steps_are_the_same_for_any_number_of_ranks_and_from_any_start(
+    version: tuple[Any, ...], world: int, start: int
+) -> None:
+    [alone] = orders(version, 1, 4)
+    steps = [sorted(part.tolist()) for part in alone.epoch(0)]
+    if 4 % world == 0:
+        ranks = [list(order.epoch(0, start)) for order in orders(version, world, 4 // world)]
+        shared = [sorted(np.concatenate(parts).tolist()) for parts in zip(*ranks, strict=True)]
+        assert len(shared) >= len(steps[start:])
+        assert shared[:-1] == steps[start:][: len(shared)][:-1]  # the last one may be padded
+    [again] = orders(version, 1, 4)
+    assert [sorted(part.tolist()) for part in again.epoch(0, start)] == steps[start:]
+
+
+def test_a_batch_waits_for_its_own_shards_alone() -> None:
+    [order] = orders((20, 5, set()), 1, 4)
+    version: Any = order._version
+    runs = order.runs(0)
+    first = list(next(runs))
+    assert version.waits == 1
+    assert set(first[0].tolist()) < set(range(5))
+    assert [len(part) for run in runs for part in run] == [4, 4, 4, 4]
+    assert version.waits == 4
+
+
+def test_nothing_is_left_to_read() -> None:
+    [order] = orders((4, 2, {0, 1, 2, 3}), 1, 2)
+    with pytest.raises(BuildError, match="no sample of store/version could be decoded"):
+        list(order.epoch(0))
+
+
+# --- trainings ----------------------------------------------------------------------------------
+
+TRAIN = """
+import json, sys
+from pathlib import Path
+import precache, xxhash
+
+source, store, recipe, options, loading, answer = sys.argv[1:]
+recipe = precache.Recipe.from_dict(json.loads(recipe))
+version = precache.ensure(source, store, recipe, follow=True, **json.loads(options))
+told = {"followed": version.followed, "lengths": [], "epochs": [], "repeated": [], "seen": {}}
+with precache.Loader(version, batch_size=2, seed=3, **json.loads(loading)) as loader:
+    for epoch in range(2):
+        batches = []
+        told["lengths"].append(len(loader))
+        for batch in loader:
+            batches.append(batch["row"].tolist())
+            for key, image, label in zip(loader.keys(batch["row"]), batch["image"], batch["label"]):
+                told["seen"][key] = [xxhash.xxh3_64_hexdigest(image.numpy().tobytes()), int(label)]
+            Path(answer + ".part").write_text(str(epoch * 1000 + len(batches)))
+        told["epochs"].append(batches)
+        told["repeated"].append(loader.stats().repeated)
+Path(answer).write_text(json.dumps(told))
+"""
+
+
+class Training(Held):
+    """Processes that follow one build, which holds after its first shard."""
+
+    def __init__(self, folder: Path, bad: int = 0) -> None:
+        super().__init__(folder, 22)
+        for number in range(bad):
+            write(self.source / f"cat/broken{number}.jpg", b"none")
+        self.recipe = self.recipe_of(after=5)
+        self.options: dict[str, Any] = {
+            "address": "serial",
+            "shard_samples": 4,
+            "max_failures": 9,
+        }
+
+    def train(self, name: str, **loading: Any) -> Any:
+        """A process that trains, as a context."""
+        recipe = json.dumps(self.recipe.to_dict())
+        given = json.dumps(self.options), json.dumps(loading)
+        return self.process(name, TRAIN, self.source, self.store, recipe, *given)
+
+    def ensure(self) -> precache.Version:
+        version = precache.ensure(
+            self.source, self.store, self.recipe, follow=True, progress=False, **self.options
+        )
+        assert version is not None
+        return version
+
+    def await_commit(self) -> None:
+        """Wait until the build is committed: it removes its description last."""
+        poll(
+            lambda: (
+                list(self.store.glob("commits/*.json"))
+                and not list(self.store.glob(f"*/{DESCRIPTION}"))
+            ),
+            "the commit",
+        )
+
+    def builder(self) -> int:
+        """The process that builds, once it holds a sample."""
+        return int(poll(self.builders, "the build holds a sample")[0])
+
+    def has(self, name: str, batches: int) -> None:
+        path = self.folder / f"{name}.part"
+        poll(lambda: path.exists() and path.read_text() == str(batches), f"{name} has {batches}")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("bad", [0, 3])
+def test_two_ranks_follow_a_build(tmp_path: Path, bad: int) -> None:
+    training = Training(tmp_path, bad=bad)
+    ranks = [training.train(str(r), rank=r, world_size=2) for r in range(2)]
+    with ranks[0], ranks[1]:
+        training.builder()
+        for name in ("0", "1"):
+            training.has(name, 1)  # of the first shard, the only one there is
+        training.go()
+        told = [training.answer(name) for name in ("0", "1")]
+        # Before the block ends what is left of the processes, and what they began.
+        poll(lambda: not training.leases(), "the end of the build")
+    assert [each["followed"] for each in told] == [True] * 2
+    version = precache.open(training.store)
+    valid = np.flatnonzero(version.valid).tolist()
+    assert len(valid) == 22
+    for epoch, length in enumerate([-(-(22 + bad) // 4), 6]):
+        parts = [each["epochs"][epoch] for each in told]
+        assert [len(part) for part in parts] == [length, length]
+        assert list(map(len, parts[0])) == list(map(len, parts[1]))
+        assert sorted({row for part in parts for batch in part for row in batch}) == valid
+    assert [sum(each["repeated"][epoch] for each in told) for epoch in (0, 1)] == [bad + bad % 2, 0]
+    said = "".join(training.said(str(r)).read_text() for r in range(2))
+    assert said.count("samples of") == (bad > 0)
+    right = pixels(training.store)
+    seen = {**told[0]["seen"], **told[1]["seen"]}
+    assert seen.keys() == right.keys()
+    for key, image in right.items():
+        assert seen[key][0] == xxhash.xxh3_64_hexdigest(image.tobytes())
+        assert version.classes[seen[key][1]] == key.partition("/")[0]
+    assert remains(training.store) == []
+
+
+@pytest.fixture
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+    """A training of this process, whose build is elsewhere and holds."""
+    monkeypatch.setenv("HOLD", "1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(live_version, "LIVENESS_SECONDS", 0.02)
+    monkeypatch.setattr(live_version, "TAKEOVER_SECONDS", 3.0)
+    training = Training(tmp_path, bad=1)
+    yield training
+    training.go()
+    training.await_builds()
+
+
+def rows_of(batches: Any) -> list[int]:
+    return [row for batch in batches for row in batch["row"].tolist()]
+
+
+def test_a_state_of_the_first_epoch_goes_on_after_the_commit(held: Training) -> None:
+    version = held.ensure()
+    assert isinstance(version, LiveVersion)
+    with precache.Loader(version, batch_size=3) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        state = loader.state_dict()
+        assert loader.follows
+    held.go()
+    held.await_commit()
+    late = held.ensure()
+    assert (late.committed, late.followed) == (True, True)
+    with precache.Loader(late, batch_size=3) as loader:
+        whole = [batch["row"].tolist() for batch in loader]
+        assert len(loader) == 8
+        assert len(list(loader)) == 8  # of the version that is there: 22 valid rows
+        later = loader.state_dict()
+    assert whole[0] == first["row"].tolist()
+    with precache.Loader(held.ensure(), batch_size=3) as loader:
+        loader.load_state_dict(state)
+        assert [batch["row"].tolist() for batch in loader] == whole[1:]
+    with precache.Loader(held.ensure(), batch_size=3) as loader:
+        loader.load_state_dict(later)
+        assert loader.state_dict() == later
+        assert not loader.follows
+    with (
+        precache.Loader(held.store, batch_size=3) as loader,
+        pytest.raises(UsageError, match="order='shard'"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_every_position_of_the_first_epoch_resumes_exactly_before_and_after_the_commit(
+    held: Training,
+) -> None:
+    states, batches = [], []
+    with precache.Loader(held.ensure(), batch_size=3, seed=5) as loader:
+        assert not loader.version.committed
+        for number, batch in enumerate(loader):
+            batches.append(batch["row"].tolist())
+            states.append(loader.state_dict())
+            if number == 0:
+                held.go()
+    held.await_commit()
+    for number, state in enumerate(states[:-1], 1):
+        with precache.Loader(held.ensure(), batch_size=3, seed=5) as loader:
+            loader.load_state_dict(state)
+            assert [batch["row"].tolist() for batch in loader] == batches[number:]
+
+
+def test_a_rank_that_comes_after_the_commit_reads_the_rest_of_the_same_steps(
+    held: Training,
+) -> None:
+    early = precache.Loader(held.ensure(), batch_size=2, rank=0, world_size=2)
+    alone = precache.Loader(held.ensure(), batch_size=4)
+    with early, alone:
+        steps = iter(alone)
+        wanted = [next(steps)["row"].tolist()]
+        held.go()
+        wanted += [batch["row"].tolist() for batch in steps]
+        held.await_commit()
+        late = held.ensure()
+        assert late.committed
+        with precache.Loader(late, batch_size=2, rank=1, world_size=2) as second:
+            assert early.settings() == second.settings()
+            pairs = zip(early, second, strict=True)
+            shared = [sorted(a["row"].tolist() + b["row"].tolist()) for a, b in pairs]
+    assert shared[:-1] == [sorted(step) for step in wanted][:-1]  # the last one may be padded
+
+
+def test_receipts_that_come_out_of_turn_wait_for_the_first(held: Training) -> None:
+    version = held.ensure()
+    assert isinstance(version, LiveVersion)
+    poll(version.advance, "the first shard")
+    [folder] = {path.parents[2] for path in held.store.glob("*/_build/receipts/*")}
+    receipts = folder / "_build/receipts"
+    own = json.loads((receipts / "00000000.json").read_text())
+    write(receipts / "00000002.json", json.dumps({**own, "shard": 2, "holes": {}}).encode())
+    assert not version.advance()
+    write(receipts / "00000001.json", b'{"sha')  # cut off
+    assert not version.advance()
+    assert version.finished == 1
+    large = {name: {**stored, "size": 2**64} for name, stored in own["objects"].items()}
+    for forged in ({"shard": 7}, {"shard": 1, "holes": {}, "objects": large}):
+        write(receipts / "00000001.json", json.dumps({**own, **forged}).encode())
+        with pytest.raises(StoreError, match=r"00000001\.json is damaged: it is of shard"):
+            version.advance()
+    for number in (1, 2):
+        (receipts / f"0000000{number}.json").unlink()
+
+
+def test_a_build_that_is_killed_is_told_and_goes_on_with_the_next_training(held: Training) -> None:
+    with precache.Loader(held.ensure(), batch_size=2) as loader:
+        batches = iter(loader)
+        rows = [next(batches)["row"].tolist() for _ in range(2)]
+        os.kill(held.builder(), signal.SIGKILL)
+        with pytest.raises(BuildError, match=r"stopped with 1 of 6 shards done: process .* ended"):
+            list(batches)
+    held.go()
+    with precache.Loader(held.ensure(), batch_size=2) as loader:
+        again = [batch["row"].tolist() for batch in loader]
+        assert again[:2] == rows
+        held.await_commit()
+        assert {row for batch in again for row in batch} == set(
+            np.flatnonzero(precache.open(held.store).valid).tolist()
+        )
+
+
+def test_a_follower_goes_on_where_a_build_that_waited_takes_over(held: Training) -> None:
+    with precache.Loader(held.ensure(), batch_size=2) as loader:
+        batches = iter(loader)
+        rows = next(batches)["row"].tolist()
+        recipe, said = json.dumps(held.recipe.to_dict()), held.folder / "second"
+        line = command("build", held.source, held.store, "--recipe", recipe, "--address", "serial",
+            "--shard-samples", 4, "--max-failures", 9)  # fmt: skip
+        with (
+            said.open("wb") as file,
+            subprocess.Popen(line, env=environment(), stdout=file, stderr=file) as second,
+        ):
+            poll(lambda: "waiting for its end" in said.read_text(), "the second build waits")
+            os.kill(held.builder(), signal.SIGKILL)
+            held.go()
+            rows += rows_of(batches)
+            assert second.wait(DEADLINE) == 0
+    assert set(rows) == set(np.flatnonzero(precache.open(held.store).valid).tolist())
+
+
+def test_a_build_that_fails_says_why(held: Training) -> None:
+    held.options["max_failures"] = 0
+    with precache.Loader(held.ensure(), batch_size=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        held.go()
+        with pytest.raises(BuildError, match="shards done: 1 of 23 samples failed"):
+            list(batches)
+
+
+def test_closing_ends_the_wait(held: Training) -> None:
+    loader = precache.Loader(held.ensure(), batch_size=2)
+    batches = iter(loader)
+    rows = [next(batches) for _ in range(2)]
+    threading.Timer(0.2, loader.close).start()
+    assert list(batches) == []
+    assert len(rows) == 2
+
+
+def test_a_complete_version_takes_all_options(held: Training) -> None:
+    held.go()
+    version = precache.ensure(held.source, held.store, held.recipe, progress=False, **held.options)
+    assert version is not None
+    assert not version.followed
+    followed = held.ensure()
+    assert type(followed) is precache.Version
+    for options in ({"rows": [1, 2]}, {"shuffle": False}, {"resident": "host"}):
+        given: dict[str, Any] = {"batch_size": 2, **options}
+        with precache.Loader(followed, **given) as one, precache.Loader(version, **given) as other:
+            assert rows_of(one) == rows_of(other)
+
+
+def test_what_needs_a_whole_version_is_refused(held: Training) -> None:
+    version = held.ensure()
+    for options, text in (
+        ({"rows": [1]}, "needs a finished version"),
+        ({"resident": "host"}, "needs a finished version"),
+        ({"refresh": "epoch"}, "needs a finished version"),
+        ({"shuffle": False}, "rows come shard by shard"),
+        ({"order": "key"}, "rows come shard by shard"),
+        ({"batch_size": 24}, "give at most 23"),
+    ):
+        given: dict[str, Any] = {"batch_size": 2, **options}
+        with pytest.raises(UsageError, match=text):
+            precache.Loader(version, **given)
+
+
+@pytest.mark.heavy
+def test_in_a_bucket_by_way_of_a_disk_cache(
+    tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINGER", "1")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    source = write_jpegs(tmp_path / "in", 20)
+    write(source / "cat/broken.jpg", b"none")
+    linger = {
+        "op": "function",
+        "function": "tests.support.building:linger",
+        "params": {"seconds": 0.1},
+    }
+    ops = [{"op": "decode"}, {"op": "resize", "size": [150, 150]}, linger]
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
+    version = precache.ensure(
+        source,
+        "s3://bucket/followed",
+        recipe,
+        follow=True,
+        progress=False,
+        address="serial",
+        shard_samples=4,
+        storage_options=s3.options(),
+    )
+    assert isinstance(version, LiveVersion)
+    with precache.Loader(version, batch_size=3, cache_dir=tmp_path / "cache") as loader:
+        assert len(loader) == 7
+        first = rows_of(loader)
+        assert loader.stats().fetched.objects == 6
+        assert len(first) == 21
+        assert len(set(first)) == 20
+        assert sorted(rows_of(loader)) == sorted(set(first))
+        assert loader.stats().fetched.objects == 0
+
+
+class Squares(Dataset[tuple[np.ndarray, int]]):
+    """Pictures of one level, which is their label, too; they come slowly where LINGER is set."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        time.sleep(0.05 if "LINGER" in os.environ else 0)  # so that there is a build to follow
+        return np.full((8, 8, 3), index, np.uint8), index
+
+
+def squares() -> Squares:
+    return Squares()
+
+
+def test_labels_that_come_with_samples_are_looked_at_before_they_are_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINGER", "1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    recipe = precache.Recipe.image(codec="raw")
+    source = "python:tests.loading.test_shard_order:squares"
+    store = tmp_path / "store"
+    version = precache.ensure(source, store, recipe, follow=True, progress=False, address="serial")
+    assert isinstance(version, LiveVersion)
+    with (
+        precache.Loader(version, batch_size=4, transform=MixUp(39)) as loader,
+        pytest.raises(UsageError, match=r"has the label 39, and MixUp takes 0 to 38; 1 rows"),
+    ):
+        for _ in loader:
+            pass
+    poll(lambda: not leases_of(tmp_path / "store"), "the end of the build")
+    with pytest.raises(UsageError, match="has the label 39, and MixUp takes 0 to 38"):
+        precache.Loader(store, batch_size=4, transform=MixUp(39))
+
+
+@pytest.mark.heavy
+def test_small_fields_and_labels_that_come_with_samples_grow_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINGER", "1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tiny = {"ops": [{"op": "decode", "mode": "L"}, {"op": "resize", "size": [4, 4]}]}
+    image = {"ops": [{"op": "decode"}], "codec": "raw"}
+    recipe = precache.Recipe.from_dict({"fields": {"image": image, "tiny": tiny}})
+    version = precache.ensure(
+        "python:tests.loading.test_shard_order:squares",
+        tmp_path / "store",
+        recipe,
+        follow=True,
+        progress=False,
+        address="serial",
+    )
+    assert isinstance(version, LiveVersion)
+    with precache.Loader(version, batch_size=4) as loader:
+        for _ in range(2):
+            seen = []
+            for batch in loader:
+                for image, tiny, label in zip(
+                    batch["image"], batch["tiny"], batch["label"], strict=True
+                ):
+                    assert (image == label).all()
+                    assert (tiny == label).all()
+                    seen.append(int(label))
+            assert sorted(seen) == list(range(40))
+        assert not loader.follows
+    poll(lambda: not leases_of(tmp_path / "store"), "the end of the build")
+    build_here(Path("python:tests.loading.test_shard_order:squares"), tmp_path / "plain", recipe)
+    alike = [contents(tmp_path / name / version.id) for name in ("store", "plain")]
+    assert alike[0] == alike[1]  # the version tells nothing of who followed, and in which order

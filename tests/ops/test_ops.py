@@ -1,0 +1,633 @@
+"""Ops: pixels held against Pillow doing the same, and whole recipes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from precache.errors import RecipeError, SampleError
+from precache.recipe.ops import (
+    CenterCrop,
+    Decode,
+    HeightWidth,
+    Operation,
+    RandomResizedCrop,
+    Resize,
+    Spec,
+    ToDType,
+)
+from precache.recipe.recipe import Field, Recipe
+from precache.recipe.resampling import Part, resize, resized_shape
+from precache.store.layout import RowShape
+from precache_workers.ops.behaviour import pattern
+from precache_workers.ops.field_recipe import FieldRecipe
+from precache_workers.ops.identity import decides, ops_digest
+from precache_workers.planning.field_match import FieldMatch
+from precache_workers.planning.shard_actions import Compute, Resume, reuse_action
+from precache_workers.shards.field_writer import FieldWriter
+from precache_workers.shards.row_actions import stage_rows
+from precache_workers.sources.base import Sample
+from tests.demo.photos import Photo, plan_photos, render
+from tests.support.building import encoded, environment, photograph
+from tests.support.pictures import PHOTOGRAPHS, as_array, by_pillow, half_transparent, oriented
+
+SAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    """The promise: at most 1 level on average, 3 at most."""
+    assert found.shape == expected.shape
+    difference = np.abs(found.astype(np.int16) - expected)
+    assert difference.mean() <= 1
+    assert difference.max() <= 3
+
+
+def center_crop(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return CenterCrop(size=size)(array, None)
+
+
+def recipe_of(*ops: dict[str, Any], seed: int = 0, **field: Any) -> FieldRecipe:
+    return FieldRecipe("image", Field(ops=ops, **field), seed)
+
+
+def row(data: Any, *ops: dict[str, Any], key: str = "key", seed: int = 0) -> np.ndarray:
+    return recipe_of({"op": "decode"}, *ops, seed=seed)(Sample({"bytes": data}), key)
+
+
+# --- resize and crop ----------------------------------------------------------------------------
+
+
+def by_pillow_resized(image: Image.Image, size: int, interpolation: str) -> Image.Image:
+    height, width = resized_shape(image.height, image.width, size)
+    return image.resize((width, height), SAMPLING[interpolation])
+
+
+@pytest.mark.parametrize("interpolation", SAMPLING)
+@pytest.mark.parametrize("size", [24, 100, 224, 299, 512, 700])
+@pytest.mark.parametrize("name", PHOTOGRAPHS)
+def test_resizing_agrees_with_pillow(name: str, size: int, interpolation: str) -> None:
+    image = photograph(name)
+    data = encoded(image, quality=90)
+    ops = {"op": "resize", "size": size, "interpolation": interpolation}
+    upright = Image.fromarray(by_pillow(data))
+    expected = as_array(by_pillow_resized(upright, size, interpolation)).transpose(2, 0, 1)
+    assert_close(row(data, ops), expected)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA"])
+@pytest.mark.parametrize("interpolation", SAMPLING)
+def test_resizing_of_other_colours_agrees_with_pillow(mode: str, interpolation: str) -> None:
+    image = half_transparent().convert(mode)
+    if mode == "RGBA":
+        image.putalpha(255)  # Pillow weights colours by alpha; here there is none
+    found = resize(as_array(image), (111, 167), interpolation)
+    assert_close(found, as_array(image.resize((167, 111), SAMPLING[interpolation])))
+
+
+def demo_photos() -> list[Photo]:
+    """As a web photo set has them; without the broken ones."""
+    return [photo for photo in plan_photos(40, seed=1) if max(photo.size) < 1500]
+
+
+@pytest.mark.parametrize("interpolation", SAMPLING)
+def test_a_photo_set_agrees_with_pillow(interpolation: str) -> None:
+    ops = (
+        {"op": "resize", "size": 64, "interpolation": interpolation},
+        {"op": "center_crop", "size": 56},
+    )
+    decoded = 0
+    for photo in demo_photos():
+        data = render(photo)
+        if photo.kind in ("truncated", "not an image"):
+            with pytest.raises(SampleError):
+                row(data, *ops)
+            continue
+        small = by_pillow_resized(Image.fromarray(by_pillow(data)), 64, interpolation)
+        left, top = round((small.width - 56) / 2), round((small.height - 56) / 2)
+        expected = np.asarray(small.crop((left, top, left + 56, top + 56)))
+        assert_close(row(data, *ops), expected.transpose(2, 0, 1))
+        decoded += 1
+    assert decoded > 30
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("interpolation", SAMPLING)
+def test_a_single_column_is_resized_as_one_of_three_channels(
+    interpolation: str, channels: int
+) -> None:
+    """torch makes something else of it in each process."""
+    for height, shape in itertools.product((2, 3, 5, 40), ((1, 1), (3, 1), (8, 8))):
+        column = pattern(height, 1, channels)
+        other = resize(np.repeat(column, 3, axis=2), shape, interpolation)[..., ::3]
+        assert np.array_equal(resize(column, shape, interpolation), other)
+
+
+def test_black_and_white_stay_so() -> None:
+    for level in (0, 255):
+        flat = np.full((50, 70, 3), level, np.uint8)
+        for interpolation in SAMPLING:
+            assert (resize(flat, (23, 190), interpolation) == level).all()
+
+
+def test_an_image_of_the_size_wanted_is_not_touched() -> None:
+    array = np.asarray(photograph())
+    assert resize(array, array.shape[:2], "bicubic") is array
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 600))
+def test_the_shorter_side_is_the_size_and_the_other_is_rounded_down(
+    height: int, width: int, size: int
+) -> None:
+    """As torchvision's Resize: ``int(size * long / short)``."""
+    found = resized_shape(height, width, size)
+    assert min(found) == size
+    assert max(found) == int(size * max(height, width) / min(height, width))
+    assert (found[0] <= found[1]) is (height <= width) or found[0] == found[1]
+
+
+def test_a_pair_is_the_exact_shape() -> None:
+    assert resized_shape(300, 451, (17, 99)) == (17, 99)
+    assert row(encoded(photograph()), {"op": "resize", "size": [17, 99]}).shape == (3, 17, 99)
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.integers(1, 60))
+def test_the_crop_is_the_middle_as_torchvision_rounds_it(
+    height: int, width: int, crop_height: int, crop_width: int
+) -> None:
+    array = np.arange(height * width).reshape(height, width, 1)
+    if crop_height > height or crop_width > width:
+        with pytest.raises(SampleError, match=f"{width} x {height} px is smaller than the crop"):
+            center_crop(array, (crop_height, crop_width))
+        return
+    found = center_crop(array, (crop_height, crop_width))
+    top, left = round((height - crop_height) / 2), round((width - crop_width) / 2)
+    assert found.shape == (crop_height, crop_width, 1)
+    assert found[0, 0, 0] == top * width + left
+
+
+@given(*[st.integers(0, 40)] * 2, *[st.integers(0, 5)] * 2)
+def test_the_middle_of_the_middle_is_the_middle_where_margins_are_of_fours(
+    tall: int, wide: int, fours_high: int, fours_wide: int
+) -> None:
+    """As re-caching holds."""
+    middle = (5 + 4 * fours_high, 6 + 4 * fours_wide)
+    height, width = middle[0] + tall, middle[1] + wide
+    image = np.arange(height * width).reshape(height, width, 1)
+    twice = center_crop(center_crop(image, middle), (5, 6))
+    assert np.array_equal(twice, center_crop(image, (5, 6)))
+
+
+@given(
+    st.tuples(st.integers(1, 700), st.integers(1, 700)),
+    st.tuples(st.integers(1, 400), st.integers(1, 400)),
+    st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    st.sampled_from([1, 3, 4]),
+    st.sampled_from(["bilinear", "bicubic", "nearest"]),
+)
+@example((375, 500), (256, 341), (224 / 256, 224 / 341), 3, "bilinear")
+@example((480, 640), (256, 341), (224 / 256, 224 / 341), 3, "bilinear")  # no factor for its width
+@example((256, 500), (256, 341), (224 / 256, 224 / 341), 3, "bicubic")
+@example((31, 326), (361, 377), (117 / 361, 276 / 377), 3, "bilinear")  # 326 columns of 326
+@example((18, 155), (24, 206), (2 / 24, 68 / 206), 1, "bilinear")  # 13 rows of 13
+@settings(deadline=None)
+def test_resize_and_crop_at_once_makes_the_same_bytes(
+    before: tuple[int, int],
+    shape: tuple[int, int],
+    share: tuple[float, float],
+    channels: int,
+    interpolation: str,
+) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (*before, channels), np.uint8)
+    size = max(1, round(shape[0] * share[0])), max(1, round(shape[1] * share[1]))
+    whole, crop = Resize(size=shape, interpolation=interpolation), CenterCrop(size=size)
+    expected = crop(whole(array, None), None)
+    assert np.array_equal(whole.before(crop)(array, None), expected)
+    assert np.array_equal(crop(expected, None), expected)
+
+
+@given(
+    st.tuples(st.integers(1, 400), st.integers(1, 400)),
+    st.tuples(st.integers(1, 400), st.integers(1, 400)),
+    st.sampled_from([1, 3, 4]),
+)
+@settings(deadline=None)
+def test_nearest_takes_the_pixels_that_pillow_takes(
+    before: tuple[int, int], shape: tuple[int, int], channels: int
+) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (*before, channels), np.uint8)
+    image = Image.fromarray(array[..., 0] if channels == 1 else array)
+    expected = as_array(image.resize(shape[::-1], Image.Resampling.NEAREST))
+    assert np.array_equal(resize(array, shape, "nearest"), expected)
+    whole = RandomResizedCrop(size=shape, interpolation="nearest")
+    found = whole(array, np.random.default_rng(1))
+    assert {*found.ravel().tolist()} <= {*array.ravel().tolist()}
+    wide = resize(array.astype(np.int64) * 1000, shape, "nearest")
+    assert np.array_equal(wide, expected.astype(np.int64) * 1000)
+
+
+def test_a_crop_larger_than_the_resize_is_refused() -> None:
+    resize, crop = Resize(size=24), CenterCrop(size=(24, 60))
+    with pytest.raises(SampleError, match="36 x 24 px is smaller than the crop to 60 x 24"):
+        crop(resize.before(crop)(np.asarray(photograph()), None), None)
+
+
+def test_a_turned_photo_is_resized_and_cropped_upright() -> None:
+    data = encoded(photograph(), exif=oriented(6), quality=95)
+    found = row(data, {"op": "resize", "size": 100}, {"op": "center_crop", "size": [90, 80]})
+    upright = by_pillow(data)
+    shape = resized_shape(*upright.shape[:2], 100)
+    expected = center_crop(resize(upright, shape, "bilinear"), (90, 80)).transpose(2, 0, 1)
+    assert np.array_equal(found, expected)
+
+
+# --- an op of its own ---------------------------------------------------------------------------
+
+
+class Corner(Operation):
+    """The top left of an image."""
+
+    op: Literal["corner"] = "corner"
+    size: HeightWidth
+
+    def spec(self, given: Spec) -> Spec:
+        return super().spec(given).sized(self.size)
+
+    def part(self, height: int, width: int) -> Part | None:
+        fits = height >= self.size[0] and width >= self.size[1]
+        return (slice(0, self.size[0]), slice(0, self.size[1])) if fits else None
+
+    def __call__(self, value: Any, random: np.random.Generator | None) -> np.ndarray:
+        corner: np.ndarray = value[: self.size[0], : self.size[1]]
+        return corner
+
+
+def test_all_that_is_known_of_an_op_stands_in_its_class() -> None:
+    """Nothing that uses ops knows `Corner`."""
+    ops = (Decode(), Resize(size=40), Corner(size=(20, 30)), CenterCrop(size=9))
+    field = Field().model_copy(update={"ops": ops})
+    recipe = Recipe(fields={"image": Field()}).model_copy(update={"fields": {"image": field}})
+    assert (field.shape, field.dtype, field.decodes) == ((3, 9, 9), "uint8", True)
+    made, sample = FieldRecipe("image", field, 0), Sample({"bytes": encoded(photograph())})
+    values = [value for _, value in made.steps(sample, "key")]
+    assert np.array_equal(values[3], values[2][:20, :30])
+    assert np.array_equal(made(sample, "key"), values[-1].transpose(2, 0, 1))
+    stored = values[2].transpose(2, 0, 1)
+    action = reuse_action(field, FieldMatch("image", 2, False, False, RowShape((3, 40, 60), "u1")))
+    assert isinstance(action, Resume)
+    assert np.array_equal(stored[action.part], made(sample, "key"))
+    assert np.array_equal(made.resume(stored, 2, "key"), made(sample, "key"))
+    identities = decides(recipe)
+    assert [*identities][2] == "corner(size=(20, 30)) of uint8 x 3"
+    digests = {ops_digest(recipe, "image", count, identities) for count in range(5)}
+    assert len(digests) == 5
+
+
+# --- scaled decoding ----------------------------------------------------------------------------
+
+
+def test_scaling_while_decoding_happens_only_when_asked_for() -> None:
+    data = encoded(photograph().resize((1804, 1200)), quality=92)
+    wanted = {"op": "resize", "size": 100}
+    expected = by_pillow_resized(Image.fromarray(by_pillow(data)), 100, "bilinear")
+    assert_close(row(data, wanted), as_array(expected).transpose(2, 0, 1))
+    scaled = recipe_of({"op": "decode", "scaled": True}, wanted)(Sample({"bytes": data}), "key")
+    assert scaled.shape == (3, *expected.size[::-1])
+    assert not np.array_equal(scaled, row(data, wanted))
+    difference = np.abs(scaled.astype(int) - as_array(expected).transpose(2, 0, 1))
+    assert difference.mean() < 3, "scaled is another way to the same picture"
+
+
+@pytest.mark.parametrize("size", [100, 599, 600, 1200, 1300, [50, 700]])
+def test_scaled_decoding_never_goes_below_the_resize(size: int | list[int]) -> None:
+    data = encoded(photograph().resize((1804, 1200)), quality=92)
+    wanted = {"op": "resize", "size": size}
+    scaled = recipe_of({"op": "decode", "scaled": True}, wanted)(Sample({"bytes": data}), "key")
+    full = row(data, wanted)
+    assert scaled.shape == full.shape
+    assert np.abs(scaled.astype(int) - full).mean() < 3
+
+
+def test_scaled_decoding_turns_with_the_photo() -> None:
+    data = encoded(photograph().resize((1804, 1200)), exif=oriented(6), quality=92)
+    scaled = recipe_of({"op": "decode", "scaled": True}, {"op": "resize", "size": 100})
+    found = scaled(Sample({"bytes": data}), "key")
+    assert found.shape == (3, 150, 100)
+
+
+# --- random ops ---------------------------------------------------------------------------------
+
+CROP = {"op": "random_resized_crop", "size": [20, 30]}
+FLIP = {"op": "horizontal_flip"}
+
+
+def test_random_ops_depend_on_seed_and_key_alone() -> None:
+    data = encoded(photograph(), quality=90)
+    one = row(data, CROP, FLIP, key="a", seed=1)
+    assert np.array_equal(one, row(data, CROP, FLIP, key="a", seed=1))
+    assert not np.array_equal(one, row(data, CROP, FLIP, key="b", seed=1))
+    assert not np.array_equal(one, row(data, CROP, FLIP, key="a", seed=2))
+
+
+def test_random_ops_do_not_depend_on_what_came_before() -> None:
+    data = encoded(photograph(), quality=90)
+    made = recipe_of({"op": "decode"}, CROP, FLIP)
+    sample = Sample({"bytes": data})
+    keys = [f"{number}.jpg" for number in range(12)]
+    forth = {key: made(sample, key) for key in keys}
+    np.random.seed(5)  # noqa: NPY002 - whatever generators of the process are at
+    torch.manual_seed(5)
+    back = {key: made(sample, key) for key in reversed(keys)}
+    assert all(np.array_equal(forth[key], back[key]) for key in keys)
+
+
+def test_random_ops_are_the_same_on_every_machine() -> None:
+    """Golden: boxes and flips, drawn by a generator whose stream NumPy promises to keep."""
+    ramp = np.arange(200 * 300, dtype=np.uint32).reshape(200, 300)
+    pixels = np.stack([ramp >> 16, ramp >> 8 & 255, ramp & 255], axis=2).astype(np.uint8)
+    flips = [
+        recipe_of({"op": "decode"}, FLIP)(Sample({"image": pixels}), str(key))[2, 0, 0] != 0
+        for key in range(16)
+    ]
+    assert "".join(str(int(flip)) for flip in flips) == FLIPS
+
+
+FLIPS = "1101110000010000"
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_certain_flips(p: float) -> None:
+    pixels = np.asarray(photograph())
+    found = row(pixels, {"op": "horizontal_flip", "p": p}).transpose(1, 2, 0)
+    assert np.array_equal(found, pixels[:, ::-1] if p else pixels)
+
+
+def test_flips_come_about_as_often_as_they_should() -> None:
+    pixels = np.asarray(photograph().resize((4, 4)))
+    made = recipe_of({"op": "decode"}, {"op": "horizontal_flip", "p": 0.25})
+    upright = pixels.transpose(2, 0, 1)
+    flipped = sum(
+        not np.array_equal(made(Sample({"image": pixels}), str(key)), upright)
+        for key in range(2000)
+    )
+    assert 0.2 < flipped / 2000 < 0.3
+
+
+def test_two_random_ops_of_a_field_draw_apart() -> None:
+    pixels = np.asarray(photograph().resize((8, 8)))
+    once = recipe_of({"op": "decode"}, FLIP)
+    twice = recipe_of({"op": "decode"}, FLIP, FLIP)
+    same = [
+        np.array_equal(once(Sample({"i": pixels}), str(k)), twice(Sample({"i": pixels}), str(k)))
+        for k in range(64)
+    ]
+    assert not all(same)
+    assert any(same)
+
+
+@pytest.mark.parametrize("size", [(451, 300), (10, 400), (400, 10), (1, 1)])
+def test_random_crops_have_the_size_and_the_bounds_asked_for(size: tuple[int, int]) -> None:
+    width, height = size
+    place = np.mgrid[0:height, 0:width].transpose(1, 2, 0).astype(np.uint16)
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0] = place[..., 0] * 255 // max(1, height - 1)
+    pixels[..., 1] = place[..., 1] * 255 // max(1, width - 1)
+    made = recipe_of({"op": "decode"}, {**CROP, "scale": [0.2, 0.3], "ratio": [0.9, 1.1]})
+    areas = []
+    for key in range(40):
+        found = made(Sample({"image": pixels}), str(key)).astype(float)
+        assert found.shape == (3, 20, 30)
+        covered = [np.ptp(found[channel]) / 255 for channel in (0, 1)]
+        areas.append(covered[0] * covered[1])
+    if size == (451, 300):
+        assert 0.15 < np.mean(areas) < 0.35
+        assert np.std(areas) > 0
+
+
+def test_a_random_crop_of_all_is_a_resize() -> None:
+    op = RandomResizedCrop(size=(20, 30), scale=(1, 1), ratio=(451 / 300, 451 / 300))
+    data = encoded(photograph())
+    crop = {k: v for k, v in op.model_dump().items() if v is not None}
+    expected = row(data, {"op": "resize", "size": [20, 30]})
+    assert np.abs(row(data, crop).astype(int) - expected).max() <= 1
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def test_to_dtype() -> None:
+    array = np.array([0, 51, 255], np.uint8)
+    scaled = ToDType(dtype="float32", scale=True)(array, None)
+    assert scaled.dtype == np.float32
+    assert scaled.tolist() == pytest.approx([0, 0.2, 1])
+    assert ToDType(dtype="float16")(array, None).tolist() == [0, 51, 255]
+    assert ToDType(dtype="int32")(array, None).dtype == np.int32
+    floats = np.array([0.5], np.float64)
+    assert ToDType(dtype="float16", scale=True)(floats, None).tolist() == [0.5]
+
+
+def test_resizing_after_scaling_to_floats() -> None:
+    data = encoded(photograph())
+    ops = ({"op": "to_dtype", "dtype": "float32", "scale": True}, {"op": "resize", "size": 64})
+    found = row(data, *ops)
+    expected = row(data, {"op": "resize", "size": 64})
+    assert found.dtype == np.float32
+    assert np.abs(found * 255 - expected).max() <= 1.5
+
+
+def double(array: np.ndarray, by: float = 2.0) -> np.ndarray:
+    return array.astype(np.float32) * by
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.int32))
+
+
+def fail(array: np.ndarray) -> np.ndarray:
+    raise ZeroDivisionError("in a function")
+
+
+KEPT: list[np.ndarray] = []
+
+
+def keep(array: np.ndarray) -> np.ndarray:
+    KEPT.append(array)
+    return array
+
+
+def test_ops_of_the_users_own() -> None:
+    pixels = np.asarray(photograph())
+    op = {"op": "function", "function": f"{__name__}:double", "params": {"by": 3}, "version": "1"}
+    found = recipe_of({"op": "decode"}, op, codec="zstd")(Sample({"image": pixels}), "key")
+    assert np.array_equal(found, pixels.astype(np.float32).transpose(2, 0, 1) * 3)
+    op = {"op": "function", "function": f"{__name__}:as_tensor", "version": "1"}
+    found = recipe_of(op)(Sample({"x": np.arange(4)}), "key")
+    assert found.dtype == np.int32
+    assert found.tolist() == [0, 1, 2, 3]
+
+
+def test_what_a_function_was_given_stays_as_it_was() -> None:
+    op = {"op": "function", "function": f"{__name__}:keep", "version": "1"}
+    keeping = recipe_of({"op": "decode"}, op)
+    photos = [encoded(photograph(name), quality=90) for name in ("astronaut.png", "coffee.png")]
+    for data in photos:
+        keeping(Sample({"bytes": data}), "key")
+    assert all(map(np.array_equal, KEPT, map(by_pillow, photos)))
+
+
+def test_a_function_that_fails_is_named_with_its_error() -> None:
+    op = {"op": "function", "function": f"{__name__}:fail", "version": "1"}
+    line = fail.__code__.co_firstlineno + 1
+    place = rf"test_ops:fail failed at tests/ops/test_ops.py:{line}: "
+    with pytest.raises(SampleError, match=place + r"ZeroDivisionError\('in a fun"):
+        recipe_of(op)(Sample({"x": np.arange(4)}), "key")
+
+
+def test_the_line_of_a_failure_is_the_innermost_one_of_the_functions_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of the library that it calls, and wherever the package lies."""
+    package = tmp_path / "mishap"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from mishap.inner import run\n\ndef op(x): return run(x)\n"
+    )
+    (package / "inner.py").write_text("import json\n\ndef run(x):\n    return json.loads('{')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    op = {"op": "function", "function": "mishap:op", "version": "1"}
+    with pytest.raises(SampleError, match=r"^mishap:op failed at mishap/inner\.py:4: JSONDecode"):
+        recipe_of(op)(Sample({"x": np.arange(4)}), "key")
+
+
+def test_a_function_that_returns_nothing_is_named() -> None:
+    op = {"op": "function", "function": "builtins:print", "version": "1"}
+    with pytest.raises(SampleError, match="builtins:print returned None; let it return an array"):
+        recipe_of(op)(Sample({"x": np.arange(4)}), "key")
+
+
+def test_a_function_that_is_not_there_is_found_before_the_first_sample() -> None:
+    with pytest.raises(RecipeError, match=r"test_ops:nowhere"):
+        recipe_of({"op": "function", "function": f"{__name__}:nowhere", "version": "1"})
+
+
+# --- hostile files ------------------------------------------------------------------------------
+
+
+STRIP = """
+    import io, resource
+    from PIL import Image
+    from precache.errors import SampleError
+    from precache.recipe.recipe import Field
+    from precache_workers.ops.field_recipe import FieldRecipe
+    from precache_workers.sources.base import Sample
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (1, 4000)).save(buffer, "PNG")
+    field = Field(ops=[{"op": "decode"}, {"op": "resize", "size": 256},
+                       {"op": "center_crop", "size": 224}])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        FieldRecipe("image", field, 0)(Sample({"bytes": buffer.getvalue()}), "key")
+    except SampleError:
+        pass
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_a_strip_does_not_become_a_bomb_by_its_resize() -> None:
+    """1 x 4,000 px to a shorter side of 256 would be 256 x 1,024,000 px: 786 MB."""
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(STRIP)],
+        check=True,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert int(ran.stdout) < 300, "MB"
+
+
+def reason(sample: Sample) -> str:
+    """Why a sample is a hole among rows of 20 x 20."""
+    field = Recipe.image(resize=24, crop=20).fields["image"]
+    ops, shape = FieldRecipe("image", field, 0), RowShape((3, 20, 20), "uint8")
+    writers = {"image": FieldWriter("image", field, shape, 1, ops=ops)}
+    return stage_rows({"image": Compute()}, writers, 0, "key", sample)
+
+
+SEED_JPEGS = [
+    encoded(photograph().resize((40, 30)), quality=70),
+    encoded(photograph().resize((40, 30)), quality=70, progressive=True, exif=oriented(6)),
+    encoded(photograph().resize((40, 30)).convert("CMYK"), quality=70),
+    encoded(photograph().resize((40, 30)).convert("L"), quality=70, exif=oriented(3)),
+]
+SEED_OTHERS = [
+    encoded(photograph().resize((40, 30)), "PNG", exif=oriented(8)),
+    encoded(photograph().resize((40, 30)), "WEBP"),
+    encoded(photograph().resize((40, 30)).quantize(8), "GIF"),
+    encoded(photograph().resize((40, 30)), "TIFF", compression="tiff_lzw"),
+    encoded(photograph().resize((40, 30)), "BMP"),
+]
+
+
+@st.composite
+def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
+    """A file with a few bytes overwritten, cut out or doubled, mostly in its headers."""
+    data = bytearray(draw(st.sampled_from(seeds)))
+    for _ in range(draw(st.integers(1, 6))):
+        end = draw(st.sampled_from([64, 700, len(data)]))
+        at = draw(st.integers(0, min(end, len(data)) - 1))
+        match draw(st.sampled_from(["set", "cut", "insert"])):
+            case "set":
+                data[at] = draw(st.integers(0, 255))
+            case "cut":
+                del data[at : at + draw(st.integers(1, 40))]
+            case "insert":
+                data[at:at] = draw(st.binary(min_size=1, max_size=8))
+        if not data:
+            break
+    return bytes(data)
+
+
+@settings(max_examples=400)
+@given(mutated(SEED_JPEGS))
+@example(SEED_JPEGS[0])
+@pytest.mark.filterwarnings("ignore")
+def test_mutated_jpegs_are_rows_or_reasons(data: bytes) -> None:
+    assert_row_or_reason(data)
+
+
+def assert_row_or_reason(data: bytes) -> None:
+    """Making a row raises nothing, and calls a row only what decodes."""
+    why = reason(Sample({"bytes": data}))
+    # Of whatever kind: the build makes a hole of each.
+    failing = pytest.raises(Exception) if why else contextlib.nullcontext()  # noqa: PT011
+    with failing:
+        row(data, {"op": "resize", "size": 24}, {"op": "center_crop", "size": 20})
+
+
+@settings(max_examples=200)
+@given(mutated(SEED_OTHERS) | st.binary(max_size=300))
+@pytest.mark.filterwarnings("ignore")
+def test_other_mutated_files_are_rows_or_reasons(data: bytes) -> None:
+    assert_row_or_reason(data)
+
+
+def test_whatever_a_sample_does_there_is_a_reason() -> None:
+    class Trap:
+        def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+            raise RuntimeError("trap")
+
+    assert reason(Sample({"bytes": Trap()}))
+    assert reason(Sample({}))
+    assert reason(Sample({"bytes": encoded(photograph())})) == ""

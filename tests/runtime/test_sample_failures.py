@@ -1,0 +1,130 @@
+"""Exceptions and signals of the code of a sample end neither a build nor its worker unnamed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import precache
+from precache_workers.sources.kinds import open_source
+from tests.support.building import REPOSITORY, cli
+
+SOURCE = "python:tests.runtime.test_sample_failures:{}"
+
+
+class OwnError(BaseException):
+    """As the panics of extensions in Rust are."""
+
+
+RAISED: dict[str, type[BaseException]] = {
+    error.__name__: error
+    for error in (ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, OwnError)
+}
+
+
+class Raising:
+    """A data set of which each item but the last raises another exception."""
+
+    def __len__(self) -> int:
+        return len(RAISED) + 1
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        if index < len(RAISED):
+            raise list(RAISED.values())[index]
+        return np.zeros((8, 8, 3), np.uint8), 0
+
+
+class Crashing:
+    """A data set of which one item ends the process by a signal."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        if index == 23:
+            ctypes.string_at(0)
+        return np.full((8, 8, 3), index, np.uint8), 0
+
+
+class Plain:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.full((8, 8, 3), index, np.uint8), 0
+
+
+def fail(image: np.ndarray) -> np.ndarray:
+    """Raise another exception for each sample but the last ones."""
+    number = int(image[0, 0, 0])
+    if number < len(RAISED):
+        raise list(RAISED.values())[number]
+    return image
+
+
+def crash(image: np.ndarray) -> np.ndarray:
+    return image if image[0, 0, 0] < 7 else np.array(ctypes.string_at(0))
+
+
+def by(function: str) -> precache.Recipe:
+    op = {"op": "function", "function": f"{__name__}:{function}"}
+    return precache.Recipe.from_dict({"fields": {"image": {"ops": [op]}}})
+
+
+@pytest.mark.parametrize("address", ["serial", pytest.param("local", marks=pytest.mark.heavy)])
+def test_what_the_code_of_a_sample_raises_is_its_failure(address: str, tmp_path: Path) -> None:
+    how = {"address": address, "cpus": None if address == "serial" else 1, "max_failures": 9}
+    for source, recipe, said in (
+        ("Raising", precache.Recipe.image(), "sample {} of "),
+        ("Plain", by("fail"), "fail"),
+    ):
+        result = precache.build(
+            SOURCE.format(source),
+            tmp_path / source,
+            recipe,
+            run_functions=True,
+            accept_missing=True,
+            **how,
+        )
+        holes = dict(result.holes)
+        assert set(holes) == {str(number) for number in range(len(RAISED))}
+        for number, name in enumerate(RAISED):
+            assert said.format(number) in holes[str(number)]
+            assert name in holes[str(number)]
+
+
+def test_ctrl_c_stops_what_fetches_on_the_main_thread() -> None:
+    source = open_source(SOURCE.format("Raising"))
+    keys = [str(list(RAISED).index("KeyboardInterrupt"))]
+    assert threading.current_thread() is threading.main_thread()
+    with pytest.raises(KeyboardInterrupt):
+        source.fetch(keys, [-1])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("command", ["build", "doctor"])
+@pytest.mark.parametrize("part", ["item", "function"])
+def test_a_signal_that_a_sample_causes_in_this_process_leaves_a_stack_that_names_it(
+    command: str, part: str, tmp_path: Path
+) -> None:
+    given: list[object] = [SOURCE.format("Crashing")]
+    what = "fetching it, of sample '23'"
+    if part == "function":
+        recipe = tmp_path / "recipe.toml"
+        recipe.write_text(
+            f'[fields.image]\nops = [{{ op = "function", function = "{__name__}:crash" }}]\n'
+        )
+        given = [SOURCE.format("Plain"), "--recipe", recipe]
+        what = "decoding it, of sample '7'"
+    if command == "build":
+        given += [tmp_path / "store", "--address", "serial"]
+    ran = cli(command, *given, cwd=REPOSITORY)
+    assert ran.returncode < 0
+    assert "Segmentation fault" in ran.stderr
+    assert f" in {what}" in ran.stderr
+    assert os.fspath(Path(__file__).name) in ran.stderr

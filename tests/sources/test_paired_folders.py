@@ -1,0 +1,182 @@
+"""Folders whose files pair up by name are columns of one sample."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import precache
+from precache.errors import SourceError, UsageError
+from precache.storage.open import open_folder
+from precache_workers.sources.base import Sample
+from precache_workers.sources.contract import check_source
+from precache_workers.sources.kinds import open_source
+from tests.support.building import pixels, write
+from tests.support.layouts import Builds
+from tests.support.servers import S3Server
+
+RECIPE = """
+[fields.image]
+ops = [{ op = "decode" }, { op = "resize", size = [16, 16] }]
+
+[fields.mask]
+input = "masks"
+ops = [{ op = "decode", mode = "P" }, { op = "resize", size = [16, 16], interpolation = "nearest" }]
+"""
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Twelve photos of a grey each and their masks, one photo and one mask without a partner."""
+    for number in range(12):
+        photo(tmp_path / f"data/images/{number % 2}/{number}.jpg", 10 * number)
+        photo(tmp_path / f"data/masks/{number % 2}/{number}.png", number)
+    photo(tmp_path / "data/images/0/alone.jpg", 0)
+    photo(tmp_path / "data/masks/1/spare.png", 0)
+    return tmp_path / "data"
+
+
+def photo(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((16, 16), value, np.uint8)).save(path)
+
+
+def keys(source: Path | str, **options: str) -> Sequence[str]:
+    return check_source(open_source(str(source), **options)).table.keys
+
+
+def test_files_of_one_name_are_one_sample(data: Path, builds: Builds) -> None:
+    write(builds.root / "recipe.toml", RECIPE.encode())
+    flags = ["--recipe", "recipe.toml", "--address", "serial"]
+    assert builds.run("build", "data/{images,masks}", "store", *flags) == 0
+    for line in (
+        "the 12 names that are in all of 'images', 'masks', as columns",
+        "no input start from 'images'",
+        "1 files of 'images' have no partner in each other folder",
+        "such as 1/spare.png",
+    ):
+        assert line in builds.printed
+    for field, factor in (("image", 10), ("mask", 1)):
+        rows = pixels(builds.root / "store", field)
+        assert {*rows} == {f"{n % 2}/{n}.jpg" for n in range(12)}
+        for key, row in rows.items():
+            np.testing.assert_array_equal(row, factor * int(Path(key).stem))
+    version = precache.open(builds.root / "store")
+    assert version.classes == ("0", "1")  # folders of the first column
+
+
+def test_a_sample_changes_if_one_of_its_files_does(data: Path, builds: Builds) -> None:
+    write(builds.root / "recipe.toml", RECIPE.encode())
+    flags = ["data/{images,masks}", "store", "--recipe", "recipe.toml", "--address", "serial"]
+    assert builds.run("build", *flags) == 0
+    mask = data / "masks/0/4.png"
+    before = mask.stat()
+    photo(mask, 250)
+    os.utime(mask, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert builds.run("build", *flags) == 0
+    assert "11 same, 1 changed" in builds.printed
+    assert (pixels(builds.root / "store", "mask")["0/4.jpg"] == 250).all()
+
+
+def test_folders_are_found_below_one(data: Path) -> None:
+    write(data / "notes/readme.txt", b"no image")
+    photo(data / ".cache/0/1.png", 0)
+    source = open_source(str(data), kind="folders")
+    assert str(source) == f"{data}/{{images,masks}}"
+    assert len(check_source(source).table) == 12
+
+
+def test_braces_may_be_in_the_middle(data: Path) -> None:
+    assert keys(data / "{images,masks}/1") == [f"{n}.jpg" for n in (1, 11, 3, 5, 7, 9)]
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "paired"),
+    [
+        ("17 18 28", "17_mask 18_mask 28_mask", "17 18 28"),
+        ("0 10 20", "0_mask 1_mask 2_mask 10_mask 20_mask", "0 10 20"),
+        ("IMG_105 IMG_205", "IMG_105_seg IMG_205_seg IMG_1_seg", "IMG_105 IMG_205"),
+        ("1_10 2_10", "1_10_m 2_10_m", "1_10 2_10"),
+        ("0001 0002", "0001x4 0002x4", "0001 0002"),
+        ("a/left b/left", "a/right b/right", None),
+        ("cat", "dog", None),
+        ("1 2 3 x_1", "1_m 2_m 3_m x_1", None),
+    ],
+)
+def test_names_are_compared_without_what_all_end_in(
+    tmp_path: Path, images: str, masks: str, paired: str | None
+) -> None:
+    for folder, names in (("images", images), ("masks", masks)):
+        for number, name in enumerate(names.split()):
+            photo(tmp_path / folder / f"{name}.png", number)
+    source = open_source(f"{tmp_path}/{{images,masks}}")
+    if paired is None:
+        with pytest.raises(SourceError, match=r"names in .* are alike in all folders"):
+            source.list(lambda count: None)
+        return
+    table = check_source(source).table
+    assert [*table.keys] == [f"{name}.png" for name in paired.split()]
+    for sample in source.fetch(table.keys, table.sizes.tolist(), table.locations):
+        assert isinstance(sample, Sample)
+    assert table.locations is not None
+    for key, place in zip(table.keys, table.locations.places.to_pylist(), strict=True):
+        (_, _), (mask, _) = json.loads(place)
+        assert Path(mask).stem.startswith(Path(key).stem)
+
+
+def test_two_files_of_one_name_are_no_sample(data: Path) -> None:
+    photo(data / "masks/1/7.bmp", 0)
+    listing = open_source(f"{data}/{{images,masks}}").list(lambda count: None)
+    assert "1/7.jpg" not in listing.table.keys
+    assert listing.left_out == {"same_key": 2}
+
+
+def test_a_bucket_is_listed_alike(data: Path, s3: S3Server) -> None:
+    folder = open_folder("s3://bucket/data", s3.options())
+    for path in sorted(data.rglob("*.*")):
+        folder.put(path.relative_to(data).as_posix(), [path.read_bytes()])
+    for uri, kind in (("s3://bucket/data/{images,masks}", None), ("s3://bucket/data", "folders")):
+        listed = check_source(open_source(uri, s3.options(), kind=kind)).table
+        assert [*listed.keys] == [*keys(data / "{images,masks}")]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "error", "match"),
+    [
+        ("{images,mask}", None, SourceError, "mask does not exist; give a folder of images"),
+        ("{train,val}", None, UsageError, r"names splits \('train', 'val'\)"),
+        ("{images,images}", None, UsageError, "no two folders of images"),
+        ("images/0", "folders", UsageError, "no folders of images"),
+        ("masks", "folders", SourceError, "0 names in .* are alike in all folders, of 6"),
+    ],
+)
+def test_what_has_no_pairs_is_refused(
+    data: Path, source: str, kind: str | None, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        open_source(f"{data}/{source}", kind=kind).list(lambda count: None)
+
+
+def test_a_file_that_is_lost_or_too_large_is_named_with_its_column(data: Path) -> None:
+    source = open_source(f"{data}/{{images,masks}}", most_bytes=1000)
+    table = source.list(lambda count: None).table
+    (data / "masks/0/2.png").unlink()
+    write(data / "masks/0/4.png", bytes(2000))
+    places = [table.keys.index(key) for key in ("0/2.jpg", "0/4.jpg")]
+    kept = table.take(places)
+    lost, large = source.fetch(kept.keys, kept.sizes.tolist(), kept.locations)
+    assert "masks/0/2.png" in str(lost)
+    assert "masks" in str(large)
+
+
+def test_columns_that_no_field_reads_are_named(builds: Builds, data: Path) -> None:
+    flags = ["--resize", "16x16", "--address", "serial"]
+    assert builds.run("build", "data/{images,masks}", "store", *flags) == 0
+    assert "No field reads 'masks' of the samples" in builds.printed
+    assert len(pixels(builds.root / "store")) == 12

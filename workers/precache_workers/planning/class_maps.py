@@ -1,0 +1,159 @@
+"""Class maps: names of classes by number, from a store, a file or class folders."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from precache.errors import SourceError, StoreError
+from precache.messages import shown
+from precache.storage.open import StorageOptions
+from precache.store.open import open_version
+from precache.store.row_table import RowTable
+from precache.store.version import Version
+from precache_workers.planning.label_keys import composed
+from precache_workers.sources.base import in_service_folder, is_image
+from precache_workers.sources.label_readings import is_beside
+from precache_workers.sources.labels import in_order
+
+
+def freeze_classes(
+    table: RowTable, classes: Sequence[str], where: str, *, grows: bool = False
+) -> RowTable:
+    """Number the labels by a given class map.
+
+    Multi-hot labels whose classes have no names keep their numbers, and get as many classes as the
+    map has.
+
+    Parameters
+    ----------
+    grows
+        Classes that the map lacks are added to it.
+
+    Raises
+    ------
+    SourceError
+        The source has classes that the map lacks, and it does not grow, or its labels are numbers.
+    """
+    if table.labels.dtype.kind == "f":
+        raise SourceError(f"the source's labels are numbers, and no classes; leave out {where}")
+    labels, several = table.labels, table.labels.ndim == 2
+    used = np.flatnonzero(labels.any(axis=0)) if several else np.unique(labels[labels >= 0])
+    known = table.classes or (classes if several else ())
+    names = {n: known[n] if n < len(known) else str(n) for n in used.tolist()}
+    numbers = {composed(name): i for i, name in enumerate(classes)}
+    numbers |= {name: i for i, name in enumerate(classes)}  # an exact match comes first
+    new: dict[int, int] = {}
+    taken: dict[int, str] = {}
+    unknown = []
+    for before, name in sorted(names.items(), key=lambda item: item[1]):
+        number = numbers.get(name, numbers.get(composed(name)))
+        if number is None and grows:
+            number = numbers[composed(name)] = len(classes)
+            classes = (*classes, name)
+        if number is None:
+            unknown.append(name)
+            continue
+        new[before] = number
+        if (other := taken.setdefault(number, name)) != name:
+            raise SourceError(
+                f"the source has {other!a} and {name!a}, which differ only in how their "
+                f"letters are composed, and {where} has one of them; rename one"
+            )
+    if unknown:
+        raise SourceError(
+            f"the source has classes that {where} does not: {', '.join(unknown[:10])}; "
+            "remove them or build without --classes"
+        )
+    if several:
+        frozen = np.zeros((len(table), len(classes)), np.uint8)
+        frozen[:, [*new.values()]] = labels[:, [*new]]
+    else:
+        frozen = np.array([new.get(number, -1) for number in labels.tolist()], np.int64)
+    return replace(table, labels=frozen, classes=tuple(classes))
+
+
+def read_classes(
+    uri: str,
+    storage_options: StorageOptions = None,
+    order: Literal["text", "number"] = "text",
+) -> tuple[str, ...]:
+    """Read class names from a store, a JSON list, a text file with one a line, or class folders."""
+    path, where = Path(uri), f"--classes {shown(uri)}"
+    if not path.is_file():
+        try:
+            return _classes_of(open_version(uri, None, storage_options), where)
+        except StoreError as error:
+            if path.is_dir() and (names := class_folders(path)):
+                return in_order(names, order, where)
+            raise SourceError(f"{where} is neither a file nor a store: {error}") from None
+    try:
+        text = path.read_text("utf-8-sig")
+        names = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
+        text = "".join(names) if isinstance(names, list) else ""
+        text.encode()  # JSON may hold lone surrogates
+    except (MemoryError, OSError, ValueError, TypeError, RecursionError) as error:
+        reason = str(error) or "memory does not suffice for it"
+        raise SourceError(
+            f"{where} cannot be read: {reason}; give a JSON list of names, or one name a line"
+        ) from None
+    if not isinstance(names, list) or "\0" in text:
+        raise SourceError(f"{where} must be a JSON list of names, or one name a line, in UTF-8")
+    classes = tuple(name.strip() for name in names if name.strip())
+    if len(set(map(composed, classes))) != len(classes) or not classes:
+        raise SourceError(f"{where} must name each class once, and at least one")
+    return classes
+
+
+def class_folders(path: Path) -> list[str]:
+    """Return the class folders of a local folder: those with an image, and those that may be.
+
+    Of a folder whose only folder holds all images, these are the folders in that one. A folder
+    without an image may be a class unless it has nothing but files such as lie beside samples.
+    """
+    try:
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        folders = [
+            entry for entry in entries if entry.is_dir() and not in_service_folder(f"{entry.name}/")
+        ]
+        has_image = {entry.name: _has_image(entry.path) for entry in folders}
+        names = [name for name, has in has_image.items() if has]
+        if len(names) == 1 and not any(is_image(entry.name) for entry in entries):
+            inner = path / names[0]
+            if any(is_image(entry.name) for entry in list(inner.iterdir())):
+                return names
+            below = class_folders(inner)
+            return below if len(below) > 1 else names
+    except OSError as error:
+        raise SourceError(f"cannot list {path}: {error.strerror}") from None
+    if not names:
+        return []
+    links = {entry.name for entry in folders if entry.is_symlink()}
+    return [name for name, has in has_image.items() if has or (has is None and name not in links)]
+
+
+def _has_image(path: str) -> bool | None:
+    """Return whether a folder has an image; None if it has none and may be a class."""
+    beside = []
+    for _, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not in_service_folder(f"{name}/")]
+        if any(map(is_image, names)):
+            return True
+        beside += [is_beside(name) for name in names if not name.startswith(".")]
+    return False if beside and all(beside) else None
+
+
+def _classes_of(version: Version, where: str) -> tuple[str, ...]:
+    """Return the names of a version's classes; of multi-hot labels without names, their numbers."""
+    label = version.attributes.label if version.attributes else None
+    if version.classes:
+        return version.classes
+    if label is None or not label.shape:
+        raise SourceError(f"{where} is a store whose labels have no names of classes")
+    return tuple(map(str, range(label.shape[0])))

@@ -1,0 +1,407 @@
+"""Files of labels: tables of keys and labels, and the columns that have these."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from precache.errors import SourceError
+from precache_workers.planning.label_keys import Fit, SampleKeys
+from precache_workers.sources.base import (
+    NO_COLUMNS,
+    Columns,
+    Doubt,
+    LabelRules,
+    choice_error,
+    is_image,
+    is_utf8,
+    require_columns,
+)
+from precache_workers.sources.column_evidence import ColumnEvidence, disagree, splits_of
+from precache_workers.sources.label_readings import INTEGER, binary, no_label, quoted
+from precache_workers.sources.labels import Kind, decide, doubt_of_order, infer_kind, is_number
+from precache_workers.sources.parquet_tables import LABEL_COLUMNS, label_kind
+from precache_workers.sources.tables import (
+    JSON_LINES,
+    Batch,
+    csv_rows,
+    read_batches,
+    read_labels,
+    text_of,
+)
+
+log = logging.getLogger(__name__)
+
+MOST_SHOWN = 60
+"""Characters of a key or label in a message."""
+
+_KEYS = ("key", "file", "filename", "file_name", "path", "image", "id", "index")
+"""Usual names of columns of keys, in lower case."""
+
+_MINUS = frozenset(("-1", "-1.0"))
+
+
+@dataclass(frozen=True)
+class LabelFile:
+    """The keys and labels of a file, by line.
+
+    Attributes
+    ----------
+    columns
+        Columns of labels: one, or one for each class, whose order is that of the classes; none if
+        the file does not name its columns.
+    order
+        The order of categories that the type of the labels has.
+    """
+
+    lines: Sequence[int]
+    keys: Sequence[str]
+    labels: list[str]
+    kind: Kind | None
+    typed: bool
+    columns: tuple[str, ...]
+    order: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes by number, if the file orders them."""
+        return self.columns if len(self.columns) > 1 else self.order
+
+
+def read_label_file(
+    path: str, where: str, columns: Columns, keys: SampleKeys, rules: LabelRules
+) -> LabelFile:
+    """Read a file of labels and choose its columns."""
+    try:
+        with Path(path).open("rb") as stream:
+            if path.lower().endswith((*JSON_LINES, ".parquet")):
+                batches = [*read_batches(stream, path, where, _readable)]
+                names = dict.fromkeys(name for batch in batches for name in batch.columns)
+                rows = Batch(
+                    [line for batch in batches for line in batch.lines],
+                    {n: [c for b in batches for c in b.columns.get(n, [None] * len(b.lines))]
+                     for n in names},
+                    typed=path.lower().endswith(".parquet"),
+                    orders={n: o for batch in batches for n, o in batch.orders.items()},
+                )  # fmt: skip
+                named = True
+            else:
+                rows, named = _csv_file([*csv_rows(stream, path, where)], columns, keys, where)
+    except (MemoryError, OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        reason = "memory does not suffice for it" if isinstance(error, MemoryError) else reason
+        raise SourceError(f"cannot read labels from {where}: {reason}") from None
+    if not rows.lines:
+        raise SourceError(f"{where} holds no label; each line is key,label")
+    chosen: tuple[str, tuple[str, ...]] = ("key", ("label",))
+    key, labels = _choose(rows, columns, keys, where, rules) if named else chosen
+    ids = [cell if isinstance(cell, str) else text_of(cell) for cell in rows.columns[key]]
+    for line, text in zip(rows.lines, ids, strict=True):
+        if not text.strip():
+            raise SourceError(
+                f"line {line} of {where} has no key; each line is key,label, and a sample that is "
+                "to keep its class needs none"
+            )
+    if len(labels) > 1:
+        rows = _bits(rows, labels, where, rules.none)
+    texts, kind = read_labels(rows, labels, where)
+    if len(labels) > 1:
+        ones = [json.loads(text.partition(":")[2]) for text in texts]
+        if all(len(some) <= 1 for some in ones):
+            texts, kind = ["".join(labels[place] for place in some) for some in ones], "names"
+    elif not rows.typed:
+        kind = infer_kind(texts, ids, where)
+    named_labels = labels if named else ()
+    order = () if rules.separator else rows.orders.get(labels[0], ())
+    return LabelFile(rows.lines, ids, texts, kind, rows.typed, named_labels, order)
+
+
+def _readable(schema: Any) -> list[str]:
+    """Return the columns of an Arrow schema that may have keys or labels."""
+    return [name for name in schema.names if label_kind(schema.field(name).type) is not None]
+
+
+def _csv_file(
+    rows: list[tuple[int, list[str]]], columns: Columns, keys: SampleKeys, where: str
+) -> tuple[Batch, bool]:
+    """Return the rows of CSV by column, and whether the first line names the columns.
+
+    Otherwise they are called ``key`` and ``label``.
+    """
+    for number, row in rows:
+        if any("\0" in cell or not is_utf8(cell) for cell in row):
+            raise SourceError(
+                f"cannot read labels from {where}: line {number} has bytes that are not UTF-8, or "
+                "NUL, as UTF-16 has; save it as UTF-8"
+            )
+    if not rows:
+        return Batch([], {}), False
+    if all(len(row) == 1 for _, row in rows):
+        parts = [(number, row[0].split()) for number, row in rows]
+        if all(len(row) == 2 for _, row in parts):
+            log.warning("columns of %s are separated by spaces", where)
+            rows = parts
+    used = max(
+        (place + 1 for _, row in rows for place, c in enumerate(row) if c.strip()), default=0
+    )
+    rows = [(number, row[: max(used, 2)]) for number, row in rows]
+    header = [cell.strip() for cell in rows[0][1]]
+    named = _names_columns(rows, header, columns, keys, where)
+    width = len(header) if named else 2
+    for number, row in rows:
+        if len(row) != width and named:
+            raise SourceError(
+                f"line {number} of {where} has {len(row)} cells, and its first line names {width} "
+                "columns"
+            )
+        if len(row) != width:
+            used_mark = [mark for mark in (";", "\t", "|") if len(row) == 1 and mark in row[0]]
+            hint = f", and {used_mark[0]!r} does not separate them" if used_mark else ""
+            way = ": write a file of these two columns" if len(row) > 2 else ""
+            if len(row) > 2 and not row[0]:  # what pandas writes above the numbers of rows
+                way += ", with pandas by to_csv(…, index=False)"
+            raise SourceError(
+                f"line {number} of {where} is {short(row)}; each line is key,label{hint}{way}"
+            )
+    cells = [[row[place] for _, row in rows[named:]] for place in range(width)]
+    if not named:
+        header = ["key", "label"]
+        if not _is_first(*map(keys.fit, cells)):
+            log.warning("the second column of %s has the keys, and the first one labels", where)
+            header.reverse()
+    return Batch(
+        [number for number, _ in rows[named:]], dict(zip(header, cells, strict=True))
+    ), named
+
+
+def _is_first(first: Fit | None, second: Fit | None) -> bool:
+    """Return whether the first of two columns has the keys, as it should, and not the second."""
+    return second is None or (first is not None and first.form <= second.form)
+
+
+def _names_columns(
+    rows: Sequence[tuple[int, Sequence[str]]],
+    header: Sequence[str],
+    columns: Columns,
+    keys: SampleKeys,
+    where: str,
+) -> bool:
+    """Return whether the first line names the columns.
+
+    Of two columns it does if it has usual names, or names that no sample and no other line has.
+    """
+    if _of_file(columns, header, keys) != NO_COLUMNS:
+        return True
+    if any(len(row) != len(header) for _, row in rows):
+        return False
+    if len(header) != 2:
+        unique = len({*header}) == len(header) > 2 and all(header[1:])
+        of_sample = any(is_image(cell) or INTEGER.fullmatch(cell) for cell in header)
+        return unique and len(rows) > 1 and not of_sample
+    key, label = header
+    usual = key.lower() in _KEYS and label.lower() in LABEL_COLUMNS
+    other = not (
+        is_image(key)
+        or is_image(label)
+        or is_number(label)
+        or any(row[1].strip() == label for _, row in rows[1:])
+    )
+    if usual and len(rows) == 1:
+        return True
+    if len(rows) < 2 or not (usual or other) or keys.fit((key,)) or keys.fit((label,)):
+        return False
+    if not usual:
+        names = f"{short(key)}, {short(label)}"
+        log.warning("line 1 of %s is taken as the names of its columns: %s", where, names)
+    return True
+
+
+def _choose(
+    rows: Batch, columns: Columns, keys: SampleKeys, where: str, rules: LabelRules
+) -> tuple[str, tuple[str, ...]]:
+    """Choose the columns of keys and labels.
+
+    Raises
+    ------
+    SourceError
+        There is no such column.
+    ChoiceError
+        It is not known which column has the labels or keys, or another has several splits.
+    """
+    columns = _of_file(columns, rows.columns, keys)
+    labels = columns.labels(rows.columns)
+    require_columns(rows.columns, (*labels, columns.key), where)
+    if columns.key in labels:
+        raise SourceError(f"{columns.key!r} is both --key-column and --label-column; give two")
+    cells = {name: [*map(text_of, values)] for name, values in rows.columns.items()}
+    usual = [name for name in cells if name.lower() in LABEL_COLUMNS]
+    excluded = labels or usual if len(usual) == 1 else labels
+    possible = [columns.key] if columns.key else _key_columns(cells, excluded, keys)
+    others = [name for name in cells if name and name not in possible]
+    candidates = [",".join(labels)] if labels else _label_columns(cells, others)
+    if len(possible) > 1:
+        text = (
+            f"the columns {quoted(possible, 4)} of {where} name the samples differently, and give "
+            "them other labels"
+        )
+        ways = [
+            (("--key-column", key, "--label-column", label), "")
+            for key in possible[:4]
+            for label in candidates[:5]
+        ]
+        if keys.in_column:  # --key-column is for the source
+            raise SourceError(f"{text}: remove all but one of them from the file")
+        raise choice_error([Doubt.of(text, *ways)])
+    if not labels:
+        labels = _one_of(candidates, rows, cells, where, rules)
+    [key] = possible
+    if key not in cells:
+        raise SourceError(f"{where} has no column of keys beside {quoted(labels)}; add one")
+    unused = [name for name in others if name not in labels]
+    if len(cells) > 2 or key != next(iter(cells)):
+        log.warning(
+            "labels are the column %s of %s, for the keys in %s; not used (--label-column): %s",
+            *(", ".join(map(short, labels)), where, short(key), quoted(unused, 8) or "none"),
+        )
+    evidence = ColumnEvidence(splits={name: [] for name in unused})
+    evidence.look(cells.__getitem__, cells.__getitem__)
+    notes, doubts = evidence.reading(where, all_splits=rules.all_splits)
+    for note in notes:
+        log.warning("%s", note)
+    if doubts:
+        raise choice_error(doubts)
+    return key, labels
+
+
+def _of_file(columns: Columns, names: Collection[str], keys: SampleKeys) -> Columns:
+    """Leave out the column of keys if it is one of the source alone."""
+    of_source = keys.in_column and columns.key not in names
+    return replace(columns, key=None) if of_source else columns
+
+
+def _key_columns(
+    cells: Mapping[str, Sequence[str]], excluded: Collection[str], keys: SampleKeys
+) -> list[str]:
+    """Return the column whose values name the samples; several that do it differently."""
+    names = [name for name in cells if name not in excluded]
+    usual = [name for name in names if name.lower() in _KEYS]
+    fits = {name: fit for name in names if (fit := keys.fit(cells[name])) is not None}
+    most = max((fit.samples for fit in fits.values()), default=0)
+    fits = {name: fit for name, fit in fits.items() if 2 * fit.samples > most}
+    if not fits:
+        return [next((name for name in (*usual, *names) if name), "")]
+    if len(cells) == 2:  # the form of files without names of columns
+        first, second = cells
+        return [first if second not in fits or _is_first(fits.get(first), fits[second]) else second]
+    best = min(fit.form for fit in fits.values())
+    fits = {name: fit for name, fit in fits.items() if fit.form == best}
+    if not all(fit.repeats for fit in fits.values()):
+        fits = {name: fit for name, fit in fits.items() if not fit.repeats}
+    named = {name: fit for name, fit in fits.items() if not _numbers_rows(name, cells[name])}
+    fits = named or fits
+    first = next(name for name in (*usual, *fits) if name in fits)
+    return [first, *(name for name, fit in fits.items() if fit.rows != fits[first].rows)]
+
+
+def _numbers_rows(name: str, values: Sequence[str]) -> bool:
+    """Return whether a column is the one in which pandas writes the numbers of rows."""
+    return re.fullmatch(r"(Unnamed: \d+(\.\d+)*)?", name) is not None and all(
+        value == str(row) for row, value in enumerate(values)
+    )
+
+
+def _label_columns(cells: Mapping[str, Sequence[str]], others: Sequence[str]) -> list[str]:
+    """Return the columns that may have the labels: by name, or those without another use."""
+    usual = [name for name in others if name.lower() in LABEL_COLUMNS]
+    pairs = [{*zip(cells[usual[0]], cells[name], strict=True)} for name in usual[1:]]
+    if usual and not any(map(disagree, pairs)):
+        return usual[:1]
+    names = dict.fromkeys([*usual, *others])
+    return [name for name in names if not splits_of(name, cells[name])] or [*others]
+
+
+def _one_of(
+    candidates: Sequence[str],
+    rows: Batch,
+    cells: Mapping[str, Sequence[str]],
+    where: str,
+    rules: LabelRules,
+) -> tuple[str, ...]:
+    """Return the one column that may have the labels; raises `ChoiceError` for several.
+
+    Its ways settle how labels are read, too.
+    """
+    if len(candidates) == 1:
+        return (candidates[0],)
+    bits = [name for name in candidates if _has_bits(cells[name])]
+    ways: list[tuple[Sequence[str], str]] = []
+    if len(bits) > 1 and not any("," in name for name in bits):
+        of_bits = [*zip(*(cells[name] for name in bits), strict=True)]
+        alone = all(sum(binary(cell) or 0 for cell in row) <= 1 for row in of_bits)
+        each = "a class each" if alone else "several classes of a sample"
+        minus = _minus_beside_0({text for row in of_bits for text in row} - {*rules.none})
+        each += f"; {minus[0]} counts as 0" if minus else ""
+        ways.append((("--label-column", ",".join(bits), *no_label(minus)), f"({each})"))
+    for name in candidates:
+        doubts: Sequence[Doubt] = ()
+        with contextlib.suppress(SourceError):  # raised once the column is chosen
+            labels, kind = read_labels(rows, (name,), where)
+            kind = kind if rows.typed else infer_kind(labels, labels, where)
+            decided = decide(labels, kind, labels, where, rules, typed=rows.typed, values=False)
+            doubts = decided.doubts
+            if decided.kind == "numbers" and rules.kind is None:
+                doubts = doubts or doubt_of_order(decided.labels, where)
+        firsts = [doubt.ways[0] for doubt in doubts if doubt.ways]
+        ways.append((("--label-column", name, *itertools.chain(*firsts)), ""))
+    text = (
+        f"{where} has the columns {quoted(filter(None, cells), 20)}, and which of them has the "
+        "labels is not known"
+    )
+    raise choice_error([Doubt.of(text, *ways[:20])])
+
+
+def _bits(rows: Batch, names: Sequence[str], where: str, zeros: Sequence[str]) -> Batch:
+    """Return columns of 0 and 1, in which blank cells count as 0, and -1 if no column has 0.
+
+    Parameters
+    ----------
+    zeros
+        Texts that the user takes as no label; they count as 0.
+    """
+    cells = {name: [*map(text_of, rows.columns[name])] for name in names}
+    found = {text for column in cells.values() for text in column}
+    if minus := _minus_beside_0(found - {*zeros}):
+        text = f"the columns {quoted(names)} of {where} have {minus[0]} beside 0 and 1"
+        ways = (no_label(minus), "if it counts as 0"), ((), "write 0 or 1")
+        raise choice_error([Doubt.of(text, *ways)])
+    as_zero = {"", *_MINUS, *zeros}
+    if used := sorted(as_zero & found):
+        log.warning("in the columns %s of %s, %s count as 0", quoted(names), where, quoted(used))
+    bits = {name: ["0" if t in as_zero else t for t in column] for name, column in cells.items()}
+    return Batch(rows.lines, bits)
+
+
+def _has_bits(cells: Iterable[str]) -> bool:
+    """Return True for the cells of a column that may be a class: of 0, 1, -1 and blank ones."""
+    bits = {binary(cell) for cell in {*cells} - {"", *_MINUS}}
+    return bool(bits) and None not in bits
+
+
+def _minus_beside_0(texts: Collection[str]) -> list[str]:
+    """Return the texts of -1 among those of columns of 0 and 1; none if it stands for their 0."""
+    return sorted(_MINUS & {*texts}) if any(binary(text) == 0 for text in texts) else []
+
+
+def short(value: object) -> str:
+    """Write a value as Python does, without the middle of long ones."""
+    text = repr(value)
+    if len(text) <= MOST_SHOWN:
+        return text
+    return f"{text[: MOST_SHOWN - 20]} … {text[-10:]} ({len(text):,} characters)"

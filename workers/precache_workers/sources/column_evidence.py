@@ -1,0 +1,212 @@
+"""Columns of a table that leave open which labels, or which samples, are meant.
+
+These are columns of splits, columns of 0 and 1 that may be a class each, and columns that may have
+the labels in place of one that was guessed. They are compared over all files of a source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+from precache_workers.sources.base import Doubt
+from precache_workers.sources.label_readings import (
+    LISTED,
+    binary,
+    flag,
+    is_sign,
+    is_split,
+    quoted,
+    splits_among,
+)
+
+ALL_SPLITS = ("--all-splits",)
+"""The argument that takes samples of all splits together."""
+
+MOST_SPLITS = 20
+"""Most values of a column of splits: keys such as ``train_00001`` are none."""
+
+_COLUMN = re.compile(
+    r"(?:[a-z]*splits?|(?:data|sub)?sets?|usage|phase|partition|k?fold)(?:name|id|no|\d)?"
+)
+"""Names of columns of splits, in lower case and without marks."""
+
+_FLAGS = frozenset(("", "0", "1", "0.0", "1.0", "false", "true", "f", "t", "no", "yes", "n", "y"))
+"""Texts of a column that tells whether a sample is of a split, in lower case."""
+
+
+@dataclass
+class ColumnEvidence:
+    """Facts about columns of one file, or of all files of a source.
+
+    Attributes
+    ----------
+    label
+        The column of labels, or the key of the folders that name them; empty for none.
+    binary
+        Columns of only 0 and 1, if no column has labels.
+    splits
+        Columns that may name splits, with their different values; empty for none.
+    rivals
+        Columns that may have the labels in place of a guessed one, with the different pairs of its
+        labels and theirs, until these disagree.
+    orders
+        Orders of the classes, as a type of Arrow has them, in which categories are ordered.
+    signs
+        Columns of only -1 and 1, in place of `binary`.
+    """
+
+    label: str = ""
+    binary: list[str] = field(default_factory=list)
+    splits: dict[str, list[str]] = field(default_factory=dict)
+    rivals: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
+    orders: set[tuple[str, ...]] = field(default_factory=set)
+    signs: list[str] = field(default_factory=list)
+
+    def look(
+        self,
+        values: Callable[[str], Iterable[object]],
+        labels: Callable[[str], Sequence[str]],
+    ) -> None:
+        """Look at more rows.
+
+        Parameters
+        ----------
+        values, labels
+            Return the different values of a column, and its labels as text by row.
+        """
+        self.binary = [n for n in self.binary if all(binary(v) is not None for v in values(n))]
+        self.signs = [n for n in self.signs if all(is_sign(value) for value in values(n))]
+        for name in [*self.splits]:
+            self._add_splits(name, values(name))
+        for name, pairs in self.rivals.items():
+            if not disagree(pairs):
+                both = zip(labels(self.label), labels(name), strict=True)
+                pairs.update(pair for pair in both if pair[1])
+
+    def _add_splits(self, name: str, values: Iterable[object]) -> None:
+        """Add values to those of a column; drop it if neither they nor its name tell of splits."""
+        known = self.splits[name]
+        for value in values:
+            text = "" if value is None else str(value).strip()
+            if text in known:
+                continue
+            if len(known) > MOST_SPLITS or not (not text or is_split(text) or names_splits(name)):
+                del self.splits[name]
+                return
+            known.append(text)
+
+    @classmethod
+    def joined(cls, files: Sequence[Self]) -> Self:
+        """Return what is known of the columns of several files."""
+        whole = cls(files[0].label, files[0].binary, signs=files[0].signs)
+        for file in files:
+            whole.orders |= file.orders
+            whole.binary = [name for name in whole.binary if name in file.binary]
+            whole.signs = [name for name in whole.signs if name in file.signs]
+            for name, values in file.splits.items():
+                whole.splits[name] = [*dict.fromkeys([*whole.splits.get(name, ()), *values])]
+            for name, pairs in file.rivals.items():
+                whole.rivals[name] = whole.rivals.get(name, set()) | pairs
+        return whole
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The order of classes of which all others are a part; empty for none."""
+        longest = max(self.orders, key=lambda order: (len(order), order), default=())
+        parts = (tuple(name for name in longest if name in order) for order in self.orders)
+        return longest if {*parts} == self.orders else ()
+
+    def reading(self, where: object, *, all_splits: bool) -> tuple[list[str], list[Doubt]]:
+        """Return the lines about guesses, and the doubts.
+
+        Parameters
+        ----------
+        all_splits
+            The user takes the rows of all splits.
+        """
+        notes: list[str] = []
+        doubts: list[Doubt] = []
+        for name, values in self.splits.items():
+            kind = splits_of(name, values)
+            column = f"column {name!r} of {where} has {quoted(sorted({*values} - {''}))}"
+            if kind == "maybe":
+                notes.append(f"The {column}, which may be splits: all rows are built")
+            elif kind and all_splits:
+                notes.append(f"Rows of several splits are taken together: the {column}")
+            elif kind and not doubts:
+                text = f"the {column}, which look like splits, and the samples of all are built"
+                one = (
+                    "write the rows of one split, with their images or with paths relative to it, "
+                    "to a file of their own, and give that as the source"
+                )
+                ways = (ALL_SPLITS, "for all of them"), ((), one)
+                doubts.append(Doubt.of(f"{text} together", *ways, of_members=True))
+        rivals = next((name for name, pairs in self.rivals.items() if disagree(pairs)), None)
+        if rivals is not None:
+            columns = self.label, rivals
+            doubts += doubt_of_rivals("--label-column", columns, "have other labels", where)
+        if self.classes:
+            text = f"Classes are in the order of the categories of {self.label!r}"
+            notes.append(f"{text}: {quoted(self.classes)} (--classes gives another)")
+        elif self.orders:
+            text = f"the categories of {self.label!r} have other orders in other files of {where}"
+            some = " and ".join(quoted(order) for order in sorted(self.orders)[:2])
+            doubts.append(Doubt.of(f"{text}: {some}", ((), LISTED), by_classes=True))
+        bits, low = max((self.binary, "0"), (self.signs, "-1"), key=lambda pair: len(pair[0]))
+        if len(bits) > 1:
+            text = f"{where} has no column of labels, and {len(bits):,} columns of only {low} "
+            taken = flag("--label-column", ",".join(bits)), "if each is a class"
+            if any("," in name for name in bits):
+                taken = [], "rename those that have a comma in their name, for --label-column"
+            none = ("--label-column", ""), "for no label"
+            doubts.append(Doubt.of(f"{text}and 1: {quoted(bits)}", taken, none))
+        return notes, doubts
+
+
+def disagree(pairs: Collection[tuple[str, str]]) -> bool:
+    """Return True unless each label of one column is with one of the other; numbers, if equal."""
+    with contextlib.suppress(ValueError):  # some are no numbers
+        return True in [one != other and float(one) != float(other) for one, other in pairs]
+    return any(len({pair[side] for pair in pairs}) < len(pairs) for side in (0, 1))
+
+
+def doubt_of_rivals(name: str, columns: Sequence[str], what: str, where: object) -> list[Doubt]:
+    """Return the doubt about columns that disagree, with the flag that chooses one."""
+    text = f"the columns {quoted(columns)} of {where} {what}"
+    return [Doubt.of(text, *((flag(name, column), "") for column in columns))] if columns else []
+
+
+def names_splits(column: str) -> bool:
+    """Return True if the name of a column says that it has splits: ``split``, ``is_valid``."""
+    plain = re.sub(r"[\W_]", "", column.lower())
+    return _COLUMN.fullmatch(plain) is not None or _is_flag(plain)
+
+
+def _is_flag(plain: str) -> bool:
+    return is_split(re.sub("^(?:is|in|for)", "", plain))
+
+
+def are_splits(values: Iterable[object]) -> bool:
+    """Return True for names of several splits, and no other values: ``test1`` is as ``test2``."""
+    names = {*map(str, values)} - {"", "None"}
+    kinds = {re.sub(r"[\W\d_]", "", name.lower()) for name in names}
+    return len(kinds) > 1 and len(names) <= MOST_SPLITS and splits_among(names) == names
+
+
+def splits_of(name: str, values: Iterable[str]) -> Literal["", "maybe", "sure"]:
+    """Return whether a column has several splits: by its values, or its name beside 0 and 1.
+
+    A column whose name alone says so may have splits.
+    """
+    texts = set(values)
+    if are_splits(texts):
+        return "sure"
+    if len(texts) < 2 or not names_splits(name):
+        return ""
+    if _is_flag(re.sub(r"[\W_]", "", name.lower())):
+        return "sure" if all(text.lower() in _FLAGS for text in texts) else ""
+    return "maybe"

@@ -1,0 +1,235 @@
+"""Rows of tables, in batches by column: CSV, TSV, JSON Lines and Parquet."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, BinaryIO, NamedTuple
+
+from precache.errors import SourceError
+from precache.messages import printable
+from precache_workers.sources.base import is_utf8
+from precache_workers.sources.label_readings import binary, is_sign, one_hot_label, quoted
+from precache_workers.sources.labels import MOST_TEXT, Kind, label_of
+from precache_workers.sources.parquet_tables import (
+    LISTED_ROWS,
+    damaged,
+    is_ordered,
+    open_table,
+    values_of,
+)
+
+JSON_LINES = (".jsonl", ".ndjson")
+LONGEST_LINE = 1 << 20
+
+
+class Batch(NamedTuple):
+    """Rows of a table: the number of each one's line, as an editor shows it, and its cells.
+
+    Rows of Parquet are numbered from 1. `typed` is True if the columns have types, which decide
+    the kind of labels; `orders` are those of columns of ordered categories.
+    """
+
+    lines: Sequence[int]
+    columns: Mapping[str, list[Any]]
+    typed: bool = False
+    orders: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+
+def read_batches(
+    stream: BinaryIO,
+    name: str,
+    where: str,
+    wanted: Callable[[Any], Iterable[str]] = lambda schema: schema.names,
+) -> Iterator[Batch]:
+    """Yield the rows of a table, whose kind follows from its name.
+
+    Parameters
+    ----------
+    wanted
+        Returns the columns of an Arrow schema to read of Parquet; of others, all are read.
+    """
+    if name.lower().endswith(".parquet"):
+        with damaged(where):
+            table = open_table(stream)
+            names = list(dict.fromkeys(wanted(table.schema_arrow)))
+            number = 1
+            for batch in table.iter_batches(LISTED_ROWS, columns=names, use_threads=False):
+                columns = map(values_of, batch.columns)
+                cells = dict(zip(batch.schema.names, columns, strict=True))
+                orders = {
+                    name: tuple(values_of(column.dictionary))
+                    for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                    if is_ordered(column.type)
+                }
+                yield Batch(range(number, number + len(batch)), cells, True, orders)
+                number += len(batch)
+        return
+    if name.lower().endswith(JSON_LINES):
+        objects = _json_rows(_lines(stream, where), where)
+        while taken := list(itertools.islice(objects, LISTED_ROWS)):
+            named = dict.fromkeys(name for _, row in taken for name in row)
+            cells = {name: [row.get(name) for _, row in taken] for name in named}
+            yield Batch([number for number, _ in taken], cells)
+        return
+    rows = csv_rows(stream, name, where)
+    _, header = next(rows, (1, []))
+    while header and not header[-1]:
+        del header[-1]
+    if twice := [name for name, count in Counter(header).items() if name and count > 1]:
+        raise SourceError(
+            f"{where} has several columns {printable(twice[0])!r}; rename all but one"
+        )
+    while some := list(itertools.islice(rows, LISTED_ROWS)):
+        for number, row in some:
+            if len(row) < len(header) or any(row[len(header) :]):
+                raise SourceError(
+                    f"line {number} of {where} has not as many cells as the first line, which "
+                    "names the columns"
+                )
+        columns = map(list, zip(*(row for _, row in some), strict=False))
+        cells = dict(zip(header, columns, strict=False))
+        yield Batch([number for number, _ in some], cells)
+
+
+def csv_rows(stream: BinaryIO, name: str, where: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines of CSV or TSV with a cell: the number of each, and its cells.
+
+    Bytes that are not UTF-8 become surrogates.
+    """
+    lines = _lines(stream, where)
+    first = next(lines, "")
+    # Spreadsheets of some countries write semicolons.
+    mark = "\t" if name.lower().endswith(".tsv") else next((m for m in ",;\t" if m in first), ",")
+    text = itertools.chain([first], lines)
+    # Without `skipinitialspace`, a quote after a space would be part of the cell.
+    reader = csv.reader(text, delimiter=mark, skipinitialspace=True, strict=True)
+    end = 0
+    try:
+        for row in reader:
+            end = reader.line_num
+            if any(map(str.strip, row)):  # spreadsheets write lines of separators alone
+                yield end, row
+    except csv.Error as error:  # `line_num` is that of the last line that was read
+        raise SourceError(
+            f"line {end + 1} of {where} is not CSV: {error}; correct its quotes"
+        ) from None
+
+
+def _lines(stream: BinaryIO, where: str) -> Iterator[str]:
+    text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
+    try:
+        while line := text.readline(LONGEST_LINE):
+            if len(line) == LONGEST_LINE:
+                raise SourceError(f"{where} has a line of more than {LONGEST_LINE:,} characters")
+            yield line
+    finally:
+        with contextlib.suppress(ValueError):  # the stream is the caller's, and may be closed
+            text.detach()
+
+
+def _json_rows(lines: Iterable[str], where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"line {number} of {where} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise SourceError(f"line {number} of {where} is no JSON object; give one a line")
+        yield number, row
+
+
+def signs_as_bits(batch: Batch, columns: Sequence[str], seen: set[int], where: str) -> Batch:
+    """Return rows whose several columns of only -1 and 1 have 0 in place of -1.
+
+    Parameters
+    ----------
+    seen
+        Which of 0 and -1 rows of the file have so far; updated.
+
+    Raises
+    ------
+    SourceError
+        The file has both.
+    """
+    if len(columns) < 2:
+        return batch
+    cells = {name: batch.columns.get(name, [None] * len(batch.lines)) for name in columns}
+    values = [value for column in cells.values() for value in column]
+    seen |= {0 for value in values if binary(value) == 0}
+    seen |= {-1 for value in values if is_sign(value) and binary(value) is None}
+    if len(seen) > 1:
+        raise SourceError(
+            f"the columns {quoted(columns)} of {where} have -1 beside 0 and 1; write 0 or 1"
+        )
+    if not seen or 0 in seen:
+        return batch
+    bits = {name: [binary(v) or 0 if is_sign(v) else v for v in of] for name, of in cells.items()}
+    return batch._replace(columns={**batch.columns, **bits})
+
+
+def read_labels(batch: Batch, columns: Sequence[str], where: str) -> tuple[list[str], Kind | None]:
+    """Return the labels of rows as text, and their kind where their type or number decides it.
+
+    Parameters
+    ----------
+    columns
+        None, one, or one of 0 and 1 for each class.
+    """
+    labels: list[str] = []
+    kind: Kind | None = "several numbers" if len(columns) > 1 else None
+    empty = [None] * len(batch.lines)
+    cells = [batch.columns.get(name, empty) for name in columns] or [empty]
+    for line, row in zip(batch.lines, zip(*cells, strict=True), strict=True):
+        try:
+            if len(columns) > 1:
+                labels.append(one_hot_label(row, columns))
+            elif batch.typed:
+                text, of_type = label_of(row[0])
+                kind = kind or of_type  # a column has one type
+                labels.append(text)
+            else:
+                labels.append(text := text_of(row[0]))
+                if len(text) > MOST_TEXT and not text.startswith("["):
+                    raise ValueError(f"is a text of more than {MOST_TEXT:,} characters")
+        except ValueError as error:
+            of = f"its {columns[0]} " if len(columns) == 1 else ""
+            raise SourceError(f"line {line} of {where}: {of}{error}") from None
+    return labels, kind
+
+
+def text_of(value: Any) -> str:
+    """Return a cell without a type as text, a list as JSON; empty for none.
+
+    Raises
+    ------
+    ValueError
+        The value cannot be a label or a key.
+    """
+    match value:
+        case None:
+            return ""
+        case str() if is_utf8(value):
+            return value.strip()
+        case str():
+            raise ValueError(
+                f"is {printable(repr(value)[:60])}, which is not UTF-8; save it as UTF-8"
+            )
+        case bool():
+            return str(int(value))
+        case int() | float():
+            return repr(value)
+        case list():
+            with contextlib.suppress(TypeError):
+                return json.dumps(value)
+    raise ValueError(
+        f"is {printable(repr(value)[:60])}; a label is a class, a number, or a list of classes"
+    )
