@@ -12,7 +12,7 @@ import pytest
 import precache
 from precache.storage.open import open_folder
 from precache.store.commit_log import append_entry, read_commits
-from precache.store.consistency import narrow
+from precache.store.labels import narrow
 from precache.store.receipts import ChannelSums, Receipt
 from precache.store.row_table import RowTable
 from precache_workers.driver.commit import channel_statistics

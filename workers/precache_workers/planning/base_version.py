@@ -10,12 +10,12 @@ import numpy as np
 from precache.errors import DamageError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
-from precache.store.consistency import has_labels_with_samples
 from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
 from precache.store.open import open_own
 from precache.store.receipts import ChannelSums, ShardObject
 from precache.store.row_table import RowTable, read_contents
+from precache.store.tree import Leaf
 from precache.store.version import ROW_TABLE, Version
 from precache_workers.planning.base_shard import BaseField, BaseShard
 from precache_workers.planning.field_match import FieldMatch, match_fields
@@ -34,7 +34,7 @@ class BaseVersion:
     same, content, holes, retries
         As in `BaseShard`, for all rows; holes by row.
     objects, sums
-        Field -> size and XXH3-64 of each shard; sums by channel of each shard.
+        Field -> each shard's object; sums by channel of each shard.
     labels
         Labels by row that came with the samples; None if others are known.
     candidates
@@ -49,7 +49,7 @@ class BaseVersion:
     same: np.ndarray
     content: Sequence[str]
     holes: Mapping[int, str]
-    objects: Mapping[str, np.ndarray]
+    objects: Mapping[str, Sequence[Leaf]]
     sums: Mapping[str, np.ndarray | None]
     labels: np.ndarray | None = None
     candidates: int = 1
@@ -87,7 +87,7 @@ class BaseVersion:
         needed = 0.0
         for name in self.shapes():
             match = self.fields[name]
-            sizes = self.objects[name][:, 0].astype(np.float64)
+            sizes = np.array([leaf.size for leaf in self.objects[name]], np.float64)
             if recipe.fields[name].stored_as.name == "raw":
                 sizes = np.full(len(starts), match.shape.nbytes * len(self.same) / len(starts))
             added = (rows / len(self.same) - 1) * sizes.sum()
@@ -123,16 +123,21 @@ class BaseVersion:
         return [-1 if row in removed else label for row, label in labels]
 
     def _field(self, name: str, shard: int) -> BaseField:
-        size, xxh3 = self.objects[name][shard].tolist()
+        leaf = self.objects[name][shard]
         sums, match, own = self.sums[name], self.fields[name], self._version_of(name)
         assert own.attributes is not None  # a version of ours
         rows = min(self.rows_per_shard, len(self.content) - shard * self.rows_per_shard)
         return BaseField(
             match,
             own.folder,
-            own.attributes.edition,
-            f"{match.array}/c/{shard}" + "/0" * len(match.shape.shape),
-            ShardObject(size, xxh3, match.shape.padded_nbytes(rows, self.rows_per_shard)),
+            own.digest,
+            leaf.name,
+            ShardObject(
+                leaf.size,
+                leaf.xxh3,
+                match.shape.padded_nbytes(rows, self.rows_per_shard),
+                own.checks(match.array, shard).astype("<u4").tobytes().hex(),
+            ),
             None if sums is None else ChannelSums.of(sums[shard].tolist()),
         )
 
@@ -222,7 +227,6 @@ def _read(
         if others or any(match.refuses_more for match in matches.values()):
             for row in holes:  # it may be due to a field or a refusal that the recipe has no more
                 content[row] = ""
-        tables = {name: version.shard_table(match.array) for name, match in matches.items()}
         return BaseVersion(
             version=version,
             fields=matches,
@@ -230,9 +234,9 @@ def _read(
             same=same,
             content=content,
             holes=holes,
-            objects={name: rows for name, rows in tables.items() if rows is not None},
+            objects={name: version.shard_leaves(m.array) for name, m in matches.items()},
             sums={name: version.shard_sums(match.array) for name, match in matches.items()},
-            labels=version.labels if has_labels_with_samples(before) else None,
+            labels=version.labels if before.labels_come_with_samples else None,
         )
     except (DamageError, StorageError, StoreError):
         return None  # `verify` says why

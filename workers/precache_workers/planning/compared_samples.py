@@ -17,8 +17,7 @@ import xxhash
 from precache.errors import DamageError, SourceError, StorageError, StoreError
 from precache.storage.base import Folder
 from precache.store.columns import Texts
-from precache.store.consistency import has_labels_with_samples
-from precache.store.open import open_own_unchecked
+from precache.store.open import open_own
 from precache.store.row_table import RowTable, read_contents, read_etags
 from precache.store.version import ROW_TABLE, Version
 from precache_workers.planning.stored_versions import committed_versions, latest_of
@@ -47,7 +46,7 @@ def keep_compared(store: Folder, table: RowTable) -> RowTable:
     if latest is None:
         return table
     try:
-        data = open_own_unchecked(latest[0]).read_checked(ROW_TABLE)
+        data = open_own(latest[0]).read_checked(ROW_TABLE)
         if not any("+" in etag for etag in read_etags(data, ROW_TABLE)):
             return table
         before = RowTable.from_parquet(data, ROW_TABLE)
@@ -68,7 +67,7 @@ def note_of_held_data(store: Folder, source: DatasetSource, table: RowTable) -> 
     if latest is None or not table.etags[0].startswith(source.etag):
         return ()
     try:
-        stored = read_etags(open_own_unchecked(latest[0]).read_checked(ROW_TABLE), ROW_TABLE)
+        stored = read_etags(open_own(latest[0]).read_checked(ROW_TABLE), ROW_TABLE)
     except (DamageError, StorageError, StoreError):
         return ()
     before, now = ({etag.partition("+")[0] for etag in etags} for etags in (stored, table.etags))
@@ -185,7 +184,7 @@ def differs(key: str) -> SourceError:
 
 def _opened(version_folder: Folder) -> tuple[Version, RowTable, bytes]:
     """Open a version, and return it with its row table, parsed and as it is stored."""
-    version = open_own_unchecked(version_folder)
+    version = open_own(version_folder)
     data = version.read_checked(ROW_TABLE)
     return version, RowTable.from_parquet(data, ROW_TABLE), data
 
@@ -206,10 +205,10 @@ def _stored_samples(store: Folder, source: str, brings: bool) -> dict[str, _Stor
         latest = next(opened)
         candidates = itertools.chain([latest], opened if brings else ())
         version, table, data = next(
-            (some for some in candidates if has_labels_with_samples(some[1])), latest
+            (some for some in candidates if some[1].labels_come_with_samples), latest
         )
         contents = read_contents(data, ROW_TABLE)
-        brought = has_labels_with_samples(table)
+        brought = table.labels_come_with_samples
         labels: list[int | None] = version.labels.tolist() if brought else [None] * len(table)
     except (DamageError, StorageError, StoreError):
         return {}

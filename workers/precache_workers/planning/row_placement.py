@@ -13,7 +13,7 @@ from precache.store.columns import Texts
 from precache.store.labels import no_labels
 from precache.store.layout import RowShape
 from precache.store.locations import Locations
-from precache.store.open import open_own_unchecked
+from precache.store.open import open_own
 from precache.store.row_table import REMOVED, RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
 from precache_workers.planning.content_reader import ContentReader
@@ -91,7 +91,7 @@ def place_rows(
     if attributes.rows_digest == fresh.digest:
         return Placed(fresh, attributes.rows_per_shard)
     try:
-        parent = _read_rows(open_own_unchecked(folder), attributes.source)
+        parent = _read_rows(open_own(folder), attributes.source)
     except (DamageError, StorageError, StoreError):
         return Placed(fresh)
     placed = keep_rows(parent, listing, keep_order)
@@ -134,7 +134,7 @@ def _restored(
     before: RowTable, now: RowTable, touched: Sequence[int], folder: Folder, read: ContentReader
 ) -> dict[int, tuple[Identity, str]]:
     """Return the identity that touched samples of the same content had before, and the content."""
-    data = open_own_unchecked(folder).read_checked(ROW_TABLE)
+    data = open_own(folder).read_checked(ROW_TABLE)
     kept = read_contents(data, folder.path(ROW_TABLE))
     return {
         row: ((int(before.mtimes[row]), before.etags[row]), content)

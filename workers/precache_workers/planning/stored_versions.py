@@ -13,15 +13,14 @@ from precache.recipe.recipe import Recipe
 from precache.runtime.operating_system import usable_cores
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
-from precache.storage.stored_digest import has_bytes
 from precache.store.build_status import DESCRIPTION
 from precache.store.columns import Texts, arrow_of, numbers_of
 from precache.store.commit_log import ROOT, VERSION, read_commits
-from precache.store.consistency import Flaw, inspect
 from precache.store.json_documents import Attributes, Identity
-from precache.store.open import open_own_unchecked
+from precache.store.open import open_own
 from precache.store.receipts import RECEIPTS, Receipt
 from precache.store.row_table import COLUMN_TYPES, RowTable, read_columns, read_contents
+from precache.store.tree import Flaw, Leaf
 from precache.store.version import ROW_TABLE, Version, read_attributes
 from precache_workers.planning.target_version import TargetVersion, VersionSpec, target_like
 
@@ -35,8 +34,8 @@ RECEIPTS_AT_ONCE = 64
 COMPARED_AT_ONCE = 8
 """Objects whose bytes are compared at a time, at most."""
 
-StoredObjects = Mapping[tuple[str, int], tuple[int, int]]
-"""(field, shard) -> size and XXH3-64."""
+StoredObjects = Mapping[tuple[str, int], Leaf]
+"""(field, shard) -> object."""
 
 
 def committed_versions(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
@@ -56,55 +55,49 @@ def latest_of(store: Folder, source: str) -> tuple[Folder, Attributes] | None:
 
 
 def is_committed(target: TargetVersion) -> bool:
-    """Return whether the version was committed, as far as its document can be read."""
+    """Return whether the version was committed, as far as its root or the copy can be read."""
     if target.folder.size(ROOT) is None:
         return False
     try:
-        return open_own_unchecked(target.folder).id == target.version
+        return open_own(target.folder, mends=True).id == target.version
     except StoreError:
         return False
 
 
-def flaws_of(target: TargetVersion, listed: bool = True) -> list[Flaw]:
-    """Find flaws of the small objects and the documents of a committed version.
-
-    Parameters
-    ----------
-    listed
-        Whether the target has its row table, and not its length alone.
-    """
-    return inspect(open_own_unchecked(target.folder), target.table if listed else None)
+def flaws_of(target: TargetVersion) -> list[Flaw]:
+    """Find the small objects of a committed version that are not those that were written."""
+    return open_own(target.folder, mends=True).flaws()
 
 
-def is_whole(target: TargetVersion, listed: bool = True) -> bool:
+def is_whole(target: TargetVersion) -> bool:
     """Return whether the version was committed and no object is missing; see `flaws_of`."""
     with contextlib.suppress(GoneError):
-        return is_committed(target) and not flaws_of(target, listed) and not lost_objects(target)
+        return is_committed(target) and not flaws_of(target) and not lost_objects(target)
     return False
 
 
-def lost_objects(target: TargetVersion) -> dict[tuple[str, int], tuple[int, int]]:
-    """Find missing objects of a committed version: (field, shard) -> size and XXH3-64."""
-    return open_own_unchecked(target.folder).lost_objects()
+def lost_objects(target: TargetVersion) -> dict[tuple[str, int], Leaf]:
+    """Find missing shards of a committed version."""
+    return open_own(target.folder, mends=True).lost_objects()
 
 
-def recorded_objects(target: TargetVersion) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return what a committed version records of all its objects."""
-    version = open_own_unchecked(target.folder)
+def recorded_objects(target: TargetVersion) -> dict[tuple[str, int], Leaf]:
+    """Return all shards of a committed version."""
+    version = open_own(target.folder, mends=True)
     return {
-        (name, shard): (size, xxh3)
+        (name, shard): leaf
         for name in version.stored
-        for shard, (size, xxh3) in enumerate(np.asarray(version.shard_table(name)).tolist())
+        for shard, leaf in enumerate(version.shard_leaves(name))
     }
 
 
 def compare_objects(
     target: TargetVersion, recorded: StoredObjects
 ) -> Iterator[tuple[tuple[str, int], bool]]:
-    """Read objects; yields field and shard of each, and whether it has the recorded bytes."""
+    """Read shards; yields field and number of each, and whether it is what was written."""
 
     def compare(item: tuple[str, int]) -> tuple[tuple[str, int], bool]:
-        return item, has_bytes(target.folder, target.object_name(*item), *recorded[item])
+        return item, not recorded[item].fault_in(target.folder)
 
     local = target.folder.local("") is not None
     threads = min(COMPARED_AT_ONCE, usable_cores() if local else COMPARED_AT_ONCE)
@@ -129,7 +122,7 @@ def stored_contents(
     latest = latest_of(store, source)
     if latest is not None:
         with contextlib.suppress(DamageError, StorageError, StoreError):
-            version, where = open_own_unchecked(latest[0]), latest[0].path(ROW_TABLE)
+            version, where = open_own(latest[0]), latest[0].path(ROW_TABLE)
             data = version.read_checked(ROW_TABLE)
             contents = dict(enumerate(read_contents(data, where)))
             yield RowTable.from_parquet(data, where), _present(contents)
@@ -164,7 +157,7 @@ def earlier_contents(store: Folder, listing: RowTable, rows: np.ndarray) -> dict
         if attributes.source != listing.source:
             continue
         with contextlib.suppress(DamageError, StorageError, StoreError):
-            data = open_own_unchecked(folder).read_checked(ROW_TABLE)
+            data = open_own(folder).read_checked(ROW_TABLE)
             table = read_columns(data, _CONTENT_COLUMNS, folder.path(ROW_TABLE))
             places = Texts(table["key"]).find(listing.keys.take(rows))
             stored, same = table.take(arrow_of(np.maximum(places, 0))), places >= 0
@@ -203,13 +196,16 @@ def _fits(target: TargetVersion, receipt: Receipt) -> bool:
     if not 0 <= receipt.shard < target.shards:
         return False
     rows = target.rows_of(receipt.shard)
+    chunks = {
+        n: target.rows_per_shard // row.chunk_rows(target.rows_per_shard)
+        for n, row in target.shapes.items()
+    }
     sums = [channels.flat() for channels in receipt.sums.values()]
     lengths = [
         1 + 2 * (*target.shapes[name].shape, 0)[0] for name in receipt.sums if name in target.shapes
     ]
     return (
-        receipt.objects.keys() == target.shapes.keys()
-        and all(0 <= n < 2**64 for o in receipt.objects.values() for n in (o.size, o.xxh3))
+        receipt.fits(chunks)
         and all(row in rows for row in receipt.holes)
         and len(receipt.content) == len(rows)
         and len(receipt.labels or receipt.content) == len(rows)

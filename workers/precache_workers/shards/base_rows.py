@@ -97,7 +97,7 @@ class BaseRows:
         array, stored = self._array, self.field.stored
         try:
             data = _mapped(self._folder, self.field.object_name)
-            if (len(data), xxhash.xxh3_64_intdigest(data)) != (stored.size, stored.xxh3):
+            if (len(data), xxhash.xxh3_128_intdigest(data)) != (stored.size, stored.xxh3):
                 raise DamageError(f"{self._folder.path(self.field.object_name)} is damaged")
             entries = math.prod(array.chunks_per_object)
             chunks = -(-self.count // self.chunk_rows)
