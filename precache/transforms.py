@@ -708,7 +708,7 @@ class Normalize(ImageTransform):
         more = 2.0 ** max(0, bits + bits % 2 - 8)
         factors = (1, 255, 1 / 255, more, 255 * more)
 
-        def misfit(scale: tuple[float, float]) -> float:
+        def misfit(scale: tuple[float, ...]) -> float:
             mean, std = scale
             return abs(math.log(self._distance(pixels, mean, std))) + (mean != std)
 

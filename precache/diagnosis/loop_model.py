@@ -84,12 +84,11 @@ class LoopModel:
 
     @cached_property
     def work(self) -> Times:
-        """Times of one worker for a batch, from the disk if the files do not fit into memory."""
+        """Times of one worker for a batch."""
         measured = self.measured
-        cold = measured.cold if measured.cold and not measured.setup.fits else measured.loader
         own = measured.setup.workers == 0
-        warm = np.array(measured.together.waits) if own else measured.by_worker.times
-        return np.maximum(warm, 1e-9) * max(1.0, cold.mean / measured.loader.mean)
+        times = np.array(measured.together.waits) if own else measured.by_worker.times
+        return np.maximum(times, 1e-9)
 
     @property
     def computing(self) -> float:
@@ -141,15 +140,9 @@ class LoopModel:
 
     @cached_property
     def now(self) -> float:
-        """Measured batches/s of the loop, with the start of each epoch.
-
-        If the files do not fit into memory, those that are predicted.
-        """
-        together, measured = self.measured.together.mean, self.measured
-        if measured.cold and not measured.setup.fits:
-            return self.rate()
+        """Measured batches/s of the loop, with the start of each epoch."""
         first = (self.startup + float(self.work.mean())) / self.epoch if self.epoch else 0.0
-        return 1 / (together + first)
+        return 1 / (self.measured.together.mean + first)
 
     @cached_property
     def fit(self) -> float:

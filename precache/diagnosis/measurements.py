@@ -121,9 +121,6 @@ class Setup:
         Cores available to this process.
     batch_nbytes
         Size of the batch's tensors and NumPy arrays.
-    fits
-        The loader's files fit into memory, so that later epochs read the page cache; True if the
-        files are unknown.
     """
 
     workers: int | None = None
@@ -136,7 +133,6 @@ class Setup:
     cuda: bool = False
     cores: int = 1
     batch_nbytes: int = 0
-    fits: bool = True
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ class Measurements:
     step
         The step alone, on one batch that is on the device.
     loader
-        The loader alone; with files in the page cache if there is a `cold` run.
+        The loader alone.
     together
         Loader and step, as in training.
     start
@@ -157,10 +153,6 @@ class Measurements:
         Seconds to take a batch that is ready from a worker.
     single_worker
         One worker of the loader alone, if it has several.
-    cold
-        The loader alone, after its files were dropped from the page cache.
-    cold_note
-        Files that were dropped from the page cache, and the reason for the lack of a `cold` run.
     copies
         Copy times, if batches move from the host to a CUDA device.
     synchronisations
@@ -176,8 +168,6 @@ class Measurements:
     start: float = 0.0
     take: float = 0.0
     single_worker: TimedRun | None = None
-    cold: TimedRun | None = None
-    cold_note: str = ""
     copies: Copies | None = None
     synchronisations: tuple[str, ...] = ()
     outlier: float = 0.0
@@ -210,7 +200,6 @@ class Measurements:
             "step alone": self.step,
             "loader alone": self.loader,
             "one worker": self.single_worker,
-            "loader, cold": self.cold,
             "both together": self.together,
         }
         return {name: run for name, run in runs.items() if run}
