@@ -175,7 +175,7 @@ def _predictions(model: LoopModel) -> Iterator[tuple[str, str, float, Confidence
         left = max(0.0, copies.exposed - max(0.0, copies.as_given - copies.from_pinned))
         why = f"a copy takes {in_ms(copies.as_given)}, from page-locked memory "
         what = "pin_memory=True, and .to(device, non_blocking=True)"
-        rate = model.rate(copy=1e3 * (measured.take + left))
+        rate = model.rate(copy=1e3 * left)
         yield "pinned memory", what, rate, "medium", why + in_ms(copies.from_pinned)
     waits = 1 - min(1.0, model.computing)
     if waits > 0.5:

@@ -39,7 +39,7 @@ class LoopModel:
             prefetch=setup.prefetch,
             in_order=setup.in_order,
             startup=(1e3 * self.startup,),
-            copy=1e3 * (self.measured.take + (copies.exposed if copies else 0.0)),
+            copy=1e3 * (copies.exposed if copies else 0.0),
         )
 
     @property
@@ -128,6 +128,8 @@ class LoopModel:
     def run(self, load: Times | None = None, **changes: Any) -> Simulation:
         """Run the loop with other load times, workers or settings; an epoch, or a long run."""
         setting = dataclasses.replace(self.setting, **changes)
+        if setting.workers:
+            setting = dataclasses.replace(setting, copy=setting.copy + 1e3 * self.measured.take)
         load = self.load(setting.workers) if load is None else load
         count = self.epoch or BATCHES
         return Simulation.of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import pickle
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,9 @@ MIN_BATCHES = 3
 
 COPY_REPEATS = 5
 
+READY = 30
+"""Batches that are taken from a worker that has them at hand."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -41,6 +45,11 @@ class Limits:
 
     seconds: float
     steps: int
+
+    def halves(self) -> tuple[Limits, Limits]:
+        """Return the limits of two runs that together are within these."""
+        half = self.steps // 2
+        return Limits(self.seconds / 2, self.steps - half), Limits(self.seconds / 2, max(1, half))
 
 
 class LoaderBatches:
@@ -124,12 +133,17 @@ class Probes:
         batch, _ = self._batches.take()
         start = time.perf_counter() - began
         step, copies, setup, synchronisations = self._measure_step(batch)
+        take = self._handover(batch)
         del batch
-        self.tick("the loader alone")
-        take = self._take_ready()
-        loader = self._load()
+        # In two parts, far apart: what others do on this machine changes from second to second.
+        first, second = self.limits.halves()
         self.tick("both together")
-        together = self._train()
+        together = self._train(self._batches, first, self._ahead)
+        self.tick("the loader alone")
+        loader = self._load()
+        single_worker = self._load_with_one_worker()
+        self.tick("both together, again")
+        together += self._train(self._batches, second, self._ahead)
         return Measurements(
             step=step,
             loader=loader,
@@ -137,7 +151,7 @@ class Probes:
             setup=setup,
             start=start,
             take=take,
-            single_worker=self._load_with_one_worker(),
+            single_worker=single_worker,
             copies=copies,
             synchronisations=synchronisations,
         )
@@ -158,30 +172,36 @@ class Probes:
         self.step(map_tensors(batch, lambda tensor: tensor))  # which may pop from its containers
         return True, 0.0
 
-    def _take_ready(self) -> float:
-        """Time to take a batch of those that workers have prefetched during the steps."""
-        times = []
-        for _ in range((self._workers or 0) * self._prefetch):
-            began = time.perf_counter()
-            self._batches.take()
-            times.append(time.perf_counter() - began)
-        return Spread.of(times).median
+    def _handover(self, batch: Any) -> float:
+        """Return the median time to take a batch that is ready from a worker; 0 if unknown."""
+        if self._workers is None or not _is_picklable(batch):
+            return 0.0
+        copies: Any = [batch] * READY
+        ready = DataLoader[Any](
+            copies,
+            batch_size=None,
+            num_workers=1,
+            multiprocessing_context=self.loader.multiprocessing_context or "fork",
+        )
+        limits = Limits(self.limits.seconds / 2, min(READY, self.limits.steps))
+        with contextlib.closing(LoaderBatches(ready)) as batches:
+            return Spread.of(self._train(batches, limits, WARMUP).waits).median
 
     def _load(self) -> TimedRun:
         return _time(lambda: self._fetch(self._batches), self.limits, self._ahead, self._stride)
 
-    def _train(self) -> TimedRun:
+    def _train(self, batches: LoaderBatches, limits: Limits, lead: int) -> TimedRun:
         waits: list[float] = []
 
         def once() -> tuple[bool, float]:
             started = time.perf_counter()
-            batch, fresh = self._batches.take()
+            batch, fresh = batches.take()
             waits.append(time.perf_counter() - started)
             self.step(batch)
             return self._counts(fresh), waits[-1]
 
         before = work_time_of(self.loader)
-        run = _time(once, self.limits, self._ahead, self._stride)
+        run = _time(once, limits, lead, self._stride)
         waited = sum(waits)
         transforms = work_time_of(self.loader).plus(before, -1).wait_for_transforms(waited)
         return replace(run, transform_share=transforms / max(waited, 1e-9))
@@ -280,6 +300,12 @@ def _is_enough(count: int, seconds: float, limits: Limits, stride: int) -> bool:
         return True
     limit_reached = seconds > limits.seconds or count >= limits.steps
     return limit_reached and count >= min(MIN_BATCHES, limits.steps) and count % stride == 0
+
+
+def _is_picklable(batch: Any) -> bool:
+    with contextlib.suppress(Exception):  # of the user's own classes
+        return bool(pickle.dumps(batch))
+    return False
 
 
 def _current_device() -> torch.device:

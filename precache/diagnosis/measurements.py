@@ -41,6 +41,23 @@ class TimedRun:
     waits: tuple[float, ...] = ()
     transform_share: float = 0.0
 
+    def __add__(self, other: TimedRun) -> TimedRun:
+        """Return the run of both."""
+        usage = {
+            name: None if value is None or vars(other.usage)[name] is None
+            else value + vars(other.usage)[name]
+            for name, value in vars(self.usage).items()
+        }  # fmt: skip
+        waited = [sum(run.waits) for run in (self, other)]
+        shares = np.array([self.transform_share, other.transform_share])
+        return TimedRun(
+            seconds=self.seconds + other.seconds,
+            total=self.total + other.total,
+            usage=Usage(**usage),
+            waits=self.waits + other.waits,
+            transform_share=float(shares @ waited) / max(sum(waited), 1e-9),
+        )
+
     @cached_property
     def times(self) -> Times:
         return np.array(self.seconds)
@@ -150,7 +167,7 @@ class Measurements:
     start
         Seconds until the first batch of an iteration, which also starts workers.
     take
-        Seconds to take a batch that is ready from a worker.
+        Seconds to take a batch that is ready from a worker process; 0 if unknown.
     single_worker
         One worker of the loader alone, if it has several.
     copies
