@@ -53,7 +53,7 @@ class TimedRun:
         return TimedRun(
             seconds=self.seconds + other.seconds,
             total=self.total + other.total,
-            usage=Usage(**usage),
+            usage=Usage(**usage),  # type: ignore[arg-type]  # wall is never None
             waits=self.waits + other.waits,
             transform_share=float(shares @ waited) / max(sum(waited), 1e-9),
         )
