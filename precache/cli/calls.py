@@ -97,6 +97,10 @@ def run_refresh(name: str, options: argparse.Namespace) -> int:
 
 def run_view(name: str, options: argparse.Namespace) -> int:
     """Serve pages, or write one."""
+    if options.out is not None:
+        from precache.html.pages import check_page
+
+        check_page(options.out)
     pages = precache.view(**arguments(name, options))
     if options.out is None:
         pages.serve(options.port, browser=options.browser)

@@ -66,6 +66,7 @@ _PLAIN_WORDS = (
     (r"argument (\S+): invalid int value: (.*)", r"\1 is \2; give a whole number"),
     (r"argument (\S+): invalid float value: (.*)", r"\1 is \2; give a number"),
     (r"argument (\S+: )", r"\1"),
+    (r"the following arguments are required: (.*)", r"give \1"),
 )
 """Patterns of argparse's messages, and what is printed instead."""
 

@@ -221,7 +221,7 @@ def diagnose(
 def _device(device: str | torch.device | None) -> torch.device | None:
     chosen = None if device is None else named_device(device)
     if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device is {device!r}, but torch finds no CUDA device")
+        raise UsageError(f"device is {device!r}, but torch finds no CUDA device; give cpu")
     return chosen
 
 

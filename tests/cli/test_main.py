@@ -76,7 +76,7 @@ LISTED = [name for group in command_line.COMMANDS.values() for name in group]
         ("zzz", "there is no command zzz"),
         ("jobs", "there is no command jobs"),
         ("--resize 9", "there is no --resize"),
-        ("build in", "the following arguments are required: STORE"),
+        ("build in", "give STORE"),
         ("build in out --resize large", "--resize: 'large' is neither a number of pixels from 1"),
         ("build in out --resize 256x", "--resize: '256x' is neither a number of pixels from 1 up"),
         ("build in out --resize 0", "--resize: '0' is neither a number of pixels from 1 up"),
