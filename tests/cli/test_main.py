@@ -217,6 +217,24 @@ def test_help_lists_the_first_steps_first_and_no_hidden_command(run: Run) -> Non
 
 
 @pytest.mark.parametrize(
+    ("message", "given", "text"),
+    [
+        ("seconds is 0; give more", "--seconds 0", "--seconds is 0; give more"),
+        ("seconds is 0; give more", "", "seconds is 0; give more"),
+        (
+            "nice is 20; cpus_per_task is 0",
+            "--nice=20 --cpus-per-task 0",
+            "--nice is 20; --cpus-per-task is 0",
+        ),
+        ("the rate is 0", "--rate 0", "the rate is 0"),
+        ("give load_ms, or a scenario", "--step-ms 1", "give load_ms, or a scenario"),
+    ],
+)
+def test_a_message_names_parameters_as_they_were_given(message: str, given: str, text: str) -> None:
+    assert command_line._with_flags(message, given.split()) == text
+
+
+@pytest.mark.parametrize(
     ("flags", "recipe", "text"),
     [
         ("--resize 20 --crop 24", None, "crop of 24 x 24 is larger than the "),
