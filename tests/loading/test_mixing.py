@@ -249,7 +249,7 @@ def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltSt
             if number == 3:
                 mixture.close()
         assert number == 3
-    with pytest.raises(UsageError, match="this mixture is closed; make a new one"):
+    with pytest.raises(UsageError, match="this Mixture is closed; make a new one"):
         iter(mixture)
 
 
