@@ -313,6 +313,8 @@ class Loader(Epochs):
                 self.latest = rows, nbytes, ready
                 self._clock.arrived(*self.latest)
                 self._position.received(epoch, start)
+                if start == len(self):
+                    check.finish(turn)
                 yield outputs.pop()  # without a name, so that a batch that is dropped is freed
                 self._clock.requested()
                 check.advance()

@@ -221,6 +221,8 @@ class Mixture(Epochs):
                 rows, nbytes, ready = map(sum, zip(*latest, strict=True))
                 self._clock.arrived(rows, nbytes, ready / len(sources))
                 self._position.received(epoch, number)
+                if number == len(self):
+                    check.finish(epoch)
                 yield parts.pop()  # without a name, so that a batch that is dropped is freed
                 self._clock.requested()
                 check.advance()
