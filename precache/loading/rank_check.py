@@ -187,7 +187,7 @@ class RankCheck:
             log.warning(
                 "rank %d reads epoch %d of %s to its end, which %d of %d ranks have begun, and "
                 "read the one before it alone, too: ranks that train together at different epochs "
-                "read overlapping rows; iterate equally often, or call set_epoch(epoch), on all; %s",
+                "read overlapping rows; iterate equally often, or set_epoch(epoch), on all; %s",
                 self._rank, epoch, self._what, begun, known, ALONE,
             )  # fmt: skip
 

@@ -477,7 +477,7 @@ def test_a_rank_that_reads_epochs_alone_says_so(cases: list[dict[str, Any]]) -> 
     [line] = ahead
     assert re.match(
         r"rank 0 reads epoch 3 of the loader made at test_rank_check.py:\d+ to its end, which 1 "
-        r"of 2 ranks have begun, and read .*; .* call set_epoch\(epoch\), on all; a loader that",
+        r"of 2 ranks have begun, and read .*; .* or set_epoch\(epoch\), on all; a loader that",
         line,
     )
 
