@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from precache.errors import StoreError, UsageError
+from precache.loading.class_numbers import compare_classes
 from precache.loading.options import CHOICES, require_choice
 from precache.loading.slots import as_tensor, require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader, read_small_field
@@ -261,6 +262,8 @@ class CachedDataset(Dataset[Batch]):
         )
         self.__reads_together = True
         CachedDataset.set_epoch(self, variant)
+        if "label" in self.__opened.reader.shapes:
+            compare_classes(self.version)
         rows, samples = self.version.rows, len(self.__opened.reader.valid)
         if samples < rows:
             log.warning(
