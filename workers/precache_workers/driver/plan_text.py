@@ -89,11 +89,12 @@ def _differences(
 ) -> Iterator[tuple[str, str]]:
     lines = list(map(str, differences.recipe))
     lines += [f"the code of {function} was edited" for function in differences.functions]
-    lines += [
-        f"{op.op}: {' and '.join(op.libraries)} computes other pixels, first of the probe "
-        f"{op.probe}: {op.far}"
-        for op in differences.ops
-    ]
+    others = {library.name for library in differences.libraries}
+    for op in differences.ops:
+        by = " and ".join(op.libraries)
+        if not others.intersection(op.libraries):
+            by = f"{by} of the same version (another build of it, CPU or release of precache)"
+        lines += [f"{op.op}: {by} computes other pixels, first of the probe {op.probe}: {op.far}"]
     if not lines:
         lines = ["the same"]
     yield from _under("recipe", lines)
