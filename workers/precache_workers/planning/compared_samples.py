@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,9 +30,6 @@ READ_TWICE = 64
 """Samples that are read twice; a task reads those that changed again, too."""
 
 READ_AT_ONCE = 16
-
-SPOTS = 4
-"""Samples that are read although they count as unchanged."""
 
 
 @dataclass(frozen=True)
@@ -135,46 +132,6 @@ def compare_samples(
     return replace(table, etags=Texts(etags)), contents
 
 
-def spot_check(
-    store: Folder, source: DatasetSource, table: RowTable, seconds: float
-) -> tuple[RowTable, tuple[str, ...]]:
-    """Read a few samples that count as unchanged; if one differs, give all another identity.
-
-    So data of another folder, which the same code reads by relative paths, are seen. A sample of
-    which two reads differ says nothing.
-
-    Returns
-    -------
-    tuple
-        The listing, and a line if a sample differs.
-    """
-    rows = np.unique(np.linspace(0, len(table) - 1, SPOTS).astype(int)).tolist()
-    brings = source.labels_with_samples and not source.labels_given
-    stored = _stored_samples(store, table.source, brings, {table.keys[row] for row in rows})
-    known = {row: stored[key] for row in rows if (key := table.keys[row]) in stored}
-    rows = [row for row, one in known.items() if one.content and one.etag == table.etags[row]]
-    first, second = (_read(source, table, rows, seconds) if rows else () for _ in range(2))
-    marks = xxhash.xxh3_64()
-    changed = []
-    for row, sample, again in zip(rows, first, second, strict=True):
-        if not (isinstance(sample, Sample) and isinstance(again, Sample)):
-            continue
-        if _facts(sample) != _facts(again):
-            return table, ()
-        if _identity(known[row], sample, known[row].etag, brings) != known[row].etag:
-            changed.append(table.keys[row])
-        marks.update(repr(_facts(sample)).encode())
-    if not changed:
-        return table, ()
-    etags = [f"{etag.partition('+')[0]}+{marks.hexdigest()}" for etag in table.etags]
-    line = (
-        f"{source.factory}: sample {changed[0]} is not what the latest version has of it, by the "
-        f"same code: all {len(table):,} samples are read and compared by content. A method "
-        "fingerprint(i) of the dataset spares reading them"
-    )
-    return replace(table, etags=Texts(etags)), (line,)
-
-
 def _identity(stored: _Stored, sample: Sample, etag: str, brings: bool) -> str:
     """Return the identity of a sample: the stored one, unless its content or label differ.
 
@@ -233,17 +190,13 @@ def _opened(version_folder: Folder) -> tuple[Version, RowTable, bytes]:
     return version, RowTable.from_parquet(data, ROW_TABLE), data
 
 
-def _stored_samples(
-    store: Folder, source: str, brings: bool, keys: Collection[str] | None = None
-) -> dict[str, _Stored]:
+def _stored_samples(store: Folder, source: str, brings: bool) -> dict[str, _Stored]:
     """Read the samples of a source's latest version, by key; none if it is damaged.
 
     Parameters
     ----------
     brings
         Whether labels come with samples; then that version comes first whose labels did so.
-    keys
-        Those that are wanted; by default all.
     """
     versions = [folder for folder, of in committed_versions(store) if of.source == source]
     if not versions:
@@ -264,5 +217,5 @@ def _stored_samples(
     return {
         key: _Stored(etag, content, label)
         for row, (key, etag, content, label) in enumerate(rows)
-        if row not in table.removed and (keys is None or key in keys)
+        if row not in table.removed
     }

@@ -30,7 +30,6 @@ from precache_workers.planning.compared_samples import (
     compare_samples,
     keep_compared,
     note_of_held_data,
-    spot_check,
 )
 from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.labels import override_labels
@@ -245,9 +244,6 @@ def list_rows(
             table = of_files.table
         if not request.compare:
             changed = note_of_held_data(store, source, table)
-        if not source.compares:
-            table, differing = spot_check(store, source, table, request.sample_timeout)
-            changed += differing
     elif request.compare:
         raise UsageError(
             f"--compare is for a Python dataset, and {shown(request.source)} is none: its samples "
