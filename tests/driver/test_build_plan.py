@@ -13,7 +13,7 @@ import pytest
 
 import precache
 from precache.cli.main import main
-from precache_workers.planning import row_placement
+from precache_workers.planning import source_record
 from precache_workers.planning.shard_plan import FieldRows
 from precache_workers.profiling.pixel_readings import PixelReadings
 from precache_workers.sources.folder import FolderSource
@@ -226,7 +226,7 @@ def test_files_of_another_time_and_the_same_content_are_no_other_version(
     for path in source.rglob("*.jpg"):
         os.utime(path, ns=(0, 0))
     assert plan(source, tmp_path / "store", RECIPES["image"]).state == "nothing"
-    monkeypatch.setattr(row_placement, "MOST_TOUCHED", 39)
+    monkeypatch.setattr(source_record, "MOST_TOUCHED", 39)
     planned = plan(source, tmp_path / "store", RECIPES["image"])
     result = build(source, tmp_path / "store", RECIPES["image"])
     assert planned.version == result.version
