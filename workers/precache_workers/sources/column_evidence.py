@@ -15,9 +15,8 @@ from typing import Literal, Self
 from precache_workers.sources.base import Doubt
 from precache_workers.sources.label_readings import (
     LISTED,
-    binary,
+    bit_of,
     flag,
-    is_sign,
     is_split,
     quoted,
     splits_among,
@@ -78,8 +77,8 @@ class ColumnEvidence:
         values, labels
             Return the different values of a column, and its labels as text by row.
         """
-        self.binary = [n for n in self.binary if all(binary(v) is not None for v in values(n))]
-        self.signs = [n for n in self.signs if all(is_sign(value) for value in values(n))]
+        self.binary = [n for n in self.binary if all(bit_of(v) in (0, 1) for v in values(n))]
+        self.signs = [n for n in self.signs if all(bit_of(v) in (-1, 1) for v in values(n))]
         for name in [*self.splits]:
             self._add_splits(name, values(name))
         for name, pairs in self.rivals.items():
