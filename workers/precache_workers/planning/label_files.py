@@ -13,7 +13,6 @@ from typing import Any
 from precache.errors import ChoiceError, SourceError
 from precache_workers.planning.label_keys import Fit, SampleKeys
 from precache_workers.sources.base import (
-    NO_COLUMNS,
     Columns,
     Doubt,
     LabelRules,
@@ -40,6 +39,13 @@ log = logging.getLogger(__name__)
 
 MOST_SHOWN = 60
 """Characters of a key or label in a message."""
+
+_OTHERS = {
+    ".mat": "a MATLAB file", ".json": "a JSON document", ".xml": "an XML document",
+    ".xlsx": "a spreadsheet", ".xls": "a spreadsheet", ".npy": "a NumPy array",
+    ".npz": "a NumPy archive", ".pkl": "a pickle", ".pickle": "a pickle", ".h5": "an HDF5 file",
+}  # fmt: skip
+"""Suffixes of files that often hold labels, and are none of labels."""
 
 _KEYS = ("key", "file", "filename", "file_name", "path", "image", "id", "index")
 """Usual names of columns of keys, in lower case."""
@@ -77,6 +83,7 @@ def read_label_file(
     path: str, where: str, columns: Columns, keys: SampleKeys, rules: LabelRules
 ) -> LabelFile:
     """Read a file of labels and choose its columns."""
+    _require_table(path, where)
     try:
         with Path(path).open("rb") as stream:
             if path.lower().endswith((*JSON_LINES, ".parquet")):
@@ -110,12 +117,21 @@ def _readable(schema: Any) -> list[str]:
     return [name for name in schema.names if kind_of(schema.field(name).type) is not None]
 
 
+def _require_table(path: str, where: str) -> None:
+    noun = next((noun for suffix, noun in _OTHERS.items() if path.lower().endswith(suffix)), None)
+    if noun is not None:
+        raise SourceError(
+            f"{where} is {noun}, and a file of labels is CSV, TSV, JSON lines or Parquet: write it "
+            "as lines key,label with the names of the samples"
+        )
+
+
 def _csv_file(
     rows: list[tuple[int, list[str]]], columns: Columns, keys: SampleKeys, where: str
 ) -> tuple[Batch, bool]:
-    """Return the rows of CSV by column, and whether the first line names the columns.
+    """Return the rows of CSV by column, and whether the columns have names.
 
-    Otherwise they are called ``key`` and ``label``.
+    Those of two columns without names are called ``key`` and ``label``; of more, by number from 1.
     """
     for number, row in rows:
         if any("\0" in cell or not is_utf8(cell) for cell in row):
@@ -123,11 +139,16 @@ def _csv_file(
                 f"cannot read labels from {where}: line {number} has bytes that are not UTF-8, or "
                 "NUL, as UTF-16 has; save it as UTF-8"
             )
+    plain = [(number, row) for number, row in rows if not row[0].startswith("#")]
+    if len(plain) < len(rows) and not any(key.startswith("#") for key in keys.keys):
+        count = len(rows) - len(plain)
+        log.warning("%s lines of %s that begin with # are left out", f"{count:,}", where)
+        rows = plain
     if not rows:
         return Batch([], {}), False
     if all(len(row) == 1 for _, row in rows):
         parts = [(number, row[0].split()) for number, row in rows]
-        if all(len(row) == 2 for _, row in parts):
+        if len({len(row) for _, row in parts}) == 1 < len(parts[0][1]):
             log.warning("columns of %s are separated by spaces", where)
             rows = parts
     used = max(
@@ -136,6 +157,10 @@ def _csv_file(
     rows = [(number, row[: max(used, 2)]) for number, row in rows]
     header = [cell.strip() for cell in rows[0][1]]
     named = _names_columns(rows, header, columns, keys, where)
+    if not named and all(header) and len(header) > 2 and len({len(row) for _, row in rows}) == 1:
+        columns_of = zip(*(row for _, row in rows), strict=True)
+        by_number = {str(number): [*cells] for number, cells in enumerate(columns_of, 1)}
+        return Batch([number for number, _ in rows], by_number), True
     width = len(header) if named else 2
     for number, row in rows:
         if len(row) != width and named:
@@ -179,7 +204,9 @@ def _names_columns(
 
     Of two columns it does if it has usual names, or names that no sample and no other line has.
     """
-    if _of_file(columns, header, keys) != NO_COLUMNS:
+    chosen = _of_file(columns, header, keys)
+    wanted = [*chosen.labels(header), *filter(None, [chosen.key])]
+    if wanted and ({*wanted} & {*header} or not all(map(str.isdecimal, wanted))):
         return True
     if any(len(row) != len(header) for _, row in rows):
         return False

@@ -109,13 +109,15 @@ def override_labels(
         labelled = _numbered(table, of_rows.values, line_of, where, named=not classes)
     else:
         labelled = _named(table, of_rows.values, line_of, where, rules, file.classes)
-    if not classes and (alike := doubts_of_classes(labelled.classes, where)):
+    if not classes and (
+        alike := doubts_of_classes(labelled.classes, where, are_codes=rules.kind == "name")
+    ):
         raise choice_error(alike)
     none = np.flatnonzero(labelled.labels < 0).tolist() if merges else range(len(table))
     bare = [row for row in none if row not in line_of]
     unlisted = len(table) - len(line_of) - len(bare)
     notes = [*decided.notes]
-    if decided.kind == "numbers":
+    if decided.kind == "numbers" and not (classes and not labelled.classes):
         value = "; --label-kind value: numbers" if _had_fraction(file) else ""
         note = f"labels of {where} are class numbers (--label-kind name: names of classes{value})"
         notes.append(note)
@@ -163,9 +165,10 @@ def _matched(
     """Match lines with rows: row -> its first line, and the lines that fit no row."""
     fit = keys.fit(file.keys)
     if fit is None:
+        number = ", as another file may give them by number" * all(map(str.isdecimal, file.keys))
         raise SourceError(
             f"no key of {where} is in the source; its first is {short(file.keys[0])}, the "
-            f"source's first {short(table.keys[0])}: write keys as the source has them"
+            f"source's first {short(table.keys[0])}: write keys as the source has them{number}"
         )
     if fit.form:
         how = FORMS[fit.form]

@@ -38,8 +38,8 @@ from precache_workers.sources.containers import (
     structs,
 )
 from precache_workers.sources.file_ranges import read_parts, require_size
+from precache_workers.sources.labels import BYTES_OF
 from precache_workers.sources.parquet_tables import (
-    BYTES_OF,
     ChosenColumns,
     choose_columns,
     damaged,

@@ -527,6 +527,11 @@ _BITS = {"0": 0, "1": 1, "-1": -1, "false": 0, "true": 1}
 """Texts of cells in lower case; pandas writes columns of `get_dummies` as True and False."""
 
 
+def is_blank(value: object) -> bool:
+    """Return True for a cell without a value."""
+    return value is None or value != value or not str(value).strip()
+
+
 def bit_of(value: object) -> int | None:
     """Return 0, 1 or -1 for a cell of a column that may be a class; None for any other value."""
     if isinstance(value, str):
@@ -567,14 +572,25 @@ def spelling(name: str) -> str:
     return text.casefold() if len(text) > 1 else text
 
 
-def doubts_of_classes(classes: Iterable[str], where: object) -> list[Doubt]:
-    """Return the doubt about names of classes that look alike."""
+def doubts_of_classes(
+    classes: Iterable[str], where: object, *, are_codes: bool = False
+) -> list[Doubt]:
+    """Return the doubt about names of classes that look alike.
+
+    Parameters
+    ----------
+    are_codes
+        Numbers are codes, in which each digit counts.
+    """
     seen: dict[str, str] = {}
     for name in classes:
-        other = seen.setdefault(spelling(name), name)
+        number = INTEGER.fullmatch(name) is not None
+        other = seen.setdefault(name if number and are_codes else spelling(name), name)
         if other != name:
             text = f"{where} has the classes {other!a} and {name!a}, which look alike"
-            return [Doubt.of(text, ((), "rename one"), ((), LISTED), by_classes=True)]
+            codes = ("--label-kind", "name"), "if they are codes, one class each"
+            ways = [codes] if number else []
+            return [Doubt.of(text, *ways, ((), "rename one"), ((), LISTED), by_classes=True)]
     return []
 
 

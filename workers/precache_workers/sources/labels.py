@@ -32,6 +32,7 @@ from precache_workers.sources.label_readings import (
     INTEGER,
     bit_of,
     doubts_of_classes,
+    is_blank,
     no_label,
     note_of_order,
     numbers_in,
@@ -47,12 +48,15 @@ Label = str | int | float | list[Any]
 MOST_TEXT = 4096
 """Maximum characters of a key, path or label; maximum bytes of a file or value that is a label."""
 
+BYTES_OF = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
+"""Types of the bytes of texts."""
+
 FEWEST_TEXTS = 20
 """Fewest texts that differ in nearly every sample, and so may be no classes."""
 
 NAME, NUMBER, VALUE = (("--label-kind", kind) for kind in ("name", "number", "value"))
 
-_SEPARATORS = ("|", ";", ",", "/", "+", "&", " ")
+_SEPARATORS = ("|", ";", ",", "/", "+", "&", " and ", " ")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
 _EXPONENT = re.compile(r"[0-9]+[eE][0-9]+")
 _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
@@ -124,6 +128,9 @@ def label_of(value: Any) -> Label | None:
         case str():
             if len(value) > MOST_TEXT:
                 raise ValueError(f"is a text of more than {MOST_TEXT:,} characters")
+            if not is_utf8(value):
+                text = printable(repr(value)[:60])
+                raise ValueError(f"is {text}, which is not UTF-8; save it as UTF-8")
             return value
         case int():
             if not -(1 << 63) <= value < 1 << 63:
@@ -256,6 +263,20 @@ def _array(labels: Sequence[Label | None], kind: Kind | None) -> Any:
     return pa.array(lists, pa.large_list(pa.bool_() if bits else pa.int64()))
 
 
+def values_of(column: Any) -> list[Any]:
+    """Return the values of a column; bytes of texts that are not UTF-8 become surrogates."""
+    values: list[Any]
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        kind = BYTES_OF.get(str(column.type))
+        if kind is None:  # a text in a list or a struct
+            raise
+        values = column.view(kind).to_pylist()
+        values = [v if v is None else v.decode(errors="surrogateescape") for v in values]
+    return values
+
+
 def typed_column(column: Any, name: str) -> Any:
     """Return a column of a table with types as labels: in one of the types of `column_of`.
 
@@ -265,34 +286,21 @@ def typed_column(column: Any, name: str) -> Any:
         Some value is no label.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     kind = kind_of(column.type)
-    if kind in ("several names", "several numbers"):
-        labels = []
-        for row, value in enumerate(column.to_pylist()):
-            try:
-                labels.append(label_of(value))
-            except ValueError as error:
-                key = f"value {row} of {len(column)} that were read at once"
-                raise ValueError(f"its column {name}, {key}, {error}") from None
-        return _array(labels, kind)
-    if kind == "values":
-        column = column.cast(pa.float64())
-        return pc.if_else(pc.is_nan(column), None, column)
-    if kind == "numbers":
-        return column.cast(pa.int64())
-    column = column.cast(pa.large_string())
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        raise ValueError(f"its column {name} has a label that is not UTF-8") from None
-    if (pc.max(pc.utf8_length(column)).as_py() or 0) > MOST_TEXT:
-        raise ValueError(
-            f"its column {name} has a text of more than {MOST_TEXT:,} characters; keys and labels "
-            "are shorter"
-        )
-    return pc.if_else(pc.equal(column, ""), None, column)
+    codes = None
+    if "several" not in str(kind):
+        column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        column, codes = column.dictionary, column.indices
+    labels = []
+    for row, value in enumerate(values_of(column)):
+        try:
+            labels.append(label_of(value))
+        except ValueError as error:
+            key = "" if codes is not None else f", value {row} of {len(column)} read at once,"
+            raise ValueError(f"its column {name}{key} {error}") from None
+    values = _array(labels, kind)
+    return values if codes is None else values.take(codes)
 
 
 def texts_of_labels(column: Any) -> list[str]:
@@ -364,9 +372,10 @@ class _Different:
         return sum(int(n) for n, text in zip(known, self.texts, strict=True) if text in texts)
 
     @property
-    def given(self) -> int:
-        """Number of labels that are not none."""
-        return self.count - int(self._codes.null_count)
+    def all_differ(self) -> bool:
+        """True if so many differ in nearly every sample that they may be no classes."""
+        given = self.count - int(self._codes.null_count)
+        return len(self.texts) >= FEWEST_TEXTS and 10 * len(self.texts) > 9 * given
 
     def row(self, number: int) -> int:
         """Return the first row of a label, by its number."""
@@ -449,6 +458,13 @@ def decide(
             return _of_lists(values, where, rules, classes, bare=bare)
         if lists:  # empty ones alone
             found = _Different(found.mapped([None if t in lists else t for t in found.texts], kind))
+        if (taken := _of_objects(found)) is not None and not rules.kind:
+            name, values = taken
+            inner = decide(
+                values, keys, where, rules, classes=classes, typed=False, is_file=is_file
+            )
+            note = f"labels of {where} are {name!r} of JSON objects (--label-kind name: their text)"
+            return replace(inner, notes=(note, *inner.notes))
         kind = _untyped_kind(found.texts)
     if rules.separator:
         return Decided(_separated(found, rules.separator))
@@ -470,7 +486,7 @@ def decide(
     doubts = _doubts_of_numbers(found, kind, where, listed=bool(classes))
     are_names = is_file and bool(known) and all(map(INTEGER.fullmatch, known))
     if is_file and kind == "numbers" and not are_names:
-        doubts = doubts or _doubt_of_order(found.texts, where)
+        doubts = doubts or _doubt_of_ids(found, where) or _doubt_of_order(found.texts, where)
     numbers = [_number_of(label, kind) for label in found.labels]
     decided = Decided(found.mapped(numbers, kind), tuple(notes), doubts)
     decided = decided if classes else _without_minus(decided)
@@ -514,6 +530,23 @@ def _parsed(text: str) -> list[Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, list) else None
+
+
+def _of_objects(found: _Different) -> tuple[str, Any] | None:
+    """Return the one name and the values of labels that are all JSON objects; None if not."""
+    labels: list[Label | None] = []
+    names: set[str] = set()
+    for text in found.texts:
+        try:
+            item = json.loads(text) if text.startswith("{") else None
+            [(name, value)] = item.items() if isinstance(item, dict) else []
+            labels.append(label_of(value))
+        except (ValueError, RecursionError):
+            return None
+        names.add(name)
+    if len(names) != 1:
+        return None
+    return names.pop(), found.mapped([None if v is None else _text(v) for v in labels], "names")
 
 
 def _with_lists(
@@ -617,7 +650,7 @@ def cell_of(value: object, name: str, none: Collection[str] = ()) -> int | None:
         It is none of these.
     """
     bit = bit_of(value)
-    if bit is None and value is not None and str(value).strip() not in ("", *none):
+    if bit is None and not is_blank(value) and str(value).strip() not in none:
         raise ValueError(
             f"has {printable(repr(value)[:60])} in the column {printable(name)!r}; of several "
             "columns of labels, each has 0 or 1"
@@ -680,6 +713,8 @@ def _without_minus(decided: Decided) -> Decided:
 
 def _separated(found: _Different, separator: str) -> Any:
     mark = separator.strip() or None  # None: any white space
+    if mark is not None and mark[0].isalpha():  # a word
+        mark = separator
     lists = [[part.strip() for part in text.split(mark) if part.strip()] for text in found.texts]
     if all(INTEGER.fullmatch(part) for parts in lists for part in parts):
         return found.mapped([[*map(int, parts)] or None for parts in lists], "several numbers")
@@ -773,6 +808,15 @@ def doubt_of_order(labels: Iterable[str], where: str) -> tuple[Doubt, ...]:
     return (Doubt.of(text, (NUMBER, "if they are class numbers"), name, by_classes=True),)
 
 
+def _doubt_of_ids(found: _Different, where: str) -> tuple[Doubt, ...]:
+    """Return the doubt about class numbers that nearly all differ, as numbers of samples do."""
+    if not found.all_differ:
+        return ()
+    text = f"labels of {where} are {len(found.texts):,} whole numbers that nearly all differ"
+    number = NUMBER, "if they are class numbers"
+    return (Doubt.of(text, (VALUE, "for a regression"), number),)
+
+
 def _doubt_of_order(texts: Iterable[str], where: str) -> tuple[Doubt, ...]:
     """Return the doubt about class numbers that would be other classes as names of folders."""
     pairs = pairwise(sorted({text for text in texts if text.isdecimal()}))
@@ -813,7 +857,7 @@ def _doubts_of_names(found: _Different, where: str, typed: bool) -> tuple[Doubt,
         some = sorted(text for text in texts if separator in text)
         text = f"labels of {where} such as {quoted(some)} seem to be several classes"
         way = ("--label-separator", separator), "if they are"
-    elif len(texts) >= FEWEST_TEXTS and 10 * len(texts) > 9 * found.given:
+    elif found.all_differ:
         text = (
             f"labels of {where} differ in nearly every sample ({len(texts):,} texts, such as "
             f"{quoted(sorted(texts), 1)}), as captions do"
@@ -832,7 +876,7 @@ def _joins(texts: Collection[str], separator: str) -> bool:
         if separator in text
         and len(parts := {part.strip() for part in text.split(separator)} - {""}) > 1
     ]
-    if not lists:
+    if not lists or (separator == " " and any("(" in text for text in texts)):
         return False
     counts = Counter(text for text in texts if separator not in text)
     counts.update(part for parts in lists for part in parts)
@@ -881,7 +925,8 @@ def encode(
     if classes:
         return LabelColumn(values, names, decided.notes, decided.doubts)
     notes = (*decided.notes, *note_of_order(names))
-    return LabelColumn(values, names, notes, (*decided.doubts, *doubts_of_classes(names, where)))
+    alike = doubts_of_classes(names, where, are_codes=rules.kind == "name")
+    return LabelColumn(values, names, notes, (*decided.doubts, *alike))
 
 
 def _encoded(

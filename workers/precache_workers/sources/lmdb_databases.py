@@ -73,12 +73,20 @@ class LMDBFormat:
         import pyarrow as pa
 
         members, rows = Members(rows=no_rows(self.places())), GrowingRows(self.places())
+        dotted = set[str]()
         labels, where, etag = dict[str, str](), folder.path(file.name), container_etag(file)
         with _opened(folder, file) as transaction:
             for number, (name, value) in enumerate(transaction.cursor()):
                 if number % FILES_PER_TICK == 0 and time.monotonic() > until:
                     raise TimeUpError
-                text = bytes(name).decode("utf-8", "surrogateescape")
+                full = bytes(name).decode("utf-8", "surrogateescape")
+                text = full.removeprefix("./")
+                if text in dotted:
+                    raise SourceError(
+                        f"{where} has two values under {printable(text)}, of which one begins with "
+                        "./; remove one"
+                    )
+                dotted |= {text} if text != full else set()
                 if _LABEL.fullmatch(name_of_label := _SUFFIX.sub(".cls", text)):
                     label = _label(value, f"{where}: {printable(text)}")
                     if (before := labels.setdefault(name_of_label, label)) != label:
@@ -87,7 +95,7 @@ class LMDBFormat:
                             f"and lower case: {printable(before)} and {printable(label)}; remove "
                             "one"
                         )
-                elif not (is_image(text := text.removeprefix("./")) or starts_as_image(value)):
+                elif not (is_image(text) or starts_as_image(value)):
                     members.ignore(file.name, f"{file.name}/{text}")
                 elif not all(map(is_name, (text, f"{file.name}/{text}"))):
                     members.left_out[NO_NAME] += 1

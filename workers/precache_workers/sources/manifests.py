@@ -205,12 +205,17 @@ class ManifestSource:
         A path may begin with that of the table's folder.
         """
         root = self.folder.local("")
-        if root is None or _root(location) or is_there:
+        if root is None or "://" in location or is_there:
             return []
+        location = location.replace("\\", "/")  # a path of Windows
         beside, _, name = location.rpartition("/")
-        folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
         parts = location.split("/")
-        below = [parts[n:] for n in range(1, len(parts)) if root.joinpath(*parts[n:]).is_file()]
+        below = [parts[n:] for n in range(len(parts)) if root.joinpath(*parts[n:]).is_file()]
+        is_absolute = not parts[0] or parts[0].endswith(":")
+        if below and (is_absolute or below[0] == parts):
+            folders = [root]
+        else:
+            folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
         folders += [root.joinpath(*path[:1][: len(path) - 1]) for path in below]
         if any((path / name).is_file() for path in (root / beside).glob("*/*/")):
             folders.append(root / beside)
@@ -287,7 +292,7 @@ class ManifestSource:
             if key is None or key == "":
                 raise SourceError(f"{line} has no {chosen.key}, which must name its sample")
             # Keys are stored: they must not contain credentials of a URL.
-            text = shown(uri) if chosen.key is None else str(key)
+            text = shown(uri).removeprefix("./") if chosen.key is None else str(key)
             location = self._location(uri, name, line)
             if is_utf8(text) and is_utf8(location):
                 taken[row] = text, location
@@ -463,11 +468,11 @@ class _Chosen:
         """Return what is known of columns before rows are read."""
         guessed = columns.label is None
         label = self.labels[0] if self.labels else ""
-        bits = [*self.others] if guessed and not label else []
+        bits = {n: set[int]() for n in self.others if guessed and not label}
         rivals = {n: set[tuple[str, str]]() for n in self.others if _plain(n) in LABEL_COLUMNS}
         splits: dict[str, list[str]] = {name: [] for name in self.others}
         rivals = rivals if guessed and label else {}
-        return ColumnEvidence(label, bits, splits, rivals, signs=[*bits])
+        return ColumnEvidence(label, bits, splits, rivals)
 
     def note(self) -> str:
         """Describe the choice in a line."""

@@ -66,6 +66,7 @@ from precache_workers.sources.labels import (
     kind_of,
     texts_of_labels,
     typed_column,
+    values_of,
 )
 
 IMAGE_COLUMNS = (
@@ -81,9 +82,10 @@ may stand for all rows of a page."""
 FOOTER_BYTES = 16 << 20
 """Most bytes of footers that a process keeps."""
 
+_ONE = ("names", "numbers", "values")
+"""Kinds of one label a row."""
+
 _KEYS = "a key is text or a whole number"
-BYTES_OF = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
-"""Types of the bytes of texts."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,8 @@ class ChosenColumns:
         splits = {name: list[str]() for name in self.splits}
         rivals = {name: set[tuple[str, str]]() for name in self.rivals}
         label = self.label or ",".join(self.labels)
-        members.evidence = ColumnEvidence(label, [*self.binary], splits, rivals)
+        bits = {name: set[int]() for name in self.binary}
+        members.evidence = ColumnEvidence(label, bits, splits, rivals)
         members.classes = self.classes
         labels = f"labels from {quoted(self.labels)}" if self.labels else "no labels"
         labels += "" if self.labels else " (--label-column)"
@@ -458,7 +461,7 @@ def texts_of(column: Any, name: str) -> list[str]:
         return ["" if index is None else values[index] for index in column.indices.to_pylist()]
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
-    elif not (is_number(column.type) or _is_text(column.type)):
+    elif kind_of(column.type) not in ("numbers", "names"):
         raise ValueError(f"its column {name} has values of type {column.type}; {_KEYS}")
     texts = ["" if value is None else str(value) for value in values_of(column)]
     if max(map(len, texts), default=0) > MOST_TEXT:
@@ -469,38 +472,21 @@ def texts_of(column: Any, name: str) -> list[str]:
     return texts
 
 
-def values_of(column: Any) -> list[Any]:
-    """Return the values of a column; bytes of texts that are not UTF-8 become surrogates."""
-    values: list[Any]
-    try:
-        values = column.to_pylist()
-    except UnicodeDecodeError:
-        kind = BYTES_OF.get(str(column.type))
-        if kind is None:  # a text in a list or a struct
-            raise
-        values = column.view(kind).to_pylist()
-        values = [v if v is None else v.decode(errors="surrogateescape") for v in values]
-    return values
-
-
 def is_ordered(kind: Any) -> bool:
     """Return True for a type of categories with an order."""
     import pyarrow as pa
 
-    return bool(pa.types.is_dictionary(kind) and kind.ordered and _is_text(kind))
+    return bool(pa.types.is_dictionary(kind) and kind.ordered and kind_of(kind) == "names")
 
 
 def may_be_binary(schema: Any, name: str) -> bool:
     """Return True if a column's type may hold 0 and 1."""
-    import pyarrow as pa
-
-    kind = schema.field(name).type
-    return is_number(kind) or bool(pa.types.is_floating(kind))
+    return kind_of(schema.field(name).type) in ("numbers", "values")
 
 
 def may_name_splits(schema: Any, name: str) -> bool:
     """Return True if a column may name the split of each row, by its name and type."""
-    return names_splits(name) and (may_be_binary(schema, name) or _is_text(schema.field(name).type))
+    return names_splits(name) and kind_of(schema.field(name).type) in _ONE
 
 
 def _repeated(text: str, count: int) -> Any:
@@ -510,21 +496,6 @@ def _repeated(text: str, count: int) -> Any:
     number = text.isdecimal() and len(text) < 18
     value = (int(text) if number else text) if text else None
     return pa.array([value], None if text else pa.null()).take(pa.array([0] * count, pa.int32()))
-
-
-def is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _is_bytes(kind: Any) -> bool:
@@ -560,7 +531,7 @@ def _require_columns(schema: Any, columns: Columns, folders: Collection[str], wh
     require_columns([*schema.names, *parts], [columns.key], where)
     if columns.key in schema.names:
         kind = schema.field(columns.key).type
-        if not (is_number(kind) or _is_text(kind)):
+        if kind_of(kind) not in ("numbers", "names"):
             raise SourceError(
                 f"{where}: its column {columns.key!r} has values of type {kind}; {_KEYS}"
             )
@@ -607,7 +578,7 @@ def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") ->
     others = tuple(name for name in schema.names if name not in (image, *labels, columns.key))
     bare = not labels and folder is None and columns.label is None
     possible = tuple(name for name in others if bare and may_be_binary(schema, name))
-    paths = "path" in parts and _is_text(kind.field("path").type)
+    paths = "path" in parts and kind_of(kind.field("path").type) == "names"
     splits = tuple(name for name in others if may_name_splits(schema, name))
     rivals = _rivals(schema, features, guess, others) if guess and labels else ()
     ordered = len(labels) == 1 and is_ordered(schema.field(labels[0]).type)

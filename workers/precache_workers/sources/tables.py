@@ -21,13 +21,13 @@ from precache_workers.sources.labels import (
     column_of,
     label_of,
     typed_column,
+    values_of,
 )
 from precache_workers.sources.parquet_tables import (
     LISTED_ROWS,
     damaged,
     is_ordered,
     open_table,
-    values_of,
 )
 
 JSON_LINES = (".jsonl", ".ndjson")
