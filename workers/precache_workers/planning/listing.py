@@ -562,7 +562,8 @@ def _labelled(
             )
         store, _ = split_uri(request.classes, request.storage_options)
         own = recordable_source(store) == recordable_source(request.store)
-        table = freeze_classes(table, frozen, shown(request.classes), grows=own)
+        from_0, where = request.label_kind == "number", shown(request.classes)
+        table = freeze_classes(table, frozen, where, grows=own, from_0=from_0)
     # Whatever its targets are, a dataset's samples may bring labels.
     may_bring = isinstance(source, DatasetSource) or source.labels_with_samples
     is_given = request.labels is not None or request.classes is not None
