@@ -24,9 +24,9 @@ from precache.store.version import (
     REPAIR_HINT,
     Version,
     gone_error,
-    read_array_documents,
     read_attributes,
 )
+from precache.store.zarr_metadata import Array, parse_array, parse_json
 
 OPEN_TRIES = 5
 """Times that opening is tried if the current version is removed meanwhile."""
@@ -298,7 +298,7 @@ def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
         raise StoreError(f"fields is {dict(fields)}; name at least one array, and none of them row")
     if not folder.exists():
         raise StoreError(f"there is no Zarr group at {folder}")
-    documents = read_array_documents(folder, list(dict.fromkeys(fields.values())))
+    documents = _array_documents(folder, list(dict.fromkeys(fields.values())))
     arrays = {name: (path, documents[path]) for name, path in fields.items()}
     rows = {array.shape[0] for _, array in arrays.values()}
     if len(rows) > 1:
@@ -307,3 +307,17 @@ def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
     text = "\n".join(f"{name} {array}" for name, array in sorted(arrays.items()))
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Version(folder, version_id=digest[:32], attributes=None, arrays=arrays, rows=rows.pop())
+
+
+def _array_documents(folder: Folder, names: Sequence[str]) -> dict[str, Array]:
+    """Read the metadata of arrays, all at once."""
+    paths = [f"{name}/{ROOT}" for name in names]
+    arrays = {}
+    for name, data in zip(names, folder.read_many(paths, [-1] * len(paths)), strict=True):
+        where = f"{folder.path(name)}/{ROOT}"
+        if isinstance(data, StorageError):
+            if is_missing(data):
+                raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}") from data
+            raise data
+        arrays[name] = parse_array(parse_json(data, where), where)
+    return arrays

@@ -651,17 +651,3 @@ def _foreign_field(array: zarr_metadata.Array) -> FieldInfo:
     return FieldInfo(
         shape=array.row_shape, dtype=array.dtype, codec=codec, raw_nbytes=raw, stored_nbytes=0
     )
-
-
-def read_array_documents(folder: Readable, names: Sequence[str]) -> dict[str, zarr_metadata.Array]:
-    """Read the metadata of arrays, all at once."""
-    paths = [f"{name}/{ROOT}" for name in names]
-    arrays = {}
-    for name, data in zip(names, folder.read_many(paths, [-1] * len(paths)), strict=True):
-        where = f"{folder.path(name)}/{ROOT}"
-        if isinstance(data, StorageError):
-            if is_missing(data):
-                raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}") from data
-            raise data
-        arrays[name] = zarr_metadata.parse_array(zarr_metadata.parse_json(data, where), where)
-    return arrays

@@ -30,8 +30,6 @@ from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store.commit_log import BUILD, ROOT, append_entry, read_commits
 from precache.store.lease import BuildLease, NamedLease
-from precache.store.open import open_own
-from precache.store.tree import spare_objects
 from precache_workers.planning.target_version import SCRATCH
 from tests.conftest import BuiltStore
 from tests.support.building import (
@@ -260,10 +258,6 @@ def relabelled(store: BuiltStore) -> None:
     document["attributes"]["precache"]["libraries"] = {"made": "with others"}
     root.write_text(json.dumps(document))
     settle(store.version_folder)
-    version = open_own(open_folder(store.version_folder))
-    copies = spare_objects(root.read_bytes(), version.small_objects(list(version.leaves)))
-    for name, data in copies.items():
-        (store.version_folder / name).write_bytes(data)
 
 
 def test_a_version_that_is_whole_becomes_current_and_nothing_else(

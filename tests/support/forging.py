@@ -9,7 +9,7 @@ from typing import Any
 
 import xxhash
 
-from precache.store.tree import Leaf, seal_of
+from precache.store.tree import Leaf, seal_of, spare_objects
 
 _SMALL = ("label", "valid", "key", "rows", "holes", "shards", "_checks", "_sums")
 
@@ -34,8 +34,14 @@ def settle(version: Path) -> None:
             if (version / name).is_file():
                 data = (version / name).read_bytes()
                 own["objects"][name] = [len(data), Leaf.of(name, data).hex]
-    path.write_bytes(settled_root(document))
-    digest = seal_of(path.read_bytes())
+    root = settled_root(document)
+    path.write_bytes(root)
+    if isinstance(own, dict) and isinstance(own.get("objects"), dict):
+        paths = (version / name for name in own["objects"])
+        objects = [path.read_bytes() for path in paths if path.is_file()]
+        for name, data in spare_objects(root, objects).items():
+            (version / name).write_bytes(data)
+    digest = seal_of(root)
     for entry in version.parent.glob("commits/*.json"):
         commit = json.loads(entry.read_bytes())
         if commit["version"] == version.name:
