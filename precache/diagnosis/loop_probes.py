@@ -175,7 +175,7 @@ class Probes:
         return True, 0.0
 
     def _handover(self, batch: Any) -> float:
-        """Return the median time to take a batch that is ready from a worker; 0 if unknown."""
+        """Return the mean time to take a batch that is ready from a worker; 0 if unknown."""
         if self._workers is None or not _can_be_sent(batch):
             return 0.0
         copies: Any = [batch] * READY
@@ -192,7 +192,7 @@ class Probes:
                 batches.take()
             except (AssertionError, OSError, RuntimeError):  # no process can be started or reached
                 return 0.0
-            return Spread.of(self._train(batches, limits, WARMUP).waits).median
+            return Spread.of(self._train(batches, limits, WARMUP).waits).mean
 
     def _load(self) -> TimedRun:
         return _time(lambda: self._fetch(self._batches), self.limits, self._ahead, self._stride)
