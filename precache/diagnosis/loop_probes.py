@@ -178,7 +178,7 @@ class Probes:
         """Return the mean time to take a batch that is ready from a worker; 0 if unknown."""
         if self._workers is None or not _can_be_sent(batch):
             return 0.0
-        copies: Any = [batch] * READY
+        copies: Any = [batch] * 2 * READY  # more than are taken: no second epoch begins
         ready = DataLoader[Any](
             copies,
             batch_size=None,
