@@ -122,7 +122,8 @@ def build(
         Follow links in a local source that lead out of it, and redirects of a web server. By
         default they are counted and left out.
     keep_order
-        Store rows in the order of the listing instead of a fixed shuffle.
+        Store rows in the order of the listing, of a folder by name as text, instead of a fixed
+        shuffle.
     shard_samples
         Rows of a shard. By default a shard has about 128 MiB of raw data, and small sets are
         divided into about 16 shards if their chunks allow it.

@@ -22,6 +22,7 @@ import torch
 import xxhash
 
 from precache.errors import UsageError
+from precache.loading.class_numbers import compare_classes
 from precache.loading.gpu import resident
 from precache.loading.options import LoaderOptions
 from precache.loading.position import require_same
@@ -159,6 +160,8 @@ class BatchSource:
         self.output = _choose_output(options.output, self.reader)
         if self.output is not None and options.rank == 0:
             self._warn_of_missing_labels()
+        if "label" in self.reader.shapes and options.rank == 0:
+            compare_classes(self.version)
         self.stream = self._make_stream()
         self._row_nbytes = sum(row_nbytes(*column) for column in self.reader.shapes.values())
         self._transform_time = ThreadTime()
