@@ -188,8 +188,6 @@ class Loader(Epochs):
         self._has_rank, self._counted_parts = rank is not None, False
         end_iterators = functools.partial(end_all, self._iterators)
         self._source = open_batch_source(uri, self._options, self._closed, end_iterators)
-        if self.rank == 0 and (line := self._source.unmoved()):
-            log.warning("%s", line)
         # A mixture of this loader has a check of its own.
         self.rank_check = RankCheck(self.rank, self.world_size)
         # At exit, while modules can still be used, and before the source is finalized.
