@@ -26,7 +26,11 @@ from precache.store.open import split_uri
 from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix, place_digest
 from precache_workers.ops.identity import decides, function_digests
 from precache_workers.planning.class_maps import class_folders, freeze_classes, read_classes
-from precache_workers.planning.compared_samples import DatasetReader, note_of_held_data
+from precache_workers.planning.compared_samples import (
+    DatasetReader,
+    note_of_held_data,
+    require_spots,
+)
 from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.labels import override_labels
 from precache_workers.planning.request import Request, label_rules, source_has_columns
@@ -308,6 +312,8 @@ def _recall(
     if not isinstance(source, DatasetSource):
         return known(ContentReader(source, request.sample_timeout, say)), {}
     reader = DatasetReader(source, request.sample_timeout, say, tick, request.compare)
+    if not source.compares and not request.recompute:
+        require_spots(store, replace(reader, tick=lambda count: None, contents={}), listing)
     # What one recipe reads of a sample settles nothing for another.
     inputs = repr((source.fields, source.labels_given))
     recalled = known(reader, read_all=request.compare, read_touched=False, inputs=inputs)
