@@ -1497,7 +1497,11 @@ def test_whole_numbers_with_a_fraction_in_a_file_of_labels_are_class_numbers(
     put_csv(builds.root / "labels.csv", "key,label", "a.png,1.0", "b.png,", "c.png,0.0")
     labels = builds.labels("in --labels labels.csv")
     assert labels == {"a": "1", "b": None, "c": "0"}
-    assert "are class numbers (--label-kind name: names of classes)" in caplog.text
+    assert (
+        "are class numbers (--label-kind name: names of classes; --label-kind value:" in caplog.text
+    )
+    labels = builds.labels("in --labels labels.csv", "--label-kind", "value")
+    assert labels == {"a": 1.0, "b": None, "c": 0.0}
 
 
 @pytest.mark.parametrize("flags", [(), ("--label-kind", "number")])
@@ -1695,9 +1699,13 @@ def test_columns_of_signs_in_a_table_of_uris_are_columns_of_0_and_1(builds: Buil
     builds.labels("list.csv", "--label-column", "Smiling,Young")
     assert "In the columns 'Smiling', 'Young', -1 counts as 0" in builds.printed
     put_csv(builds.root / "list.csv", "image_id,Smiling,Young,x", *rows, "d.png,0,1,1")
-    flags = ("--label-column", "Smiling,Young", "--address", "serial")
-    assert builds.run("build", "list.csv", "a.store", *flags) == 2
-    assert "have -1 beside 0 and 1; write 0 or 1" in builds.printed
+    put(builds.root, "d.png")
+    put_csv(builds.root / "more.csv", "image_id,Smiling,Young,x", "e.png,0,1,1")
+    put(builds.root, "e.png")
+    for source in ("list.csv", "'{list,more}.csv'"):
+        [both] = builds.choices(source, "--label-column", "Smiling,Young")
+        assert "have -1 beside 0 and 1. Choose: `--no-label=-1` if it counts as 0" in builds.printed
+        assert both.items() >= {"a": {"Smiling"}, "b": set(), "d": {"Young"}}.items()
 
 
 # --- splits -------------------------------------------------------------------------------------

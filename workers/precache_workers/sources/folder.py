@@ -51,7 +51,7 @@ from precache_workers.sources.label_readings import (
     is_beside,
     read_folders,
 )
-from precache_workers.sources.labels import Kind, decide, encode_column
+from precache_workers.sources.labels import column_of, decide, encode
 from precache_workers.sources.splits import notes_of_folders
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -163,9 +163,9 @@ class FolderSource:
         path = (lambda name: f"{self.pattern}/{name}") if self.pattern else self.folder.path
         reading = read_folders(table.keys, self.rules, self.folder, path, bare_in)
         labels = folders.each(lambda names: folder_labels(names, reading.level))
-        kind: Kind | None = "names" if any(labels) else None
-        decided = decide(labels, kind, table.keys, "the source", self.rules, folders=True)
-        column = encode_column(decided, table.keys, str(self.folder), self.rules)
+        given = column_of([label or None for label in labels])
+        decided = decide(given, table.keys, "the source", self.rules, folders=True)
+        column = encode(decided, table.keys, str(self.folder), self.rules)
         source = source_of(self.folder)
         table = replace(table, labels=column.values, classes=column.classes, source=source)
         way = "as the source itself"

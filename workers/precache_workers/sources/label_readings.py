@@ -7,7 +7,6 @@ A reading that was guessed is a line for the user. Where two readings differ, th
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -558,52 +557,20 @@ def folder_labels(names: Iterable[str], level: int) -> list[str]:
 # --- a column for each class --------------------------------------------------------------------
 
 
-_BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
-"""Texts of 0 and 1 in lower case; pandas writes columns of `get_dummies` as True and False."""
+_BITS = {"0": 0, "1": 1, "-1": -1, "false": 0, "true": 1}
+"""Texts of cells in lower case; pandas writes columns of `get_dummies` as True and False."""
 
 
-def binary(value: object) -> int | None:
-    """Return 0 or 1 for a value of a column of such; None for any other value."""
+def is_blank(value: object) -> bool:
+    """Return True for a cell without a value."""
+    return value is None or value != value or not str(value).strip()
+
+
+def bit_of(value: object) -> int | None:
+    """Return 0, 1 or -1 for a cell of a column that may be a class; None for any other value."""
     if isinstance(value, str):
-        return _BITS.get(value.strip().lower())
-    return int(value) if isinstance(value, int | float) and value in (0, 1) else None
-
-
-def is_sign(value: object) -> bool:
-    """Return True for a 1, or a -1 that stands for 0, of a column of only such."""
-    return value in (-1, "-1", "-1.0") or binary(value) == 1
-
-
-def one_hot_label(values: Sequence[object], names: Sequence[str]) -> str:
-    """Return the label of a row with a column for each class.
-
-    Raises
-    ------
-    ValueError
-        A value is neither 0 nor 1.
-    """
-    ones = []
-    for number, (value, name) in enumerate(zip(values, names, strict=True)):
-        bit = binary(value)
-        if bit is None:
-            raise ValueError(
-                f"has {printable(repr(value)[:60])} in the column {printable(name)!r}; of several "
-                "columns of labels, each has 0 or 1"
-            )
-        if bit:
-            ones.append(number)
-    return f"{len(names)}:{json.dumps(ones)}"
-
-
-def one_class_each(labels: Sequence[str]) -> list[str] | None:
-    """Return the class numbers of labels of `one_hot_label` if each has exactly one; else None."""
-    numbers = {}
-    for text in set(labels):
-        ones = json.loads(text.partition(":")[2] or "[]")
-        if len(ones) != 1:
-            return None
-        numbers[text] = str(ones[0])
-    return [numbers[text] for text in labels]
+        return _BITS.get(value.strip().lower().removesuffix(".0"))
+    return int(value) if isinstance(value, int | float) and value in (-1, 0, 1) else None
 
 
 # --- names of classes ---------------------------------------------------------------------------
@@ -639,14 +606,25 @@ def spelling(name: str) -> str:
     return text.casefold() if len(text) > 1 else text
 
 
-def doubts_of_classes(classes: Iterable[str], where: object) -> list[Doubt]:
-    """Return the doubt about names of classes that look alike."""
+def doubts_of_classes(
+    classes: Iterable[str], where: object, *, are_codes: bool = False
+) -> list[Doubt]:
+    """Return the doubt about names of classes that look alike.
+
+    Parameters
+    ----------
+    are_codes
+        Numbers are codes, in which each digit counts.
+    """
     seen: dict[str, str] = {}
     for name in classes:
-        other = seen.setdefault(spelling(name), name)
+        number = INTEGER.fullmatch(name) is not None
+        other = seen.setdefault(name if number and are_codes else spelling(name), name)
         if other != name:
             text = f"{where} has the classes {other!a} and {name!a}, which look alike"
-            return [Doubt.of(text, ((), "rename one"), ((), LISTED), by_classes=True)]
+            codes = ("--label-kind", "name"), "if they are codes, one class each"
+            ways = [codes] if number else []
+            return [Doubt.of(text, *ways, ((), "rename one"), ((), LISTED), by_classes=True)]
     return []
 
 
