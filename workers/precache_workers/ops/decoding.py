@@ -84,6 +84,7 @@ _EIGHT_BITS = frozenset(
     ("1", "L", "P", "LA", "PA", "La", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV")
 )
 _SOS, _EOI = b"\xff\xda", b"\xff\xd9"
+_PNG_EXIF = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 _ICC_PROFILE = b"ICC_PROFILE\0"
 _BY_TIFFFILE = frozenset((1, 8, 32946, 32773, 34925))  # none, Deflate, PackBits, LZMA
 _PREDICTORS = frozenset((1, 2))
@@ -789,7 +790,11 @@ def frame_of(data: Any, op: Decode) -> Frame:
             return Frame(width, height, _orientation(data, tags, op) if tags else 1)
     with warnings.catch_warnings(), _settings(op):
         warnings.simplefilter("ignore")
-        with _open(cut(data)) as image:
+        data = cut(data)
+        with _open(data) as image:
+            # Of a PNG, Pillow decodes all pixels to look for EXIF behind them.
+            if image.format == "PNG" and not any(mark in data for mark in _PNG_EXIF):
+                return Frame(*image.size)
             return Frame(*image.size, int(image.getexif().get(_ORIENTATION, 1)))
 
 
