@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import NamedTuple
 from unicodedata import normalize
 
 from precache_workers.sources.base import is_image
+from precache_workers.sources.label_readings import is_split
 
 FORMS = (
     "by key", "by their paths", "without the suffix of their key", "by file name alone",
-    "by file name alone, without its suffix", "by paths that end in their keys",
-    "by paths that end in their keys without suffix",
+    "by file name alone, without its suffix", "by absolute paths that end in their keys",
+    "by absolute paths that end in their keys without suffix",
 )  # fmt: skip
 """How values may name samples; a form counts only if no value is of an earlier one."""
+
+
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
 
 
 class Fit(NamedTuple):
@@ -79,7 +84,7 @@ class SampleKeys:
         yield 3, _rows(names, self._ends(self._images))
         yield 4, _rows(names, self._ends(self._image_stems))
         for form, keys in ((5, self._images), (6, self._image_stems)):
-            row_of = {name: _row_at_end(name.strip(), keys) for name in {*names}}
+            row_of = {name: self._row_at_end(name.strip(), keys) for name in {*names}}
             found = [row for row in row_of.values() if row >= 0]
             if len({*found}) == len(found):
                 yield form, tuple(row_of[name] for name in names)
@@ -122,6 +127,17 @@ class SampleKeys:
         rows = enumerate(map(composed, self.keys))
         return {first: row for row, key in rows if (first := self._numbers[key]) != row}
 
+    def _row_at_end(self, path: str, keys: Mapping[str, int]) -> int:
+        """Return the row of the key that an absolute path ends in; -1 if it is of another split."""
+        tail = next((tail for tail in _tails(path)[1:] if tail in keys), None)
+        if tail is None or not _ABSOLUTE.match(path):
+            return -1
+        own, theirs = (
+            {*filter(is_split, folder.split("/"))}
+            for folder in (self._source, path.removesuffix(tail))
+        )
+        return -1 if own and theirs and own.isdisjoint(theirs) else keys[tail]
+
     @cached_property
     def _has_backslash(self) -> bool:
         return any("\\" in key for key in self.keys)
@@ -157,10 +173,6 @@ def _tails(name: str) -> list[str]:
     """Return a path, and what is left of it after each of its folders."""
     parts = name.split("/")
     return ["/".join(parts[start:]) for start in range(len(parts))]
-
-
-def _row_at_end(path: str, keys: Mapping[str, int]) -> int:
-    return next((keys[tail] for tail in _tails(path) if tail in keys), -1)
 
 
 def _rows(names: Sequence[str], numbers: dict[str, int]) -> tuple[int, ...]:
