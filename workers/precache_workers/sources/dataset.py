@@ -586,7 +586,4 @@ def _label(row: int, some: Any) -> Label | None:
             value = [part.item() if hasattr(part, "item") else part for part in value]
         return label_of(value)
     except (TypeError, ValueError) as error:
-        raise SourceError(
-            f"the dataset's target of sample {row} {error}; a target is a class name as text, a "
-            "number, or a list of these"
-        ) from None
+        raise SourceError(f"the dataset's target of sample {row} {error}") from None
