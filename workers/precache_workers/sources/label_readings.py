@@ -26,6 +26,7 @@ from precache_workers.sources.base import (
     folder_at,
 )
 from precache_workers.sources.container_names import common_end
+from precache_workers.sources.name_readings import ending, endings_of_pairs
 
 _FEW = 3
 """Names that are shown of many."""
@@ -144,6 +145,12 @@ class FolderReading:
 _PART = re.compile(r"[0-9]{4,}|(?:.*[\W_])?[^\W\d_]{2,}[ _.-]?[0-9]+")
 """Names of folders that files are spread over, as by img2dataset, or called ``part_1``."""
 
+_SHOTS = re.compile(
+    r"[1-9]\d{2}[A-Z_][A-Z0-9_]{4}|(?:19|20)\d{2}(?:[-_. ]?(?:0[1-9]|1[0-2])(?:[-_. ]?[0-3]\d)?)?"
+    r"(?:[^\d].*)?|[0-3]?\d[-_.][01]?\d[-_.](?:19|20)\d{2}"
+)
+"""Names of folders as cameras (100CANON) and programs that sort by date (2024-05-01) give them."""
+
 _BESIDE = frozenset(
     (
         ".txt", ".md", ".rst", ".pdf", ".html", ".csv", ".tsv", ".json", ".jsonl", ".ndjson",
@@ -202,10 +209,10 @@ def read_folders(
     bare_in
         Returns the folders without a readable image that lie in a folder; None if unknown.
     """
-    if rules.level is not None:
-        return FolderReading(rules.level)
     counts = Folders(names).counts
     paths = [folder.split("/") if folder else [] for folder in counts]
+    if rules.level is not None:
+        return _of_level(rules.level, paths, where)
     shared = _shared(paths)
     level = len(shared) + 1
     outer = "/".join(shared)
@@ -262,6 +269,11 @@ def read_folders(
             f"Classes have files of the same names ({quoted(pairs.stems)}); if these are parts of "
             "one sample each, --label-level 0 gives no label"
         )
+    if len(inner) > 1 and all(map(_SHOTS.fullmatch, inner)):
+        notes.append(
+            f"Classes are the {len(inner):,} folders ({quoted(sorted(inner))}), called as by "
+            "cameras or dates; if these are no classes, --label-level 0 gives no label"
+        )
     words = {name.rstrip("0123456789") or len(name) for name in inner}
     if len(inner) > 1 and len(words) == 1 and all(map(_PART.fullmatch, inner)):
         notes.append(
@@ -279,6 +291,20 @@ def read_folders(
             "the folder that is to be read, or move it elsewhere"
         )
     return FolderReading(level, tuple(notes))
+
+
+def _of_level(level: int, paths: Sequence[list[str]], where: object) -> FolderReading:
+    """Return the reading that the user chose; a doubt if no image has a folder there."""
+    depth = max(map(len, paths), default=0)
+    if level <= depth:
+        return FolderReading(level)
+    text = f"no image of {where} has a folder of level {level}, and none would have a label"
+    ways = [
+        (("--label-level", str(number)), f"for the classes {quoted(_tops(paths, number))}")
+        for number in range(depth, 0, -1)
+    ]
+    none: tuple[Sequence[str], str] = ("--label-level", "0"), "for no label"
+    return FolderReading(level, doubts=(Doubt.of(text, *ways, none),))
 
 
 def _tops(paths: Iterable[Sequence[str]], level: int) -> list[str]:
@@ -334,19 +360,6 @@ def _are_classes(names: Collection[str]) -> bool:
     """Return True if some of several names are not those of parts of a data set."""
     parts = {name for name in names if _plain(name) in _IMAGES | _TARGETS} | splits_among(names)
     return 1 < len(names) > len(parts)
-
-
-def ending(names: Iterable[str]) -> str:
-    """Return what all names end in, from a separator or from a letter that follows digits.
-
-    As ``_mask`` of ``17_mask``, and ``x4`` of ``0001x4``; never a part of a number or a word.
-    """
-    listed = [*names]
-    common = common_end(listed)
-    outside = [name[-len(common) - 1 :][:1] for name in listed if len(name) > len(common)]
-    before = "0" if len(outside) == len(listed) and all(map(str.isdigit, outside)) else "a"
-    found = re.search(r"[\W_].*|(?<=\d)[^\W\d_].*", before + common)
-    return found[0] if found else ""
 
 
 class _Pairs(NamedTuple):
@@ -476,11 +489,32 @@ def _doubt(
                 columns = "for samples with a column of each folder, matched by name"
                 ways.append(((place,), columns))
                 break
+        else:
+            ways += _ways_by_patterns(names, inside, [f"{name}{split}" for name in both], path_of)
     if (both and path_of is None) or not ways:
         ways.append(
             ((), "a torch Dataset as the source, which returns both as parts of one sample")
         )
     return Doubt.of(f"{here}: {why}", *ways)
+
+
+def _ways_by_patterns(
+    names: Texts, inside: str, folders: Sequence[str], path_of: Callable[[str], str]
+) -> list[tuple[Sequence[str], str]]:
+    """Return the sources of two folders whose files pair up but for several endings."""
+    if len(folders) != 2:
+        return []
+    starts = [f"{inside}{folder}/" for folder in folders]
+    stems = [[n[len(s) :].rpartition(".")[0] for n in names if n.startswith(s)] for s in starts]
+    end, others = endings_of_pairs(*map(Texts, stems))
+    photos, masks = folders
+    return [
+        (
+            (path_of(f"{inside}{{{photos}/**/*{end}.*,{masks}/**/*{other}.*}}"),),
+            f"for samples with a column of each folder, of the files that end in {other!r}",
+        )
+        for other in others
+    ]
 
 
 def _lone(names: Texts, folder: str) -> str:
