@@ -124,7 +124,7 @@ class ShardFiles(ABC):
         checks = np.where(self.checked[numbers, chunks], kernels.UNCHECKED, kernels.OWN)
         if self.expected is None or (checks == kernels.UNCHECKED).all():
             return checks
-        for number in np.unique(numbers[~self._has_checks[numbers]]).tolist():
+        for number in set(numbers[~self._has_checks[numbers]].tolist()):
             self._checks[number] = self.version.checks(self.field, number)
             self._has_checks[number] = True
         return np.where(checks == kernels.OWN, self._checks[numbers, chunks], checks)
