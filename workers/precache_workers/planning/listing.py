@@ -146,6 +146,19 @@ class ListedSource:
         """Labels by row, as far as they are known before samples are fetched."""
         return self.spec.table.labels if self.labels is None else self.labels
 
+    def announce(self, note: Callable[[str], None], *, labels_given: bool) -> None:
+        """Pass on the lines about the listing.
+
+        Parameters
+        ----------
+        labels_given
+            Whether labels are those of a file, whose own warning names samples without one.
+        """
+        if not labels_given:
+            self.warn_of_missing_labels()
+        for line in (*self.notes, *self.unfollowed()):
+            note(line)
+
     def warn_of_missing_labels(self) -> None:
         """Log a warning if some samples have a label, and others have none."""
         table, labels = self.spec.table, self.known_labels

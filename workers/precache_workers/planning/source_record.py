@@ -413,11 +413,10 @@ def _by_content(
     identities: dict[int, _Identity] = {}
     others: set[int] = set()
     for part in known:
-        rows, contents = part.rows.tolist(), part.contents
-        for place, row in enumerate(rows):
-            if row not in found or not (content := contents[place]):
-                continue
-            if content == found[row]:
+        places = np.flatnonzero(np.isin(part.rows, list(found)) & ~part.contents.is_blank)
+        for place in places.tolist():
+            row = int(part.rows[place])
+            if part.contents[place] == found[row]:
                 identities.setdefault(row, (int(part.mtimes[place]), part.etags[place]))
             elif part.alike[place]:
                 others.add(row)
