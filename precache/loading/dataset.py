@@ -262,7 +262,7 @@ class CachedDataset(Dataset[Batch]):
             {"verify": verify, "access": access, "storage_options": storage_options},
         )
         self.__reads_together = True
-        CachedDataset.set_epoch(self, variant)
+        self.__epoch = whole("variant", variant, 0)
         if "label" in self.__opened.reader.shapes:
             compare_classes(self.version)
         rows, samples = self.version.rows, len(self.__opened.reader.valid)
