@@ -162,15 +162,7 @@ Computed = Callable[[Any, np.random.Generator | None], Any]
 
 
 class Operation(Declared):
-    """An op of a recipe. Calling it with a value and a random generator computes its output.
-
-    Attributes
-    ----------
-    on_device
-        `precache.transforms` has the op, too.
-    """
-
-    on_device: ClassVar[bool] = False
+    """An op of a recipe. Calling it with a value and a random generator computes its output."""
 
     if TYPE_CHECKING:  # declared by each op
         op: str
@@ -466,8 +458,6 @@ class RandomResizedCrop(Resampling):
     `interpolation` is as in `Resize`.
     """
 
-    on_device = True
-
     op: Literal["random_resized_crop"] = "random_resized_crop"
     size: HeightWidth
     scale: Bounds = (0.08, 1.0)
@@ -511,8 +501,6 @@ class RandomResizedCrop(Resampling):
 class HorizontalFlip(Operation):
     """Mirror left and right with probability `p`, seeded by (recipe seed, key, variant)."""
 
-    on_device = True
-
     op: Literal["horizontal_flip"] = "horizontal_flip"
     p: Annotated[float, Attribute(ge=0, le=1)] = 0.5
 
@@ -530,8 +518,6 @@ class ToDType(Operation):
 
     They are divided by the maximum of their dtype.
     """
-
-    on_device = True
 
     op: Literal["to_dtype"] = "to_dtype"
     dtype: DType

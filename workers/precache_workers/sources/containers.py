@@ -77,11 +77,10 @@ from precache_workers.sources.labels import (
     Label,
     MixedLabelsError,
     column_of,
-    decide,
     differing,
-    encode,
     join_columns,
     kind_of,
+    read_column,
     texts_of_labels,
 )
 from precache_workers.sources.sample_inputs import SampleInputs, merged
@@ -302,9 +301,9 @@ class GrowingRows:
         try:
             labels = join_columns([*self._columns, column_of(self._labels)])
         except MixedLabelsError as error:
-            *_, (row, kind) = error.two
-            names = self._names.texts()
-            raise differing(where, names[row], self._labels[row], {*error.kinds} - {kind}) from None
+            row, [_, kind] = error.other[0], error.one
+            name = self._names.texts()[row] or f"number {row}"
+            raise differing(where, name, self._labels[row], kind) from None
         rows = Rows.of(
             self._names.texts(),
             pa.concat_arrays(self._places),
@@ -785,7 +784,7 @@ def join_labels(
     try:
         labels = join_columns(columns, typed=typed)
     except MixedLabelsError as error:
-        (one, kind), (other, its_kind) = error.two
+        (one, kind), (other, its_kind) = error.one, error.other
         raise _unlike(listed[one][0], listed[other][0], source, f"{kind}, {its_kind}") from None
     note = (
         "{count} samples lie in containers without labels beside images, as others have: folders "
@@ -932,16 +931,10 @@ def row_table(
     if rules.level is not None and not is_folder:
         raise SourceError(f"{source} has labels that are not its folders; leave out --label-level")
     where = str(source)
-    decided = decide(
-        labels,
-        rows.keys,
-        where,
-        rules,
-        classes=classes,
-        typed=typed or is_folder,
-        folders=is_folder,
+    is_typed = typed or is_folder
+    column = read_column(
+        labels, rows.keys, where, rules, classes=classes, typed=is_typed, folders=is_folder
     )
-    column = encode(decided, rows.keys, where, rules, classes)
     table = RowTable(
         keys=rows.keys,
         sizes=rows.sizes,
@@ -1065,8 +1058,7 @@ def _read_index(data: bytes, places: Any) -> dict[tuple[Any, ...], Members]:
                 forward=rest[9],
             )
             if count:  # raises for invalid labels: they must not count as the source's
-                decided = decide(rows.labels, rows.keys, name, classes=classes)
-                encode(decided, rows.keys, name, classes=classes)
+                read_column(rows.labels, rows.keys, name, classes=classes)
             known[name, size, mtime, etag, ctime] = members
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
         return {}
@@ -1081,5 +1073,7 @@ def _indexed_labels(data: bytes) -> Any:
     labels = pq.read_table(io.BytesIO(data), columns=["label"])["label"].combine_chunks()
     if pa.types.is_large_list(labels.type):  # its items may have another name
         labels = labels.cast(pa.large_list(labels.type.value_type))
+    if kind_of(labels.type) is None and not pa.types.is_null(labels.type):
+        raise ValueError(f"labels are never {labels.type}")
     labels.validate(full=True)
     return labels
