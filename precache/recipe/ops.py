@@ -269,9 +269,12 @@ class Decode(Operation):
     icc
         ``srgb`` converts the colours of an image with an embedded ICC profile to sRGB. By default
         profiles are ignored, as most training code does.
+    orientation
+        ``exif`` turns and mirrors an image as its EXIF orientation says; ``stored`` leaves its
+        pixels as the file has them, for masks that were drawn on these.
     """
 
-    OPEN = ("mode",)
+    OPEN = ("mode", "orientation")
     TRIED_SIDES: ClassVar = (20, 11, 5)
     """Shorter sides for which scaled decoding is tried: most JPEGs among the probes then shrink to
     1/2, 1/4 and 1/8. libjpeg's method for each scale does not depend on the size of a picture."""
@@ -283,6 +286,7 @@ class Decode(Operation):
     scaled: bool | PositiveInt = False
     truncated: Literal["fill"] | None = None
     icc: Literal["srgb"] | None = None
+    orientation: Literal["exif", "stored"] = "exif"
 
     @model_validator(mode="after")
     def _check(self) -> Self:

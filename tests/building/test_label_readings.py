@@ -351,6 +351,16 @@ def test_columns_of_a_data_set_of_splits_are_those_of_its_training_data(builds: 
         ),
         (["subset9/a", "subset10/b"], {"a": "subset9", "b": "subset10"}, "are parts of one data"),
         (
+            ["100CANON/a", "101_PANA/b"],
+            {"a": "100CANON", "b": "101_PANA"},
+            "called as by cameras or dates; if these are no classes, --label-level 0",
+        ),
+        (
+            ["2024-05-01/a", "2024-06-11 Rome/b"],
+            {"a": "2024-05-01", "b": "2024-06-11 Rome"},
+            "called as by cameras or dates",
+        ),
+        (
             ["img_align/a", "mask_align/b"],
             {"a": "img_align", "b": "mask_align"},
             "also 'img_align', 'mask_align'; if these are parts of one data set, --label-level 0",
@@ -1075,6 +1085,11 @@ def test_labels_of_tar_members_are_read_alike(builds: Builds) -> None:
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
     assert builds.choices("a.tar") == [{"a": "01", "b": "10"}, {"a": 1, "b": 10}]
+    members = {f"{n}.{end}": data for n, label in (("a", 3), ("b", 5))
+               for end, data in (("png", photo(n)), ("cls", b'{"label": %d}' % label))}  # fmt: skip
+    write(builds.root / "a.tar", tar_of(members))
+    assert builds.labels("a.tar") == {"a": 3, "b": 5}
+    assert "are 'label' of JSON objects" in builds.printed
 
 
 TABLES: dict[str, tuple[list[str], list[Labels]]] = {
@@ -1251,11 +1266,138 @@ def test_classes_of_a_column_each_keep_their_order_and_are_one_of_a_sample(build
         )
 
 
+PHOTOS = ["part_1/ISIC_1.png", "part_1/ISIC_2.png", "part_2/ISIC_3.png"]
+HAM = "lesion_id,image_id,dx,age"
+DATA_SETS: dict[str, tuple[str, list[str], list[Labels]]] = {
+    "stems of photos in folders": (
+        "l.csv",
+        [HAM, "H1,ISIC_1,bkl,80.0", "H1,ISIC_2,nv,", "H3,ISIC_3,bkl,75.0"],
+        [
+            {"ISIC_1": "H1", "ISIC_2": "H1", "ISIC_3": "H3"},
+            {"ISIC_1": "bkl", "ISIC_2": "nv", "ISIC_3": "bkl"},
+            {"ISIC_1": "80", "ISIC_2": None, "ISIC_3": "75"},
+        ],
+    ),
+    "a class and a box, without names": (
+        "val_annotations.txt",
+        ["ISIC_1.png\tn02\t0\t3", "ISIC_2.png\tn01\t0\t3", "ISIC_3.png\tn02\t1\t2"],
+        [
+            {"ISIC_1": "n02", "ISIC_2": "n01", "ISIC_3": "n02"},
+            {"ISIC_1": "0", "ISIC_2": "0", "ISIC_3": "1"},
+            {"ISIC_1": "3", "ISIC_2": "3", "ISIC_3": "2"},
+        ],
+    ),
+    "columns of spaces below comments": (
+        "list.txt",
+        ["#Image CLASS-ID", "# 1:Cat 2:Dog", "ISIC_1 1 4", "ISIC_2 1 5", "ISIC_3 2 4"],
+        [
+            {"ISIC_1": "1", "ISIC_2": "1", "ISIC_3": "2"},
+            {"ISIC_1": "4", "ISIC_2": "5", "ISIC_3": "4"},
+        ],
+    ),
+    "paths of Windows": (
+        "l.csv",
+        [f"C:\\data\\{name},{len(name)}" for name in (n.replace("/", "\\") for n in PHOTOS)],
+        [dict.fromkeys(("ISIC_1", "ISIC_2", "ISIC_3"), "17")],
+    ),
+    "absolute paths, and values": (
+        "l.csv",
+        ["path;age", *(f"/data/train/{name};{n}.5" for n, name in enumerate(PHOTOS))],
+        [{"ISIC_1": 0.5, "ISIC_2": 1.5, "ISIC_3": 2.5}],
+    ),
+    "codes beside their numbers": (
+        "l.csv",
+        ["ISIC_1,007", "ISIC_2,7", "ISIC_3,8"],
+        [
+            {"ISIC_1": "007", "ISIC_2": "7", "ISIC_3": "8"},
+            {"ISIC_1": "7", "ISIC_2": "7", "ISIC_3": "8"},
+        ],
+    ),
+    "classes that a word joins": (
+        "l.csv",
+        ["ISIC_1,scab", "ISIC_2,rust", "ISIC_3,scab and rust"],
+        [
+            {"ISIC_1": {"scab"}, "ISIC_2": {"rust"}, "ISIC_3": {"scab", "rust"}},
+            {"ISIC_1": "scab", "ISIC_2": "rust", "ISIC_3": "scab and rust"},
+        ],
+    ),
+    "names with brackets": (
+        "l.csv",
+        ["ISIC_1,scab (leaf)", "ISIC_2,rust (leaf)", "ISIC_3,scab"],
+        [{"ISIC_1": "scab (leaf)", "ISIC_2": "rust (leaf)", "ISIC_3": "scab"}],
+    ),
+}
+"""File of labels of a public data set's form -> its labels, or those of each command printed."""
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_files_of_labels_as_data_sets_have_them(builds: Builds, name: str) -> None:
+    file, lines, expected = DATA_SETS[name]
+    put(builds.root / "in", *PHOTOS)
+    put_csv(builds.root / file, *lines)
+    if len(expected) > 1:
+        assert builds.choices(f"in --labels {file}") == expected
+    else:
+        assert builds.labels(f"in --labels {file}") == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ("012", [{"a": "ant", "b": "bee", "c": "cat"}]),
+        ("331", [{"a": "cat", "b": "cat", "c": "ant"}]),
+        ("112", [{"a": "bee", "b": "bee", "c": "cat"}]),
+        ("014", []),
+    ],
+)
+def test_class_numbers_are_those_of_a_class_map(
+    builds: Builds, numbers: str, expected: list[Labels]
+) -> None:
+    put(builds.root / "in", "a.png", "b.png", "c.png")
+    rows = [f"{name}.png,{number}" for name, number in zip("abc", numbers, strict=True)]
+    put_csv(builds.root / "labels.csv", "path,label", *rows)
+    put_csv(builds.root / "in/list.csv", "path,label", *rows)
+    write(builds.root / "classes.txt", b"ant\nbee\ncat\n")
+    for source in ("in --labels labels.csv", "in/list.csv"):
+        line = f"{source} --classes classes.txt"
+        if numbers in ("112", "014"):
+            assert builds.choices(line) == expected
+        else:
+            assert [builds.labels(line)] == expected
+
+
+@pytest.mark.parametrize("suffix", ["mat", "json", "xlsx"])
+def test_a_file_of_labels_that_is_no_table_is_refused(builds: Builds, suffix: str) -> None:
+    put(builds.root / "in", "a.png")
+    write(builds.root / f"labels.{suffix}", b"\0\xff")
+    with pytest.raises(SourceError, match=r"and a file of labels is CSV.*: write it as lines key"):
+        precache.build("in", "a.store", address="serial", labels=f"labels.{suffix}")
+
+
+def test_numbers_of_nearly_every_sample_are_values_or_classes(builds: Builds) -> None:
+    put(builds.root / "in", *(f"{number}.png" for number in range(20)))
+    put_csv(builds.root / "labels.csv", *(f"{n}.png,{n + 10}" for n in range(20)))
+    values, classes = builds.choices("in --labels labels.csv")
+    assert (values["7"], classes["7"]) == (17.0, "17")
+
+
+def test_a_path_that_begins_with_a_point_is_the_same(builds: Builds) -> None:
+    put(builds.root, "a.png", "b.png")
+    put_csv(builds.root / "list.csv", "path,label", "./a.png,x", "b.png,y", "a.png,x")
+    assert builds.labels("list.csv") == {"a": "x", "b": "y"}
+    put_csv(builds.root / "list.csv", "path,label", "./a.png,x", "b.png,y", "a.png,y")
+    with pytest.raises(SourceError, match=r"2 samples a.png with the labels x and y"):
+        precache.build("list.csv", "a.store", address="serial")
+
+
 def test_paths_of_another_folder_name_no_sample(builds: Builds) -> None:
     put(builds.root / "in/train", "0.png", "1.png")
     put_csv(builds.root / "labels.csv", "path,label", "val/0.png,cat", "val/1.png,dog")
-    with pytest.raises(SourceError, match=r"no key of labels.csv is in the source.*'val/0.png'"):
-        precache.build("in/train", "a.store", address="serial", labels="labels.csv")
+    for folder, mark in (("val", ""), ("/data/val", ""), ("C:\\val", "\\")):
+        paths = [f"{folder}/{number}.png".replace("/", mark or "/") for number in range(2)]
+        put_csv(builds.root / "labels.csv", "path,label", f"{paths[0]},cat", f"{paths[1]},dog")
+        with pytest.raises(SourceError, match=r"no key of labels.csv is in the source"):
+            precache.build("in/train", "a.store", address="serial", labels="labels.csv")
 
 
 def test_a_column_of_keys_may_be_one_of_the_source_and_of_the_file(builds: Builds) -> None:
@@ -1487,7 +1629,11 @@ def test_whole_numbers_with_a_fraction_in_a_file_of_labels_are_class_numbers(
     put_csv(builds.root / "labels.csv", "key,label", "a.png,1.0", "b.png,", "c.png,0.0")
     labels = builds.labels("in --labels labels.csv")
     assert labels == {"a": "1", "b": None, "c": "0"}
-    assert "are class numbers (--label-kind name: names of classes)" in caplog.text
+    assert (
+        "are class numbers (--label-kind name: names of classes; --label-kind value:" in caplog.text
+    )
+    labels = builds.labels("in --labels labels.csv", "--label-kind", "value")
+    assert labels == {"a": 1.0, "b": None, "c": 0.0}
 
 
 @pytest.mark.parametrize("flags", [(), ("--label-kind", "number")])
@@ -1549,7 +1695,10 @@ def test_names_that_look_alike_are_refused(builds: Builds, names: tuple[str, str
         put(builds.root / "in" / name, f"{number}.png")
     arguments = ("build", "in", "a.store", "--address", "serial")
     assert builds.run(*arguments) == 2
-    assert "which look alike. Choose: rename one; or list the names" in builds.printed
+    assert "which look alike. Choose: " in builds.printed
+    assert "rename one; or list the names" in builds.printed
+    codes = {"0": names[0], "1": names[1]} if names[0].isdecimal() else None
+    assert builds.choices("in") == ([codes] if codes else [])
     if names[1] == names[1].strip() and "\u0301" not in names[1]:
         write(builds.root / "classes.txt", "\n".join(names).encode())
         assert builds.labels("in", "--classes", "classes.txt") == {"0": names[0], "1": names[1]}
@@ -1685,9 +1834,13 @@ def test_columns_of_signs_in_a_table_of_uris_are_columns_of_0_and_1(builds: Buil
     builds.labels("list.csv", "--label-column", "Smiling,Young")
     assert "In the columns 'Smiling', 'Young', -1 counts as 0" in builds.printed
     put_csv(builds.root / "list.csv", "image_id,Smiling,Young,x", *rows, "d.png,0,1,1")
-    flags = ("--label-column", "Smiling,Young", "--address", "serial")
-    assert builds.run("build", "list.csv", "a.store", *flags) == 2
-    assert "have -1 beside 0 and 1; write 0 or 1" in builds.printed
+    put(builds.root, "d.png")
+    put_csv(builds.root / "more.csv", "image_id,Smiling,Young,x", "e.png,0,1,1")
+    put(builds.root, "e.png")
+    for source in ("list.csv", "'{list,more}.csv'"):
+        [both] = builds.choices(source, "--label-column", "Smiling,Young")
+        assert "have -1 beside 0 and 1. Choose: `--no-label=-1` if it counts as 0" in builds.printed
+        assert both.items() >= {"a": {"Smiling"}, "b": set(), "d": {"Young"}}.items()
 
 
 # --- splits -------------------------------------------------------------------------------------
@@ -1705,6 +1858,18 @@ def test_a_validation_set_that_lacks_a_class_is_refused(builds: Builds) -> None:
     assert classes == [("cat", "dog", "eel"), ("dog", "eel")]
     builds.labels("photos/train")
     assert precache.open(builds.root / "2.store").classes == classes[0]
+
+
+@pytest.mark.parametrize("source", ["photos/val/imgs", "photos/val"])
+def test_a_validation_set_is_compared_with_the_folder_of_the_same_place(
+    builds: Builds, source: str
+) -> None:
+    put_classes(builds.root / "photos/train/imgs")
+    put(builds.root / "photos/val/imgs", "dog/v1.png", "eel/v2.png")
+    assert builds.choices(source) == [{"v1": "dog", "v2": "eel"}] * 2
+    assert "lacks 'cat'" in builds.printed
+    classes = [precache.open(builds.root / f"choice0{n}.store").classes for n in range(2)]
+    assert classes == [("cat", "dog", "eel"), ("dog", "eel")]
 
 
 def test_a_validation_set_with_a_class_of_no_image_is_as_the_training_set(builds: Builds) -> None:
@@ -1813,7 +1978,109 @@ def test_classes_that_a_build_no_longer_gives_are_said(builds: Builds) -> None:
     assert "have 2: to keep them, give the options for labels" in builds.printed
 
 
-def test_images_that_may_be_masks_of_others_in_their_folder_are_said(builds: Builds) -> None:
-    put(builds.root / "in", "a/1.png", "a/1_mask.png", "b/2.png", "b/2_mask.png", "b/gas_mask.png")
-    assert len(builds.labels("in")) == 5
-    assert "2 images are called as others but for an ending, such as a/1_mask.png" in builds.printed
+PAIRS: dict[str, tuple[list[str], list[str]]] = {
+    "of another suffix": (["{0}.png", "{0}.jpg"], ["{*.jpg,*.png}"]),
+    "of a mask": (["{0}.png", "{0}_gt.png"], ["{*.*,*_gt.*}"]),
+    "of a segmentation": (["I_{0}.png", "I_{0}_segmentation.png"], ["{*.*,*_segmentation.*}"]),
+    "of both": (["{0}_sat.png", "{0}_mask.png"], ["{*_sat.*,*_mask.*}"]),
+    "of a letter": (["x_{0}.png", "x_{0}_L.png"], ["{*.*,*_L.*}"]),
+    "of class folders": (
+        ["{1}/{1} ({0}).png", "{1}/{1} ({0})_mask.png"],
+        ["**/{*.*,*_mask.*}"],
+    ),
+    "of several masks": (
+        ["u_{0}_leftImg8bit.png", "u_{0}_gtFine_color.png", "u_{0}_gtFine_labelIds.png"],
+        ["{*_leftImg8bit.*,*_gtFine_color.*}", "{*_leftImg8bit.*,*_gtFine_labelIds.*}"],
+    ),
+}  # fmt: skip
+"""Endings -> the names of a sample's images, and the sources that pair them."""
+
+
+def as_table(root: Path) -> str:
+    names = [path.relative_to(root).as_posix() for path in sorted((root / "in").rglob("*.*"))]
+    put_csv(root / "list.csv", "path", *names)
+    return "list.csv"
+
+
+@pytest.mark.parametrize("pack", [as_folder, as_zip, as_tar, as_table])
+@pytest.mark.parametrize("name", PAIRS)
+def test_images_that_pair_by_name_are_no_samples_of_their_own(
+    builds: Builds, pack: Pack, name: str
+) -> None:
+    names, sources = PAIRS[name]
+    numbers = range(1, 7)
+    for number in numbers:
+        put(builds.root / "in", *(each.format(number, "ab"[number % 2]) for each in names))
+    source = pack(builds.root)
+    if pack is as_tar and name == "of another suffix":  # as WebDataset names inputs
+        assert len(builds.labels(source)) == len(numbers)
+        return
+    choices = builds.choices(source)
+    commands = [command[1] for command in commands_in(builds.printed)]
+    expected = [f"in/{of}" for of in sources if pack is as_folder]
+    assert [command for command in commands if command.startswith("in/")] == expected
+    for choice in choices[: len(expected)]:
+        assert len(choice) == len(numbers)
+    assert builds.run("plan", source, "plan.store") == 2
+    whole = ("whole.store", "--sample-name", "whole", "--address", "serial")
+    assert builds.run("build", source, *whole) == 0
+    assert len(precache.open("whole.store").keys) == len(names) * len(numbers)
+
+
+def test_a_few_images_that_are_called_as_others_are_said(builds: Builds) -> None:
+    put(builds.root / "in", *(f"a/{n}.png" for n in range(6)), "a/1_mask.png", "b/gas_mask.png")
+    assert len(builds.labels("in")) == 8
+    said = "1 of 8 images of in are called as others (*.*) but for their ending (*_mask.*)"
+    assert f"{said}, such as a/1_mask.png, and are samples" in builds.printed
+    builds.labels("in --sample-name whole")
+    assert "called as others" not in builds.printed
+
+
+@pytest.mark.parametrize("pack", [as_folder, as_zip])
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("cat.{}.png dog.{}.png", "begin with 2 words ('cat', 'dog'), which may be classes"),
+        ("Abyssinian_{}.png great_dane_{}.png pug_{}.png", "begin with 3 words"),
+        ("IMG_{}.png DSC_{}.png", ""),
+        ("x{}.png", ""),
+        ("cats/cat.{}.png dogs/dog.{}.png", ""),
+    ],
+)
+def test_words_of_names_that_may_be_classes_are_said(
+    builds: Builds, pack: Pack, names: str, said: str
+) -> None:
+    put(builds.root / "in", *(name.format(n) for n in range(6) for name in names.split()))
+    for flags, is_said in (("", bool(said)), ("--label-level 0", False)):
+        store = f"{flags[-1:]}.store"
+        line = ["build", pack(builds.root), store, "--address", "serial", *flags.split()]
+        assert builds.run(*line) == 0, builds.printed
+        assert ("may be classes, and give no label" in builds.printed) == is_said
+        assert (said if is_said else "") in builds.printed
+
+
+@PACKED
+def test_a_level_of_no_folder_is_refused(builds: Builds, pack: Pack) -> None:
+    put(builds.root / "in", "x/cat/a.png", "y/dog/b.png")
+    assert builds.choices(pack(builds.root), "--label-level", "3") == [
+        {"a": "cat", "b": "dog"},
+        {"a": "x", "b": "y"},
+        {"a": None, "b": None},
+    ]
+    assert "no image of" in builds.printed
+
+
+def test_a_recipe_that_reads_columns_is_offered_the_sources_that_have_them(builds: Builds) -> None:
+    put(builds.root / "data", *(f"{part}/{n}.png" for part in ("images", "masks") for n in "ab"))
+    for column in ("masks", "mask"):
+        fields = [
+            f'[fields.{name}]\ninput = "{of}"\nops = [{{ op = "decode" }}]\n'
+            for name, of in (("image", "images"), ("mask", column))
+        ]
+        write(builds.root / "recipe.toml", "".join(fields).encode())
+        choices = builds.choices("data --recipe recipe.toml")
+        sources = [command[1] for command in commands_in(builds.printed)]
+        assert sources == (["data/{images,masks}"] if column == "masks" else [])
+        assert len(choices) == len(sources)
+        said = "with a recipe that reads its columns ('images', 'masks') in place of"
+        assert (said in builds.printed) == (column == "mask")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 from unicodedata import normalize
 
 from precache_workers.sources.base import is_image
+from precache_workers.sources.label_readings import is_split
 
-FORMS = ("by key", "by their paths", "without the suffix of their key", "by file name alone")
+FORMS = (
+    "by key", "by their paths", "by file name alone", "without suffix",
+    "by absolute paths that end in their keys", "by absolute paths without suffix",
+)  # fmt: skip
 """How values may name samples; a form counts only if no value is of an earlier one."""
+
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
 
 
 class Fit(NamedTuple):
@@ -25,13 +31,10 @@ class Fit(NamedTuple):
         Index of `FORMS`.
     rows
         The row of the sample that each value names, -1 for none.
-    folder
-        What comes before the keys in paths, with its last slash.
     """
 
     form: int
     rows: tuple[int, ...]
-    folder: str = ""
 
     @property
     def samples(self) -> int:
@@ -63,17 +66,28 @@ class SampleKeys:
     def fit(self, values: Sequence[str]) -> Fit | None:
         """Return the samples that values name, in the form that comes first; None for none."""
         names = [composed(value) for value in values]
-        fits = [Fit(0, _rows(names, self._numbers))]
-        if not any(row >= 0 for row in fits[0].rows):
-            fits = self._fits_of_paths(names) or [Fit(2, _rows(names, self._stems))]
-        if not any(row >= 0 for row in fits[0].rows):
-            fits = [Fit(3, _rows(names, self._file_names))]
-        # A path that names two samples names none.
-        fit = fits[0]
-        return fit if len(fits) == 1 and any(row >= 0 for row in fit.rows) else None
+        if not self._has_backslash:  # paths of Windows
+            names = [name.replace("\\", "/") for name in names]
+        fits = (Fit(form, rows) for form, rows in self._forms(names))
+        return next((fit for fit in fits if fit.samples), None)
 
-    def _fits_of_paths(self, names: Sequence[str]) -> list[Fit]:
-        fits = []
+    def _forms(self, names: Sequence[str]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield the numbers of forms, and the rows that the names have by them."""
+        yield 0, _rows(names, self._numbers)
+        paths = self._rows_of_paths(names)
+        if len(paths) > 1:  # a path that names two samples names none
+            return
+        yield from ((1, rows) for rows in paths)
+        yield 2, _rows(names, self._ends)
+        yield 3, _rows(names, self._stem_ends)
+        for form, keys in ((4, self._images), (5, self._stems)):
+            row_of = {name: self._row_at_end(name.strip(), keys) for name in {*names}}
+            found = [row for row in row_of.values() if row >= 0]
+            if len({*found}) == len(found):
+                yield form, tuple(row_of[name] for name in names)
+
+    def _rows_of_paths(self, names: Sequence[str]) -> list[tuple[int, ...]]:
+        found = []
         for folder in self._folders:
             below = [
                 name.strip().removeprefix(folder) if name.strip().startswith(folder) else ""
@@ -81,8 +95,8 @@ class SampleKeys:
             ]
             rows = _rows(below, self._numbers) if any(below) else ()
             if any(row >= 0 for row in rows):
-                fits.append(Fit(1, rows, folder))
-        return fits
+                found.append(rows)
+        return found
 
     @cached_property
     def _folders(self) -> list[str]:
@@ -110,21 +124,51 @@ class SampleKeys:
         rows = enumerate(map(composed, self.keys))
         return {first: row for row, key in rows if (first := self._numbers[key]) != row}
 
-    @cached_property
-    def _stems(self) -> dict[str, int]:
-        stems = {
-            composed(key.rpartition(".")[0] if is_image(key) else key): row
-            for row, key in enumerate(self.keys)
-        }
-        return stems if len(stems) == len(self.keys) else {}
+    def _row_at_end(self, path: str, keys: Mapping[str, int]) -> int:
+        """Return the row of the key that an absolute path ends in; -1 if it is of another split."""
+        tail = next((tail for tail in _tails(path)[1:] if tail in keys), None)
+        if tail is None or not _ABSOLUTE.match(path):
+            return -1
+        own, theirs = (
+            {*filter(is_split, folder.split("/"))}
+            for folder in (self._source, path.removesuffix(tail))
+        )
+        return -1 if own and theirs and own.isdisjoint(theirs) else keys[tail]
 
     @cached_property
-    def _file_names(self) -> dict[str, int]:
-        """Name of an image without its folders, if no other has it -> its row."""
-        names = [composed(key.rpartition("/")[2]) for key in self.keys]
-        counts = Counter(names)
-        rows = enumerate(names)
-        return {name: row for row, name in rows if counts[name] == 1 and is_image(name)}
+    def _has_backslash(self) -> bool:
+        return any("\\" in key for key in self.keys)
+
+    @cached_property
+    def _images(self) -> dict[str, int]:
+        return {key: row for key, row in self._numbers.items() if is_image(key)}
+
+    @cached_property
+    def _stems(self) -> dict[str, int]:
+        return _of_one((key.rpartition(".")[0], row) for key, row in self._images.items())
+
+    @cached_property
+    def _ends(self) -> dict[str, int]:
+        return _of_one((end, row) for key, row in self._images.items() for end in _tails(key)[1:])
+
+    @cached_property
+    def _stem_ends(self) -> dict[str, int]:
+        stems = self._stems.items()
+        return _of_one((end, row) for stem, row in stems for end in _tails(stem)[1:]) | self._stems
+
+
+def _of_one(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return the row of each name; -1 for a name of several."""
+    rows: dict[str, int] = {}
+    for name, row in pairs:
+        rows[name] = -1 if name in rows else row
+    return rows
+
+
+def _tails(name: str) -> list[str]:
+    """Return a path, and what is left of it after each of its folders."""
+    parts = name.split("/")
+    return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
 def _rows(names: Sequence[str], numbers: dict[str, int]) -> tuple[int, ...]:

@@ -26,11 +26,16 @@ from precache.store.open import split_uri
 from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix, place_digest
 from precache_workers.ops.identity import decides, function_digests
 from precache_workers.planning.class_maps import class_folders, freeze_classes, read_classes
-from precache_workers.planning.compared_samples import DatasetReader, note_of_held_data
+from precache_workers.planning.compared_samples import (
+    DatasetReader,
+    note_of_held_data,
+    require_spots,
+)
 from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.labels import override_labels
 from precache_workers.planning.request import Request, label_rules, source_has_columns
 from precache_workers.planning.row_placement import Placed, place_rows
+from precache_workers.planning.rows import numbers_out_of_order
 from precache_workers.planning.source_record import RecalledListing, recall
 from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
@@ -38,10 +43,15 @@ from precache_workers.sources.base import Doubt, Listing, Source, Tick, choice_e
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import is_split, note_of_order, quoted
+from precache_workers.sources.name_readings import note_of_words, partners_among
+from precache_workers.sources.paired_folders import PairedFolders, columns_of
 from precache_workers.sources.splits import split_name
 from precache_workers.user_code.identity import code_of
 
 log = logging.getLogger(__name__)
+
+SPLIT_DEPTH = 3
+"""Folders of a path that are looked at for a split, from the last."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +246,8 @@ def list_rows(
             f"--compare is for a Python dataset, and {shown(request.source)} is none: its samples "
             "are compared without it; leave it out"
         )
-    table = _labelled(request, source, listing, table)
+    of_names, doubts = _read_names(request, source, table)
+    table = _labelled(request, source, listing, table, doubts)
     recalled, compared = _recall(request, store, source, table, listing.ctimes, tick, say)
     table = recalled.table
     if isinstance(source, DatasetSource) and not request.compare:
@@ -258,9 +269,11 @@ def list_rows(
         examples=listing.examples,
         notes=(
             *_true_of(listing, request, table),
+            *of_names,
             *changed,
             *_label_notes(request, source, table),
             *_note_of_numbers(request, store, table),
+            *_note_of_order(request, source, table),
         ),
         # An index would not tell the next build of a doubt that this one need not settle.
         index=(name, listing.index) if listing.index is not None and not listing.doubts else None,
@@ -312,6 +325,8 @@ def _recall(
     if not isinstance(source, DatasetSource):
         return known(ContentReader(source, request.sample_timeout, say)), {}
     reader = DatasetReader(source, request.sample_timeout, say, tick, request.compare)
+    if not source.compares and not request.recompute:
+        require_spots(store, replace(reader, tick=lambda count: None, contents={}), listing)
     # What one recipe reads of a sample settles nothing for another.
     inputs = repr((source.fields, source.labels_given))
     recalled = known(reader, read_all=request.compare, read_touched=False, inputs=inputs)
@@ -363,11 +378,21 @@ def _note_of_numbers(request: Request, store: Folder, table: RowTable) -> list[s
     return [f"Classes get other numbers than in version {version}: {some}; {keep} ones"]
 
 
+def _note_of_order(request: Request, source: Source, table: RowTable) -> list[str]:
+    """Return the line about numbers in names of a folder, whose order as text is kept."""
+    of_names = request.keep_order and isinstance(source, FolderSource | PairedFolders)
+    pair = numbers_out_of_order(table.keys) if of_names else None
+    if pair is None:
+        return []
+    first, second = map(printable, pair)
+    way = "for that of numbers, write them with leading zeros, or give a table of the files"
+    return [f"Rows are in the order of text: {first} comes before {second}; {way}"]
+
+
 def _named_split(source: str) -> str:
     """Return the words in the last name of a source that name a split; of a pattern, in two."""
     *_, outer, last = ["", *source.rstrip("/").split("/")]
-    names = [outer, last] if re.search(r"[*?\[{]", last) else [last]
-    return " ".join(filter(None, map(split_name, names)))
+    return split_name(last) or split_name(outer)
 
 
 def _is_later_split(name: str) -> bool:
@@ -375,14 +400,26 @@ def _is_later_split(name: str) -> bool:
     return is_split(name) and not re.search("tr(ai)?n", name.lower())
 
 
-def _splits_beside(source: Source) -> list[Path]:
-    """Return the splits beside a local folder, those that are trained on first."""
+def _split_above(source: Source) -> Path | None:
+    """Return the split that a local folder is, or is in, as ``val`` of ``val/imgs``."""
     local = source.folder.local("") if isinstance(source, FolderSource) else None
-    beside: list[Path] = []
+    inner = [] if local is None else [local, *local.parents][:SPLIT_DEPTH]
+    return next((path for path in inner if is_split(path.name)), None)
+
+
+def _splits_beside(source: Source) -> list[Path]:
+    """Return the local folders that are of other splits, those that are trained on first."""
+    split, beside = _split_above(source), list[Path]()
+    if split is None or not isinstance(source, FolderSource):
+        return []
     with contextlib.suppress(OSError):  # a parent that may not be listed
-        beside = sorted(local.parent.iterdir()) if local is not None else []
-    splits = [path for path in beside if path != local and is_split(path.name) and path.is_dir()]
-    return sorted(splits, key=lambda path: _is_later_split(path.name))
+        beside = sorted(split.parent.iterdir())
+    local = source.folder.local("")
+    assert local is not None
+    inside = local.relative_to(split)
+    splits = [path for path in beside if path != split and is_split(path.name)]
+    splits.sort(key=lambda path: _is_later_split(path.name))
+    return [path / inside for path in splits if (path / inside).is_dir()]
 
 
 def _doubt_of_split(request: Request, source: Source, table: RowTable) -> list[Doubt]:
@@ -390,7 +427,10 @@ def _doubt_of_split(request: Request, source: Source, table: RowTable) -> list[D
     local = source.folder.local("") if isinstance(source, FolderSource) else None
     if local is None or request.labels is not None or request.classes is not None:
         return []
-    if not _is_later_split(local.name) or not table.classes or request.label_level not in (None, 1):
+    split = _split_above(source)
+    if split is None or not _is_later_split(split.name):
+        return []
+    if not table.classes or request.label_level not in (None, 1):
         return []
     for other in _splits_beside(source):
         theirs = class_folders(other)
@@ -456,8 +496,54 @@ def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:
     return recipe.model_copy(update={"fields": {**recipe.fields, **fields}})
 
 
-def _labelled(request: Request, source: Source, listing: Listing, table: RowTable) -> RowTable:
+def _read_names(request: Request, source: Source, table: RowTable) -> tuple[list[str], list[Doubt]]:
+    """Return the lines and doubts about what the names of images tell: pairs, and classes."""
+    if isinstance(source, DatasetSource | PairedFolders):
+        return [], []
+    notes, doubts = list[str](), list[Doubt]()
+    partners = partners_among(table.keys) if request.sample_name != "whole" else None
+    if partners is not None:
+        folder = None
+        if isinstance(source, FolderSource) and "{" not in str(source.folder):
+            nested = table.keys.matching("/").any()
+            folder = source.folder.path("**") if nested else str(source.folder)
+        notes, doubts = partners.reading(shown(request.source), folder)
+    if not has_label(table.labels).any() and request.labels is None and request.label_level is None:
+        notes += note_of_words(table.keys)
+    return notes, doubts
+
+
+def _for_recipe(request: Request, source: Source, doubt: Doubt) -> Doubt:
+    """Leave out choices of folders whose samples lack the columns that the recipe reads."""
+    read = {f.input for f in request.recipe.fields.values() if isinstance(f.input, str)}
+    if not isinstance(source, FolderSource) or read <= {"bytes"}:
+        return doubt
+    choices = [
+        (way, when)
+        for way, when in doubt.choices
+        if not way or ("{" in way[0] and read <= {*columns_of(way[0])})
+    ]
+    for way, _ in doubt.choices:
+        if way and "{" in way[0] and not read <= {*columns_of(way[0])}:
+            columns = quoted(columns_of(way[0]))
+            text = f"{shown(way[0])} with a recipe that reads its columns ({columns})"
+            choices.append(((), f"{text} in place of {quoted(sorted(read))}"))
+    return replace(doubt, choices=tuple(choices)) if choices else doubt
+
+
+def _labelled(
+    request: Request,
+    source: Source,
+    listing: Listing,
+    table: RowTable,
+    of_names: Sequence[Doubt],
+) -> RowTable:
     """Give a listing the labels and classes of the request.
+
+    Parameters
+    ----------
+    of_names
+        Doubts about the names of images.
 
     Raises
     ------
@@ -467,7 +553,7 @@ def _labelled(request: Request, source: Source, listing: Listing, table: RowTabl
     frozen = None
     if request.classes is not None:
         frozen = read_classes(request.classes, request.storage_options, request.class_order)
-    doubts = list(listing.doubts)
+    doubts = [*listing.doubts, *of_names]
     if of_split := _doubt_of_split(request, source, table):  # each of its ways gives the classes
         doubts = [*(doubt for doubt in doubts if not doubt.by_classes), *of_split]
     if request.labels is not None:
@@ -486,7 +572,7 @@ def _labelled(request: Request, source: Source, listing: Listing, table: RowTabl
         doubts = [doubt for doubt in doubts if doubt.of_members]
     doubts = [doubt for doubt in doubts if frozen is None or not doubt.by_classes]
     if doubts:
-        raise choice_error(doubts)
+        raise choice_error([_for_recipe(request, source, doubt) for doubt in doubts])
     if request.classes is not None and frozen is not None:
         if source.labels_with_samples and not has_label(table.labels).any():
             raise SourceError(
@@ -495,7 +581,8 @@ def _labelled(request: Request, source: Source, listing: Listing, table: RowTabl
             )
         store, _ = split_uri(request.classes, request.storage_options)
         own = recordable_source(store) == recordable_source(request.store)
-        table = freeze_classes(table, frozen, shown(request.classes), grows=own)
+        from_0, where = request.label_kind == "number", shown(request.classes)
+        table = freeze_classes(table, frozen, where, grows=own, from_0=from_0)
     # Whatever its targets are, a dataset's samples may bring labels.
     may_bring = isinstance(source, DatasetSource) or source.labels_with_samples
     is_given = request.labels is not None or request.classes is not None

@@ -27,7 +27,6 @@ from precache_workers.sources.containers import (
 )
 from precache_workers.sources.tf_examples import (
     Parts,
-    count_parts,
     parts_of,
     require_label,
     sample_of,
@@ -76,11 +75,12 @@ class ArrayRecordFormat:
                             raise SourceError(f"{where}: in its first record, {error}") from None
                         parts = Parts(key=f"{file.name}/{number}")  # it will be a hole
                     first = first or parts
-                    count_parts(members, parts, where)
+                    if parts.image:
+                        members.notes[parts.note] += 1
                     unit, size = number // UNIT_RECORDS, len(parts.image)
                     rows.add(parts.key, number, unit=unit, size=size, etag=etag, label=parts.label)
-        require_label(members, self.columns, first, where)
         members.take(rows, file.name, self.columns.key, where)
+        require_label(members, self.columns, first, where)
         return members
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:

@@ -38,8 +38,8 @@ from precache_workers.sources.containers import (
     structs,
 )
 from precache_workers.sources.file_ranges import read_parts, require_size
+from precache_workers.sources.labels import BYTES_OF
 from precache_workers.sources.parquet_tables import (
-    BYTES_OF,
     ChosenColumns,
     choose_columns,
     damaged,
@@ -258,7 +258,7 @@ def _rows(
     chosen: ChosenColumns,
     key: str | None,
     members: Members,
-) -> tuple[Sequence[str], Sequence[str], np.ndarray, np.ndarray]:
+) -> tuple[Sequence[str], Any, np.ndarray, np.ndarray]:
     """Return names, labels, starts and sizes of the images of rows; -1 for rows without one.
 
     Only the buffers of names, labels and image offsets are read. The others stay zeros: pyarrow

@@ -22,7 +22,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
@@ -71,10 +71,18 @@ from precache_workers.sources.label_readings import (
     bare_folders,
     folder_labels,
     is_beside,
-    one_class_each,
     read_folders,
 )
-from precache_workers.sources.labels import Kind, decide, encode_column, encode_labels, joined
+from precache_workers.sources.labels import (
+    Label,
+    MixedLabelsError,
+    column_of,
+    differing,
+    join_columns,
+    kind_of,
+    read_column,
+    texts_of_labels,
+)
 from precache_workers.sources.sample_inputs import SampleInputs, merged
 from precache_workers.sources.splits import notes_of_folders, read_split_files
 
@@ -90,14 +98,12 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-LabelRule = Literal["", "beside", "folder"]
-
 _INDEXED = TypeAdapter(
     list[
         tuple[
             str, int, int, str, int, NonNegativeInt,
             tuple[
-                Kind | None, LabelRule, tuple[str, ...], dict[str, NonNegativeInt],
+                bool, tuple[str, ...], dict[str, NonNegativeInt],
                 dict[str, NonNegativeInt], dict[str, str], dict[str, NonNegativeInt],
                 dict[str, tuple[NonNegativeInt, str]], ColumnEvidence, dict[str, bool], bool,
             ],
@@ -105,14 +111,14 @@ _INDEXED = TypeAdapter(
     ]
 )  # fmt: skip
 """Containers of an index: the fields of `FileInfo`, the number of samples, and the attributes of
-`Members` that are not columns."""
+`Members` that are not columns, after whether it has labels."""
 
-INDEX_RULES = b"9"
+INDEX_RULES = b"10"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
 _INDEX_COLUMNS = {
-    "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "label": "string",
+    "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string",
     "unit": "int32", "nbytes": "int64",
 }  # fmt: skip
 
@@ -134,7 +140,7 @@ class Rows:
     Attributes
     ----------
     labels
-        Labels as text, of which equal ones are mostly one object; empty for none.
+        Labels as an Arrow array, as of `labels.column_of`; of nulls if there are none.
     units, places, nbytes
         As in `Locations`.
     """
@@ -143,7 +149,7 @@ class Rows:
     sizes: np.ndarray
     mtimes: np.ndarray
     etags: Texts
-    labels: list[str]
+    labels: Any
     units: np.ndarray
     places: Any
     nbytes: np.ndarray
@@ -159,27 +165,29 @@ class Rows:
         *,
         units: np.ndarray,
         etags: Texts | str,
-        labels: list[str],
+        labels: Any = None,
         sizes: np.ndarray | None = None,
         mtimes: np.ndarray | None = None,
         nbytes: np.ndarray | None = None,
     ) -> Rows:
-        """Return the columns of some samples; numbers are unknown where they are not given."""
+        """Return the columns of some samples; what is not given is unknown."""
+        import pyarrow as pa
+
         count = len(keys)
         return cls(
             keys=keys,
             sizes=np.full(count, -1) if sizes is None else sizes.astype(np.int64),
             mtimes=np.full(count, -1) if mtimes is None else mtimes.astype(np.int64),
             etags=Texts.repeated([etags], [count]) if isinstance(etags, str) else etags,
-            labels=labels,
+            labels=pa.nulls(count) if labels is None else labels,
             units=units.astype(np.int32),
             places=places,
             nbytes=np.zeros(count, np.int64) if nbytes is None else nbytes.astype(np.int64),
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """Return the samples of several containers, one after the other."""
+    def joined(cls, parts: Sequence[Rows], labels: Any) -> Rows:
+        """Return the samples of several containers, one after the other, with labels of all."""
         import pyarrow as pa
 
         if len(parts) == 1:
@@ -188,7 +196,7 @@ class Rows:
         return cls(
             keys=Texts.joined([part.keys for part in parts]),
             etags=Texts.joined([part.etags for part in parts]),
-            labels=list(itertools.chain.from_iterable(part.labels for part in parts)),
+            labels=labels,
             places=pa.concat_arrays([part.places for part in parts]),
             **{name: np.concatenate([getattr(p, name) for p in parts]) for name in arrays},
         )
@@ -200,7 +208,7 @@ class Rows:
             sizes=self.sizes[kept],
             mtimes=self.mtimes[kept],
             etags=self.etags.take(kept),
-            labels=list(itertools.compress(self.labels, kept.tolist())),
+            labels=self.labels.filter(arrow_of(kept)),
             units=self.units[kept],
             places=self.places.filter(arrow_of(kept)),
             nbytes=self.nbytes[kept],
@@ -220,23 +228,30 @@ class GrowingRows:
         self._names, self._etags = GrowingTexts(), GrowingTexts()
         self._type, self._places = places, list[Any]()
         self._sizes, self._units, self._nbytes = array("q"), array("q"), array("q")
-        self._labels: list[str] = []
-        self._known: dict[str, str] = {}
+        self._labels: list[Label | None] = []
+        self._columns: list[Any] = []
         self._different: set[str] = set()
         self._new: list[tuple[str, str, Any]] = []
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self._sizes)
 
     def add(
-        self, name: str, place: Any, *, unit: int = 0, size: int = -1, etag: str = "", label: str
+        self,
+        name: str,
+        place: Any,
+        *,
+        unit: int = 0,
+        size: int = -1,
+        etag: str = "",
+        label: Label | None = None,
     ) -> None:
         """Add a sample."""
         self._new.append((name, etag, place))
         self._sizes.append(size)
         self._units.append(unit)
         self._nbytes.append(0)
-        self._labels.append(self._known.setdefault(label, label))
+        self._labels.append(label)
         if len(self._new) == FILES_PER_TICK:
             self._settle()
 
@@ -248,10 +263,10 @@ class GrowingRows:
         units: np.ndarray,
         sizes: np.ndarray,
         etag: str,
-        labels: Sequence[str],
+        labels: Any,
         nbytes: int = 0,
     ) -> None:
-        """Add samples."""
+        """Add samples; not to be mixed with those that are added one by one."""
         self._settle()
         self._names.extend(names)
         self._etags.extend([etag] * len(names))
@@ -260,7 +275,7 @@ class GrowingRows:
         self._sizes.frombytes(sizes.astype(np.int64).tobytes())
         self._units.frombytes(units.astype(np.int64).tobytes())
         self._nbytes.frombytes(np.full(len(names), nbytes, np.int64).tobytes())
-        self._labels += (self._known.setdefault(label, label) for label in labels)
+        self._columns.append(labels)
 
     def _settle(self) -> None:
         import pyarrow as pa
@@ -272,17 +287,29 @@ class GrowingRows:
         self._places.append(pa.array(places, self._type))
         self._new = []
 
-    def rows(self) -> tuple[Rows, list[int]]:
-        """Return the samples, with their names as keys, and those whose names are not UTF-8."""
+    def rows(self, where: str = "") -> tuple[Rows, list[int]]:
+        """Return the samples, with their names as keys, and those whose names are not UTF-8.
+
+        Raises
+        ------
+        SourceError
+            Their labels have kinds that cannot be combined.
+        """
         import pyarrow as pa
 
         self._settle()
+        try:
+            labels = join_columns([*self._columns, column_of(self._labels)])
+        except MixedLabelsError as error:
+            row, [_, kind] = error.other[0], error.one
+            name = self._names.texts()[row] or f"number {row}"
+            raise differing(where, name, self._labels[row], kind) from None
         rows = Rows.of(
             self._names.texts(),
             pa.concat_arrays(self._places),
             units=np.array(self._units),
             etags=next(iter(self._different)) if len(self._different) == 1 else self._etags.texts(),
-            labels=self._labels,
+            labels=labels,
             sizes=np.array(self._sizes),
             nbytes=np.array(self._nbytes),
         )
@@ -300,11 +327,6 @@ class Members:
 
     Attributes
     ----------
-    kind
-        Kind of the labels; None if there are none.
-    label_rule
-        ``beside`` if labels lie beside images, ``folder`` if they are the first folders of names;
-        for formats that have both.
     classes
         Names of all classes, by number, if the container has them.
     ignored, left_out, examples
@@ -322,8 +344,6 @@ class Members:
     """
 
     rows: Rows
-    kind: Kind | None = None
-    label_rule: LabelRule = ""
     classes: tuple[str, ...] = ()
     ignored: Counter[str] = field(default_factory=Counter)
     others: dict[str, bool] = field(default_factory=dict)
@@ -368,7 +388,7 @@ class Members:
         SourceError
             The column of keys has no value in some row.
         """
-        self.rows, wrong = growing.rows()
+        self.rows, wrong = growing.rows(where or container)
         names = self.rows.keys
         if key is not None:
             if names.is_blank.any():
@@ -422,7 +442,7 @@ class Format(Protocol):
 
     @property
     def typed(self) -> bool:
-        """False if labels are text whose kind is inferred, or folders of names."""
+        """False if labels are text whose kind is inferred, or else the folders of names."""
 
     @property
     def checks_members(self) -> bool:
@@ -501,10 +521,13 @@ class ContainerSource:
         empty, rows = whole.rows, [members.rows for _, members in listed]
         for _, members in listed:
             members.rows = empty  # they would take as much memory again
-        counts, whole.rows = [len(some) for some in rows], Rows.joined(rows)
+        columns = [some.labels for some in rows]
+        labels, classes = join_labels(listed, columns, self, typed=self.format.typed)
+        counts, whole.rows = [len(some) for some in rows], Rows.joined(rows, labels)
         del rows
-        index = _write_index(listed, counts, whole.rows) if wanted else None
-        _settle_rules(listed, counts, whole.rows.labels)
+        one_type = len(_label_types(columns)) < 2
+        index = _write_index(listed, columns, whole.rows) if wanted and one_type else None
+        del columns
         located = Locations(
             places=whole.rows.places,
             containers=tuple(_container(file, members.forward) for file, members in listed),
@@ -515,8 +538,8 @@ class ContainerSource:
         ctimes = np.repeat(np.array([file.ctime_ns for file, _ in listed], np.int64), counts)
         if whole.rows.etags[0].startswith(CHECKSUM):
             ctimes[:] = -1
-        columns = getattr(self.format, "columns", NO_COLUMNS)
-        if columns.key is not None or _are_nested(files):  # else containers have no key in common
+        named = getattr(self.format, "columns", NO_COLUMNS)
+        if named.key is not None or _are_nested(files):  # else containers have no key in common
             kept = leave_out_repeated(whole, self, lambda row: _record(whole.rows, row))
             if not kept.all():
                 located, ctimes = located.take(np.flatnonzero(kept)), ctimes[kept]
@@ -536,13 +559,13 @@ class ContainerSource:
             self,
             self.folder,
             self.rules,
+            classes=classes,
             typed=self.format.typed,
             paths=not self.format.typed,
-            one_hot=columns.may_be_several,
             order=evidence.classes,
         )
         names = [file.name for file in files]
-        read = read_split_files(self.containers, names, columns.label or evidence.label, self.rules)
+        read = read_split_files(self.containers, names, named.label or evidence.label, self.rules)
         guesses, doubts = evidence.reading(self, all_splits=self.rules.all_splits)
         _listings[self.index_name] = labelled.table
         return Listing(
@@ -737,23 +760,53 @@ def _identity(file: FileInfo) -> tuple[Any, ...]:
     return (*file,) if known else (file.name, object())
 
 
-def _settle_rules(
-    listed: Sequence[tuple[FileInfo, Members]], counts: Sequence[int], labels: list[str]
-) -> None:
-    """Drop labels that are folders if other containers have labels beside their images."""
-    if all(members.label_rule != "beside" for _, members in listed):
-        return
+def _label_types(columns: Sequence[Any]) -> set[Any]:
+    """Return the types of those columns that have labels."""
+    return {column.type for column in columns if kind_of(column.type) is not None}
+
+
+def join_labels(
+    listed: Sequence[tuple[FileInfo, Members]],
+    columns: Sequence[Any],
+    source: object,
+    *,
+    typed: bool,
+) -> tuple[Any, tuple[str, ...]]:
+    """Return the labels of all containers as one column, and the names of classes by number.
+
+    Where some have labels beside their images, folders of names are no labels in others.
+
+    Raises
+    ------
+    SourceError
+        Labels of two containers have kinds that cannot be combined, or other names of classes.
+    """
+    try:
+        labels = join_columns(columns, typed=typed)
+    except MixedLabelsError as error:
+        (one, kind), (other, its_kind) = error.one, error.other
+        raise _unlike(listed[one][0], listed[other][0], source, f"{kind}, {its_kind}") from None
     note = (
         "{count} samples lie in containers without labels beside images, as others have: folders "
         "of names are no labels there"
     )
-    start = 0
-    for (_, members), count in zip(listed, counts, strict=True):
-        if members.label_rule == "folder":
-            labels[start : start + count] = [""] * count
-            members.kind = None
-            members.notes = members.notes + Counter({note: count})
-        start += count
+    files: dict[tuple[str, ...], FileInfo] = {}
+    for (file, members), column in zip(listed, columns, strict=True):
+        if kind_of(column.type) is not None:
+            files.setdefault(members.classes, file)
+        elif not typed and kind_of(labels.type) is not None:
+            members.notes = members.notes + Counter({note: len(column)})
+    if len(files) > 1:
+        first, second, *_ = files.values()
+        raise _unlike(first, second, source, str(kind_of(labels.type)))
+    return labels, next(iter(files), ())
+
+
+def _unlike(one: FileInfo, other: FileInfo, source: object, kinds: str) -> SourceError:
+    return SourceError(
+        f"labels of {printable(one.name)} and {printable(other.name)} in {source} differ in kind "
+        f"({kinds}) or in class names; make them alike"
+    )
 
 
 def _record(rows: Rows, row: int) -> object:
@@ -789,7 +842,7 @@ def leave_out_repeated(
         rows_of.setdefault(keys[row], []).append(row)
     left_out: dict[int, str] = {}
     for key, rows in rows_of.items():
-        different = sorted({labels[row] for row in rows})
+        different = sorted({*texts_of_labels(labels.take(rows))})
         if len(different) > 1:
             two = " and ".join(printable(label) or "none" for label in different[:2])
             raise SourceError(_repeated(source, f"{key} with the labels {two}", rows, way_out))
@@ -834,9 +887,9 @@ def row_table(
     folder: Folder,
     rules: LabelRules = NO_RULES,
     *,
+    classes: tuple[str, ...] = (),
     typed: bool = True,
     paths: bool = False,
-    one_hot: bool = False,
     order: tuple[str, ...] = (),
 ) -> LabelledRows:
     """Return the members of all containers as a row table, with encoded labels.
@@ -845,92 +898,54 @@ def row_table(
     ----------
     folder
         The folder that keys are relative to, or locations.
+    classes
+        Names of classes by number, if the containers have them.
     typed
         As in `Format`.
     paths
         Labels may be the first folders of the members' names.
-    one_hot
-        Each class has a column of its own.
     order
         Names of classes by number, if the type of the labels orders them.
     """
-    kinds: dict[tuple[Kind, tuple[str, ...]], str] = {}
-    for file, members in listed:
-        if members.kind is not None:
-            kinds.setdefault((members.kind, members.classes), file.name)
-    kind = joined(kind for kind, _ in kinds) if kinds else None
-    if kinds and (kind is None or len({classes for _, classes in kinds}) > 1):
-        one, other = next(
-            (one, other)
-            for one, other in itertools.combinations(kinds, 2)
-            if one[1] != other[1] or joined([one[0], other[0]]) is None
-        )
-        raise SourceError(
-            f"labels of {printable(kinds[one])} and {printable(kinds[other])} in {source} differ "
-            f"in kind ({one[0]}, {other[0]}) or in class names; make them alike"
-        )
-    classes = next((classes for _, classes in kinds), ())
+    labels = rows.labels
+    kind, is_folder = kind_of(labels.type), False
     if kind == "names":
         classes = order if rules.kind in (None, "name") and not rules.separator else ()
     notes: tuple[str, ...] = ()
     doubts: tuple[Doubt, ...] = ()
-    labels = rows.labels
-    if one_hot and kind == "several numbers":
-        numbers = one_class_each(labels)
-        labels, kind = (labels, kind) if numbers is None else (numbers, "numbers")
-        each = "one class" if numbers else "several classes or none"
-        notes = (f"Labels from columns of 0 and 1, a class each: rows have {each}",)
-    is_folder = False
     if paths:
         names = _names_of(rows.keys, located)
         folders = Folders(names)
-        is_folder = labels == folders.each(lambda some: folder_labels(some, 1))
-        if is_folder:
+        if is_folder := kind is None:
             others: dict[str, bool] = {}
             for _, members in listed:
                 others |= {n: may or others.get(n, False) for n, may in members.others.items()}
             bare_in = functools.partial(bare_folders, others)
             reading = read_folders(names, rules, source, bare_in=bare_in)
             notes, doubts = (*notes, *reading.notes), reading.doubts
-            labels = folders.each(lambda some: folder_labels(some, reading.level))
-            kind = "names" if any(labels) else None
+            level = reading.level
+            of_folders = folders.each(lambda some: folder_labels(some, level))
+            labels = column_of([label or None for label in of_folders])
         notes = (*notes, *notes_of_folders(folders.names))
         del names, folders
     if rules.level is not None and not is_folder:
         raise SourceError(f"{source} has labels that are not its folders; leave out --label-level")
     where = str(source)
-    decided = decide(
-        labels,
-        kind,
-        rows.keys,
-        where,
-        rules,
-        classes=classes,
-        typed=typed or is_folder,
-        folders=is_folder,
+    is_typed = typed or is_folder
+    column = read_column(
+        labels, rows.keys, where, rules, classes=classes, typed=is_typed, folders=is_folder
     )
-    texts, keys, codes = distinct(decided.labels, rows.keys)
-    column = encode_column(replace(decided, labels=texts), keys, where, rules, classes)
     table = RowTable(
         keys=rows.keys,
         sizes=rows.sizes,
         mtimes=rows.mtimes,
         etags=rows.etags,
-        labels=column.values[codes],
+        labels=column.values,
         classes=column.classes,
         locations=located,
         source=source_of(folder),
     )
     return LabelledRows(table, (*notes, *column.notes), (*doubts, *column.doubts))
-
-
-def distinct(labels: Sequence[str], keys: Texts) -> tuple[list[str], Texts, np.ndarray]:
-    """Return the different labels, the key of the first sample of each, and each one's number."""
-    number: dict[str, int] = {}
-    codes = np.fromiter((number.setdefault(t, len(number)) for t in labels), np.int64, len(labels))
-    first = np.full(len(number), len(codes))
-    np.minimum.at(first, codes, np.arange(len(codes)))
-    return [*number], keys.take(first), codes
 
 
 def _names_of(keys: Texts, located: Locations) -> Texts:
@@ -950,35 +965,43 @@ def _names_of(keys: Texts, located: Locations) -> Texts:
 
 
 def _write_index(
-    listed: Sequence[tuple[FileInfo, Members]], counts: Sequence[int], rows: Rows
+    listed: Sequence[tuple[FileInfo, Members]], labels: Sequence[Any], rows: Rows
 ) -> bytes:
-    """Serialise the members of all containers: a Parquet file after its XXH3-128 digest."""
+    """Serialise the members of all containers: a Parquet file after its XXH3-128 digest.
+
+    Parameters
+    ----------
+    labels
+        The labels of each container, all of one type.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     described = [
         [
-            *file, count,
+            *file, len(column),
             [
-                members.kind, members.label_rule, members.classes, members.ignored,
+                kind_of(column.type) is not None, members.classes, members.ignored,
                 members.left_out, members.examples, members.notes, members.combinations,
                 to_jsonable_python(members.evidence), members.others, members.forward,
             ],
         ]
-        for (file, members), count in zip(listed, counts, strict=True)
+        for (file, members), column in zip(listed, labels, strict=True)
     ]  # fmt: skip
     types = {name: pa.type_for_alias(kind) for name, kind in _INDEX_COLUMNS.items()}
     metadata = {"containers": json.dumps(described), "rules": INDEX_RULES}
-    schema = pa.schema({**types, "place": rows.places.type}, metadata)
+    types |= {"label": rows.labels.type, "place": rows.places.type}
+    schema = pa.schema(types, metadata)
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
         for start in range(0, len(rows), INDEXED_ROWS):
             part = slice(start, start + INDEXED_ROWS)
-            texts = rows.keys[part], rows.etags[part], Texts(rows.labels[part])
-            keys, etags, labels = (text.plain.cast(pa.string()) for text in texts)
+            texts = rows.keys[part], rows.etags[part]
+            keys, etags = (text.plain.cast(pa.string()) for text in texts)
             numbers = (rows.sizes, rows.mtimes, rows.units, rows.nbytes)
             sizes, mtimes, units, nbytes = (arrow_of(column[part]) for column in numbers)
-            arrays = [keys, sizes, mtimes, etags, labels, units, nbytes, rows.places[part]]
+            columns = [keys, sizes, mtimes, etags, units, nbytes]
+            arrays = [*columns, rows.labels[part], rows.places[part]]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
     data = sink.getvalue()
     return xxhash.xxh3_128_digest(data) + data
@@ -1001,43 +1024,56 @@ def _read_index(data: bytes, places: Any) -> dict[tuple[Any, ...], Members]:
         types = {**_INDEX_COLUMNS, "place": str(places)}
         table = read_columns(data, types, "the index of a source")
         table.validate(full=True)
+        labels = _indexed_labels(data)
         containers = _INDEXED.validate_json(table.schema.metadata[b"containers"])
         listed = sum(container[5] for container in containers)
         if listed != len(table) or table.schema.metadata.get(b"rules") != INDEX_RULES:
             return {}
         known, start = {}, 0
         for name, size, mtime, etag, ctime, count, rest in containers:
-            kind, rule, classes, ignored, left_out, examples, noted, combinations = rest[:8]
+            has_labels, classes, ignored, left_out, examples, noted, combinations = rest[:7]
             part = table.slice(start, count)
+            of_part = labels.slice(start, count) if has_labels else None
             start += count
             rows = Rows.of(
                 Texts(part["key"]),
                 part["place"].combine_chunks().cast(places),
                 units=numbers_of(part["unit"]),
                 etags=Texts(part["etag"]),
-                labels=Texts(part["label"]).shared(),
+                labels=of_part,
                 sizes=numbers_of(part["size"]),
                 mtimes=numbers_of(part["mtime_ns"]),
                 nbytes=numbers_of(part["nbytes"]),
             )
             members = Members(
                 rows=rows,
-                kind=kind,
-                label_rule=rule,
                 classes=classes,
                 ignored=Counter(ignored),
                 left_out=Counter(left_out),
                 examples=examples,
                 notes=Counter(noted),
                 combinations=combinations,
-                evidence=rest[8],
-                others=rest[9],
-                forward=rest[10],
+                evidence=rest[7],
+                others=rest[8],
+                forward=rest[9],
             )
             if count:  # raises for invalid labels: they must not count as the source's
-                labels, keys, _ = distinct(rows.labels, rows.keys)
-                encode_labels(labels, kind, classes, keys, name)
+                read_column(rows.labels, rows.keys, name, classes=classes)
             known[name, size, mtime, etag, ctime] = members
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
         return {}
     return known
+
+
+def _indexed_labels(data: bytes) -> Any:
+    """Return the labels of an index, whose size is known to be plausible."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    labels = pq.read_table(io.BytesIO(data), columns=["label"])["label"].combine_chunks()
+    if pa.types.is_large_list(labels.type):  # its items may have another name
+        labels = labels.cast(pa.large_list(labels.type.value_type))
+    if kind_of(labels.type) is None and not pa.types.is_null(labels.type):
+        raise ValueError(f"labels are never {labels.type}")
+    labels.validate(full=True)
+    return labels

@@ -3,8 +3,7 @@
 A value is a sample if its key has the suffix of an image, or if the value starts as an image. The
 label of ``image-N`` is the value of ``label-N``, as in data sets for text recognition. The label of
 any other key is the value of the same key with the suffix ``.cls`` or ``.CLS``. Labels may be of
-any kind that `infer_kind` knows. In a database without labels, the first folder of the key is the
-label.
+any kind that `labels.decide` knows. In a database without labels they are folders of the keys.
 
 A value has neither a time nor a checksum: its identity is that of its file. After a change of the
 file, all its values are compared by content. LMDB maps its file and does not validate it: only a
@@ -18,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from precache.errors import SourceError, needs
@@ -29,7 +28,6 @@ from precache_workers.sources.base import (
     FILES_PER_TICK,
     Fetched,
     Sample,
-    first_folder,
     hidden_as,
     is_image,
     starts_as_image,
@@ -44,7 +42,7 @@ from precache_workers.sources.containers import (
     no_rows,
     too_large_error,
 )
-from precache_workers.sources.labels import MOST_TEXT, infer_kind
+from precache_workers.sources.labels import MOST_TEXT
 
 UNIT_SAMPLES = 64
 """Number of samples, consecutive by key, that are read at once."""
@@ -72,13 +70,23 @@ class LMDBFormat:
         return pa.large_binary()
 
     def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
+        import pyarrow as pa
+
         members, rows = Members(rows=no_rows(self.places())), GrowingRows(self.places())
+        dotted = set[str]()
         labels, where, etag = dict[str, str](), folder.path(file.name), container_etag(file)
         with _opened(folder, file) as transaction:
             for number, (name, value) in enumerate(transaction.cursor()):
                 if number % FILES_PER_TICK == 0 and time.monotonic() > until:
                     raise TimeUpError
-                text = bytes(name).decode("utf-8", "surrogateescape")
+                full = bytes(name).decode("utf-8", "surrogateescape")
+                text = full.removeprefix("./")
+                if text in dotted:
+                    raise SourceError(
+                        f"{where} has two values under {printable(text)}, of which one begins with "
+                        "./; remove one"
+                    )
+                dotted |= {text} if text != full else set()
                 if _LABEL.fullmatch(name_of_label := _SUFFIX.sub(".cls", text)):
                     label = _label(value, f"{where}: {printable(text)}")
                     if (before := labels.setdefault(name_of_label, label)) != label:
@@ -87,7 +95,7 @@ class LMDBFormat:
                             f"and lower case: {printable(before)} and {printable(label)}; remove "
                             "one"
                         )
-                elif not (is_image(text := text.removeprefix("./")) or starts_as_image(value)):
+                elif not (is_image(text) or starts_as_image(value)):
                     members.ignore(file.name, f"{file.name}/{text}")
                 elif not all(map(is_name, (text, f"{file.name}/{text}"))):
                     members.left_out[NO_NAME] += 1
@@ -95,15 +103,12 @@ class LMDBFormat:
                     members.leave_out(reason, f"{file.name}/{text}")
                 else:
                     unit, size = len(rows) // UNIT_SAMPLES, len(value)
-                    rows.add(text, bytes(name), unit=unit, size=size, etag=etag, label="")
+                    rows.add(text, bytes(name), unit=unit, size=size, etag=etag)
         members.take(rows, file.name)
-        keys = members.rows.keys
-        members.rows.labels[:] = [_label_of(key[len(file.name) + 1 :], labels) for key in keys]
         if labels:
-            members.kind = infer_kind(members.rows.labels, keys, where)
-            members.label_rule = "beside"
-        elif any(members.rows.labels):
-            members.kind, members.label_rule = "names", "folder"
+            names = (key[len(file.name) + 1 :] for key in members.rows.keys)
+            texts = pa.array([_label_of(name, labels) for name in names], pa.large_string())
+            members.rows = replace(members.rows, labels=texts)
         return members
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
@@ -164,10 +169,8 @@ def _label(value: Any, what: str) -> str:
         raise SourceError(f"{what} is not UTF-8, and a label is") from None
 
 
-def _label_of(name: str, labels: dict[str, str]) -> str:
-    """Return the label of an image: from the labels of its database, or else its first folder."""
-    if not labels:
-        return first_folder(name)
+def _label_of(name: str, labels: dict[str, str]) -> str | None:
+    """Return the label of an image among those of its database; None if it has none."""
     numbered = _NUMBERED.fullmatch(name)
     stem = name.rpartition(".")[0] or name
-    return labels.get(f"label{numbered[1]}" if numbered else f"{stem}.cls", "")
+    return labels.get(f"label{numbered[1]}" if numbered else f"{stem}.cls") or None

@@ -56,6 +56,7 @@ from precache_workers.sources.containers import (
     GrowingRows,
     Members,
     Rows,
+    join_labels,
     leave_out_repeated,
     no_rows,
     notes_of,
@@ -64,7 +65,6 @@ from precache_workers.sources.containers import (
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import quoted
-from precache_workers.sources.labels import infer_kind
 from precache_workers.sources.parquet_tables import (
     LABEL_COLUMNS,
     class_names,
@@ -77,7 +77,6 @@ from precache_workers.sources.tables import (
     Batch,
     read_batches,
     read_labels,
-    signs_as_bits,
 )
 
 TABLE_SUFFIXES = (".csv", ".tsv", *JSON_LINES)
@@ -140,15 +139,15 @@ class ManifestSource:
             members, rows = Members(rows=whole.rows), GrowingRows(pa.large_string())
             complete = self._scan(file, members, rows, uris, until)
             parts.append(rows.rows()[0])
-            if not file.name.lower().endswith(".parquet") and members.kind is None:
-                where = self.folder.path(file.name)
-                members.kind = infer_kind(parts[-1].labels, parts[-1].keys, where)
             listed.append((file, members))
             whole.left_out += members.left_out
             whole.examples = members.examples | whole.examples
             if not complete:
                 break
-        whole.rows = Rows.joined(parts)
+        typed = all(file.name.lower().endswith(".parquet") for file, _ in listed)
+        columns = [part.labels for part in parts]
+        labels, classes = join_labels(listed, columns, self, typed=typed)
+        whole.rows = Rows.joined(parts, labels)
         del parts
         if not len(whole.rows):
             raise SourceError(
@@ -176,8 +175,8 @@ class ManifestSource:
             self,
             self.folder,
             self.rules,
-            typed=all(file.name.lower().endswith(".parquet") for file, _ in listed),
-            one_hot=self.columns.may_be_several,
+            classes=classes,
+            typed=typed,
             order=evidence.classes,
         )
         names = [file.name for file in files]
@@ -206,12 +205,17 @@ class ManifestSource:
         A path may begin with that of the table's folder.
         """
         root = self.folder.local("")
-        if root is None or _root(location) or is_there:
+        if root is None or "://" in location or is_there:
             return []
+        location = location.replace("\\", "/")  # a path of Windows
         beside, _, name = location.rpartition("/")
-        folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
         parts = location.split("/")
-        below = [parts[n:] for n in range(1, len(parts)) if root.joinpath(*parts[n:]).is_file()]
+        below = [parts[n:] for n in range(len(parts)) if root.joinpath(*parts[n:]).is_file()]
+        is_absolute = not parts[0] or parts[0].endswith(":")
+        if below and (is_absolute or below[0] == parts):
+            folders = [root]
+        else:
+            folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
         folders += [root.joinpath(*path[:1][: len(path) - 1]) for path in below]
         if any((path / name).is_file() for path in (root / beside).glob("*/*/")):
             folders.append(root / beside)
@@ -239,7 +243,6 @@ class ManifestSource:
         where = self.folder.path(file.name)
         chosen: _Chosen | None = None
         classes: tuple[str, ...] | None = None
-        seen: set[int] = set()
 
         def wanted(schema: Any) -> Iterator[str]:
             nonlocal chosen, classes
@@ -263,39 +266,47 @@ class ManifestSource:
                     members.classes = several if classes is None else classes
                     members.evidence = chosen.evidence(self.columns)
                 _look(members.evidence, batch)
-                if order := batch.orders.get(members.evidence.label):
+                if order := batch.order(members.evidence.label):
                     members.evidence.orders.add(order)
-                bits = signs_as_bits(batch, chosen.labels, seen, where)
-                self._add(bits, chosen, file.name, members, rows)
+                self._add(batch, chosen, file.name, members, rows)
                 if not uris and self.columns.image is None:
                     uris |= _rival_of_uris(batch, chosen)
-        if -1 in seen and chosen is not None:
-            members.notes[f"In the columns {quoted(chosen.labels)}, -1 counts as 0"] += 1
         return True
 
     def _add(
         self, batch: Batch, chosen: _Chosen, name: str, members: Members, rows: GrowingRows
     ) -> None:
         """Add the rows of a batch."""
+        import pyarrow as pa
+
         where = self.folder.path(name)
-        labels, kind = read_labels(batch, chosen.labels, where)
-        members.kind = members.kind or kind
+        labels = read_labels(batch, chosen.labels, where, self.rules.none)
+        taken: dict[int, tuple[str, str]] = {}
         # Images of Hugging Face are dicts with a path.
         uris = [u.get("path") if isinstance(u, dict) else u for u in batch.columns[chosen.uri]]
         keys = uris if chosen.key is None else batch.columns[chosen.key]
-        for number, uri, key, label in zip(batch.lines, uris, keys, labels, strict=True):
+        for row, (number, uri, key) in enumerate(zip(batch.lines, uris, keys, strict=True)):
             line = f"line {number} of {where}"
             if not isinstance(uri, str) or not uri:
                 raise SourceError(f"{line} has no {chosen.uri}, which must be a path or URL")
             if key is None or key == "":
                 raise SourceError(f"{line} has no {chosen.key}, which must name its sample")
             # Keys are stored: they must not contain credentials of a URL.
-            text = shown(uri) if chosen.key is None else str(key)
+            text = shown(uri).removeprefix("./") if chosen.key is None else str(key)
             location = self._location(uri, name, line)
             if is_utf8(text) and is_utf8(location):
-                rows.add(text, location, label=label)
+                taken[row] = text, location
             else:
                 members.leave_out(NOT_UTF8, text)
+        names, places = zip(*taken.values(), strict=True) if taken else ((), ())
+        rows.extend(
+            names,
+            pa.array(places, pa.large_string()),
+            units=np.zeros(len(taken)),
+            sizes=np.full(len(taken), -1),
+            etag="",
+            labels=labels.take(pa.array([*taken], pa.int64())),
+        )
 
     def _chosen(self, names: Sequence[str], where: str, batch: Batch | None = None) -> _Chosen:
         return _Chosen.of(names, self.columns, where, batch)
@@ -457,11 +468,11 @@ class _Chosen:
         """Return what is known of columns before rows are read."""
         guessed = columns.label is None
         label = self.labels[0] if self.labels else ""
-        bits = [*self.others] if guessed and not label else []
+        bits = {n: set[int]() for n in self.others if guessed and not label}
         rivals = {n: set[tuple[str, str]]() for n in self.others if _plain(n) in LABEL_COLUMNS}
         splits: dict[str, list[str]] = {name: [] for name in self.others}
         rivals = rivals if guessed and label else {}
-        return ColumnEvidence(label, bits, splits, rivals, signs=[*bits])
+        return ColumnEvidence(label, bits, splits, rivals)
 
     def note(self) -> str:
         """Describe the choice in a line."""

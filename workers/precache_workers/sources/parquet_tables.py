@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
@@ -37,7 +37,6 @@ from precache_workers.sources.base import (
     Fetched,
     Sample,
     choice_error,
-    is_utf8,
     require_columns,
 )
 from precache_workers.sources.column_evidence import (
@@ -58,8 +57,17 @@ from precache_workers.sources.containers import (
     too_large_error,
 )
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file
-from precache_workers.sources.label_readings import one_hot_label, quoted
-from precache_workers.sources.labels import MOST_TEXT, Kind, infer_kind, label_of
+from precache_workers.sources.label_readings import quoted
+from precache_workers.sources.labels import (
+    MOST_TEXT,
+    Kind,
+    bits_column,
+    cell_of,
+    kind_of,
+    texts_of_labels,
+    typed_column,
+    values_of,
+)
 
 IMAGE_COLUMNS = (
     "image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content",
@@ -74,9 +82,10 @@ may stand for all rows of a page."""
 FOOTER_BYTES = 16 << 20
 """Most bytes of footers that a process keeps."""
 
+_ONE = ("names", "numbers", "values")
+"""Kinds of one label a row."""
+
 _KEYS = "a key is text or a whole number"
-BYTES_OF = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
-"""Types of the bytes of texts."""
 
 
 @dataclass(frozen=True)
@@ -129,18 +138,17 @@ class ChosenColumns:
         return tuple(dict.fromkeys((*labels, *self.splits, *self.rivals)))
 
     def kind(self, schema: Any) -> Kind | None:
-        """Return the kind of the labels; None if there are none."""
-        if len(self.labels) > 1:
-            return "several numbers"
-        return label_kind(schema.field(self.labels[0]).type) if self.labels else None
+        """Return the kind of the one column of labels; None if there is no such column."""
+        return kind_of(schema.field(self.labels[0]).type) if len(self.labels) == 1 else None
 
     def describe(self, members: Members, schema: Any) -> None:
         """Give the members of a file what the choice says of them, before rows are read."""
         splits = {name: list[str]() for name in self.splits}
         rivals = {name: set[tuple[str, str]]() for name in self.rivals}
         label = self.label or ",".join(self.labels)
-        members.evidence = ColumnEvidence(label, [*self.binary], splits, rivals)
-        members.classes, members.kind = self.classes, self.kind(schema)
+        bits = {name: set[int]() for name in self.binary}
+        members.evidence = ColumnEvidence(label, bits, splits, rivals)
+        members.classes = self.classes
         labels = f"labels from {quoted(self.labels)}" if self.labels else "no labels"
         labels += "" if self.labels else " (--label-column)"
         labels = labels if self.folder is None else "labels from the names of folders"
@@ -181,9 +189,9 @@ class ParquetFormat:
             members.forward = True
             keys = _NameReader(self.columns.key, chosen)
             units = _units(table, chosen)
-            several = members.kind in ("several names", "several numbers")
-            at_once = LISTED_LISTS if several and len(chosen.labels) == 1 else LISTED_ROWS
-            flat = [] if several else chosen.labels
+            several = "several" in str(chosen.kind(table.schema_arrow))
+            at_once = LISTED_LISTS if several else LISTED_ROWS
+            flat = [] if several or len(chosen.labels) > 1 else chosen.labels
             table = open_table(stream, table.metadata, keys.columns(flat))
             for group, (unit, nbytes) in enumerate(units):
                 place = 0
@@ -208,8 +216,7 @@ class ParquetFormat:
                     )
         members.take(rows, file.name, self.columns.key, where)
         if chosen.folder is not None:
-            members.rows.labels[:] = [chosen.folder] * len(members.rows)
-            members.kind = infer_kind(members.rows.labels, members.rows.keys, where)
+            members.rows = replace(members.rows, labels=_repeated(chosen.folder, len(members.rows)))
         return members
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
@@ -385,11 +392,14 @@ class _NameReader:
 
     def read(
         self, table: Any, group: int, chosen: ChosenColumns, at_once: int, members: Members
-    ) -> Iterator[tuple[list[str], list[str]]]:
+    ) -> Iterator[tuple[list[str], Any]]:
+        """Yield the names and the labels of rows."""
+        import pyarrow as pa
+
         columns = self.columns(chosen.listed)
         if not columns:
             rows = table.metadata.row_group(group).num_rows
-            yield [""] * rows, [""] * rows
+            yield [""] * rows, pa.nulls(rows)
             return
         for batch in table.iter_batches(at_once, [group], columns, use_threads=False):
             names = [""] * len(batch)
@@ -407,72 +417,31 @@ def _leaf(batch: Any, name: str) -> Any:
     return batch.column(outer).field(inner)
 
 
-def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> list[str]:
-    """Return the labels of rows as text; drop columns from `Members` that have other values.
+def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Any:
+    """Return the labels of rows as an Arrow array; drop columns from `Members` with other values.
 
     Raises
     ------
     ValueError
         Some value is no label.
     """
+    import pyarrow as pa
+
     members.evidence.look(
         lambda name: values_of(batch.column(name).unique()),
-        lambda name: labels_of(batch.column(name), name),
+        lambda name: texts_of_labels(typed_column(batch.column(name), name)),
     )
     if not chosen.labels:
-        return [""] * len(batch)
+        return pa.nulls(len(batch))
     if chosen.ordered:
         categories = batch.column(chosen.labels[0]).dictionary
         members.evidence.orders.add(tuple(texts_of(categories, chosen.labels[0])))
     if len(chosen.labels) == 1:
-        return labels_of(batch.column(chosen.labels[0]), chosen.labels[0])
-    values = [batch.column(name).to_pylist() for name in chosen.labels]
-    return [one_hot_label(row, chosen.labels) for row in zip(*values, strict=True)]
-
-
-def labels_of(column: Any, name: str) -> list[str]:
-    """Return labels as text; empty for none.
-
-    Raises
-    ------
-    ValueError
-        Some value is no label.
-    """
-    kind = label_kind(column.type)
-    if kind in ("names", "numbers"):
-        if str(column.type) in BYTES_OF or is_number(column.type):  # equal labels are one object
-            column = column.dictionary_encode()
-        texts = texts_of(column, name)
-        if not all(map(is_utf8, texts)):
-            raise ValueError(f"its column {name} has a label that is not UTF-8")
-        return texts
-    values = column.to_pylist()
-    if kind == "values":
-        return ["" if value is None else label_of(float(value))[0] for value in values]
-    labels = []
-    for row, value in enumerate(values):
-        try:
-            labels.append(label_of(value)[0])
-        except ValueError as error:
-            key = f"value {row} of {len(values)} that were read at once"
-            raise ValueError(f"its column {name}, {key}, {error}") from None
-    return labels
-
-
-def label_kind(kind: Any) -> Kind | None:
-    """Return the kind of labels in a column of an Arrow type; None if it cannot hold labels."""
-    import pyarrow as pa
-
-    if is_number(kind):
-        return "numbers"
-    if _is_text(kind):
-        return "names"
-    if pa.types.is_floating(kind):
-        return "values"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        inner = label_kind(kind.value_type)
-        return "several names" if inner == "names" else inner and "several numbers"
-    return None
+        return typed_column(batch.column(chosen.labels[0]), chosen.labels[0])
+    columns = [
+        [cell_of(value, name) for value in batch.column(name).to_pylist()] for name in chosen.labels
+    ]
+    return bits_column(zip(*columns, strict=True))
 
 
 def texts_of(column: Any, name: str) -> list[str]:
@@ -492,7 +461,7 @@ def texts_of(column: Any, name: str) -> list[str]:
         return ["" if index is None else values[index] for index in column.indices.to_pylist()]
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
-    elif not (is_number(column.type) or _is_text(column.type)):
+    elif kind_of(column.type) not in ("numbers", "names"):
         raise ValueError(f"its column {name} has values of type {column.type}; {_KEYS}")
     texts = ["" if value is None else str(value) for value in values_of(column)]
     if max(map(len, texts), default=0) > MOST_TEXT:
@@ -503,53 +472,30 @@ def texts_of(column: Any, name: str) -> list[str]:
     return texts
 
 
-def values_of(column: Any) -> list[Any]:
-    """Return the values of a column; bytes of texts that are not UTF-8 become surrogates."""
-    values: list[Any]
-    try:
-        values = column.to_pylist()
-    except UnicodeDecodeError:
-        kind = BYTES_OF.get(str(column.type))
-        if kind is None:  # a text in a list or a struct
-            raise
-        values = column.view(kind).to_pylist()
-        values = [v if v is None else v.decode(errors="surrogateescape") for v in values]
-    return values
-
-
 def is_ordered(kind: Any) -> bool:
     """Return True for a type of categories with an order."""
     import pyarrow as pa
 
-    return bool(pa.types.is_dictionary(kind) and kind.ordered and _is_text(kind))
+    return bool(pa.types.is_dictionary(kind) and kind.ordered and kind_of(kind) == "names")
 
 
 def may_be_binary(schema: Any, name: str) -> bool:
     """Return True if a column's type may hold 0 and 1."""
-    import pyarrow as pa
-
-    kind = schema.field(name).type
-    return is_number(kind) or bool(pa.types.is_floating(kind))
+    return kind_of(schema.field(name).type) in ("numbers", "values")
 
 
 def may_name_splits(schema: Any, name: str) -> bool:
     """Return True if a column may name the split of each row, by its name and type."""
-    return names_splits(name) and (may_be_binary(schema, name) or _is_text(schema.field(name).type))
+    return names_splits(name) and kind_of(schema.field(name).type) in _ONE
 
 
-def is_number(kind: Any) -> bool:
+def _repeated(text: str, count: int) -> Any:
+    """Return the label of a folder, which may be a number, for each row."""
     import pyarrow as pa
 
-    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    number = text.isdecimal() and len(text) < 18
+    value = (int(text) if number else text) if text else None
+    return pa.array([value], None if text else pa.null()).take(pa.array([0] * count, pa.int32()))
 
 
 def _is_bytes(kind: Any) -> bool:
@@ -585,7 +531,7 @@ def _require_columns(schema: Any, columns: Columns, folders: Collection[str], wh
     require_columns([*schema.names, *parts], [columns.key], where)
     if columns.key in schema.names:
         kind = schema.field(columns.key).type
-        if not (is_number(kind) or _is_text(kind)):
+        if kind_of(kind) not in ("numbers", "names"):
             raise SourceError(
                 f"{where}: its column {columns.key!r} has values of type {kind}; {_KEYS}"
             )
@@ -623,7 +569,7 @@ def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") ->
     folder = folders.get(labels[0]) if len(labels) == 1 else None
     labels = labels if folder is None else ()
     for label in labels:
-        if label_kind(schema.field(label).type) is None:
+        if kind_of(schema.field(label).type) is None:
             raise SourceError(
                 f"{where}: its column {label} has values of type {schema.field(label).type}; a "
                 "label is a class, a number, or a list of classes"
@@ -632,7 +578,7 @@ def choose_columns(schema: Any, columns: Columns, where: str, file: str = "") ->
     others = tuple(name for name in schema.names if name not in (image, *labels, columns.key))
     bare = not labels and folder is None and columns.label is None
     possible = tuple(name for name in others if bare and may_be_binary(schema, name))
-    paths = "path" in parts and _is_text(kind.field("path").type)
+    paths = "path" in parts and kind_of(kind.field("path").type) == "names"
     splits = tuple(name for name in others if may_name_splits(schema, name))
     rivals = _rivals(schema, features, guess, others) if guess and labels else ()
     ordered = len(labels) == 1 and is_ordered(schema.field(labels[0]).type)
@@ -710,7 +656,7 @@ def _require_no_label(schema: Any, used: Collection[str | None], where: str) -> 
 
 def _guess_label(schema: Any, features: dict[str, dict[str, Any]]) -> str | None:
     declared = [name for name in schema.names if _is_class(features.get(name))]
-    able = [name for name in schema.names if label_kind(schema.field(name).type) is not None]
+    able = [name for name in schema.names if kind_of(schema.field(name).type) is not None]
     chosen = [*_usual(LABEL_COLUMNS, declared), *declared, *_usual(LABEL_COLUMNS, able)]
     return next(iter(chosen), None)
 
@@ -720,7 +666,7 @@ def _rivals(
 ) -> tuple[str, ...]:
     """Return the columns that have labels by what the guessed column was taken for: its name, or
     else the metadata."""
-    able = [name for name in others if label_kind(schema.field(name).type) is not None]
+    able = [name for name in others if kind_of(schema.field(name).type) is not None]
     if _usual(LABEL_COLUMNS, [guess]):
         return tuple(_usual(LABEL_COLUMNS, able))
     return tuple(name for name in able if _is_class(features.get(name)))

@@ -2,9 +2,9 @@
 
 The images of a stem are the inputs of its sample, named by their suffixes; see `sample_inputs` for
 the evidence that they are not samples of their own. Of members of one name the last one counts, as
-when the archive is extracted. The label is the text
-of the ``.cls`` member, of any kind that `infer_kind` knows. In an archive without ``.cls`` members,
-it is the first folder of the stem. A sample's key is the name of its first image.
+when the archive is extracted. The label is the text of the ``.cls`` member, of any kind that
+`labels.decide` knows; without any such member, labels are folders of the names. A sample's key is
+the name of its first image.
 
 The identity of a sample consists of the sizes of its images and the times in their headers, and of
 their suffixes if there are several images. Some writers give all members the same time, which
@@ -45,7 +45,6 @@ from precache.store.locations import Container
 from precache_workers.sources.base import (
     TAR_SUFFIXES,
     Fetched,
-    Folders,
     Sample,
 )
 from precache_workers.sources.compressed import DecompressedFile, compression_of
@@ -62,8 +61,7 @@ from precache_workers.sources.containers import (
     units_of,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts, require_size
-from precache_workers.sources.label_readings import folder_labels
-from precache_workers.sources.labels import MOST_TEXT, infer_kind
+from precache_workers.sources.labels import MOST_TEXT
 from precache_workers.sources.sample_inputs import SampleName, count_combination
 from precache_workers.sources.tar_index import between_members
 from precache_workers.sources.tar_members import BLOCK, MemberColumns, read_members
@@ -288,11 +286,6 @@ class _ArchiveSamples:
             sizes=nbytes[kept],
             mtimes=times[kept],
         )
-        if self._labels:
-            members.kind = infer_kind(members.rows.labels, members.rows.keys, self._file.name)
-            members.label_rule = "beside"
-        elif any(members.rows.labels):
-            members.kind, members.label_rule = "names", "folder"
 
     def _distinct(
         self, keys: Texts, starts: np.ndarray, counts: np.ndarray, suffixes: Sequence[str]
@@ -356,12 +349,13 @@ class _ArchiveSamples:
                 own[row], times[row] = xxhash.xxh3_64_hexdigest(text.encode()), -1
         return times, etags.replaced(own)
 
-    def _labels_of(self, stems: Texts, keys: Texts, kept: np.ndarray) -> list[str]:
-        """Return the labels of the samples that are kept: of ``.cls`` members, or else folders."""
+    def _labels_of(self, stems: Texts, keys: Texts, kept: np.ndarray) -> Any:
+        """Return the labels of the samples that are kept: the texts of ``.cls`` members."""
+        import pyarrow as pa
+
         members, prefix = self._members, f"{self._file.name}/"
         if not self._labels:
-            folders = Folders(stems.take(kept))
-            return folders.each(lambda names: folder_labels(names, 1))
+            return None
         names = self._label_names.texts()
         theirs, _ = self._split(names)
         labels: dict[str, tuple[str, str]] = {}
@@ -379,7 +373,7 @@ class _ArchiveSamples:
                 )
             labels[stem] = name, label
         is_last = np.flatnonzero(last_of_each(theirs))
-        theirs, texts = theirs.take(is_last), np.array([*self._labels, ""], object)
+        theirs = theirs.take(is_last)
         found = theirs.find(stems)
         bare = int(((found < 0) & stems.matching("/")).sum())
         if bare:
@@ -390,8 +384,8 @@ class _ArchiveSamples:
         lone = len(theirs) - len(np.unique(found[found >= 0]))
         if lone:
             members.notes["{count} .cls members of tar archives have no image beside them"] += lone
-        labels_of: list[str] = texts[np.where(found < 0, -1, is_last[found])][kept].tolist()
-        return labels_of
+        texts = pa.array([label or None for label in self._labels], pa.large_string())
+        return texts.take(pa.array(is_last[found][kept], mask=found[kept] < 0))
 
     def _split(self, names: Texts) -> tuple[Texts, list[str]]:
         """Split names into stems and suffixes at the first or last dot of the file name."""

@@ -21,7 +21,7 @@ from precache.store.labels import MOST_CLASSES
 from precache_workers.sources.base import Columns, Fetched, Sample, starts_as_image
 from precache_workers.sources.containers import Members
 from precache_workers.sources.label_readings import quoted
-from precache_workers.sources.labels import Kind, joined, label_of
+from precache_workers.sources.labels import Label, kind_of, label_of
 
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")
 LABEL_FEATURES = ("image/class/label", "label", "labels", "class", "target", "image/class/text")
@@ -35,12 +35,10 @@ Features = Mapping[str, tuple[int, memoryview]]
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a record that form a sample: the image, not copied; label and key as text.
+    """The parts of a record that form a sample: the image, not copied; label and key.
 
     Attributes
     ----------
-    kind
-        Kind of the label; None if there is none.
     image_name, label_name
         Names of the features that were used; empty if the record is the image itself.
     names
@@ -48,9 +46,8 @@ class Parts:
     """
 
     image: bytes | memoryview = b""
-    label: str = ""
+    label: Label | None = None
     key: str = ""
-    kind: Kind | None = None
     image_name: str = ""
     label_name: str = ""
     names: tuple[str, ...] = ()
@@ -84,11 +81,13 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
         raise ValueError(f"its feature {image_name!r} has {len(images)} images")
     labels = LABEL_FEATURES if columns.label is None else (columns.label,)
     label_name = next((name for name in labels if name in features), "")
-    label, kind = _label(label_name, features) if label_name else ("", None)
-    key, key_kind = _label(columns.key, features, is_key=True) if columns.key else ("", None)
-    if key_kind not in (None, "names", "numbers"):
-        raise ValueError(f"its feature {columns.key!r} is {printable(key[:60])}; a key is one text")
-    return Parts(images[0], label, key, kind, image_name, label_name, tuple(features))
+    label = _label(label_name, features) if label_name else None
+    key = _label(columns.key, features, is_key=True) if columns.key else None
+    if isinstance(key, list | float):
+        text = printable(str(key)[:60])
+        raise ValueError(f"its feature {columns.key!r} is {text}; a key is one text")
+    key = "" if key is None else str(key)
+    return Parts(images[0], label, key, image_name, label_name, tuple(features))
 
 
 def sample_of(record: bytes, columns: Columns) -> Fetched:
@@ -111,30 +110,11 @@ def require_label(members: Members, columns: Columns, first: Parts | None, where
     others = [name for name in first.names if name not in used] if first is not None else []
     if others:
         members.notes[f"Features that are not used: {quoted(sorted(others), 8)}"] += 1
-    if columns.label is None or first is None or members.kind is not None:
+    has_labels = kind_of(members.rows.labels.type) is not None
+    if columns.label is None or first is None or has_labels:
         return
     if columns.label not in first.names:
         raise SourceError(f"{where}: in its first record, {_lacks(columns.label, first.names)}")
-
-
-def count_parts(members: Members, parts: Parts, where: str) -> None:
-    """Give the members of a container the kind of a record's label.
-
-    Raises
-    ------
-    SourceError
-        Its label does not go with the kind of the labels before it.
-    """
-    if parts.kind is not None:
-        kind = joined([parts.kind, members.kind or parts.kind])
-        if kind is None:
-            raise SourceError(
-                f"{where} has labels that are {members.kind} and labels that are {parts.kind} "
-                f"({printable(parts.label)}); choose one feature by --label-column"
-            )
-        members.kind = kind
-    if parts.image:
-        members.notes[parts.note] += 1
 
 
 def _guess_image(features: Features) -> str:
@@ -158,8 +138,8 @@ def _names(features: Iterable[str]) -> str:
     return first_ones([printable(repr(name)) for name in features]) or "none"
 
 
-def _label(name: str, features: Features, *, is_key: bool = False) -> tuple[str, Kind | None]:
-    """Return a label or key as text, and its kind."""
+def _label(name: str, features: Features, *, is_key: bool = False) -> Label | None:
+    """Return a label or key."""
     kind, data = features[name]
     values: list[Any]
     if kind == _FLOATS:

@@ -33,7 +33,6 @@ from precache_workers.sources.containers import (
 from precache_workers.sources.file_ranges import open_file, read_parts
 from precache_workers.sources.tf_examples import (
     Parts,
-    count_parts,
     parts_of,
     require_label,
     sample_of,
@@ -86,7 +85,8 @@ class TFRecordFormat:
                         raise SourceError(f"{where}: in its first record, {error}") from None
                     parts = Parts(key=f"{file.name}/{len(rows)}")  # it will be a hole
                 first = first or parts
-                count_parts(members, parts, where)
+                if parts.image:
+                    members.notes[parts.note] += 1
                 rows.add(
                     parts.key,
                     {"offset": offset, "length": length, "crc": crc},
@@ -96,8 +96,8 @@ class TFRecordFormat:
                     label=parts.label,
                 )
                 offset += _HEAD.size + length + _TAIL.size
-        require_label(members, self.columns, first, where)
         members.take(rows, file.name, self.columns.key, where)
+        require_label(members, self.columns, first, where)
         return members
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:

@@ -29,7 +29,6 @@ from precache.store.locations import Container
 from precache_workers.sources.base import (
     FILES_PER_TICK,
     Fetched,
-    Folders,
     Names,
     Sample,
 )
@@ -47,7 +46,6 @@ from precache_workers.sources.containers import (
     units_of,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts
-from precache_workers.sources.label_readings import folder_labels
 
 STORED, DEFLATED, ENCRYPTED = 0, 8, -1
 _METHODS = {1: "Shrink", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "XZ"}
@@ -130,16 +128,13 @@ class ZipFormat:
         order = order[np.argsort(offsets[order], kind="stable")]
         texts = texts.take(order)
         places = np.stack([offsets, packed, sizes, crcs, methods])[:, order]
-        folders = Folders(texts)
         members.rows = Rows.of(
             texts.between(f"{file.name}/"),
             structs(self.places(), [*places]),
             units=units_of(places[0], places[1]),
             etags=Texts([f"{CHECKSUM}{crc:08x}" for crc in places[3].tolist()]),
-            labels=folders.each(lambda some: folder_labels(some, 1)),
             sizes=places[2],
         )
-        members.kind = "names" if any(members.rows.labels) else None
         return members
 
     def _images(
