@@ -126,7 +126,7 @@ class Source:
         """Tables of the versions, the latest first."""
         for table, contents in self.versions[::-1][: None if deep else 1]:
             texts = Texts([contents[key] for key in table.keys])
-            yield source_record._as_record(table, texts)
+            yield source_record.as_record(table, texts)
 
 
 def identities(table: RowTable) -> dict[str, tuple[int, int, str]]:
@@ -141,7 +141,7 @@ def test_identity_follows_content_through_any_history(
 ) -> None:
     source = Source(seed, has_ctimes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_record, "_stored", source.stored)
+        patch.setattr(source_record, "stored_tables", source.stored)
         for op in ["nothing", *ops]:
             source.edit(op)
             recalled, _ = source.list()
