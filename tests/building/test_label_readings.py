@@ -1919,6 +1919,10 @@ def test_a_table_of_a_validation_set_says_that_its_classes_are_numbered_alone(
     assert "The 2 classes are numbered from this source alone" in builds.printed
     builds.labels("val.csv", "--classes", "1.store")
     assert "numbered from this source alone" not in builds.printed
+    put(builds.root, "photos/train/cat/c.png", "photos/val/x/d.png")
+    put_csv(builds.root / "val_labels.csv", "x/d.png,eel")
+    builds.labels("photos/val --labels val_labels.csv")
+    assert "The 1 classes are numbered from this source alone" in builds.printed
 
 
 def test_a_plan_refuses_as_a_build_does_and_no_command_shows_a_secret(builds: Builds) -> None:
