@@ -1295,6 +1295,14 @@ DATA_SETS: dict[str, tuple[str, list[str], list[Labels]]] = {
             {"ISIC_1": "4", "ISIC_2": "5", "ISIC_3": "4"},
         ],
     ),
+    "columns of words alone, without names": (
+        "list.txt",
+        ["ISIC_1 cat tabby", "ISIC_2 dog pug", "ISIC_3 cat manx"],
+        [
+            {"ISIC_1": "cat", "ISIC_2": "dog", "ISIC_3": "cat"},
+            {"ISIC_1": "tabby", "ISIC_2": "pug", "ISIC_3": "manx"},
+        ],
+    ),
     "paths of Windows": (
         "l.csv",
         [f"C:\\data\\{name},{len(name)}" for name in (n.replace("/", "\\") for n in PHOTOS)],
