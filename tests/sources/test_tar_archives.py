@@ -6,7 +6,6 @@ import bz2
 import gzip
 import io
 import lzma
-import math
 import os
 import struct
 import subprocess
@@ -25,6 +24,7 @@ from precache.storage.base import HIDDEN_FILE, NO_FILE, NO_NAME, NOT_UTF8, FileI
 from precache.storage.local import LocalFolder
 from precache_workers.sources import containers, file_ranges
 from precache_workers.sources.base import Listing, Sample
+from precache_workers.sources.containers import Members, joined_rows
 from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.tar_archives import TarFormat
@@ -539,9 +539,9 @@ def test_shared_times_of_an_archive_without_identity_never_count_as_the_same(
         for name in names:
             add(tar, name, PHOTO, mtime=5)
     file = FileInfo("a.tar", path.stat().st_size, -1, "")
-    members = TarFormat().scan(LocalFolder(tmp_path), file, math.inf)
-    assert set(members.rows.mtimes.tolist()) == {-1}
-    assert set(members.rows.etags) == {""}
+    rows = joined_rows([*filter(None, TarFormat().scan(LocalFolder(tmp_path), file, Members()))])
+    assert {*rows["mtime_ns"].to_pylist()} == {-1}
+    assert {*rows["etag"].to_pylist()} == {""}
 
 
 def test_a_lone_image_has_the_name_of_its_suffix_too(tmp_path: Path) -> None:

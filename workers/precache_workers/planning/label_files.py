@@ -25,9 +25,9 @@ from precache_workers.sources.base import (
     require_columns,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence, disagree, splits_of
+from precache_workers.sources.columns import LABEL_COLUMNS, label_kind
 from precache_workers.sources.label_readings import INTEGER, binary, no_label, quoted
 from precache_workers.sources.labels import Kind, decide, doubt_of_order, infer_kind, is_number
-from precache_workers.sources.parquet_tables import LABEL_COLUMNS, label_kind
 from precache_workers.sources.tables import (
     JSON_LINES,
     Batch,

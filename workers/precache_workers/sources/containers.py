@@ -1,7 +1,7 @@
 """Sources whose samples lie in containers: archives and tables, files with many samples each.
 
-A format scans a container for its members and reads them. All formats share the naming of
-containers, their concurrent listing, the index of unchanged containers, and fetching.
+A format scans a container for its samples, as columns of Arrow, and reads them. All formats share
+the naming of containers, their concurrent listing, the index of unchanged containers, and fetching.
 
 A sample's key is the name of its container relative to the common folder, a slash, and the sample's
 name in the container; a table with a key column gives the key itself. Where it lies is its
@@ -22,12 +22,11 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
 from pydantic import NonNegativeInt, TypeAdapter
-from pydantic_core import to_jsonable_python
 
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError, StorageError
 from precache.messages import printable
@@ -47,12 +46,11 @@ from precache.store.row_table import RowTable, read_columns
 from precache.units import size as in_units
 from precache_workers.runtime.time_limit import FETCHING, samples_at_work
 from precache_workers.sources.base import (
-    FILES_PER_TICK,
     IMAGE_SUFFIXES,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
     NO_RULES,
-    Doubt,
+    Columns,
     Fetched,
     Folders,
     LabelRules,
@@ -74,7 +72,14 @@ from precache_workers.sources.label_readings import (
     one_class_each,
     read_folders,
 )
-from precache_workers.sources.labels import Kind, decide, encode_column, encode_labels, joined
+from precache_workers.sources.labels import (
+    Kind,
+    decide,
+    encode_column,
+    encode_labels,
+    infer_kind,
+    joined,
+)
 from precache_workers.sources.sample_inputs import SampleInputs, merged
 from precache_workers.sources.splits import notes_of_folders, read_split_files
 
@@ -90,221 +95,123 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-LabelRule = Literal["", "beside", "folder"]
-
-_INDEXED = TypeAdapter(
-    list[
-        tuple[
-            str, int, int, str, int, NonNegativeInt,
-            tuple[
-                Kind | None, LabelRule, tuple[str, ...], dict[str, NonNegativeInt],
-                dict[str, NonNegativeInt], dict[str, str], dict[str, NonNegativeInt],
-                dict[str, tuple[NonNegativeInt, str]], ColumnEvidence, dict[str, bool], bool,
-            ],
-        ]
-    ]
-)  # fmt: skip
-"""Containers of an index: the fields of `FileInfo`, the number of samples, and the attributes of
-`Members` that are not columns."""
-
-INDEX_RULES = b"9"
+INDEX_RULES = b"10"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
-_INDEX_COLUMNS = {
-    "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "label": "string",
-    "unit": "int32", "nbytes": "int64",
-}  # fmt: skip
+AT_ONCE = 256
+"""Samples that are Python objects at a time, where a format lists them one by one."""
 
 INDEXED_ROWS = 1 << 16
 """Rows of an index that are converted at a time."""
 
+_CODED = "dictionary<values=string, indices=int32, ordered=0>"
+_INDEX_COLUMNS = {
+    "key": "large_string", "size": "int64", "mtime_ns": "int64", "etag": _CODED, "label": _CODED,
+    "unit": "int32", "nbytes": "int64",
+}  # fmt: skip
+
 _NO_NAME = r"(?:^|/)\.{0,2}(?:/|$)|\x00"
 """Regular expression of RE2 that is found in what `is_name` refuses, but for its length."""
 
-
-class TimeUpError(Exception):
-    """The time for a listing is up."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
-    """The samples of containers, by column.
-
-    Attributes
-    ----------
-    labels
-        Labels as text, of which equal ones are mostly one object; empty for none.
-    units, places, nbytes
-        As in `Locations`.
-    """
-
-    keys: Texts
-    sizes: np.ndarray
-    mtimes: np.ndarray
-    etags: Texts
-    labels: list[str]
-    units: np.ndarray
-    places: Any
-    nbytes: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @classmethod
-    def of(
-        cls,
-        keys: Texts,
-        places: Any,
-        *,
-        units: np.ndarray,
-        etags: Texts | str,
-        labels: list[str],
-        sizes: np.ndarray | None = None,
-        mtimes: np.ndarray | None = None,
-        nbytes: np.ndarray | None = None,
-    ) -> Rows:
-        """Return the columns of some samples; numbers are unknown where they are not given."""
-        count = len(keys)
-        return cls(
-            keys=keys,
-            sizes=np.full(count, -1) if sizes is None else sizes.astype(np.int64),
-            mtimes=np.full(count, -1) if mtimes is None else mtimes.astype(np.int64),
-            etags=Texts.repeated([etags], [count]) if isinstance(etags, str) else etags,
-            labels=labels,
-            units=units.astype(np.int32),
-            places=places,
-            nbytes=np.zeros(count, np.int64) if nbytes is None else nbytes.astype(np.int64),
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """Return the samples of several containers, one after the other."""
-        import pyarrow as pa
-
-        if len(parts) == 1:
-            return parts[0]
-        arrays = ("sizes", "mtimes", "units", "nbytes")
-        return cls(
-            keys=Texts.joined([part.keys for part in parts]),
-            etags=Texts.joined([part.etags for part in parts]),
-            labels=list(itertools.chain.from_iterable(part.labels for part in parts)),
-            places=pa.concat_arrays([part.places for part in parts]),
-            **{name: np.concatenate([getattr(p, name) for p in parts]) for name in arrays},
-        )
-
-    def take(self, kept: np.ndarray) -> Rows:
-        """Return the samples that a column of bools tells to keep."""
-        return Rows(
-            keys=self.keys.take(kept),
-            sizes=self.sizes[kept],
-            mtimes=self.mtimes[kept],
-            etags=self.etags.take(kept),
-            labels=list(itertools.compress(self.labels, kept.tolist())),
-            units=self.units[kept],
-            places=self.places.filter(arrow_of(kept)),
-            nbytes=self.nbytes[kept],
-        )
+Rows = Any
+"""The samples of containers, an Arrow record batch: the key (in a scan the name, whose bytes need
+not be UTF-8), size, mtime_ns, etag, and the label as text, empty for none; unit, nbytes and place
+are as in `Locations`."""
 
 
-class GrowingRows:
-    """Samples that are listed one by one, as columns.
+def rows_of(
+    names: Sequence[str],
+    places: Any,
+    *,
+    sizes: np.ndarray | int = -1,
+    mtimes: np.ndarray | int = -1,
+    etags: Sequence[str] | str = "",
+    labels: Sequence[str] | str = "",
+    units: np.ndarray | int = 0,
+    nbytes: np.ndarray | int = 0,
+) -> Rows:
+    """Return the columns of some samples; one value stands for all, as do no names."""
+    import pyarrow as pa
+
+    count, growing = len(places), GrowingTexts()
+    growing.extend(names or Texts.repeated([""], [count]))
+    etag, label = (
+        Texts.repeated([text], [count]).arrow
+        if isinstance(text, str)
+        else Texts(text).plain.dictionary_encode()
+        for text in (etags, labels)
+    )
+    size, mtime, nbyte, unit = (
+        arrow_of(np.broadcast_to(np.asarray(number, kind), count))
+        for number, kind in ((sizes, "i8"), (mtimes, "i8"), (nbytes, "i8"), (units, "i4"))
+    )
+    columns = [growing.texts().arrow, size, mtime, etag, label, unit, nbyte, places]
+    return pa.RecordBatch.from_arrays(columns, [*_INDEX_COLUMNS, "place"])
+
+
+def joined_rows(parts: list[Rows]) -> Rows:
+    """Return the samples of several containers, one after the other, and clear the list."""
+    import pyarrow as pa
+
+    table = pa.Table.from_batches(parts).unify_dictionaries()
+    parts.clear()
+    names, arrays = table.column_names, []
+    while table.num_columns:  # the parts of a column are dropped before the next one is copied
+        arrays.append(table.column(0).combine_chunks())
+        table = table.remove_column(0)
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def with_column(rows: Rows, name: str, values: Any) -> Rows:
+    """Return the samples with other values in a column."""
+    return rows.set_column(rows.schema.get_field_index(name), name, values)
+
+
+def names_of(rows: Rows) -> Iterator[str]:
+    """Yield the names of samples; bytes that are not UTF-8 become surrogates."""
+    return (bytes(name.as_buffer()).decode("utf-8", "surrogateescape") for name in rows["key"])
+
+
+class Place(NamedTuple):
+    """A sample of a format that lists them one by one: the columns of `rows_of`."""
+
+    name: str
+    place: Any
+    size: int = -1
+    unit: int = 0
+    etag: str = ""
+    label: str = ""
+
+
+def in_batches(samples: Iterator[Place], places: Any) -> Iterator[Rows]:
+    """Yield samples as columns.
 
     Parameters
     ----------
     places
         Arrow type of the places.
     """
+    import pyarrow as pa
 
-    def __init__(self, places: Any) -> None:
-        self._names, self._etags = GrowingTexts(), GrowingTexts()
-        self._type, self._places = places, list[Any]()
-        self._sizes, self._units, self._nbytes = array("q"), array("q"), array("q")
-        self._labels: list[str] = []
-        self._known: dict[str, str] = {}
-        self._different: set[str] = set()
-        self._new: list[tuple[str, str, Any]] = []
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def add(
-        self, name: str, place: Any, *, unit: int = 0, size: int = -1, etag: str = "", label: str
-    ) -> None:
-        """Add a sample."""
-        self._new.append((name, etag, place))
-        self._sizes.append(size)
-        self._units.append(unit)
-        self._nbytes.append(0)
-        self._labels.append(self._known.setdefault(label, label))
-        if len(self._new) == FILES_PER_TICK:
-            self._settle()
-
-    def extend(
-        self,
-        names: Sequence[str],
-        places: Any,
-        *,
-        units: np.ndarray,
-        sizes: np.ndarray,
-        etag: str,
-        labels: Sequence[str],
-        nbytes: int = 0,
-    ) -> None:
-        """Add samples."""
-        self._settle()
-        self._names.extend(names)
-        self._etags.extend([etag] * len(names))
-        self._different.add(etag)
-        self._places.append(places)
-        self._sizes.frombytes(sizes.astype(np.int64).tobytes())
-        self._units.frombytes(units.astype(np.int64).tobytes())
-        self._nbytes.frombytes(np.full(len(names), nbytes, np.int64).tobytes())
-        self._labels += (self._known.setdefault(label, label) for label in labels)
-
-    def _settle(self) -> None:
-        import pyarrow as pa
-
-        names, etags, places = zip(*self._new, strict=True) if self._new else ((), (), ())
-        self._names.extend(names)
-        self._etags.extend(etags)
-        self._different.update(etags)
-        self._places.append(pa.array(places, self._type))
-        self._new = []
-
-    def rows(self) -> tuple[Rows, list[int]]:
-        """Return the samples, with their names as keys, and those whose names are not UTF-8."""
-        import pyarrow as pa
-
-        self._settle()
-        rows = Rows.of(
-            self._names.texts(),
-            pa.concat_arrays(self._places),
-            units=np.array(self._units),
-            etags=next(iter(self._different)) if len(self._different) == 1 else self._etags.texts(),
-            labels=self._labels,
-            sizes=np.array(self._sizes),
-            nbytes=np.array(self._nbytes),
-        )
-        return rows, self._names.wrong
-
-
-def no_rows(places: Any) -> Rows:
-    """Return no samples, with places of an Arrow type."""
-    return GrowingRows(places).rows()[0]
+    while some := list(itertools.islice(samples, AT_ONCE)):
+        names, where, sizes, units, etags, labels = zip(*some, strict=True)
+        numbers = {"sizes": np.array(sizes), "units": np.array(units)}
+        yield rows_of(names, pa.array(where, places), etags=etags, labels=labels, **numbers)
 
 
 @dataclass(kw_only=True)
 class Members:
-    """The samples of one container.
+    """Facts about the samples of one container, or of all.
 
     Attributes
     ----------
+    count
+        Number of samples.
     kind
         Kind of the labels; None if there are none.
-    label_rule
-        ``beside`` if labels lie beside images, ``folder`` if they are the first folders of names;
-        for formats that have both.
+    untyped
+        Labels are texts whose kind is inferred.
     classes
         Names of all classes, by number, if the container has them.
     ignored, left_out, examples
@@ -321,16 +228,16 @@ class Members:
         As in `Container`.
     """
 
-    rows: Rows
+    count: NonNegativeInt = 0
     kind: Kind | None = None
-    label_rule: LabelRule = ""
+    untyped: bool = False
     classes: tuple[str, ...] = ()
     ignored: Counter[str] = field(default_factory=Counter)
     others: dict[str, bool] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
-    combinations: dict[str, tuple[int, str]] = field(default_factory=dict)
+    combinations: dict[str, tuple[NonNegativeInt, str]] = field(default_factory=dict)
     evidence: ColumnEvidence = field(default_factory=ColumnEvidence)
     forward: bool = False
 
@@ -347,43 +254,91 @@ class Members:
         self.left_out[reason] += 1
         self.examples.setdefault(reason, printable(name))
 
-    def remove(self, rows: Mapping[int, str]) -> None:
-        """Leave out the samples at some rows, each for its reason."""
-        kept = np.ones(len(self.rows), np.bool_)
-        for row, reason in rows.items():
-            self.leave_out(reason, _shown(self.rows.keys, row))
+    def keep(self, rows: Rows, reasons: Mapping[int, str]) -> np.ndarray:
+        """Leave out the samples at some rows, each for its reason; returns which are kept."""
+        kept = np.ones(len(rows), np.bool_)
+        for row, reason in reasons.items():
+            [name] = names_of(rows.slice(row, 1))
+            self.leave_out(reason, name)
             kept[row] = False
-        self.rows = self.rows.take(kept) if rows else self.rows
+        return kept
 
-    def take(
-        self, growing: GrowingRows, container: str, key: str | None = None, where: str = ""
-    ) -> None:
-        """Take rows by their names in the container, or by values of a column of keys.
+    def add(self, other: Members) -> None:
+        """Add what is counted of another container."""
+        self.count += other.count
+        self.ignored += other.ignored
+        self.left_out += other.left_out
+        self.notes += other.notes
+        self.examples = other.examples | self.examples
+        self.combinations = {**merged([self.combinations, other.combinations])}
+        for folder, may_be_class in other.others.items():
+            self.others[folder] = self.others.get(folder, False) or may_be_class
 
-        Names from a column of keys are used as they are. Otherwise the container's name comes
-        first, and rows are numbered unless all names differ.
-
-        Raises
-        ------
-        SourceError
-            The column of keys has no value in some row.
-        """
-        self.rows, wrong = growing.rows()
-        names = self.rows.keys
-        if key is not None:
-            if names.is_blank.any():
-                raise SourceError(f"{where}: some of its {key} are missing or empty")
-        elif not are_names(names).all() or (names.counts() > 1).any():
-            names, wrong = Texts(map(str, range(len(names)))), []
-        if key is None:
-            names = names.between(f"{container}/")
-        self.rows = replace(self.rows, keys=names)
-        self.remove(dict.fromkeys(wrong, NOT_UTF8))
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines for the user, with their counts."""
+        return tuple(text.replace("{count}", f"{n:,}") for text, n in self.notes.items())
 
 
-def _shown(keys: Texts, row: int) -> str:
-    """Return a key, of which some bytes may not be UTF-8."""
-    return bytes(keys.arrow[row].as_buffer()).decode("utf-8", "surrogateescape")
+Listed = Sequence[tuple[FileInfo, Members]]
+_INDEXED = TypeAdapter(list[tuple[FileInfo, Members]])
+
+
+def named_rows(
+    rows: Rows, members: Members, file: FileInfo, where: str, columns: Columns | None
+) -> Rows:
+    """Give the samples of a container their keys, and infer the kind of labels without a type.
+
+    Values of a column of keys are used as they are. Otherwise the container's name comes first, and
+    rows of tables are numbered unless all names differ.
+
+    Parameters
+    ----------
+    columns
+        Columns of a table as the user chose them; None for an archive.
+
+    Raises
+    ------
+    SourceError
+        The column of keys has no value in some row, or labels have kinds that do not go together.
+    """
+    names, key = Texts(rows["key"]), None if columns is None else columns.key
+    reasons: dict[int, str] = {}
+    if key is not None and names.is_blank.any():
+        raise SourceError(f"{where}: some of its {key} are missing or empty")
+    is_again = names.counts() > 1
+    if columns is None:
+        reasons = dict.fromkeys(np.flatnonzero(is_again).tolist(), SAME_KEY)
+    elif key is None and (is_again.any() or not are_names(names).all()):
+        names = Texts(map(str, range(len(rows))))
+    reasons |= dict.fromkeys(np.flatnonzero(~are_utf8(names)).tolist(), NOT_UTF8)
+    if key is None:
+        names = names.between(f"{file.name}/")
+    rows = with_column(rows, "key", names.arrow)
+    if reasons:
+        rows = rows.filter(arrow_of(members.keep(rows, reasons)))
+    members.count = len(rows)
+    return with_kind(rows, members, file.name if columns is None else where)
+
+
+def with_kind(rows: Rows, members: Members, where: str) -> Rows:
+    """Infer the kind of labels without a type, and normalise them."""
+    if not members.untyped:
+        return rows
+    labels, keys, codes = distinct(Texts(rows["label"]), Texts(rows["key"]))
+    members.kind = infer_kind(labels, keys, where)
+    return with_column(rows, "label", Texts(labels).take(codes).arrow.dictionary_encode())
+
+
+def are_utf8(names: Texts) -> np.ndarray:
+    """Return which texts are UTF-8, whatever bytes they have: (names,) bool."""
+    import pyarrow as pa
+
+    try:
+        names.arrow.validate(full=True)
+    except pa.ArrowInvalid:
+        return np.array([*map(is_utf8, names_of({"key": names.arrow}))])
+    return np.ones(len(names), np.bool_)
 
 
 def are_names(names: Texts) -> np.ndarray:
@@ -413,16 +368,13 @@ class Format(Protocol):
     """A kind of container. Workers receive it as a pickle."""
 
     @property
-    def noun(self) -> str:
-        """Name of the kind with its article, such as ``a tar archive``."""
-
-    @property
     def suffixes(self) -> tuple[str, ...]:
         """Suffixes of its files, in lower case."""
 
     @property
-    def typed(self) -> bool:
-        """False if labels are text whose kind is inferred, or folders of names."""
+    def columns(self) -> Columns | None:
+        """Columns of a table as the user chose them; None for an archive of files, whose labels are
+        texts beside them, or else their folders."""
 
     @property
     def checks_members(self) -> bool:
@@ -431,15 +383,15 @@ class Format(Protocol):
     def places(self) -> Any:
         """Return the Arrow type of places."""
 
-    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        """List the members of a container.
+    def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
+        """Yield the samples of a container, many at a time, and note facts about them.
+
+        It may yield None, so that the time is checked.
 
         Raises
         ------
         SourceError, StorageError
             It is damaged or hostile; it cannot be read.
-        TimeUpError
-            `time.monotonic()` is past `until`.
         """
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
@@ -473,130 +425,113 @@ class ContainerSource:
         files = self._located([key]).containers
         return (self.folder, files[0].name) if files else None
 
+    def __str__(self) -> str:
+        return str(self.containers)
+
     # --- listing --------------------------------------------------------------------------------
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         until = time.monotonic() + seconds
-        left_out = Counter[str]()
-        files = self.containers.files(left_out)
+        whole = Members()
+        files = self.containers.files(whole.left_out)
         known = _read_index(index, self.format.places()) if index is not None else {}
         listed: list[tuple[FileInfo, Members]] = []
-        count = 0
-        for file, members in zip(files, self._scans(files, known, until), strict=False):
+        parts: list[Rows] = []
+        for file, (members, rows) in zip(files, self._scans(files, known, until), strict=False):
             listed.append((file, members))
-            count += len(members.rows)
-            tick(count)
+            parts.append(rows)
+            whole.add(members)
+            tick(whole.count)
             if time.monotonic() > until and len(listed) < len(files):
                 break
         complete = len(listed) == len(files)
-        whole = Members(rows=no_rows(self.format.places()))
-        whole.left_out = sum((members.left_out for _, members in listed), +left_out)
-        for _, members in reversed(listed):
-            whole.examples |= members.examples
-        if not count:
-            raise self._nothing(listed, complete, whole)
-        fresh = complete and any(_identity(file) not in known for file in files)
-        wanted = fresh or len(known) != len(files)
-        known = {}
-        empty, rows = whole.rows, [members.rows for _, members in listed]
-        for _, members in listed:
-            members.rows = empty  # they would take as much memory again
-        counts, whole.rows = [len(some) for some in rows], Rows.joined(rows)
-        del rows
-        index = _write_index(listed, counts, whole.rows) if wanted else None
-        _settle_rules(listed, counts, whole.rows.labels)
-        located = Locations(
-            places=whole.rows.places,
-            containers=tuple(_container(file, members.forward) for file, members in listed),
-            files=np.repeat(np.arange(len(listed), dtype=np.int32), counts),
-            units=whole.rows.units,
-            nbytes=whole.rows.nbytes,
+        if not whole.count:
+            raise self._nothing(complete, whole)
+        fresh = len(known) != len(files) or any(file not in known for file in files)
+        known.clear()
+        rows = joined_rows(parts)
+        index = _write_index(listed, rows) if fresh else None
+        numbers = np.repeat(
+            np.arange(len(listed), dtype=np.int32), [members.count for _, members in listed]
         )
-        ctimes = np.repeat(np.array([file.ctime_ns for file, _ in listed], np.int64), counts)
-        if whole.rows.etags[0].startswith(CHECKSUM):
-            ctimes[:] = -1
-        columns = getattr(self.format, "columns", NO_COLUMNS)
-        if columns.key is not None or _are_nested(files):  # else containers have no key in common
-            kept = leave_out_repeated(whole, self, lambda row: _record(whole.rows, row))
-            if not kept.all():
-                located, ctimes = located.take(np.flatnonzero(kept)), ctimes[kept]
-        notes = notes_of(listed)
-        inputs = SampleInputs(merged(members.combinations for _, members in listed))
+        if (self.format.columns or NO_COLUMNS).key is not None or _nested(files):
+            kept = kept_of_repeated(whole, rows, self, functools.partial(_record, rows))
+            rows, numbers = rows.filter(arrow_of(kept)), numbers[kept]
+        inputs, notes, places = SampleInputs(whole.combinations), whole.lines, rows["place"]
         if inputs:
             rule = getattr(self.format, "sample_name", None)
             if rule is None:
                 inputs.require_clear(self)
             notes = (*notes, inputs.note("last" if rule == "last-dot" else "first"))
-            located = replace(located, places=inputs.with_all(located.places))
-        evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
-        labelled = row_table(
-            listed,
-            whole.rows,
-            located,
+            places = inputs.with_all(places)
+        located = Locations(
+            places=places,
+            containers=tuple(
+                Container(f.name, f.size, container_etag(f), f.ctime_ns, members.forward)
+                for f, members in listed
+            ),
+            files=numbers,
+            units=numbers_of(rows["unit"]),
+            nbytes=numbers_of(rows["nbytes"]),
+        )
+        ctimes = np.array([file.ctime_ns for file, _ in listed], np.int64)[numbers]
+        if str(rows["etag"][0]).startswith(CHECKSUM):
+            ctimes[:] = -1
+        listing = listing_of(
             self,
-            self.folder,
-            self.rules,
-            typed=self.format.typed,
-            paths=not self.format.typed,
-            one_hot=columns.may_be_several,
-            order=evidence.classes,
-        )
-        names = [file.name for file in files]
-        read = read_split_files(self.containers, names, columns.label or evidence.label, self.rules)
-        guesses, doubts = evidence.reading(self, all_splits=self.rules.all_splits)
-        _listings[self.index_name] = labelled.table
-        return Listing(
-            labelled.table,
-            dict(sum((members.ignored for _, members in listed), Counter[str]())),
-            complete,
-            dict(whole.left_out),
-            whole.examples,
-            index,
-            (*notes, *read[0], *guesses, *labelled.notes),
+            listed,
+            whole,
+            rows,
+            located,
             ctimes,
-            (*read[1], *doubts, *labelled.doubts),
+            columns=self.format.columns,
+            typed=self.format.columns is not None,
         )
+        _listings[self.index_name] = listing.table
+        return replace(listing, complete=complete, index=index, notes=(*notes, *listing.notes))
 
     def _scans(
-        self, files: Sequence[FileInfo], known: Mapping[tuple[Any, ...], Members], until: float
-    ) -> Iterator[Members]:
-        """Yield the members of each container until the time is up."""
+        self,
+        files: Sequence[FileInfo],
+        known: Mapping[FileInfo, tuple[Members, Rows]],
+        until: float,
+    ) -> Iterator[tuple[Members, Rows]]:
+        """Yield the samples of each container until the time is up."""
+        import pyarrow as pa
 
-        def scan(file: FileInfo) -> Members | None:
-            held = known.get(_identity(file))
-            if held is not None:
+        places = self.format.places()
+
+        def scan(file: FileInfo) -> tuple[Members, Rows] | None:
+            if (held := known.get(file)) is not None:
                 return held
+            where, members = self.folder.path(file.name), Members()
+            parts = [rows_of((), pa.array([], places))]
             try:
-                return self.format.scan(self.folder, file, until)
-            except TimeUpError:
-                return None
+                for rows in self.format.scan(self.folder, file, members):
+                    if time.monotonic() > until:
+                        return None
+                    if rows is not None:
+                        parts.append(rows)
+                rows = joined_rows(parts)
+                return members, named_rows(rows, members, file, where, self.format.columns)
             except MemoryError:
-                raise SourceError(f"{self.folder.path(file.name)} takes too much memory") from None
+                raise SourceError(f"{where} takes too much memory") from None
 
         threads = LOCAL_THREADS if self.folder.local("") else REMOTE_THREADS
-        for members in prefetch(scan, files, threads, threads + 1):
-            if members is None:
+        for scanned in prefetch(scan, files, threads, threads + 1):
+            if scanned is None:
                 return
-            yield members
+            yield scanned
 
-    def _nothing(
-        self,
-        listed: Sequence[tuple[FileInfo, Members]],
-        complete: bool,
-        whole: Members,
-    ) -> SourceError:
-        ignored = sum(members.ignored.total() for _, members in listed)
+    def _nothing(self, complete: bool, whole: Members) -> SourceError:
         if not complete:
             return SourceError(f"the source {self} was not listed in time; give more seconds")
-        if not (ignored or whole.left_out):
+        if not (whole.ignored or +whole.left_out):
             return SourceError(f"the source {self} is empty: it has no sample")
         return SourceError(
-            f"the source {self} has no image ({ignored} other members); images end in "
-            f"{', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(whole.left_out, whole.examples)}"
+            f"the source {self} has no image ({whole.ignored.total()} other members); images end "
+            f"in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(whole.left_out, whole.examples)}"
         )
-
-    def __str__(self) -> str:
-        return str(self.containers)
 
     # --- fetching -------------------------------------------------------------------------------
 
@@ -721,49 +656,21 @@ def container_etag(file: FileInfo) -> str:
     return xxhash.xxh3_64_hexdigest(times.encode())
 
 
-def _container(file: FileInfo, forward: bool) -> Container:
-    return Container(file.name, file.size, container_etag(file), file.ctime_ns, forward)
-
-
-def _are_nested(files: Sequence[FileInfo]) -> bool:
+def _nested(files: Sequence[FileInfo]) -> bool:
     """Return True if the name of a container is that of a folder with another, as in a bucket."""
     names = sorted(f"{file.name}/" for file in files)
     return any(name.startswith(before) for before, name in itertools.pairwise(names))
 
 
-def _identity(file: FileInfo) -> tuple[Any, ...]:
-    """Return a value that is equal for an unchanged container; unique if nothing identifies it."""
-    known = file.etag or file.mtime_ns >= 0
-    return (*file,) if known else (file.name, object())
-
-
-def _settle_rules(
-    listed: Sequence[tuple[FileInfo, Members]], counts: Sequence[int], labels: list[str]
-) -> None:
-    """Drop labels that are folders if other containers have labels beside their images."""
-    if all(members.label_rule != "beside" for _, members in listed):
-        return
-    note = (
-        "{count} samples lie in containers without labels beside images, as others have: folders "
-        "of names are no labels there"
-    )
-    start = 0
-    for (_, members), count in zip(listed, counts, strict=True):
-        if members.label_rule == "folder":
-            labels[start : start + count] = [""] * count
-            members.kind = None
-            members.notes = members.notes + Counter({note: count})
-        start += count
-
-
 def _record(rows: Rows, row: int) -> object:
     """Return a value that is equal for samples of equal bytes; None if that is unknown."""
-    etag = rows.etags[row]
-    return (etag, int(rows.sizes[row])) if etag.startswith(CHECKSUM) else None
+    etag = str(rows["etag"][row])
+    return (etag, rows["size"][row].as_py()) if etag.startswith(CHECKSUM) else None
 
 
-def leave_out_repeated(
+def kept_of_repeated(
     whole: Members,
+    rows: Rows,
     source: object,
     content_of: Callable[[int], object],
     way_out: str = "rename or remove all but one",
@@ -782,26 +689,22 @@ def leave_out_repeated(
     SourceError
         Samples of one key have different labels, or no key names one sample.
     """
-    keys, labels = whole.rows.keys, whole.rows.labels
-    kept = np.ones(len(keys), np.bool_)
-    rows_of: dict[str, list[int]] = {}
+    keys, labels = Texts(rows["key"]), Texts(rows["label"])
+    rows_of_key: dict[str, list[int]] = {}
     for row in np.flatnonzero(keys.counts() > 1).tolist():
-        rows_of.setdefault(keys[row], []).append(row)
+        rows_of_key.setdefault(keys[row], []).append(row)
     left_out: dict[int, str] = {}
-    for key, rows in rows_of.items():
-        different = sorted({labels[row] for row in rows})
+    for key, some in rows_of_key.items():
+        different = sorted({labels[row] for row in some})
         if len(different) > 1:
             two = " and ".join(printable(label) or "none" for label in different[:2])
-            raise SourceError(_repeated(source, f"{key} with the labels {two}", rows, way_out))
-        contents = {content_of(row) for row in rows}
+            raise SourceError(_repeated(source, f"{key} with the labels {two}", some, way_out))
+        contents = {content_of(row) for row in some}
         equal = len(contents) == 1 and None not in contents
-        reason = REPEATED if equal else SAME_KEY
-        left_out |= dict.fromkeys(rows[1:] if equal else rows, reason)
+        left_out |= dict.fromkeys(*((some[1:], REPEATED) if equal else (some, SAME_KEY)))
     if len(left_out) == len(keys):
-        raise SourceError(_repeated(source, keys[0], rows_of[keys[0]], way_out))
-    whole.remove(left_out)
-    kept[list(left_out)] = False
-    return kept
+        raise SourceError(_repeated(source, keys[0], rows_of_key[keys[0]], way_out))
+    return whole.keep(rows, left_out)
 
 
 def _repeated(source: object, key: str, rows: Sequence[int], way_out: str) -> str:
@@ -811,126 +714,114 @@ def _repeated(source: object, key: str, rows: Sequence[int], way_out: str) -> st
     )
 
 
-def notes_of(listed: Sequence[tuple[FileInfo, Members]]) -> tuple[str, ...]:
-    """Return the lines for the user, with their counts over all containers."""
-    counts = sum((members.notes for _, members in listed), Counter[str]())
-    return tuple(text.replace("{count}", f"{count:,}") for text, count in counts.items())
-
-
-@dataclass(frozen=True)
-class LabelledRows:
-    """Members as a row table, with the lines and doubts about their labels."""
-
-    table: RowTable
-    notes: tuple[str, ...]
-    doubts: tuple[Doubt, ...]
-
-
-def row_table(
-    listed: Sequence[tuple[FileInfo, Members]],
-    rows: Rows,
-    located: Locations,
-    source: object,
-    folder: Folder,
-    rules: LabelRules = NO_RULES,
-    *,
-    typed: bool = True,
-    paths: bool = False,
-    one_hot: bool = False,
-    order: tuple[str, ...] = (),
-) -> LabelledRows:
-    """Return the members of all containers as a row table, with encoded labels.
-
-    Parameters
-    ----------
-    folder
-        The folder that keys are relative to, or locations.
-    typed
-        As in `Format`.
-    paths
-        Labels may be the first folders of the members' names.
-    one_hot
-        Each class has a column of its own.
-    order
-        Names of classes by number, if the type of the labels orders them.
-    """
+def _kind_of(listed: Listed, source: object) -> tuple[Kind | None, tuple[str, ...]]:
+    """Return the kind of all labels, and the names of their classes."""
     kinds: dict[tuple[Kind, tuple[str, ...]], str] = {}
     for file, members in listed:
         if members.kind is not None:
             kinds.setdefault((members.kind, members.classes), file.name)
+    for one, other in itertools.combinations(kinds, 2):
+        if one[1] != other[1] or joined([one[0], other[0]]) is None:
+            raise SourceError(
+                f"labels of {printable(kinds[one])} and {printable(kinds[other])} in {source} "
+                f"differ in kind ({one[0]}, {other[0]}) or in class names; make them alike"
+            )
     kind = joined(kind for kind, _ in kinds) if kinds else None
-    if kinds and (kind is None or len({classes for _, classes in kinds}) > 1):
-        one, other = next(
-            (one, other)
-            for one, other in itertools.combinations(kinds, 2)
-            if one[1] != other[1] or joined([one[0], other[0]]) is None
-        )
-        raise SourceError(
-            f"labels of {printable(kinds[one])} and {printable(kinds[other])} in {source} differ "
-            f"in kind ({one[0]}, {other[0]}) or in class names; make them alike"
-        )
-    classes = next((classes for _, classes in kinds), ())
+    return kind, next((classes for _, classes in kinds), ())
+
+
+def listing_of(
+    source: Any,
+    listed: Listed,
+    whole: Members,
+    rows: Rows,
+    located: Locations,
+    ctimes: np.ndarray,
+    *,
+    columns: Columns | None,
+    typed: bool = True,
+) -> Listing:
+    """Return the samples of all containers as a listing, with encoded labels.
+
+    Parameters
+    ----------
+    source
+        A `ContainerSource`, or one of its attributes `containers`, `folder` and `rules`.
+    columns
+        As in `Format`.
+    typed
+        False if labels are text whose kind is inferred.
+    """
+    rules, where = source.rules, str(source)
+    evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
+    kind, classes = _kind_of(listed, source)
     if kind == "names":
-        classes = order if rules.kind in (None, "name") and not rules.separator else ()
-    notes: tuple[str, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
-    labels = rows.labels
-    if one_hot and kind == "several numbers":
+        classes = evidence.classes if rules.kind in (None, "name") and not rules.separator else ()
+    keys, labels = Texts(rows["key"]), Texts(rows["label"]).shared()
+    files = [file.name for file, _ in listed]
+    label = (columns or NO_COLUMNS).label or evidence.label
+    of_files = read_split_files(source.containers, files, label, rules)
+    of_columns = evidence.reading(source, all_splits=rules.all_splits)
+    notes, doubts = [*of_files[0], *of_columns[0]], [*of_files[1], *of_columns[1]]
+    if columns is not None and columns.may_be_several and kind == "several numbers":
         numbers = one_class_each(labels)
         labels, kind = (labels, kind) if numbers is None else (numbers, "numbers")
         each = "one class" if numbers else "several classes or none"
-        notes = (f"Labels from columns of 0 and 1, a class each: rows have {each}",)
-    is_folder = False
-    if paths:
-        names = _names_of(rows.keys, located)
+        notes.append(f"Labels from columns of 0 and 1, a class each: rows have {each}")
+    is_folder = columns is None and not any(members.untyped for _, members in listed)
+    if columns is None:
+        names = _names_of(keys, located)
         folders = Folders(names)
-        is_folder = labels == folders.each(lambda some: folder_labels(some, 1))
         if is_folder:
-            others: dict[str, bool] = {}
-            for _, members in listed:
-                others |= {n: may or others.get(n, False) for n, may in members.others.items()}
-            bare_in = functools.partial(bare_folders, others)
+            bare_in = functools.partial(bare_folders, whole.others)
             reading = read_folders(names, rules, source, bare_in=bare_in)
-            notes, doubts = (*notes, *reading.notes), reading.doubts
+            notes, doubts = [*notes, *reading.notes], [*doubts, *reading.doubts]
             labels = folders.each(lambda some: folder_labels(some, reading.level))
             kind = "names" if any(labels) else None
-        notes = (*notes, *notes_of_folders(folders.names))
+        else:
+            without = np.array([not members.untyped for _, members in listed])[located.files]
+            if count := int((without & names.matching("/")).sum()):
+                notes.append(
+                    f"{count:,} samples lie in containers without labels beside images, as others "
+                    "have: folders of names are no labels there"
+                )
+        notes += notes_of_folders(folders.names)
         del names, folders
     if rules.level is not None and not is_folder:
-        raise SourceError(f"{source} has labels that are not its folders; leave out --label-level")
-    where = str(source)
+        raise SourceError(f"{where} has labels that are not its folders; leave out --label-level")
     decided = decide(
-        labels,
-        kind,
-        rows.keys,
-        where,
-        rules,
-        classes=classes,
-        typed=typed or is_folder,
-        folders=is_folder,
+        labels, kind, keys, where, rules, classes=classes, typed=typed, folders=is_folder
     )
-    texts, keys, codes = distinct(decided.labels, rows.keys)
-    column = encode_column(replace(decided, labels=texts), keys, where, rules, classes)
+    texts, firsts, codes = distinct(Texts(decided.labels), keys)
+    column = encode_column(replace(decided, labels=texts), firsts, where, rules, classes)
     table = RowTable(
-        keys=rows.keys,
-        sizes=rows.sizes,
-        mtimes=rows.mtimes,
-        etags=rows.etags,
+        keys=keys,
+        sizes=numbers_of(rows["size"]),
+        mtimes=numbers_of(rows["mtime_ns"]),
+        etags=Texts(rows["etag"]),
         labels=column.values[codes],
         classes=column.classes,
         locations=located,
-        source=source_of(folder),
+        source=source_of(source.folder),
     )
-    return LabelledRows(table, (*notes, *column.notes), (*doubts, *column.doubts))
+    return Listing(
+        table,
+        dict(whole.ignored),
+        left_out=dict(+whole.left_out),
+        examples=whole.examples,
+        notes=(*notes, *column.notes),
+        ctimes=ctimes,
+        doubts=(*doubts, *column.doubts),
+    )
 
 
-def distinct(labels: Sequence[str], keys: Texts) -> tuple[list[str], Texts, np.ndarray]:
+def distinct(labels: Texts, keys: Texts) -> tuple[list[str], Texts, np.ndarray]:
     """Return the different labels, the key of the first sample of each, and each one's number."""
-    number: dict[str, int] = {}
-    codes = np.fromiter((number.setdefault(t, len(number)) for t in labels), np.int64, len(labels))
-    first = np.full(len(number), len(codes))
-    np.minimum.at(first, codes, np.arange(len(codes)))
-    return [*number], keys.take(first), codes
+    known = labels.plain.dictionary_encode()
+    codes = numbers_of(known.indices)
+    first = np.zeros(len(known.dictionary), np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last assignment counts
+    return known.dictionary.to_pylist(), keys.take(first), codes
 
 
 def _names_of(keys: Texts, located: Locations) -> Texts:
@@ -949,43 +840,21 @@ def _names_of(keys: Texts, located: Locations) -> Texts:
 # --- index --------------------------------------------------------------------------------------
 
 
-def _write_index(
-    listed: Sequence[tuple[FileInfo, Members]], counts: Sequence[int], rows: Rows
-) -> bytes:
+def _write_index(listed: Listed, rows: Rows) -> bytes:
     """Serialise the members of all containers: a Parquet file after its XXH3-128 digest."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    described = [
-        [
-            *file, count,
-            [
-                members.kind, members.label_rule, members.classes, members.ignored,
-                members.left_out, members.examples, members.notes, members.combinations,
-                to_jsonable_python(members.evidence), members.others, members.forward,
-            ],
-        ]
-        for (file, members), count in zip(listed, counts, strict=True)
-    ]  # fmt: skip
-    types = {name: pa.type_for_alias(kind) for name, kind in _INDEX_COLUMNS.items()}
-    metadata = {"containers": json.dumps(described), "rules": INDEX_RULES}
-    schema = pa.schema({**types, "place": rows.places.type}, metadata)
-    sink = io.BytesIO()
-    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-        for start in range(0, len(rows), INDEXED_ROWS):
-            part = slice(start, start + INDEXED_ROWS)
-            texts = rows.keys[part], rows.etags[part], Texts(rows.labels[part])
-            keys, etags, labels = (text.plain.cast(pa.string()) for text in texts)
-            numbers = (rows.sizes, rows.mtimes, rows.units, rows.nbytes)
-            sizes, mtimes, units, nbytes = (arrow_of(column[part]) for column in numbers)
-            arrays = [keys, sizes, mtimes, etags, labels, units, nbytes, rows.places[part]]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+    table, sink = pa.Table.from_batches([rows]), io.BytesIO()
+    metadata = {"containers": _INDEXED.dump_json([*listed]), "rules": INDEX_RULES}
+    table = table.replace_schema_metadata(metadata)
+    pq.write_table(table, sink, compression="zstd", row_group_size=INDEXED_ROWS)
     data = sink.getvalue()
     return xxhash.xxh3_128_digest(data) + data
 
 
-def _read_index(data: bytes, places: Any) -> dict[tuple[Any, ...], Members]:
-    """Parse an index: identity of a container -> its members; empty if the index is invalid.
+def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]]:
+    """Parse an index: a container -> its members; empty if the index is invalid.
 
     The index comes from a store and is not trusted: places are checked again when they are read.
 
@@ -997,47 +866,37 @@ def _read_index(data: bytes, places: Any) -> dict[tuple[Any, ...], Members]:
     digest, data = data[:16], data[16:]
     if xxhash.xxh3_128_digest(data) != digest:
         return {}
+    known: dict[FileInfo, tuple[Members, Rows]] = {}
     try:
-        types = {**_INDEX_COLUMNS, "place": str(places)}
-        table = read_columns(data, types, "the index of a source")
+        table = read_columns(data, {**_INDEX_COLUMNS, "place": str(places)}, "an index")
         table.validate(full=True)
-        containers = _INDEXED.validate_json(table.schema.metadata[b"containers"])
-        listed = sum(container[5] for container in containers)
-        if listed != len(table) or table.schema.metadata.get(b"rules") != INDEX_RULES:
+        listed = _INDEXED.validate_json(table.schema.metadata[b"containers"])
+        counts = [members.count for _, members in listed]
+        if sum(counts) != len(table) or table.schema.metadata.get(b"rules") != INDEX_RULES:
             return {}
-        known, start = {}, 0
-        for name, size, mtime, etag, ctime, count, rest in containers:
-            kind, rule, classes, ignored, left_out, examples, noted, combinations = rest[:8]
-            part = table.slice(start, count)
-            start += count
-            rows = Rows.of(
+        for (file, members), end in zip(listed, itertools.accumulate(counts), strict=True):
+            part = table.slice(end - members.count, members.count)
+            labels = Texts(part["label"])
+            rows = rows_of(
                 Texts(part["key"]),
                 part["place"].combine_chunks().cast(places),
-                units=numbers_of(part["unit"]),
-                etags=Texts(part["etag"]),
-                labels=Texts(part["label"]).shared(),
                 sizes=numbers_of(part["size"]),
                 mtimes=numbers_of(part["mtime_ns"]),
+                etags=Texts(part["etag"]),
+                labels=labels,
+                units=numbers_of(part["unit"]),
                 nbytes=numbers_of(part["nbytes"]),
             )
-            members = Members(
-                rows=rows,
-                kind=kind,
-                label_rule=rule,
-                classes=classes,
-                ignored=Counter(ignored),
-                left_out=Counter(left_out),
-                examples=examples,
-                notes=Counter(noted),
-                combinations=combinations,
-                evidence=rest[8],
-                others=rest[9],
-                forward=rest[10],
-            )
-            if count:  # raises for invalid labels: they must not count as the source's
-                labels, keys, _ = distinct(rows.labels, rows.keys)
-                encode_labels(labels, kind, classes, keys, name)
-            known[name, size, mtime, etag, ctime] = members
+            if members.count:  # raises for invalid labels: they must not count as the source's
+                texts, keys, _ = distinct(labels, Texts(rows["key"]))
+                encode_labels(texts, members.kind, members.classes, keys, file.name)
+            if _is_identified(file):
+                known[file] = members, rows
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
         return {}
     return known
+
+
+def _is_identified(file: FileInfo) -> bool:
+    """Return True if a change of a file would be seen."""
+    return bool(file.etag) or file.mtime_ns >= 0

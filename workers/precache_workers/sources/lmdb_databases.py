@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,27 +23,29 @@ from typing import Any
 from precache.errors import SourceError, needs
 from precache.messages import printable
 from precache.storage.base import NO_NAME, FileInfo, Folder, is_name
+from precache.store.columns import Texts
 from precache.store.locations import Container
 from precache_workers.sources.base import (
-    FILES_PER_TICK,
     Fetched,
     Sample,
-    first_folder,
     hidden_as,
     is_image,
     starts_as_image,
 )
 from precache_workers.sources.containers import (
-    GrowingRows,
     Members,
+    Place,
     Read,
-    TimeUpError,
+    Rows,
     Wanted,
     container_etag,
-    no_rows,
+    in_batches,
+    joined_rows,
+    names_of,
     too_large_error,
+    with_column,
 )
-from precache_workers.sources.labels import MOST_TEXT, infer_kind
+from precache_workers.sources.labels import MOST_TEXT
 
 UNIT_SAMPLES = 64
 """Number of samples, consecutive by key, that are read at once."""
@@ -60,9 +61,8 @@ _lock = threading.Lock()
 class LMDBFormat:
     """Databases on a local disk; see the module."""
 
-    noun: str = "an LMDB database"
     suffixes: tuple[str, ...] = ("data.mdb", ".lmdb")
-    typed: bool = False
+    columns: None = None
     checks_members: bool = False
 
     def places(self) -> Any:
@@ -71,40 +71,16 @@ class LMDBFormat:
 
         return pa.large_binary()
 
-    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, rows = Members(rows=no_rows(self.places())), GrowingRows(self.places())
-        labels, where, etag = dict[str, str](), folder.path(file.name), container_etag(file)
-        with _opened(folder, file) as transaction:
-            for number, (name, value) in enumerate(transaction.cursor()):
-                if number % FILES_PER_TICK == 0 and time.monotonic() > until:
-                    raise TimeUpError
-                text = bytes(name).decode("utf-8", "surrogateescape")
-                if _LABEL.fullmatch(name_of_label := _SUFFIX.sub(".cls", text)):
-                    label = _label(value, f"{where}: {printable(text)}")
-                    if (before := labels.setdefault(name_of_label, label)) != label:
-                        raise SourceError(
-                            f"{where} has two labels under {printable(name_of_label)}, in upper "
-                            f"and lower case: {printable(before)} and {printable(label)}; remove "
-                            "one"
-                        )
-                elif not (is_image(text := text.removeprefix("./")) or starts_as_image(value)):
-                    members.ignore(file.name, f"{file.name}/{text}")
-                elif not all(map(is_name, (text, f"{file.name}/{text}"))):
-                    members.left_out[NO_NAME] += 1
-                elif reason := hidden_as(text):
-                    members.leave_out(reason, f"{file.name}/{text}")
-                else:
-                    unit, size = len(rows) // UNIT_SAMPLES, len(value)
-                    rows.add(text, bytes(name), unit=unit, size=size, etag=etag, label="")
-        members.take(rows, file.name)
-        keys = members.rows.keys
-        members.rows.labels[:] = [_label_of(key[len(file.name) + 1 :], labels) for key in keys]
-        if labels:
-            members.kind = infer_kind(members.rows.labels, keys, where)
-            members.label_rule = "beside"
-        elif any(members.rows.labels):
-            members.kind, members.label_rule = "names", "folder"
-        return members
+    def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
+        labels, parts = dict[str, str](), list[Rows]()
+        for rows in in_batches(_samples(folder, file, members, labels), self.places()):
+            parts.append(rows)
+            yield None
+        members.untyped = bool(labels)
+        if parts:
+            rows = joined_rows(parts)
+            of_rows = Texts([_label_of(name, labels) for name in names_of(rows)])
+            yield with_column(rows, "label", of_rows.arrow.dictionary_encode())
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         file = FileInfo(container.name, container.size, -1)
@@ -119,6 +95,39 @@ class LMDBFormat:
                 else:
                     fetched.append(Sample.of(bytes(value)))
         return fetched
+
+
+def _samples(
+    folder: Folder, file: FileInfo, members: Members, labels: dict[str, str]
+) -> Iterator[Place]:
+    """Yield the samples of a database, without their labels.
+
+    Parameters
+    ----------
+    labels
+        Output: name of a label -> its text.
+    """
+    where, etag, count = folder.path(file.name), container_etag(file), 0
+    with _opened(folder, file) as transaction:
+        for name, value in transaction.cursor():
+            text = bytes(name).decode("utf-8", "surrogateescape")
+            if _LABEL.fullmatch(name_of_label := _SUFFIX.sub(".cls", text)):
+                label = _label(value, f"{where}: {printable(text)}")
+                if (before := labels.setdefault(name_of_label, label)) != label:
+                    raise SourceError(
+                        f"{where} has two labels under {printable(name_of_label)}, in upper and "
+                        f"lower case: {printable(before)} and {printable(label)}; remove one"
+                    )
+            elif not (is_image(text := text.removeprefix("./")) or starts_as_image(value)):
+                members.ignore(file.name, f"{file.name}/{text}")
+            elif not all(map(is_name, (text, f"{file.name}/{text}"))):
+                members.left_out[NO_NAME] += 1
+            elif reason := hidden_as(text):
+                members.leave_out(reason, f"{file.name}/{text}")
+            else:
+                unit = count // UNIT_SAMPLES
+                count += 1
+                yield Place(text, bytes(name), size=len(value), unit=unit, etag=etag)
 
 
 @contextmanager
@@ -165,9 +174,7 @@ def _label(value: Any, what: str) -> str:
 
 
 def _label_of(name: str, labels: dict[str, str]) -> str:
-    """Return the label of an image: from the labels of its database, or else its first folder."""
-    if not labels:
-        return first_folder(name)
+    """Return the label of an image; empty for none."""
     numbered = _NUMBERED.fullmatch(name)
     stem = name.rpartition(".")[0] or name
     return labels.get(f"label{numbered[1]}" if numbered else f"{stem}.cls", "")

@@ -15,15 +15,10 @@ from typing import Any, BinaryIO, NamedTuple
 from precache.errors import SourceError
 from precache.messages import printable
 from precache_workers.sources.base import is_utf8
+from precache_workers.sources.columns import is_ordered, values_of
 from precache_workers.sources.label_readings import binary, is_sign, one_hot_label, quoted
 from precache_workers.sources.labels import MOST_TEXT, Kind, label_of
-from precache_workers.sources.parquet_tables import (
-    LISTED_ROWS,
-    damaged,
-    is_ordered,
-    open_table,
-    values_of,
-)
+from precache_workers.sources.parquet_tables import LISTED_ROWS, damaged, open_table
 
 JSON_LINES = (".jsonl", ".ndjson")
 LONGEST_LINE = 1 << 20

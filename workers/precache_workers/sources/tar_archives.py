@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import math
 import re
-import time
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
@@ -45,7 +44,6 @@ from precache.store.locations import Container
 from precache_workers.sources.base import (
     TAR_SUFFIXES,
     Fetched,
-    Folders,
     Sample,
 )
 from precache_workers.sources.compressed import DecompressedFile, compression_of
@@ -53,17 +51,15 @@ from precache_workers.sources.containers import (
     Members,
     Read,
     Rows,
-    TimeUpError,
     Wanted,
     container_etag,
     last_of_each,
     member_names,
-    no_rows,
+    rows_of,
     units_of,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts, require_size
-from precache_workers.sources.label_readings import folder_labels
-from precache_workers.sources.labels import MOST_TEXT, infer_kind
+from precache_workers.sources.labels import MOST_TEXT
 from precache_workers.sources.sample_inputs import SampleName, count_combination
 from precache_workers.sources.tar_index import between_members
 from precache_workers.sources.tar_members import BLOCK, MemberColumns, read_members
@@ -82,9 +78,8 @@ class TarFormat:
     """Tar archives; see the module."""
 
     sample_name: SampleName | None = None
-    noun: str = "a tar archive"
     suffixes: tuple[str, ...] = TAR_SUFFIXES
-    typed: bool = False
+    columns: None = None
     checks_members: bool = True
 
     def places(self) -> Any:
@@ -94,8 +89,8 @@ class TarFormat:
         numbers = {"offset": pa.int64(), "size": pa.int64(), "crc": pa.int64()}
         return pa.list_(pa.field("element", pa.struct({**numbers, "suffix": pa.string()})))
 
-    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, where = Members(rows=no_rows(self.places())), folder.path(file.name)
+    def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
+        where = folder.path(file.name)
         with open_file(folder, file, likely=between_members(folder, file)) as packed:
             compression = compression_of(packed.read(BLOCK), where)
             packed.seek(0)
@@ -107,13 +102,11 @@ class TarFormat:
                 members.forward = True
             samples = _ArchiveSamples(self, file, members, where)
             for some in read_members(stream, where, math.inf if compression else file.size):
-                if time.monotonic() > until:
-                    raise TimeUpError
                 samples.add(some)
+                yield None
             if isinstance(stream, DecompressedFile):
                 stream.finish()
-        samples.finish()
-        return members
+        yield samples.finish()
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = [[_Image(**image) for image in images] for images in wanted.places.to_pylist()]
@@ -246,8 +239,8 @@ class _ArchiveSamples:
         except UnicodeDecodeError:
             raise SourceError(f"{self._where}: {name} is not UTF-8") from None
 
-    def finish(self) -> None:
-        """Add all samples to the members of the archive."""
+    def finish(self) -> Rows:
+        """Return all samples."""
         members, prefix = self._members, f"{self._file.name}/"
         names = self._names.texts()
         numbers = np.concatenate([np.zeros((4, 0), np.int64), *self._numbers], axis=1)
@@ -274,25 +267,19 @@ class _ArchiveSamples:
         kept = self._distinct(keys, starts, counts, suffixes)
         self._count_combinations(keys, kept, starts, counts, suffixes)
         times, etags = self._identities(starts, counts, suffixes, sizes, mtimes)
-        labels = self._labels_of(stems, keys, kept)
+        labels = self._labels_of(stems, kept) if self._labels else ""
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
         columns = (*map(arrow_of, (offsets, sizes, crcs)), Texts(suffixes).arrow)
-        members.rows = Rows.of(
-            keys.take(kept),
+        members.untyped = bool(self._labels)
+        return rows_of(
+            names.take(first).take(kept),
             _lists(columns, starts, self._type).filter(arrow_of(kept)),
-            units=np.zeros(int(kept.sum()))
-            if members.forward
-            else units_of(offsets[starts][kept], nbytes[kept]),
+            units=0 if members.forward else units_of(offsets[starts][kept], nbytes[kept]),
             etags=etags.take(kept),
             labels=labels,
             sizes=nbytes[kept],
             mtimes=times[kept],
         )
-        if self._labels:
-            members.kind = infer_kind(members.rows.labels, members.rows.keys, self._file.name)
-            members.label_rule = "beside"
-        elif any(members.rows.labels):
-            members.kind, members.label_rule = "names", "folder"
 
     def _distinct(
         self, keys: Texts, starts: np.ndarray, counts: np.ndarray, suffixes: Sequence[str]
@@ -356,12 +343,9 @@ class _ArchiveSamples:
                 own[row], times[row] = xxhash.xxh3_64_hexdigest(text.encode()), -1
         return times, etags.replaced(own)
 
-    def _labels_of(self, stems: Texts, keys: Texts, kept: np.ndarray) -> list[str]:
-        """Return the labels of the samples that are kept: of ``.cls`` members, or else folders."""
+    def _labels_of(self, stems: Texts, kept: np.ndarray) -> list[str]:
+        """Return the labels of the samples that are kept."""
         members, prefix = self._members, f"{self._file.name}/"
-        if not self._labels:
-            folders = Folders(stems.take(kept))
-            return folders.each(lambda names: folder_labels(names, 1))
         names = self._label_names.texts()
         theirs, _ = self._split(names)
         labels: dict[str, tuple[str, str]] = {}

@@ -17,9 +17,10 @@ import numpy as np
 
 from precache.errors import SampleError, SourceError
 from precache.messages import did_you_mean, first_ones, printable
+from precache.storage.base import FileInfo
 from precache.store.labels import MOST_CLASSES
 from precache_workers.sources.base import Columns, Fetched, Sample, starts_as_image
-from precache_workers.sources.containers import Members
+from precache_workers.sources.containers import Members, Place
 from precache_workers.sources.label_readings import quoted
 from precache_workers.sources.labels import Kind, joined, label_of
 
@@ -99,42 +100,55 @@ def sample_of(record: bytes, columns: Columns) -> Fetched:
         return SampleError(f"its record cannot be used: {error}")
 
 
-def require_label(members: Members, columns: Columns, first: Parts | None, where: str) -> None:
-    """Note the features of the first record that are not used.
+def samples_of(
+    records: Iterator[tuple[bytes | SampleError, Mapping[str, Any]]],
+    columns: Columns,
+    file: FileInfo,
+    where: str,
+    members: Members,
+) -> Iterator[Place]:
+    """Yield the samples of the records of a file, and note the features that they use.
+
+    A record that cannot be used is listed, and will be a hole.
+
+    Parameters
+    ----------
+    records
+        Each with the attributes of its `Place` that the format knows.
 
     Raises
     ------
     SourceError
-        No record has labels, and the first lacks the user's label feature.
+        The first record is no example, or labels do not go together.
     """
-    used = {columns.key} if first is None else {columns.key, first.image_name, first.label_name}
-    others = [name for name in first.names if name not in used] if first is not None else []
-    if others:
-        members.notes[f"Features that are not used: {quoted(sorted(others), 8)}"] += 1
-    if columns.label is None or first is None or members.kind is not None:
+    first: Parts | None = None
+    for number, (record, place) in enumerate(records):
+        parts = Parts(key=f"{file.name}/{number}" if columns.key else "")
+        if isinstance(record, bytes):
+            try:
+                parts = parts_of(record, columns)
+            except ValueError as error:
+                if not number:
+                    raise SourceError(f"{where}: in its first record, {error}") from None
+        first = first or parts
+        if parts.kind is not None:
+            kind = joined([parts.kind, members.kind or parts.kind])
+            if kind is None:
+                raise SourceError(
+                    f"{where} has labels that are {members.kind} and labels that are {parts.kind} "
+                    f"({printable(parts.label)}); choose one feature by --label-column"
+                )
+            members.kind = kind
+        if parts.image:
+            members.notes[parts.note] += 1
+        yield Place(parts.key, size=len(parts.image), label=parts.label, **place)
+    if first is None:
         return
-    if columns.label not in first.names:
+    others = sorted({*first.names} - {columns.key, first.image_name, first.label_name})
+    if others:
+        members.notes[f"Features that are not used: {quoted(others, 8)}"] += 1
+    if columns.label and members.kind is None and columns.label not in first.names:
         raise SourceError(f"{where}: in its first record, {_lacks(columns.label, first.names)}")
-
-
-def count_parts(members: Members, parts: Parts, where: str) -> None:
-    """Give the members of a container the kind of a record's label.
-
-    Raises
-    ------
-    SourceError
-        Its label does not go with the kind of the labels before it.
-    """
-    if parts.kind is not None:
-        kind = joined([parts.kind, members.kind or parts.kind])
-        if kind is None:
-            raise SourceError(
-                f"{where} has labels that are {members.kind} and labels that are {parts.kind} "
-                f"({printable(parts.label)}); choose one feature by --label-column"
-            )
-        members.kind = kind
-    if parts.image:
-        members.notes[parts.note] += 1
 
 
 def _guess_image(features: Features) -> str:

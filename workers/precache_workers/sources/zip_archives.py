@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import struct
-import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,12 +23,11 @@ import numpy as np
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import NO_FILE, NO_NAME, REPLACED, FileInfo, Folder
-from precache.store.columns import GrowingTexts, Texts
+from precache.store.columns import GrowingTexts
 from precache.store.locations import Container
 from precache_workers.sources.base import (
     FILES_PER_TICK,
     Fetched,
-    Folders,
     Names,
     Sample,
 )
@@ -38,16 +36,14 @@ from precache_workers.sources.containers import (
     Members,
     Read,
     Rows,
-    TimeUpError,
     Wanted,
     last_of_each,
     member_names,
-    no_rows,
+    rows_of,
     structs,
     units_of,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts
-from precache_workers.sources.label_readings import folder_labels
 
 STORED, DEFLATED, ENCRYPTED = 0, 8, -1
 _METHODS = {1: "Shrink", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "XZ"}
@@ -98,9 +94,8 @@ class _Entry(NamedTuple):
 class ZipFormat:
     """Zip archives; see the module."""
 
-    noun: str = "a zip archive"
     suffixes: tuple[str, ...] = (".zip",)
-    typed: bool = False
+    columns: None = None
     checks_members: bool = True
 
     def places(self) -> Any:
@@ -110,37 +105,30 @@ class ZipFormat:
         numbers = "offset", "packed", "size", "crc", "method"
         return pa.struct({name: pa.int64() for name in numbers})
 
-    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, where = Members(rows=no_rows(self.places())), folder.path(file.name)
-        names, numbers = GrowingTexts(), [np.zeros((5, 0), np.int64)]
+    def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
+        where = folder.path(file.name)
+        growing, numbers = GrowingTexts(), [np.zeros((5, 0), np.int64)]
         with open_file(folder, file) as stream:
             entries = _entries(stream, where, file.size)
             while some := list(itertools.islice(entries, FILES_PER_TICK)):
-                if time.monotonic() > until:
-                    raise TimeUpError
                 images, kept = self._images(some, file.name, members)
-                names.extend(images.texts.take(kept))
-                columns = [entry.place for entry in some]
-                numbers.append(np.array(columns, np.int64).T[:, kept])
-        texts, (offsets, packed, sizes, crcs, methods) = names.texts(), np.hstack(numbers)
-        last = last_of_each(texts)
+                growing.extend(images.texts.take(kept))
+                numbers.append(np.array([entry.place for entry in some], np.int64).T[:, kept])
+                yield None
+        names, places = growing.texts(), np.hstack(numbers)
+        last = last_of_each(names)
         for row in np.flatnonzero(~last).tolist():
-            members.leave_out(REPLACED, f"{file.name}/{texts[row]}")
+            members.leave_out(REPLACED, f"{file.name}/{names[row]}")
         order = np.flatnonzero(last)
-        order = order[np.argsort(offsets[order], kind="stable")]
-        texts = texts.take(order)
-        places = np.stack([offsets, packed, sizes, crcs, methods])[:, order]
-        folders = Folders(texts)
-        members.rows = Rows.of(
-            texts.between(f"{file.name}/"),
-            structs(self.places(), [*places]),
-            units=units_of(places[0], places[1]),
-            etags=Texts([f"{CHECKSUM}{crc:08x}" for crc in places[3].tolist()]),
-            labels=folders.each(lambda some: folder_labels(some, 1)),
-            sizes=places[2],
+        order = order[np.argsort(places[0, order], kind="stable")]
+        offsets, packed, sizes, crcs, _ = places[:, order]
+        yield rows_of(
+            names.take(order),
+            structs(self.places(), [*places[:, order]]),
+            units=units_of(offsets, packed),
+            etags=[f"{CHECKSUM}{crc:08x}" for crc in crcs.tolist()],
+            sizes=sizes,
         )
-        members.kind = "names" if any(members.rows.labels) else None
-        return members
 
     def _images(
         self, some: Sequence[_Entry], container: str, members: Members
