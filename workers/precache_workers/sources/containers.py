@@ -33,6 +33,8 @@ from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import (
     LONGEST_NAME,
+    NO_FILE,
+    NO_NAME,
     NOT_UTF8,
     REPEATED,
     SAME_KEY,
@@ -612,14 +614,55 @@ def structs(kind: Any, columns: Sequence[np.ndarray]) -> Any:
     return pa.StructArray.from_arrays([arrow_of(n) for n in columns], names).cast(kind)
 
 
-def member_names(names: Sequence[str], container: str) -> tuple[Names, np.ndarray]:
-    """Return the names of members without ``./``, and which are keys below their container."""
+class FileNames(NamedTuple):
+    """Names of files in an archive, and which are images that are taken, and which are labels."""
+
+    names: Texts
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def file_names(
+    listed: Sequence[str], regular: np.ndarray, container: str, members: Members, labels: str = ""
+) -> FileNames:
+    """Tell images from labels and others in an archive, whose names lose ``./``; count the others.
+
+    Parameters
+    ----------
+    listed
+        Names; those of `Texts` may have bytes that are not UTF-8.
+    regular
+        Which are files: (names,) bool.
+    labels
+        Regular expression of the names of labels.
+    """
     import pyarrow.compute as pc
 
-    found = Names.of([name.removeprefix("./") for name in names])
-    longest = LONGEST_NAME - len(container) - 1
-    short = numbers_of(pc.utf8_length(found.texts.plain)) <= longest
-    return found, are_names(found.texts) & short
+    if isinstance(listed, Texts) and are_utf8(listed).all():
+        texts = listed.plain
+        if pc.any(pc.starts_with(texts, "./")).as_py():
+            texts = pc.replace_substring_regex(texts, r"^\./", "")
+        found = Names.of(Texts(texts))
+    else:
+        listed = [*(names_of({"key": listed.arrow}) if isinstance(listed, Texts) else listed)]
+        found = Names.of([name.removeprefix("./") for name in listed])
+    lengths = numbers_of(pc.utf8_length(found.texts.plain))
+    named = are_names(found.texts) & (lengths <= LONGEST_NAME - len(container) - 1)
+    usable = regular & named
+    members.left_out[NO_FILE] += int((~regular).sum())
+    members.left_out[NO_NAME] += int((regular & ~named).sum())
+    others = usable & ~found.images
+    are_labels = np.zeros(len(others), np.bool_)
+    if labels:
+        are_labels = others & found.texts.matching(labels, ignore_case=True)
+    reasons = {**found.left_out, **{row: NOT_UTF8 for row in found.wrong if are_labels[row]}}
+    for row, reason in reasons.items():
+        if usable[row]:
+            members.leave_out(reason, f"{container}/{listed[row].removeprefix('./')}")
+    for row in np.flatnonzero(others & ~are_labels).tolist():
+        members.ignore(container, f"{container}/{listed[row].removeprefix('./')}")
+    are_labels[[*found.wrong]] = False
+    return FileNames(found.texts, usable & found.kept, are_labels)
 
 
 def last_of_each(names: Texts) -> np.ndarray:

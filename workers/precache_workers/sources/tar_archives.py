@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
@@ -30,9 +29,6 @@ import xxhash
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import (
-    NO_FILE,
-    NO_NAME,
-    NOT_UTF8,
     REPLACED,
     SAME_KEY,
     FileInfo,
@@ -53,8 +49,8 @@ from precache_workers.sources.containers import (
     Rows,
     Wanted,
     container_etag,
+    file_names,
     last_of_each,
-    member_names,
     rows_of,
     units_of,
 )
@@ -199,43 +195,30 @@ class _ArchiveSamples:
 
     def add(self, some: MemberColumns) -> None:
         """Add members of the archive."""
-        members, prefix = self._members, f"{self._file.name}/"
-        found, named = member_names(some.names, self._file.name)
-        usable = some.regular & named
-        members.left_out += Counter(
-            {NO_FILE: int((~some.regular).sum()), NO_NAME: int((some.regular & ~named).sum())}
-        )
-        for row, reason in found.left_out.items():
-            if usable[row]:
-                members.leave_out(reason, prefix + some.names[row].removeprefix("./"))
-        others = usable & ~found.images
-        is_label = others & found.texts.matching(r"\.cls$", ignore_case=True)
-        for row in np.flatnonzero(others & ~is_label).tolist():
-            members.ignore(self._file.name, prefix + some.names[row].removeprefix("./"))
-        for row in found.wrong:
-            if is_label[row]:
-                members.leave_out(NOT_UTF8, prefix + some.names[row].removeprefix("./"))
-                is_label[row] = False
-        self._label_names.extend(found.texts.take(is_label))
-        for row in np.flatnonzero(is_label).tolist():
-            self._labels.append(self._label(some, row))
-        kept = usable & found.kept
-        self._names.extend(found.texts.take(kept))
-        numbers = some.sizes, some.mtimes, some.offsets, some.crcs
-        self._numbers.append(np.stack(numbers)[:, kept])
+        found = file_names(some.names, some.regular, self._file.name, self._members, r"\.cls$")
+        self._names.extend(found.names.take(found.images))
+        images = np.flatnonzero(found.images)
+        numbers = [column[images] for column in (some.sizes, some.mtimes, some.offsets)]
+        crcs = [zlib.crc32(some.headers[row]) for row in images.tolist()]
+        self._numbers.append(np.array([*numbers, crcs], np.int64))
+        rows = np.flatnonzero(found.labels)
+        self._label_names.extend(found.names.take(rows))
+        for row in rows.tolist():
+            data = some.labels[row]
+            label = self._known.get(data)
+            if label is None or not data:
+                name = printable(found.names[row])
+                label = self._known[data] = self._label(data, some.sizes[row], name)
+            self._labels.append(label)
 
-    def _label(self, some: MemberColumns, row: int) -> str:
-        data = some.labels[row]
-        if (label := self._known.get(data)) is not None and some.sizes[row] == len(data):
-            return label
-        name = printable(some.names[row])
-        if some.sizes[row] > MOST_TEXT:
+    def _label(self, data: bytes, size: int, name: str) -> str:
+        if size > MOST_TEXT:
             raise SourceError(
-                f"{self._where}: {name} has {some.sizes[row]:,} bytes; a .cls member has a class "
-                "number or name"
+                f"{self._where}: {name} has {size:,} bytes; a .cls member has a class number or "
+                "name"
             )
         try:
-            return self._known.setdefault(data, data.decode("utf-8-sig").strip())
+            return data.decode("utf-8-sig").strip()
         except UnicodeDecodeError:
             raise SourceError(f"{self._where}: {name} is not UTF-8") from None
 

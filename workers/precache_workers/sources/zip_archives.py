@@ -13,8 +13,7 @@ from __future__ import annotations
 import itertools
 import struct
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,13 +21,12 @@ import numpy as np
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
-from precache.storage.base import NO_FILE, NO_NAME, REPLACED, FileInfo, Folder
+from precache.storage.base import REPLACED, FileInfo, Folder
 from precache.store.columns import GrowingTexts
 from precache.store.locations import Container
 from precache_workers.sources.base import (
     FILES_PER_TICK,
     Fetched,
-    Names,
     Sample,
 )
 from precache_workers.sources.containers import (
@@ -37,8 +35,8 @@ from precache_workers.sources.containers import (
     Read,
     Rows,
     Wanted,
+    file_names,
     last_of_each,
-    member_names,
     rows_of,
     structs,
     units_of,
@@ -111,10 +109,15 @@ class ZipFormat:
         with open_file(folder, file) as stream:
             entries = _entries(stream, where, file.size)
             while some := list(itertools.islice(entries, FILES_PER_TICK)):
-                images, kept = self._images(some, file.name, members)
-                growing.extend(images.texts.take(kept))
-                numbers.append(np.array([entry.place for entry in some], np.int64).T[:, kept])
+                regular = np.array([entry.regular for entry in some])
+                listed = [entry.name for entry in some]
+                found = file_names(listed, regular, file.name, members)
+                growing.extend(found.names.take(found.images))
+                numbers.append(np.array([entry.place for entry in some]).T[:, found.images])
+                guessed = np.array([entry.guessed for entry in some])
+                members.notes[GUESSED_NOTE] += int(guessed[found.images].sum())
                 yield None
+        members.notes = +members.notes
         names, places = growing.texts(), np.hstack(numbers)
         last = last_of_each(names)
         for row in np.flatnonzero(~last).tolist():
@@ -129,26 +132,6 @@ class ZipFormat:
             etags=[f"{CHECKSUM}{crc:08x}" for crc in crcs.tolist()],
             sizes=sizes,
         )
-
-    def _images(
-        self, some: Sequence[_Entry], container: str, members: Members
-    ) -> tuple[Names, np.ndarray]:
-        """Return the names of entries, and which are samples; count the others."""
-        names, named = member_names([entry.name for entry in some], container)
-        usable = named & np.array([entry.regular for entry in some])
-        for row in np.flatnonzero(~usable).tolist():
-            if not some[row].name.endswith("/"):  # a folder
-                members.left_out[NO_NAME if some[row].regular else NO_FILE] += 1
-        for row in np.flatnonzero(usable & ~names.images).tolist():
-            members.ignore(container, f"{container}/{some[row].name.removeprefix('./')}")
-        for row, reason in names.left_out.items():
-            if usable[row]:
-                name = some[row].name.removeprefix("./")
-                members.leave_out(reason, f"{container}/{name}")
-        kept = usable & names.kept
-        guessed = sum(some[row].guessed for row in np.flatnonzero(kept).tolist())
-        members.notes += Counter({GUESSED_NOTE: guessed})
-        return names, kept
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = [_Place(**place) for place in wanted.places.to_pylist()]
@@ -209,7 +192,7 @@ def _inflated(raw: bytes, size: int) -> bytes:
 
 
 def _entries(stream: BinaryIO, where: str, size: int) -> Iterator[_Entry]:
-    """Yield the entries of an archive's directory.
+    """Yield the entries of an archive's directory, except folders.
 
     Raises
     ------
@@ -247,9 +230,9 @@ def _entries(stream: BinaryIO, where: str, size: int) -> Iterator[_Entry]:
                 f"bytes of {unpacked:,}, and the archive has {size:,}: it is cut off or damaged"
             )
         mode = attributes >> 16 if made_by >> 8 == 3 else 0  # of Unix
-        regular = not name.endswith("/") and mode & 0xF000 in (0, 0x8000)
         place = _Place(at, packed, unpacked, crc, ENCRYPTED if flags & 1 else method)
-        yield _Entry(name, place, regular, guessed)
+        if not name.endswith("/"):
+            yield _Entry(name, place, mode & 0xF000 in (0, 0x8000), guessed)
 
 
 def _directory(stream: BinaryIO, where: str, size: int) -> tuple[int, int, int, int]:
