@@ -31,7 +31,7 @@ from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import NOT_UTF8, FileInfo, Folder, is_name, left_out_text
 from precache.storage.open import StorageOptions, open_folder
-from precache.store.columns import GrowingTexts, Texts, arrow_of
+from precache.store.columns import Texts, arrow_of
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
 from precache_workers.sources.base import (
@@ -153,15 +153,15 @@ class ManifestSource:
         kept = kept_of_repeated(whole, rows, self, lambda row: every[row].as_py(), way_out)
         rows = rows.filter(arrow_of(kept))
         keys, locations = Texts(rows["key"]), Texts(rows["place"])
-        numbers, etags = np.full((3, len(keys)), -1, np.int64), GrowingTexts()
+        numbers, etags = np.full((3, len(keys)), -1, np.int64), list[str]()
         infos = zip(keys, locations, self._infos(locations), strict=True)
         for row, (key, where, info) in enumerate(infos):
-            etags.extend([_etag(key, where, info) if info else ""])
+            etags.append(_etag(key, where, info) if info else "")
             if info is not None:
                 numbers[:, row] = info.size, info.mtime_ns, info.ctime_ns
         sizes, mtimes, ctimes = numbers
         for name, column in (("size", arrow_of(sizes)), ("mtime_ns", arrow_of(mtimes)),
-            ("etag", etags.texts().arrow)):  # fmt: skip
+            ("etag", Texts(etags).arrow)):  # fmt: skip
             rows = with_column(rows, name, column)
         tick(len(rows))
         listing = listing_of(
