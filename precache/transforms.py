@@ -7,14 +7,15 @@ which all ranks share, replaces the row number, so that it gets new random numbe
 transforms that mix samples (`MixUp`, `CutMix`) depend on the batch.
 
 Fields of one scene, such as an image and its mask, move together only if `fields` names them. A
-transform that moves or mixes pixels refuses a batch with another such field that nobody named, or
-with coordinates of the scene, such as boxes.
+transform that moves or mixes pixels refuses a batch with another field of arrays unless `fields`
+says which it changes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -36,14 +37,11 @@ GREY = (0.299, 0.587, 0.114)
 """Weights of R, G and B in grey (ITU-R BT.601)."""
 
 
-LEAST_MASK = 8
-"""Least height and width of an array (N, H, W) that is taken for a picture or mask."""
+NUMBERS = ("label", "row", "repeated")
+"""Fields of a batch that number its samples."""
 
 MOST_CHANNELS = 4
 """Most channels of a picture; a last axis as short as that, behind longer ones, holds channels."""
-
-COORDINATES = ("box", "keypoint", "landmark", "polygon")
-"""Parts of names of fields that hold coordinates."""
 
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Dtypes that torch moves, but cannot flip -> those of the same size that it can."""
@@ -132,9 +130,8 @@ class FieldTransform(Transform):
         Names of the fields, which are (N, C, H, W) or (N, H, W); None for ``image`` alone, as long
         as the batch has no other field that would stay behind.
     moves
-        True if pixels change places or are mixed, so that fields of one scene belong together.
-    of_one_size
-        True if the fields must have the same height and width.
+        True if pixels change places or are mixed: all fields of one scene belong together, and have
+        one height and width.
     by_axis
         True if channels, height and width are treated differently.
     """
@@ -142,7 +139,6 @@ class FieldTransform(Transform):
     fields: tuple[str, ...] | None = None
     moves: ClassVar[bool] = False
     by_axis: ClassVar[bool] = True
-    of_one_size: ClassVar[bool] = False
 
     def _images(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the fields to change as (N, C, H, W).
@@ -172,49 +168,25 @@ class FieldTransform(Transform):
                     "channels last. Store (C, H, W), which transpose(2, 0, 1) makes of it; "
                     f"or put this before it, in a Compose: lambda batch: {moved}"
                 )
-            if self.moves and values.ndim == 3 and _holds_coordinates(field, values):
-                raise UsageError(f"{name} moves pixels, and {_not_moved(field, values)}")
         images = {field: batch[field] for field in self.fields or ("image",)}
-        if self.moves and self.fields is None:
-            self._require_alone(images["image"], batch)
-        sizes = {field: tuple(values.shape[-2:]) for field, values in images.items()}
-        if self.of_one_size and len({*sizes.values()}) > 1:
-            text = ", ".join(f"{field} {h} x {w}" for field, (h, w) in sizes.items())
-            raise UsageError(f"{name} takes fields of one height and width, not {text}")
+        if self.moves:
+            self._require_scene(images, batch)
         return {field: _as_images(values) for field, values in images.items()}
 
-    def _require_alone(self, images: torch.Tensor, batch: Batch) -> None:
-        """Raise `UsageError` if another field shows the scene of ``image``, or points into it."""
-        others = [
-            name for name, values in batch.items() if name != "image" and _shows(values, images)
-        ]
-        points = [name for name, values in batch.items() if _holds_coordinates(name, values)]
-        if not others and not points:
-            return
-        reasons, ways = list[str](), list[str]()
-        if others:
-            height, width = _size(batch[others[0]])
-            of_image = f"{images.shape[2]} x {images.shape[3]}"
-            reasons = [f"{others[0]} has {height} x {width} pixels, and image {of_image}"]
-            sizes = {_size(batch[name]) for name in ("image", *others)}
-            last = [name for name in others if _ends_in_channels(batch[name])]
-            if last:
-                ways = [f"Store {' and '.join(last)} as (C, H, W) to change all by one draw"]
-            elif self.of_one_size and len(sizes) > 1:
-                ways = ["Store them with one height and width to change all by one draw"]
-            else:
-                ways = [self._all_of(("image", *others))]
-        if points:
-            reasons.append(_not_moved(points[0], batch[points[0]]))
-        way_out = "; ".join([*ways, "give fields=('image',) to change image alone"])
-        raise UsageError(
-            f"{type(self).__name__} changes image alone, and {' and '.join(others + points)} would "
-            f"stay behind: {'; '.join(reasons)}. {way_out[0].upper()}{way_out[1:]}"
-        )
-
-    def _all_of(self, names: tuple[str, ...]) -> str:
-        """Advice for changing all of these fields."""
-        return f"Give fields={names} to change all by one draw"
+    def _require_scene(self, images: Batch, batch: Batch) -> None:
+        """Raise `UsageError` if fields that belong together stay behind, or differ in size."""
+        name = type(self).__name__
+        others = [key for key in batch if key not in ("image", *NUMBERS) and batch[key].ndim > 1]
+        if self.fields is None and others:
+            raise UsageError(
+                f"{name} changes image alone, and {', '.join(others)} would stay behind. Give "
+                f"fields={('image', *others)} to change all by one draw, or fields=('image',) to "
+                "change image alone; coordinates, such as boxes, take a function of the batch"
+            )
+        sizes = {field: tuple(values.shape[-2:]) for field, values in images.items()}
+        if len({*sizes.values()}) > 1:
+            text = ", ".join(f"{field} {h} x {w}" for field, (h, w) in sizes.items())
+            raise UsageError(f"{name} takes fields of one height and width, not {text}")
 
 
 def _ends_in_channels(values: torch.Tensor) -> bool:
@@ -223,40 +195,6 @@ def _ends_in_channels(values: torch.Tensor) -> bool:
         return False
     height, width, channels = values.shape[-3:]
     return channels <= MOST_CHANNELS < min(height, width)
-
-
-def _size(values: torch.Tensor) -> tuple[int, int]:
-    """Return height and width of pictures (N, C, H, W), (N, H, W) or (N, H, W, C)."""
-    height, width = values.shape[-3:-1] if _ends_in_channels(values) else values.shape[-2:]
-    return height, width
-
-
-def _shows(values: Any, images: torch.Tensor) -> bool:
-    """Return True for an array of the size of (N, C, H, W) `images`, or a picture of its aspect."""
-    if not isinstance(values, torch.Tensor) or values.ndim < 3 or min(_size(values)) < 2:
-        return False
-    (height, width), (rows, columns) = _size(values), images.shape[-2:]
-    if values.ndim == 3 and min(height, width) < LEAST_MASK:
-        return False  # a matrix
-    return height * columns == width * rows
-
-
-def _holds_coordinates(name: str, values: Any) -> bool:
-    """Return True for boxes (N, 4) or (N, K, 4), and for fields whose names say coordinates."""
-    if not isinstance(values, torch.Tensor) or values.ndim not in (2, 3):
-        return False
-    if name in ("image", "label") or values.dtype == torch.bool:
-        return False
-    named = any(word in name.lower() for word in COORDINATES)
-    matrix = values.ndim == 3 and values.shape[1] == 4
-    return named or (values.shape[-1] == 4 and not matrix)
-
-
-def _not_moved(name: str, values: torch.Tensor) -> str:
-    return (
-        f"{name} {tuple(values.shape)} looks like coordinates, which no transform moves: a "
-        "function of the batch can move them with the image"
-    )
 
 
 def _as_images(values: torch.Tensor) -> torch.Tensor:
@@ -355,23 +293,18 @@ def is_drawn(step: Any) -> bool:
 
 
 def require_fitting(
-    transform: Any,
-    rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
-    mean: Mapping[str, Sequence[float]],
+    transform: Any, rows: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 ) -> None:
     """Raise `UsageError` if a transform cannot change batches of such rows.
 
     Steps are tried on tensors without values, up to the first that is not of this module: it may
-    need values, and return anything. Beyond it, fields are normalized once as well.
+    need values, and return anything.
 
     Parameters
     ----------
     rows
         Field -> shape and dtype of a row.
-    mean
-        Field -> mean of each channel, where it is known.
     """
-    reached = {name: max(values) for name, values in mean.items() if name in rows and values}
     batch: Any = {
         name: torch.empty((2, *shape), dtype=dtype, device="meta")
         for name, (shape, dtype) in rows.items()
@@ -380,52 +313,23 @@ def require_fitting(
     normalized = dict[str, Normalize]()
     known = True
     for step in _steps(transform):
-        if type(step).__module__ != __name__:
-            known = False
-            continue
-        before = batch
-        try:
-            batch = step.apply(batch, draw) if known else batch
-        except UsageError:
-            raise
-        except Exception:  # of a dtype that a device may have; the first batch raises it if not
-            known = False
-        names = (step.fields or ("image",)) if isinstance(step, Normalize | ToDType) else ()
-        if isinstance(step, Normalize):
-            for name in names:
+        if isinstance(step, Normalize) and any(step.mean):  # not one that divides alone, as by 255
+            for name in step.fields or ("image",):
                 if name in normalized:
-                    way_out = "" if known else ", or make one function of both and what is between"
                     raise UsageError(
                         f"{step} changes {name} a second time, after {normalized[name]}, which "
-                        f"left its pixels with a mean near 0; remove one of them{way_out}"
+                        "left its pixels with a mean near 0; remove one of them, or make one "
+                        "function of both and what is between"
                     )
-                if any(step.mean):  # not one that divides alone, as by 255
-                    normalized[name] = step
-        for name in reached.keys() & set(names) if known else ():
-            if isinstance(step, Normalize):
-                step.require_units(before[name].dtype, reached.pop(name))
-            elif batch[name].is_floating_point() and not before[name].is_floating_point():
-                reached[name] = 1.0
-
-
-def unmoved(transform: Any, fields: Iterable[str]) -> str | None:
-    """Return a line about fields that transforms which move pixels leave; None if there are none.
-
-    They may hold coordinates under any name. A transform that names its fields is silent.
-    """
-    names = [name for name in fields if name not in ("image", "label", "row", "repeated")]
-    moving = {
-        type(step).__name__: None
-        for step in _steps(transform)
-        if isinstance(step, FieldTransform) and step.moves and step.fields is None
-    }
-    if not names or not moving:
-        return None
-    return (
-        f"{', '.join(moving)} changes image alone, and not {', '.join(names)}: wrong if that holds "
-        "coordinates, which a function of the batch can move with the image; give "
-        "fields=('image',) to say that it is right"
-    )
+                normalized[name] = step
+        known = known and type(step).__module__ == __name__
+        if known:
+            try:
+                batch = step.apply(batch, draw)
+            except UsageError:
+                raise
+            except Exception:  # of a dtype that a device may have; else the first batch raises it
+                known = False
 
 
 def _steps(transform: Any) -> Iterator[Any]:
@@ -468,7 +372,6 @@ class RandomCrop(ImageTransform):
     """
 
     moves = True
-    of_one_size = True
 
     def __init__(
         self, size: int | tuple[int, int], padding: int = 0, fields: Iterable[str] | None = None
@@ -508,7 +411,6 @@ class RandomResizedCrop(ImageTransform):
     """
 
     moves = True
-    of_one_size = True
 
     def __init__(
         self,
@@ -534,9 +436,6 @@ class RandomResizedCrop(ImageTransform):
         top = (u[:, 2] * (height - h + 1)).floor()
         left = (u[:, 3] * (width - w + 1)).floor()
         return torch.stack([top, left, h, w], 1)
-
-    def _all_of(self, names: tuple[str, ...]) -> str:
-        return f"Give {_fields_of(names)} to crop all by one box: nearest suits masks"
 
     def change(self, field: str, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         nearest = self.interpolation[field] == "nearest"
@@ -732,11 +631,8 @@ def _turn_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
 
 FAR = 5
 """Least distance from the mean, in std, that pixels do not have on average in the right units."""
-
-
-def _of_one(values: Sequence[float]) -> bool:
-    """Return True for values of pixels of 0 to 1; those that are all whole may be of any."""
-    return max(map(abs, values)) <= 1 and not all(value.is_integer() for value in values)
+LOOKED_AT = 16
+"""Images of the first batch by which units are checked."""
 
 
 def _finite(values: Any) -> list[float]:
@@ -756,9 +652,8 @@ class Normalize(ImageTransform):
     ----------
     mean, std
         In stored units (0 to 255 for uint8), such as ``version.mean["image"]`` and
-        ``version.std["image"]`` of ``version = precache.open(uri)``. Those of pixels of 0 to 1 are
-        refused for pixels of 0 to 255, those of 0 to 255 for pixels of 0 to 1 and for integers
-        of more bits, and a mean of one with a std of the other.
+        ``version.std["image"]`` of ``version = precache.open(uri)``. The first images are checked:
+        if mean and std are of another range of pixels, an error names those that fit.
     channels_last
         Use the memory layout that is fastest for convolutions on CUDA.
     fields
@@ -785,12 +680,6 @@ class Normalize(ImageTransform):
         self.dtype = dtype
         self.channels_last = channels_last
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
-        self._of_one = _of_one([*self.mean, *self.std])
-        self._of_255 = max(self.mean) > 2 or min(self.std) > 2
-        # Pixels of 0 to 255 with a mean m have a variance of m (255 - m) at most.
-        pairs = zip(self.mean, self.std, strict=True)
-        beyond = any(s * s > m * (255 - m) for m, s in pairs)
-        self._of_two = _of_one(self.mean) and min(self.std) > 2 and beyond
         self._unseen = True
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -800,98 +689,43 @@ class Normalize(ImageTransform):
                 "and a std for each"
             )
         if self._unseen and not images.is_meta and len(images):
-            self._look(images)
+            self._unseen = False  # on a device, a look waits for it
+            self._require_units(images[:LOOKED_AT])
         if images.is_cuda and images.dtype == torch.uint8:
             return self._in_one_pass(images)
         mean, std = (_constant(v, images)[None, :, None, None] for v in (self.mean, self.std))
         pixels = images.float() if images.dtype in SIGNED else images
         return (pixels - mean).div_(std).to(self.dtype, memory_format=self._layout)
 
-    def _look(self, images: torch.Tensor) -> None:
-        """Check the units by the first images; on a device that waits for it.
+    def _require_units(self, images: torch.Tensor) -> None:
+        """Raise `UsageError` if mean and std are of another range than the pixels."""
+        pixels = images.float()
+        least, top = float(pixels.amin()), float(pixels.amax())
+        unreached = images.is_floating_point() and 0 < top <= 1 and max(self.mean) > 2
+        if not any(self.mean) or not (unreached or self._distance(pixels) > FAR):
+            return  # one without a mean divides alone
+        bits = int(top).bit_length()
+        more = 2.0 ** max(0, bits + bits % 2 - 8)
+        factors = (1, 255, 1 / 255, more, 255 * more)
 
-        It is done only where mean and std, or a dtype of more bits, suggest it.
-        """
-        self._unseen = False
-        is_float = images.is_floating_point()
-        suspect = self._of_one or self._of_two or (self._of_255 and _of_one(self.std))
-        if images.dtype == torch.uint8 and not suspect:
-            return
-        pixels = images if is_float else images.float()
-        if is_float and self._of_one:
-            self.require_units(images.dtype, float(pixels.abs().mean()))
-        elif self._of_255 if is_float else self._of_one or self._of_two:
-            self.require_units(images.dtype, float(pixels.abs().amax()))
-        if is_float and self._of_two and pixels.amin() >= 0 and 1 < pixels.amax() <= 255:
-            raise self._two_units(images.dtype)
-        if self._of_255 and _of_one(self.std):
-            self._require_one_unit(images)
-        if not is_float and images.dtype != torch.uint8 and self._of_255:
-            self._require_eight_bits(images.dtype, pixels)
+        def misfit(scale: tuple[float, ...]) -> float:
+            mean, std = scale
+            return abs(math.log(self._distance(pixels, mean, std))) + (mean != std)
 
-    def _require_eight_bits(self, dtype: torch.dtype, pixels: torch.Tensor) -> None:
-        """Raise `UsageError` if mean and std are of 8 bits, and the pixels of more."""
-        top = int(pixels.amax())
-        if top <= 255 or max(*self.mean, *self.std) > 255:
-            return
-        mean, std = (_constant(v, pixels)[None, :, None, None] for v in (self.mean, self.std))
-        spread = float(((pixels - mean) / std).abs().mean())
-        if spread > FAR:
-            bits = top.bit_length() + top.bit_length() % 2
-            factor = 2 ** (bits - 8)
-            raise UsageError(
-                f"Normalize has mean {self.mean} and std {self.std}, of pixels of 0 to 255, and "
-                f"the pixels are {dtype} of up to {top}, as of {bits} bits: they would be "
-                f"{spread:.0f} std from the mean on average. They are too large by a factor of "
-                f"{factor}. Give {self._scaled(factor, factor)}, or those of the stored values"
-            )
-
-    def _require_one_unit(self, images: torch.Tensor) -> None:
-        """Raise `UsageError` if the std is too small for the spread of the pixels."""
-        mean, std = (_constant(v, images)[None, :, None, None] for v in (self.mean, self.std))
-        spread = float(((images - mean) / std).abs().mean())
-        if spread > FAR:
-            raise UsageError(
-                f"Normalize has mean {self.mean} of pixels of 0 to 255, and std {self.std} of "
-                f"pixels of 0 to 1: the pixels would be {spread:.0f} std from the mean on average. "
-                f"Give {self._scaled(std=255)}"
-            )
-
-    def require_units(self, dtype: torch.dtype, top: float) -> None:
-        """Raise `UsageError` if mean and std do not suit pixels up to `top`, by a factor of 255.
-
-        Of floats that may be of any size, `top` is their mean.
-        """
-        own = f"Normalize has mean {self.mean} and std {self.std}, of pixels of 0 to"
-        if dtype.is_floating_point:
-            if self._of_255 and 0 < top <= 1:
-                mean, std = (1 if _of_one(v) else 1 / 255 for v in (self.mean, self.std))
-                raise UsageError(
-                    f"{own} 255, and the pixels are {dtype} of 0 to 1. They are too large by a "
-                    f"factor of 255. Give {self._scaled(mean, std)}"
-                )
-            if self._of_one and top > FAR:
-                raise UsageError(
-                    f"{own} 1, and the pixels are {dtype} of about {top:.0f} on average. "
-                    f"Give {self._scaled(255, 255)}, if they are of 0 to 255, or divide them by "
-                    "255 before"
-                )
-        if self._of_two and top > 1 and dtype == torch.uint8:
-            raise self._two_units(dtype)
-        if self._of_one and top > 1 and not dtype.is_floating_point:
-            way_out = "Give those of the stored values"
-            if dtype == torch.uint8:
-                way_out = (
-                    f"They are too small by a factor of 255. Give {self._scaled(255, 255)}, or put "
-                    "ToDType(torch.float32) before it, which divides by 255"
-                )
-            raise UsageError(f"{own} 1, and the pixels are {dtype} of 0 to 255. {way_out}")
-
-    def _two_units(self, dtype: torch.dtype) -> UsageError:
-        return UsageError(
-            f"Normalize has mean {self.mean} of pixels of 0 to 1, and std {self.std} of pixels of "
-            f"0 to 255, and the pixels are {dtype} of 0 to 255. Give {self._scaled(mean=255)}"
+        best = min(set(itertools.product(factors, repeat=2)) - {(1, 1)}, key=misfit)
+        raise UsageError(
+            f"{self} is of another range than the pixels, which are {images.dtype} from "
+            f"{least:.4g} to {top:.4g}. Give {self._scaled(*best)}, or mean and std of the stored "
+            "values"
         )
+
+    def _distance(self, pixels: torch.Tensor, mean: float = 1, std: float = 1) -> float:
+        """Return the distance of pixels from the mean in std, quadratic mean, above 0."""
+        means, stds = (
+            _constant(v, pixels)[None, :, None, None] * factor
+            for v, factor in ((self.mean, mean), (self.std, std))
+        )
+        return float(((pixels - means) / stds).square().mean().sqrt().clamp(min=1e-9))
 
     def __repr__(self) -> str:
         return self._scaled()
@@ -1052,9 +886,6 @@ class MixUp(Mixing):
         pixels = images.float()
         return _like(torch.lerp(pixels.roll(1, 0), pixels, share[:, None, None, None]), images)
 
-    def _all_of(self, names: tuple[str, ...]) -> str:
-        return "Masks cannot be blended; use CutMix, which pastes the same box into them"
-
 
 class CutMix(Mixing):
     """A box of each image replaced by the same box of its predecessor in the batch.
@@ -1067,8 +898,6 @@ class CutMix(Mixing):
     fields
         Fields whose same box is replaced; see `FieldTransform`.
     """
-
-    of_one_size = True
 
     def __init__(
         self, classes: int, alpha: float = 1.0, fields: Iterable[str] | None = None

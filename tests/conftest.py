@@ -55,7 +55,7 @@ def hasty_threads() -> Iterator[None]:
 @pytest.fixture
 def many_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of another time are left to the build, as where there are many."""
-    monkeypatch.setattr("precache_workers.planning.row_placement.MOST_TOUCHED", 0)
+    monkeypatch.setattr("precache_workers.planning.source_record.MOST_TOUCHED", 0)
 
 
 @pytest.fixture

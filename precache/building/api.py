@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from precache.errors import UsageError, needs
 from precache.maintenance.location import require_apart
+from precache.messages import shown
 from precache.recipe.recipe import Recipe, require_stated_draws
 from precache.runtime.integers import whole
 from precache.runtime.operating_system import require_linux
+from precache.runtime.usage import cores as usable_cores
 from precache.storage.open import StorageOptions
 from precache_workers.planning.options import BuildOptions, read_options
 
@@ -118,7 +122,8 @@ def build(
         Follow links in a local source that lead out of it, and redirects of a web server. By
         default they are counted and left out.
     keep_order
-        Store rows in the order of the listing instead of a fixed shuffle.
+        Store rows in the order of the listing, of a folder by name as text, instead of a fixed
+        shuffle.
     shard_samples
         Rows of a shard. By default a shard has about 128 MiB of raw data, and small sets are
         divided into about 16 shards if their chunks allow it.
@@ -394,26 +399,37 @@ def doctor(
         recipe can process.
     """
     require_linux("doctor")
-    from precache_workers.doctor.measure import DoctorRequest, examine
+    from precache_workers.doctor.measure import Examination
+    from precache_workers.doctor.report import doctor_report
+    from precache_workers.ops.identity import function_digests
+    from precache_workers.shards.samples import Job
     from precache_workers.sources.base import Columns
+    from precache_workers.sources.kinds import open_source
+    from precache_workers.user_code.loading import require_permission
 
+    began = time.monotonic()
     recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
-    request = DoctorRequest(
-        source=os.fspath(source),
-        recipe=recipe,
-        samples=whole("samples", samples, 1),
-        seconds=seconds,
-        rate=rate,
-        cores=None if cores is None else whole("cores", cores, 1),
-        run_functions=run_functions,
-        import_path=tuple(path or str(Path.cwd()) for path in sys.path),
-        storage_options=storage_options,
+    samples = whole("samples", samples, 1)
+    cores = whole("cores", usable_cores() if cores is None else cores, 1)
+    for name, value in (("seconds", seconds), ("rate", rate)):
+        if not 0 < value < math.inf:
+            raise UsageError(f"{name} is {value:g}; give a number above 0")
+    require_permission(recipe, run_functions)
+    columns = Columns(image_column, label_column, key_column)
+    opened = open_source(
+        os.fspath(source),
+        storage_options,
         follow_links=follow_links,
-        source_kind=source_kind,
-        columns=Columns(image_column, label_column, key_column),
+        kind=source_kind,
+        columns=columns,
         sample_name=sample_name,
     )
-    return examine(request, tick)
+    path = tuple(path or str(Path.cwd()) for path in sys.path)
+    job = Job(opened, recipe, path, function_digests(recipe), sample_seconds=seconds)
+    examination = Examination(
+        name=shown(source), job=job, samples=samples, seconds=seconds, tick=tick
+    )
+    return doctor_report(examination.measure(), rate, cores, time.monotonic() - began)
 
 
 def _recipe_to_build(recipe: Recipe | str | os.PathLike[str] | None) -> Recipe:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Sequence
@@ -115,18 +114,16 @@ def ensure(
 
     wanted = ensuring.WantedVersion(request, progress)
     with wanted.failing_for_all():
+        begin: ensuring.Begin = (
+            ensuring.build_here if wait is True and not follow else ensuring.build_apart
+        )
         if cluster:
-            job = functools.partial(
-                submit, source, store, request.recipe, address=address, code=code, **options
-            )
-            if follow:
-                return ensuring.follow(wanted, lambda: ensuring.PendingJob(job()))
-            return ensuring.ensure_by_job(wanted, job, seconds)
-        if follow:
-            return ensuring.follow(wanted, lambda: ensuring.begin_apart(wanted))
-        if wait is True:
-            return ensuring.ensure_here(wanted)
-        return ensuring.ensure_apart(wanted, seconds)
+
+            def begin(wanted: ensuring.WantedVersion) -> ensuring.PendingJob:
+                job = submit(source, store, request.recipe, address=address, code=code, **options)
+                return ensuring.PendingJob(wanted, job)
+
+        return ensuring.ensure_version(wanted, begin, seconds, follow=follow)
 
 
 def _seconds(wait: Any) -> float:

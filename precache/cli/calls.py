@@ -16,9 +16,7 @@ from rich.text import Text
 import precache
 from precache.cli.signatures import (
     MODELS,
-    flag_of,
     function_of,
-    option_names,
     parameters,
     read_recipe,
 )
@@ -97,6 +95,10 @@ def run_refresh(name: str, options: argparse.Namespace) -> int:
 
 def run_view(name: str, options: argparse.Namespace) -> int:
     """Serve pages, or write one."""
+    if options.out is not None:
+        from precache.html.pages import check_page
+
+        check_page(options.out)
     pages = precache.view(**arguments(name, options))
     if options.out is None:
         pages.serve(options.port, browser=options.browser)
@@ -139,13 +141,7 @@ def arguments(name: str, options: argparse.Namespace, *, here: bool = True) -> d
     if "storage_options" in keywords:
         keywords["storage_options"] = dict(keywords["storage_options"])
     if name in MODELS:
-        from precache_workers.planning import options as models
-
-        known = option_names(name)
         keywords = {"progress": True, **keywords}
-        values = {option: value for option, value in keywords.items() if option in known}
-        values |= {} if here else {"address": "auto"}
-        models.read_options(getattr(models, MODELS[name]), values, flag_of)
     if "recipe" in names:
         keywords["recipe"] = read_recipe(vars(options))
     if here:

@@ -66,6 +66,7 @@ _PLAIN_WORDS = (
     (r"argument (\S+): invalid int value: (.*)", r"\1 is \2; give a whole number"),
     (r"argument (\S+): invalid float value: (.*)", r"\1 is \2; give a number"),
     (r"argument (\S+: )", r"\1"),
+    (r"the following arguments are required: (.*)", r"give \1"),
 )
 """Patterns of argparse's messages, and what is printed instead."""
 
@@ -134,10 +135,9 @@ def _help_or_refuse(name: str) -> NoReturn:
 
 
 def _other_commands(
-    error: PrecacheError, options: argparse.Namespace, arguments: Sequence[str] | None
+    error: PrecacheError, options: argparse.Namespace, given: list[str]
 ) -> list[str]:
     """Return commands by which a source builds that can be read in two ways; none with secrets."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     source = str(getattr(options, "source", ""))
     secret = any(text.startswith("--storage-options") for text in given)
     if not isinstance(error, ChoiceError) or secret or given.count(source) != 1:
@@ -156,6 +156,20 @@ def _other_commands(
         end = words.index("--") if "--" in words else len(words)
         commands.append(shlex.join(["precache", *words[:end], *flags, *words[end:]]))
     return [text for text in commands if text == printable(without_secrets(text))]
+
+
+def _with_flags(message: str, given: Sequence[str]) -> str:
+    """Name parameters in a message by their flags, if these were given.
+
+    A name of one word is taken for a parameter only where a clause begins with it.
+    """
+    flags = {text.partition("=")[0] for text in given}
+
+    def spell(name: re.Match[str]) -> str:
+        flag = f"--{name[0].replace('_', '-')}"
+        return flag if flag in flags else name[0]
+
+    return re.sub(r"(?:^|(?<=; ))\w+|\b[a-z]+_\w+", spell, message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,10 +191,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run = getattr(calls, f"run_{options.command}", calls.run)
             status: int = run(options.command, options)
     except PrecacheError as error:
-        from precache.runtime.terminal import say_error
+        from precache.runtime.terminal import say
 
-        say_error(error)
-        for command in _other_commands(error, options, arguments):
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        say(f"precache: {_with_flags(str(error), given)}", stderr=True)
+        for command in _other_commands(error, options, given):
             sys.stderr.write(f"  {command}\n")
         return error.exit_status
     except KeyboardInterrupt:

@@ -51,22 +51,30 @@ EXAMPLES = {
     "push": "photos.store gs://bucket/photos.store",
 }
 
-_PAGE = {"--html": {"metavar": "FILE", "help": "write a page; needs the report extra"}}
-_NO_WAIT = {"--no-wait": {"action": "store_true", "help": "print the job's id, do not follow it"}}
+_ELSEWHERE = re.compile(r"As (?:in )?(\w+)( takes them| took them)?\.")
+"""Description of a parameter that is described by another function."""
+
+_PAGE = {"--html": {"metavar": "FILE", "help": "Write a page; needs the report extra."}}
+_NO_WAIT = {"--no-wait": {"action": "store_true", "help": "Print the job's id, do not follow it."}}
 EXTRA: dict[str, dict[str, dict[str, Any]]] = {
     "doctor": _PAGE,
     "simulate": _PAGE,
-    "build": {"--dry-run": {"action": "store_true", "help": "only report, as precache plan does"}},
+    "build": {"--dry-run": {"action": "store_true", "help": "Only report, as precache plan does."}},
     "submit": _NO_WAIT,
     "refresh": {
-        "--submit": {"action": "store_true", "help": "submit it as a job, as submit does"},
-        "--code": {"action": "append", "metavar": "PATH", "help": "as for precache submit"},
+        "--submit": {"action": "store_true", "help": "Submit it as a job, as submit does."},
+        "--code": {"action": "append", "metavar": "PATH", "help": "As for precache submit."},
         **_NO_WAIT,
     },
     "view": {
-        "--out": {"metavar": "FILE", "help": "write one page (.html), or what it shows (.json)"},
-        "--port": {"type": int, "default": 0, "metavar": "N", "help": "default any free port"},
-        "--browser": {"action": "store_true", "help": "open the address in a browser"},
+        "--out": {"metavar": "FILE", "help": "Write one page (.html), or what it shows (.json)."},
+        "--port": {
+            "type": int,
+            "default": 0,
+            "metavar": "N",
+            "help": "Port of the server; by default any that is free.",
+        },
+        "--browser": {"action": "store_true", "help": "Open the address in a browser."},
     },
     "job": {"document": {"metavar": "JSON", "help": "what submit sends"}},
 }
@@ -89,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument(flag, **settings)
     parser.set_defaults(json=sys.stdout if name == "job" else None)
     if name not in ("job", "view"):
-        text = "one JSON object on stdout"
+        text = "Print one JSON object on standard output."
         parser.add_argument("--json", action="store_const", const=sys.stdout, help=text)
 
 
@@ -128,11 +136,18 @@ def documented(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Return the description of a function, and of each parameter, from its NumPy docstring."""
     head, *sections = re.split(r"\n(?=\w[\w ]*\n---)", _with_flags(function))
     texts: dict[str, str] = {}
+    declared = inspect.signature(function).parameters
     for section in sections:
         title, _, body = section.partition("\n")
         for names, lines in re.findall(r"^(\w[\w, ]*)\n((?:    .*\n?|\n)+)", body, re.MULTILINE):
             if title == "Parameters":
-                texts |= dict.fromkeys(names.split(", "), _without_marks(" ".join(lines.split())))
+                text = _without_marks(" ".join(lines.split()))
+                first, *others = names.split(", ")
+                flag = first in declared and declared[first].default is not inspect.Parameter.empty
+                refer = flag and not _ELSEWHERE.match(text)
+                texts |= {first: text} | dict.fromkeys(
+                    others, f"See {flag_of(first)}." if refer else text
+                )
     return _without_marks(head.strip()), texts
 
 
@@ -154,7 +169,7 @@ def _without_marks(text: str) -> str:
 def help_of(function: Callable[..., Any], name: str) -> str:
     """Describe a parameter; a text such as "As in build." leads to that function."""
     text = documented(function)[1].get(name, "")
-    other = re.match(r"As (?:in )?(\w+)( takes them| took them)?\.", text)
+    other = _ELSEWHERE.match(text)
     return help_of(getattr(precache, other[1]), name) if other else text
 
 
@@ -247,16 +262,16 @@ def _add_storage_options(to: Any) -> None:
         "--storage-options",
         metavar="KEY=VALUE",
         type=_storage_option,
-        help="option of the file system of a URL, such as endpoint_url=http://host:9000; "
-        "repeatable",
+        help="Option of the file system of a URL, such as endpoint_url=http://host:9000; "
+        "repeatable.",
         **settings,
     )
     to.add_argument(
         "--storage-options-env",
         metavar="KEY=VARIABLE",
         type=_storage_option_env,
-        help="the same, but the value is read from an environment variable (on a cluster: of each "
-        "node); for secrets, such as secret=PHOTOS_SECRET; repeatable",
+        help="The same, but the value is read from an environment variable (on a cluster: of each "
+        "node); for secrets, such as secret=PHOTOS_SECRET; repeatable.",
         **settings,
     )
 
@@ -290,7 +305,7 @@ _TIMES = {"type": _number_or_file, "metavar": "N|FILE"}
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("recipe")
-    text = "TOML file or JSON text, in place of this group's flags"
+    text = "TOML file or JSON text, in place of this group's flags."
     group.add_argument("--recipe", metavar="FILE", default=argparse.SUPPRESS, help=text)
     for parameter in inspect.signature(Recipe.image).parameters.values():
         _add(group, Recipe.image, parameter)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from precache.diagnosis.loop_probes import Limits, Probes
 from precache.diagnosis.measurements import Measurements, TimedRun
 from precache.errors import UsageError
 from precache.loading.options import named_device
-from precache.messages import as_text
+from precache.messages import Table, as_text
 from precache.runtime.integers import whole
 from precache.runtime.spread import Spread
 from precache.runtime.terminal import Terminal
@@ -106,7 +105,6 @@ class Diagnosis:
             "without_waiting": self.without_waiting,
             "runs": {name: run_figures(run) for name, run in self.measurements.runs.items()},
             "setup": dataclasses.asdict(self.measurements.setup),
-            "cold_note": self.measurements.cold_note,
         }
 
     def html(self, path: str | os.PathLike[str], after: Diagnosis | None = None) -> None:
@@ -141,6 +139,18 @@ def run_figures(run: TimedRun) -> dict[str, float]:
     return figures | {name: run.share(value) for name, value in known.items() if value is not None}
 
 
+def runs_table(measured: Measurements) -> Table:
+    """Return the figures of each run as text."""
+    table = Table(("per batch", "mean", "p50", "p95", "max", "CPU cores", "disk MB/s"), [])
+    for name, run in measured.runs.items():
+        figures = run_figures(run)
+        times = (in_ms(figures[key]) for key in ("mean", "p50", "p95", "max"))
+        cores = f"{figures['cores']:.2f}" if "cores" in figures else ""
+        read = figures.get("read_bytes_per_s")
+        table.add_row(name, *times, cores, plain(read / 1e6, 3) if read else "")
+    return table
+
+
 def diagnose(
     loader: Iterable[Any],
     step: Callable[[Any], Any],
@@ -148,8 +158,6 @@ def diagnose(
     seconds: float = 5.0,
     steps: int = 200,
     device: str | torch.device | None = None,
-    cold: bool = False,
-    files: Iterable[str | os.PathLike[str]] | None = None,
     restore: Sequence[Any] = (),
     progress: bool = False,
 ) -> Diagnosis:
@@ -172,12 +180,6 @@ def diagnose(
         batches (or `steps`, if fewer) unless these take over three times `seconds`.
     device
         Device of the step; by default the current CUDA device if the step uses CUDA.
-    cold
-        First drop the loader's files from the page cache, and measure the loader from the disk. The
-        other runs, and whoever else uses these files, then read them from the disk again.
-    files
-        Files that the loader reads, for `cold`. By default, the files of a precache store, or the
-        paths that a `DataLoader`'s dataset lists, as torchvision's do.
     restore
         Objects with a `state_dict` to restore afterwards, such as models and optimizers. Random
         states and the position of a `Loader` or a `Mixture` are always restored.
@@ -187,8 +189,8 @@ def diagnose(
     Raises
     ------
     UsageError
-        A limit is not positive, the loader has no batches, a file or device does not exist, or an
-        object in `restore` has no state.
+        A limit is not positive, the loader has no batches, the device does not exist, or an object
+        in `restore` has no state.
 
     Examples
     --------
@@ -202,26 +204,14 @@ def diagnose(
         raise UsageError(f"loader is a {type(loader).__name__}; give an iterable of batches")
     if not callable(step):
         raise UsageError(f"step is a {type(step).__name__}; give a function of a batch")
-    if isinstance(files, str | os.PathLike) or not isinstance(files, Iterable | None):
-        raise UsageError(f"files is {files!r}; give a list of paths")
     if not isinstance(restore, Sequence):
         raise UsageError(f"restore is a {type(restore).__name__}; give a list, such as [model]")
-    paths = None if files is None else [Path(file) for file in files]
-    missing = [path for path in paths or [] if not path.is_file()]
-    if missing:
-        raise UsageError(
-            f"files has {missing[0]}, which is not a file; give the files that the loader reads"
-        )
-    if paths and not cold:
-        raise UsageError("files is given without cold=True, which alone needs it; give both")
     console = Terminal(stderr=True, quiet=not progress)
     probes = Probes(
         loader=loader,
         step=step,
         limits=Limits(seconds, steps),
         device=_device(device),
-        cold=cold,
-        files=paths,
         restore=restore,
         tick=lambda name: console.print(f"measuring {name} …"),
     )
@@ -231,26 +221,18 @@ def diagnose(
 def _device(device: str | torch.device | None) -> torch.device | None:
     chosen = None if device is None else named_device(device)
     if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device is {device!r}, but torch finds no CUDA device")
+        raise UsageError(f"device is {device!r}, but torch finds no CUDA device; give cpu")
     return chosen
 
 
 def _lines(diagnosis: Diagnosis) -> Iterator[str]:
-    measured = diagnosis.measurements
     yield f"{diagnosis.verdict}: {diagnosis.reason}"
     yield (
         f"{number(diagnosis.batches_per_s)} batches/s; {number(diagnosis.without_waiting)} without "
         f"waiting for data, so {diagnosis.lost_share:.0%} of the time is lost to data."
     )
     yield from waiting_notes(diagnosis)
-    yield "mean time per batch"
-    yield from (f"  {name:14}{_describe(run)}" for name, run in measured.runs.items())
-    if measured.copies:
-        copies = measured.copies
-        pinned = in_ms(copies.from_pinned)
-        yield f"  {'copy':14}{in_ms(copies.as_given):>9}  (from page-locked memory {pinned})"
-    if measured.cold_note:
-        yield f"  from the disk: {measured.cold_note}"
+    yield from ("", *runs_table(diagnosis.measurements).lines(), "")
     helpful = [remedy for remedy in diagnosis.remedies if remedy.gain >= HELPFUL_GAIN]
     if helpful:
         yield "predicted gains"
@@ -277,21 +259,8 @@ def waiting_notes(diagnosis: Diagnosis) -> Iterator[str]:
         return
     if measured.setup.cuda:
         why = "the host runs ahead of the device, and only idle time of the device is lost"
-    elif measured.cold and not measured.setup.fits:
-        why = "its files were in memory, but training would read them from the disk"
     elif measured.setup.workers and measured.setup.epoch:
         why = "that leaves out the start of each epoch, and what loading slows the step down"
     else:
         why = "loading also slows the step down, as they share the cores"
     yield f"The loop waited for data {stall:.0%} of the measured time: {why}."
-
-
-def _describe(run: TimedRun) -> str:
-    figures = run_figures(run)
-    mean, p50, p95, longest = map(in_ms, list(figures.values())[:4])
-    text = f"{mean:>9}  (p50 {p50}, p95 {p95}, max {longest}"
-    if "cores" in figures:
-        text += f"; CPU {figures['cores']:.2f} cores"
-    if reads := figures.get("read_bytes_per_s"):
-        text += f"; {plain(reads / 1e6, 3)} MB/s from the disk"
-    return text + ")"

@@ -81,8 +81,6 @@ def find_verdict(model: LoopModel) -> tuple[Verdict, str]:
         return "compute-bound", "the step takes the time; data is ready when it is needed"
     if measured.copies and measured.copies.exposed * now > 0.5 * lost:
         return "transfer-bound", "the step waits for its batch to be copied to the device"
-    if measured.cold and not measured.setup.fits:
-        return "storage-bound", "the files do not fit into memory, and the disk is slower"
     if measured.together.transform_share > 0.5:
         return "CPU-bound", "transforms on the CPU compute, and the step waits for them"
     load = model.load(model.setting.workers)
@@ -177,13 +175,11 @@ def _predictions(model: LoopModel) -> Iterator[tuple[str, str, float, Confidence
         left = max(0.0, copies.exposed - max(0.0, copies.as_given - copies.from_pinned))
         why = f"a copy takes {in_ms(copies.as_given)}, from page-locked memory "
         what = "pin_memory=True, and .to(device, non_blocking=True)"
-        rate = model.rate(copy=1e3 * (measured.take + left))
+        rate = model.rate(copy=1e3 * left)
         yield "pinned memory", what, rate, "medium", why + in_ms(copies.from_pinned)
     waits = 1 - min(1.0, model.computing)
-    if waits > 0.5 or (measured.cold and not setup.fits):
+    if waits > 0.5:
         load, what = model.work * max(1e-3, 1 - waits), "a faster disk or network, or a local copy"
-        if measured.cold and not setup.fits:
-            load = measured.by_worker.times
         why = "at most: if all the time that loading does not compute is waiting for storage"
         yield "faster storage", what, model.rate(load), "low", why
 
@@ -217,9 +213,6 @@ def find_flags(model: LoopModel) -> Iterator[str]:
     if measured.outlier:
         took = f"one batch took {plain(measured.outlier, 2)} s, over {OUTLIER} times the median"
         yield f"{took}, and no other was slow; the means leave it out"
-    if measured.cold and setup.fits and measured.cold.mean > 1.5 * measured.loader.mean:
-        ratio = measured.cold.mean / measured.loader.mean
-        yield f"the first epoch loads {ratio:.1f} times slower, from the disk, than later ones"
     if abs(model.fit - 1) > MISFIT:
         yield f"the model gives {1 / model.fit:.2f} times the measured speed: gains are rough"
     if is_noisy(measured):

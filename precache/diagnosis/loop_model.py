@@ -39,7 +39,7 @@ class LoopModel:
             prefetch=setup.prefetch,
             in_order=setup.in_order,
             startup=(1e3 * self.startup,),
-            copy=1e3 * (self.measured.take + (copies.exposed if copies else 0.0)),
+            copy=1e3 * (copies.exposed if copies else 0.0),
         )
 
     @property
@@ -84,12 +84,11 @@ class LoopModel:
 
     @cached_property
     def work(self) -> Times:
-        """Times of one worker for a batch, from the disk if the files do not fit into memory."""
+        """Times of one worker for a batch."""
         measured = self.measured
-        cold = measured.cold if measured.cold and not measured.setup.fits else measured.loader
         own = measured.setup.workers == 0
-        warm = np.array(measured.together.waits) if own else measured.by_worker.times
-        return np.maximum(warm, 1e-9) * max(1.0, cold.mean / measured.loader.mean)
+        times = np.array(measured.together.waits) if own else measured.by_worker.times
+        return np.maximum(times, 1e-9)
 
     @property
     def computing(self) -> float:
@@ -129,6 +128,8 @@ class LoopModel:
     def run(self, load: Times | None = None, **changes: Any) -> Simulation:
         """Run the loop with other load times, workers or settings; an epoch, or a long run."""
         setting = dataclasses.replace(self.setting, **changes)
+        if setting.workers:
+            setting = dataclasses.replace(setting, copy=setting.copy + 1e3 * self.measured.take)
         load = self.load(setting.workers) if load is None else load
         count = self.epoch or BATCHES
         return Simulation.of(
@@ -141,15 +142,9 @@ class LoopModel:
 
     @cached_property
     def now(self) -> float:
-        """Measured batches/s of the loop, with the start of each epoch.
-
-        If the files do not fit into memory, those that are predicted.
-        """
-        together, measured = self.measured.together.mean, self.measured
-        if measured.cold and not measured.setup.fits:
-            return self.rate()
+        """Measured batches/s of the loop, with the start of each epoch."""
         first = (self.startup + float(self.work.mean())) / self.epoch if self.epoch else 0.0
-        return 1 / (together + first)
+        return 1 / (self.measured.together.mean + first)
 
     @cached_property
     def fit(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import pickle
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -14,16 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from precache.diagnosis.measurements import Copies, Measurements, Setup, TimedRun
-from precache.diagnosis.page_cache import StrPath, evict, files_of, loaders_of, versions_of
 from precache.diagnosis.snapshot import Snapshot
 from precache.errors import UsageError
-from precache.loading.mixing import work_time_of
+from precache.loading.dataset import CachedDataset, dataset_of
+from precache.loading.loader import Loader
+from precache.loading.mixing import Mixture, work_time_of
 from precache.loading.slots import map_tensors
 from precache.runtime.spread import Spread
-from precache.runtime.usage import available_bytes, cores, read_usage
+from precache.runtime.usage import cores, read_usage
 
 WARMUP = 3
 """Number of steps before timing starts."""
@@ -33,6 +35,9 @@ MIN_BATCHES = 3
 
 COPY_REPEATS = 5
 
+READY = 30
+"""Batches that are taken from a worker that has them at hand."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -40,6 +45,11 @@ class Limits:
 
     seconds: float
     steps: int
+
+    def halves(self) -> tuple[Limits, Limits]:
+        """Return the limits of two runs that together are within these."""
+        half = self.steps // 2
+        return Limits(self.seconds / 2, self.steps - half), Limits(self.seconds / 2, max(1, half))
 
 
 class LoaderBatches:
@@ -91,10 +101,6 @@ class Probes:
 
     Attributes
     ----------
-    cold
-        Drop the loader's files from the page cache, and time the loader from the disk.
-    files
-        Files that the loader reads; None to find them.
     tick
         Called with the name of each measurement.
     """
@@ -103,42 +109,41 @@ class Probes:
     step: Callable[[Any], Any]
     limits: Limits
     device: torch.device | None
-    cold: bool
-    files: Sequence[StrPath] | None
     restore: Sequence[Any]
     tick: Callable[[str], None]
 
     def __post_init__(self) -> None:
         loader = self.loader
         self._workers = loader.num_workers if isinstance(loader, DataLoader) else None
-        self._together = sum(source.together for source in loaders_of(loader)) or 1
+        self._together = sum(source.together for source in _loaders_of(loader)) or 1
         self._prefetch = getattr(loader, "prefetch_factor", None) or 2
-        self._fits = True
 
     def run(self) -> Measurements:
         """Run all probes, then restore the saved states."""
         self._batches = LoaderBatches(self.loader)
         with (
-            Snapshot(self.loader, self.restore) as self._snapshot,
+            Snapshot(self.loader, self.restore),
             contextlib.closing(self._batches),
         ):
             return self._measure().without_outlier()
 
     def _measure(self) -> Measurements:
-        cold, cold_note = self._load_cold()
-        rewind = cold is not None  # so that warm runs read the same files
         self.tick("the step alone")
-        self._rewind()
         began = time.perf_counter()
         batch, _ = self._batches.take()
         start = time.perf_counter() - began
         step, copies, setup, synchronisations = self._measure_step(batch)
+        take = self._handover(batch)
         del batch
-        self.tick("the loader alone")
-        take = self._take_ready()
-        loader = self._load(rewind)
+        # In two parts, far apart: what others do on this machine changes from second to second.
+        first, second = self.limits.halves()
         self.tick("both together")
-        together = self._train(rewind)
+        together = self._train(self._batches, first, self._ahead)
+        self.tick("the loader alone")
+        loader = self._load()
+        single_worker = self._load_with_one_worker()
+        self.tick("both together, again")
+        together += self._train(self._batches, second, self._ahead)
         return Measurements(
             step=step,
             loader=loader,
@@ -146,9 +151,7 @@ class Probes:
             setup=setup,
             start=start,
             take=take,
-            single_worker=self._load_with_one_worker(rewind),
-            cold=cold,
-            cold_note=cold_note,
+            single_worker=single_worker,
             copies=copies,
             synchronisations=synchronisations,
         )
@@ -165,66 +168,40 @@ class Probes:
         setup = self._setup(device, sum(array.nbytes for array in _arrays(batch)))
         return step, copies, setup, _synchronisations(lambda: self._run_step(on_device), device)
 
-    def _load_cold(self) -> tuple[TimedRun | None, str]:
-        """Time the loader with its files dropped from the page cache, or return why that failed."""
-        if not self.cold:
-            return None, ""
-        if isinstance(self.loader, Iterator):
-            return None, "the loader is an iterator, which cannot be restarted"
-        paths = list(files_of(self.loader) if self.files is None else self.files)
-        if not paths:
-            return None, "the loader's files are not known; give files="
-        limits, length, ahead = self.limits, _length(self.loader), self._ahead
-        if length is not None:  # at most one epoch: the next one would read the page cache
-            left = length - ahead
-            if left < ahead + self._stride:  # all would be read before a timed batch is requested
-                why = f"an epoch of {length} batches is too short; up to {ahead} are loaded ahead"
-                return None, why
-            limits = replace(limits, steps=min(limits.steps, left - left % self._stride))
-        self.tick("the loader alone, from the disk")
-        nbytes, why = evict(paths, self.limits.seconds)
-        if why:
-            return None, why
-        self._fits = nbytes < 0.8 * available_bytes()
-        run = self._load(True, limits)
-        if not run.usage.read_bytes:
-            return None, "dropped from the page cache, the files were still not read from a disk"
-        return run, f"{len(paths):,} files were dropped from the page cache"
-
     def _run_step(self, batch: Any) -> tuple[bool, float]:
         self.step(map_tensors(batch, lambda tensor: tensor))  # which may pop from its containers
         return True, 0.0
 
-    def _take_ready(self) -> float:
-        """Time to take a batch of those that workers have prefetched during the steps."""
-        times = []
-        for _ in range((self._workers or 0) * self._prefetch):
-            began = time.perf_counter()
-            self._batches.take()
-            times.append(time.perf_counter() - began)
-        return Spread.of(times).median
+    def _handover(self, batch: Any) -> float:
+        """Return the median time to take a batch that is ready from a worker; 0 if unknown."""
+        if self._workers is None or not _is_picklable(batch):
+            return 0.0
+        copies: Any = [batch] * READY
+        ready = DataLoader[Any](
+            copies,
+            batch_size=None,
+            num_workers=1,
+            multiprocessing_context=self.loader.multiprocessing_context or "fork",
+        )
+        limits = Limits(self.limits.seconds / 2, min(READY, self.limits.steps))
+        with contextlib.closing(LoaderBatches(ready)) as batches:
+            return Spread.of(self._train(batches, limits, WARMUP).waits).median
 
-    def _load(self, rewind: bool, limits: Limits | None = None) -> TimedRun:
-        if rewind:
-            self._rewind()
-        limits = limits or self.limits
-        return _time(lambda: self._fetch(self._batches), limits, self._ahead, self._stride)
+    def _load(self) -> TimedRun:
+        return _time(lambda: self._fetch(self._batches), self.limits, self._ahead, self._stride)
 
-    def _train(self, rewind: bool) -> TimedRun:
-        if rewind:
-            self._rewind()
-
+    def _train(self, batches: LoaderBatches, limits: Limits, lead: int) -> TimedRun:
         waits: list[float] = []
 
         def once() -> tuple[bool, float]:
             started = time.perf_counter()
-            batch, fresh = self._batches.take()
+            batch, fresh = batches.take()
             waits.append(time.perf_counter() - started)
             self.step(batch)
             return self._counts(fresh), waits[-1]
 
         before = work_time_of(self.loader)
-        run = _time(once, self.limits, self._ahead, self._stride)
+        run = _time(once, limits, lead, self._stride)
         waited = sum(waits)
         transforms = work_time_of(self.loader).plus(before, -1).wait_for_transforms(waited)
         return replace(run, transform_share=transforms / max(waited, 1e-9))
@@ -247,11 +224,7 @@ class Probes:
         """Batches that are prefetched; a run is timed after them."""
         return 2 * self._together if self._workers is None else self._workers * self._prefetch
 
-    def _rewind(self) -> None:
-        self._batches.close()
-        self._snapshot.rewind()
-
-    def _load_with_one_worker(self, rewind: bool) -> TimedRun | None:
+    def _load_with_one_worker(self) -> TimedRun | None:
         """Time one worker process.
 
         The dataset is not read in this process, because it might not survive a later fork.
@@ -259,8 +232,6 @@ class Probes:
         if (self._workers or 0) < 2:
             return None
         self._batches.close()
-        if rewind:
-            self._snapshot.rewind()
         self.tick("one worker alone")
         with contextlib.closing(LoaderBatches(self.loader, workers=1)) as batches:
             return _time(lambda: self._fetch(batches), self.limits, self._prefetch)
@@ -273,11 +244,10 @@ class Probes:
             pin_memory=bool(getattr(self.loader, "pin_memory", False)),
             persistent=bool(getattr(self.loader, "persistent_workers", False)),
             epoch=_length(self.loader),
-            cached=bool(versions_of(self.loader)),
+            cached=_reads_store(self.loader),
             cuda=device.type == "cuda",
             cores=cores(),
             batch_nbytes=nbytes,
-            fits=self._fits,
         )
 
     def _copies(self, batch: Any, device: torch.device, step: TimedRun) -> Copies | None:
@@ -332,6 +302,12 @@ def _is_enough(count: int, seconds: float, limits: Limits, stride: int) -> bool:
     return limit_reached and count >= min(MIN_BATCHES, limits.steps) and count % stride == 0
 
 
+def _is_picklable(batch: Any) -> bool:
+    with contextlib.suppress(Exception):  # of the user's own classes
+        return bool(pickle.dumps(batch))
+    return False
+
+
 def _current_device() -> torch.device:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own
         return torch.device("cuda", torch.cuda.current_device())
@@ -379,6 +355,20 @@ def _arrays(batch: Any) -> Iterator[torch.Tensor | np.ndarray]:
     elif isinstance(batch, Mapping | list | tuple):
         for value in batch.values() if isinstance(batch, Mapping) else batch:
             yield from _arrays(value)
+
+
+def _loaders_of(loader: Any) -> tuple[Loader, ...]:
+    """Return the `Loader` itself or the sources of a mixture; empty for other loaders."""
+    if isinstance(loader, Mixture):
+        return loader.loaders
+    return (loader,) if isinstance(loader, Loader) else ()
+
+
+def _reads_store(loader: Any) -> bool:
+    dataset = dataset_of(loader)
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return bool(_loaders_of(loader)) or isinstance(dataset, CachedDataset)
 
 
 def _length(loader: Any) -> int | None:

@@ -41,6 +41,23 @@ class TimedRun:
     waits: tuple[float, ...] = ()
     transform_share: float = 0.0
 
+    def __add__(self, other: TimedRun) -> TimedRun:
+        """Return the run of both."""
+        usage = {
+            name: None if value is None or vars(other.usage)[name] is None
+            else value + vars(other.usage)[name]
+            for name, value in vars(self.usage).items()
+        }  # fmt: skip
+        waited = [sum(run.waits) for run in (self, other)]
+        shares = np.array([self.transform_share, other.transform_share])
+        return TimedRun(
+            seconds=self.seconds + other.seconds,
+            total=self.total + other.total,
+            usage=Usage(**usage),  # type: ignore[arg-type]  # wall is never None
+            waits=self.waits + other.waits,
+            transform_share=float(shares @ waited) / max(sum(waited), 1e-9),
+        )
+
     @cached_property
     def times(self) -> Times:
         return np.array(self.seconds)
@@ -121,9 +138,6 @@ class Setup:
         Cores available to this process.
     batch_nbytes
         Size of the batch's tensors and NumPy arrays.
-    fits
-        The loader's files fit into memory, so that later epochs read the page cache; True if the
-        files are unknown.
     """
 
     workers: int | None = None
@@ -136,7 +150,6 @@ class Setup:
     cuda: bool = False
     cores: int = 1
     batch_nbytes: int = 0
-    fits: bool = True
 
 
 @dataclass(frozen=True)
@@ -148,19 +161,15 @@ class Measurements:
     step
         The step alone, on one batch that is on the device.
     loader
-        The loader alone; with files in the page cache if there is a `cold` run.
+        The loader alone.
     together
         Loader and step, as in training.
     start
         Seconds until the first batch of an iteration, which also starts workers.
     take
-        Seconds to take a batch that is ready from a worker.
+        Seconds to take a batch that is ready from a worker process; 0 if unknown.
     single_worker
         One worker of the loader alone, if it has several.
-    cold
-        The loader alone, after its files were dropped from the page cache.
-    cold_note
-        Files that were dropped from the page cache, and the reason for the lack of a `cold` run.
     copies
         Copy times, if batches move from the host to a CUDA device.
     synchronisations
@@ -176,8 +185,6 @@ class Measurements:
     start: float = 0.0
     take: float = 0.0
     single_worker: TimedRun | None = None
-    cold: TimedRun | None = None
-    cold_note: str = ""
     copies: Copies | None = None
     synchronisations: tuple[str, ...] = ()
     outlier: float = 0.0
@@ -210,7 +217,6 @@ class Measurements:
             "step alone": self.step,
             "loader alone": self.loader,
             "one worker": self.single_worker,
-            "loader, cold": self.cold,
             "both together": self.together,
         }
         return {name: run for name, run in runs.items() if run}

@@ -122,9 +122,9 @@ def check_page(path: str | Path) -> None:
         If its folder is missing, or `path` is a folder.
     """
     if not Path(path).absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no such folder")
+        raise UsageError(f"{path} cannot be written: its folder does not exist; create it")
     if Path(path).is_dir():
-        raise UsageError(f"{path} is a folder; give the name of a file")
+        raise UsageError(f"{path} is a folder; give the name of a file, such as page.html")
 
 
 def save(html: str, path: str | Path) -> None:

@@ -22,6 +22,7 @@ import torch
 import xxhash
 
 from precache.errors import UsageError
+from precache.loading.class_numbers import compare_classes
 from precache.loading.gpu import resident
 from precache.loading.options import LoaderOptions
 from precache.loading.position import require_same
@@ -47,7 +48,6 @@ from precache.transforms import (
     label_mixing,
     require_fitting,
     run,
-    unmoved,
 )
 
 log = logging.getLogger(__name__)
@@ -155,11 +155,13 @@ class BatchSource:
             kinds = {
                 n: (s, as_tensor(np.empty(0, d)).dtype) for n, (s, d) in self.reader.shapes.items()
             }
-            require_fitting(options.transform, kinds, self.version.mean)
+            require_fitting(options.transform, kinds)
         self.order = self._make_order(shuffle)
         self.output = _choose_output(options.output, self.reader)
         if self.output is not None and options.rank == 0:
             self._warn_of_missing_labels()
+        if "label" in self.reader.shapes and options.rank == 0:
+            compare_classes(self.version)
         self.stream = self._make_stream()
         self._row_nbytes = sum(row_nbytes(*column) for column in self.reader.shapes.values())
         self._transform_time = ThreadTime()
@@ -193,11 +195,6 @@ class BatchSource:
         threads, transforms = self.stream.thread_time.wall, self._transform_time.wall
         own = (threads, transforms, 0.0) if self._transforms_early else (threads, 0.0, transforms)
         return self._earlier.plus(WorkTime(*own))
-
-    def unmoved(self) -> str | None:
-        """Return a line about fields of numbers that the transform leaves as they are."""
-        numbers = [name for name, (_, d) in self.reader.shapes.items() if np.dtype(d).kind in "iuf"]
-        return unmoved(self._options.transform, numbers)
 
     # --- which version an epoch reads ---
 

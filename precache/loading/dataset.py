@@ -7,10 +7,11 @@ import functools
 import logging
 import operator
 import os
+import reprlib
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import MethodType
+from types import FrameType, MethodType
 from typing import Any, overload
 
 import numpy as np
@@ -18,7 +19,8 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from precache.errors import StoreError
+from precache.errors import StoreError, UsageError
+from precache.loading.class_numbers import compare_classes
 from precache.loading.options import CHOICES, require_choice
 from precache.loading.slots import as_tensor, require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader, read_small_field
@@ -51,11 +53,11 @@ class _RowsOfBatch(Sequence[RowOfBatch]):
     """
 
     def __init__(self, *, batch: Batch) -> None:
-        self._batch = batch
+        self.batch = batch
         self._rows: dict[int, tuple[RowOfBatch, Batch]] = {}
 
     def __len__(self) -> int:
-        return len(self._batch["row"])
+        return len(self.batch["row"])
 
     @overload
     def __getitem__(self, index: int) -> RowOfBatch: ...
@@ -66,7 +68,7 @@ class _RowsOfBatch(Sequence[RowOfBatch]):
             return [self[i] for i in range(*index.indices(len(self)))]
         number = range(len(self))[index]
         if number not in self._rows:
-            views = {name: values[number] for name, values in self._batch.items()}
+            views = {name: values[number] for name, values in self.batch.items()}
             self._rows[number] = RowOfBatch(views), views
         return self._rows[number][0]
 
@@ -75,9 +77,9 @@ class _RowsOfBatch(Sequence[RowOfBatch]):
         for number, (row, views) in self._rows.items():
             if row.keys() != views.keys() or any(row[n] is not views[n] for n in views):
                 return None
-            if any(_layout(view) != _layout(self._batch[n][number]) for n, view in views.items()):
+            if any(_layout(view) != _layout(self.batch[n][number]) for n, view in views.items()):
                 return None  # changed by `.data =`, or in its shape
-        return self._batch
+        return self.batch
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -128,6 +130,7 @@ class _OpenedVersion:
         if "label" not in version.arrays:
             raise StoreError(f"{version.path} has no array 'label'; name it in fields")
         labels: np.ndarray = read_small_field(version, "label")[self._rows()]
+        labels.setflags(write=False)  # samples would keep theirs
         return labels
 
     @functools.cached_property
@@ -153,10 +156,10 @@ _at_hand = _AtHand()
 
 
 class _ByName:
-    """A method that only code which names it finds.
+    """A method that only code finds which names it, and holds the dataset itself.
 
-    A wrapper's ``__getattr__`` that passes on any name does not: torch, which looks for the method,
-    calls the wrapper's own ``__getitem__``.
+    A wrapper that passes on any name, by a ``__getattr__`` or in C, does not: torch, which looks
+    for the method, calls the wrapper's own ``__getitem__``.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -164,15 +167,44 @@ class _ByName:
         functools.update_wrapper(self, function)
 
     def __get__(self, dataset: Any, kind: Any = None) -> Any:
-        code = sys._getframe(1).f_code
-        name = "__getitems__"
-        if name not in code.co_names and name not in code.co_consts:
-            raise AttributeError(f"{name} is found by its name alone", name=name, obj=dataset)
-        return self if dataset is None else MethodType(self, dataset)
+        if dataset is None:
+            return self
+        if not _reaches(sys._getframe(1), "__getitems__", dataset):
+            raise AttributeError(
+                "__getitems__ is found by code that names it, and holds the dataset in a variable "
+                "or an attribute",
+                name="__getitems__",
+                obj=dataset,
+            )
+        return MethodType(self, dataset)
 
     def __call__(self, dataset: CachedDataset, indices: Sequence[int]) -> Sequence[Any]:
         samples: Sequence[Any] = self._function(dataset, indices)
         return samples
+
+
+def _reaches(frame: FrameType, name: str, value: Any) -> bool:
+    """Return True if the code of a frame names an attribute of a value that it can reach."""
+    if name not in frame.f_code.co_names and name not in frame.f_code.co_consts:
+        return False
+    near = list(frame.f_locals.values())
+    for local in frame.f_locals.values():
+        with contextlib.suppress(AttributeError):  # it has no such dict
+            near += object.__getattribute__(local, "__dict__").values()
+    return any(one is value for one in (*near, *frame.f_globals.values()))
+
+
+_OF_STORE = "build with --labels FILE"
+_OF_READING = "give it as CachedDataset(…)"
+_OF_TRANSFORM = "call it on the batches, or give Loader(…, transform=)"
+_UNUSED = {
+    **dict.fromkeys(("transform", "transforms", "target_transform"), _OF_TRANSFORM),
+    **dict.fromkeys(("targets", "labels", "classes", "class_to_idx", "keys"), _OF_STORE),
+    **dict.fromkeys(("samples", "imgs", "data"), "choose samples by Subset(dataset, indices)"),
+    **dict.fromkeys(("fields", "verify", "access", "storage_options"), _OF_READING),
+    "variant": "call set_epoch",
+}
+"""Attributes that other datasets follow when they are set, and the way that samples do change."""
 
 
 class CachedDataset(Dataset[Batch]):
@@ -230,6 +262,8 @@ class CachedDataset(Dataset[Batch]):
         )
         self.__reads_together = True
         CachedDataset.set_epoch(self, variant)
+        if "label" in self.__opened.reader.shapes:
+            compare_classes(self.version)
         rows, samples = self.version.rows, len(self.__opened.reader.valid)
         if samples < rows:
             log.warning(
@@ -259,6 +293,15 @@ class CachedDataset(Dataset[Batch]):
                 return cls.__getitems__(self, [index])[0]
 
             cls.__getitem__ = read_one  # type: ignore[method-assign]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse what samples would not follow, unless a subclass makes them itself."""
+        if name in _UNUSED and _own_method(type(self).__mro__) is None:
+            raise UsageError(
+                f"{name} was set on a {type(self).__name__}, and its samples do not follow it: "
+                f"{_UNUSED[name]}, or make the samples in a subclass, by a __getitem__ of its own"
+            )
+        super().__setattr__(name, value)
 
     def set_epoch(self, epoch: int) -> None:
         """Read the variants of an epoch, as `Loader` does; has no effect on running workers."""
@@ -290,10 +333,28 @@ class CachedDataset(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.__opened.reader.valid)
 
-    def __getitem__(self, index: int) -> Batch:
-        """Return field -> tensor of one row without a batch axis, and `row` (int64)."""
-        rows = _at_hand.rows and _at_hand.rows.get((id(self), self.__epoch, operator.index(index)))
-        return dict(rows.pop() if rows else self.__read([index])[0])
+    def __getitem__(self, index: Any) -> Batch:
+        """Return field -> tensor of one row without a batch axis, and `row` (int64).
+
+        Parameters
+        ----------
+        index
+            A whole number. A slice, (n,) whole numbers or a (len,) bool give field -> (n, ...).
+
+        Raises
+        ------
+        IndexError
+            There is no such sample.
+        UsageError
+            It is no index.
+        """
+        if isinstance(index, slice):
+            index = range(*index.indices(len(self)))
+        if isinstance(index, list | tuple | range) or getattr(index, "ndim", None):
+            return self.__read(_indices(index, len(self))).batch
+        number = _number(index)
+        rows = _at_hand.rows and _at_hand.rows.get((id(self), self.__epoch, number))
+        return dict(rows.pop() if rows else self.__read([number])[0])
 
     @_ByName
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
@@ -311,15 +372,16 @@ class CachedDataset(Dataset[Batch]):
         samples: Sequence[Any] = method.__get__(self)(indices)
         return samples
 
-    def __read(self, indices: Sequence[int]) -> Sequence[RowOfBatch]:
+    def __read(self, indices: Sequence[int]) -> _RowsOfBatch:
         reader = self.__opened.reader.at_epoch(self.__epoch)
         known = len(reader.valid)
         if type(self).__getitem__ is _ROW:  # else its indices are of its own
             known = min(known, len(self))
-        numbers = np.array([operator.index(index) for index in indices], np.int64)
+        numbers = np.array([i if type(i) is int else _number(i) for i in indices], np.int64)
         numbers[numbers < 0] += known
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < known):
-            raise IndexError(f"an index of {list(indices)} is outside of the {known} samples")
+        outside = np.flatnonzero((numbers < 0) | (numbers >= known))
+        if len(outside):
+            raise IndexError(f"{indices[outside[0]]} is outside of the {known} samples")
         rows = reader.valid(numbers)
         if (nbytes := len(rows) * self.__opened.row_nbytes) >= LARGE_NBYTES:
             require_memory(len(rows), nbytes)
@@ -361,6 +423,31 @@ class CachedDataset(Dataset[Batch]):
         read = vars(self.__opened)
         kept = {n: value for n, value in attributes.items() if read.get(n, self) is not value}
         return (kept, slots) if slots else kept
+
+
+def _number(index: Any) -> int:
+    """Return the number of one sample; a bool is a part of a mask, and no number."""
+    if not isinstance(index, bool) and getattr(index, "dtype", None) not in (torch.bool, np.bool_):
+        with contextlib.suppress(TypeError):
+            return operator.index(index)
+    raise UsageError(
+        f"an index is {reprlib.repr(index)} ({type(index).__name__}); give a whole number, a "
+        "slice, or an array of whole numbers; of a mask, np.flatnonzero(mask), also to a Subset"
+    )
+
+
+def _indices(given: Any, count: int) -> list[int]:
+    """Return the numbers of several samples, or those that a bool for each chooses."""
+    array = np.asarray(given)
+    if array.dtype == np.bool_ and array.shape == (count,):
+        array = np.flatnonzero(array)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise UsageError(
+            f"the indices are {reprlib.repr(given)}, {array.dtype} {array.shape}; give (n,) whole "
+            f"numbers, or ({count},) bool"
+        )
+    indices: list[int] = array.tolist()
+    return indices
 
 
 _ROW = CachedDataset.__getitem__

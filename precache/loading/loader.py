@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +20,7 @@ from precache.errors import UsageError
 from precache.loading.batch_source import BatchSource, SourceCounts, open_batch_source
 from precache.loading.cuda_clock import stall_clock
 from precache.loading.options import LoaderOptions
-from precache.loading.position import Position, require_same
+from precache.loading.position import Epochs, Position, end_all, require_same
 from precache.loading.rank_check import RankCheck
 from precache.loading.ranks import find_rank, require_rank
 from precache.loading.selection import row_numbers
@@ -39,7 +37,7 @@ PARTS = "rank=RANK * info.num_workers + info.id, world_size=WORLD_SIZE * info.nu
 """Which part of the rows a worker of a `DataLoader` reads, where there are several processes."""
 
 
-class Loader:
+class Loader(Epochs):
     """Iterates over a cached version in batches; one iterator is one epoch.
 
     Parameters
@@ -183,16 +181,13 @@ class Loader:
         weights: np.ndarray | Sequence[float] | None = None,
         refresh: str | None = None,
     ) -> None:
-        parameters = {n: v for n, v in locals().items() if n not in ("self", "uri")}
+        names = LoaderOptions.__dataclass_fields__
+        parameters = {name: value for name, value in locals().items() if name in names}
+        super().__init__()
         self._options = LoaderOptions.validated(parameters)
         self._has_rank, self._counted_parts = rank is not None, False
-        self.device = self._options.device
-        self._closed = threading.Event()
-        self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         end_iterators = functools.partial(end_all, self._iterators)
         self._source = open_batch_source(uri, self._options, self._closed, end_iterators)
-        if self.rank == 0 and (line := self._source.unmoved()):
-            log.warning("%s", line)
         # A mixture of this loader has a check of its own.
         self.rank_check = RankCheck(self.rank, self.world_size)
         # At exit, while modules can still be used, and before the source is finalized.
@@ -210,6 +205,11 @@ class Loader:
     def version(self) -> Version:
         """The version being read."""
         return self._source.version
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches go."""
+        return self._options.device
 
     @property
     def rank(self) -> int:
@@ -274,10 +274,6 @@ class Loader:
             raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
         return whole("batch", batch)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iterator runs."""
-        self._position.choose(epoch)
-
     def seek(self, epoch: int, batch: int) -> None:
         """Choose the epoch that the next iterator runs, and the batch that it begins with.
 
@@ -290,13 +286,9 @@ class Loader:
         self._position.seek(epoch, batch)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._closed.is_set():
-            raise UsageError("this loader is closed; make a new one")
         if not self._has_rank:
             require_rank(self.rank, self.world_size)
-        iterator = self._run()
-        self._iterators.add(iterator)
-        return iterator
+        return super().__iter__()
 
     def _run(self) -> Generator[Any, None, None]:
         if self._closed.is_set():
@@ -319,6 +311,8 @@ class Loader:
                 self.latest = rows, nbytes, ready
                 self._clock.arrived(*self.latest)
                 self._position.received(epoch, start)
+                if start == len(self):
+                    check.finish(turn)
                 yield outputs.pop()  # without a name, so that a batch that is dropped is freed
                 self._clock.requested()
                 check.advance()
@@ -419,20 +413,5 @@ class Loader:
 
         An iterator that is at work on another thread, or calls this itself, ends with its batch.
         """
-        self._closed.set()
-        end_all(self._iterators)
+        super().close()
         self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def end_all(iterators: Iterable[Generator[Any, None, None]]) -> None:
-    """End iterators, with their threads; those that have not begun may still begin."""
-    begun = [one for one in iterators if inspect.getgeneratorstate(one) != inspect.GEN_CREATED]
-    for iterator in begun:
-        with contextlib.suppress(ValueError):  # it is at work
-            iterator.close()

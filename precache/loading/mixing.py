@@ -7,20 +7,18 @@ import dataclasses
 import functools
 import itertools
 import logging
-import threading
-import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from precache.codecs import kernels
 from precache.errors import UsageError
 from precache.loading.cuda_clock import stall_clock
-from precache.loading.loader import Loader, end_all
-from precache.loading.position import Position, require_same
+from precache.loading.loader import Loader
+from precache.loading.position import Epochs, Position, require_same
 from precache.loading.rank_check import RankCheck
 from precache.loading.slots import SlotPool
 from precache.loading.tuple_batch import TupleBatch
@@ -165,7 +163,7 @@ def _require_compatible(loaders: Any) -> None:
             )
 
 
-class Mixture:
+class Mixture(Epochs):
     """Batches of several loaders, as `mix` returns them; one iterator is one epoch.
 
     Attributes
@@ -179,6 +177,7 @@ class Mixture:
     def __init__(
         self, loaders: Sequence[Loader], schedule: MixSchedule, settings: Mapping[str, Any]
     ) -> None:
+        super().__init__()
         self.loaders = tuple(loaders)
         self.counts = schedule.counts
         self._schedule = schedule
@@ -189,23 +188,10 @@ class Mixture:
         self._rank_check = RankCheck(self.loaders[0].rank, self.loaders[0].world_size, "mixture")
         for loader in self.loaders:
             loader.rank_check = RankCheck(0, 1)
-        self._closed = threading.Event()
-        self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
     def __len__(self) -> int:
         """Batches of an epoch, the same in each and on every rank."""
         return len(self._schedule)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iterator runs."""
-        self._position.choose(epoch)
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._closed.is_set():
-            raise UsageError("this mixture is closed; make a new one")
-        iterator = self._run()
-        self._iterators.add(iterator)
-        return iterator
 
     def _run(self) -> Generator[Any, None, None]:
         if self._closed.is_set():
@@ -235,6 +221,8 @@ class Mixture:
                 rows, nbytes, ready = map(sum, zip(*latest, strict=True))
                 self._clock.arrived(rows, nbytes, ready / len(sources))
                 self._position.received(epoch, number)
+                if number == len(self):
+                    check.finish(epoch)
                 yield parts.pop()  # without a name, so that a batch that is dropped is freed
                 self._clock.requested()
                 check.advance()
@@ -306,16 +294,9 @@ class Mixture:
 
     def close(self) -> None:
         """End running iterators, and close the loaders, as `Loader.close` does."""
-        self._closed.set()
-        end_all(self._iterators)
+        super().close()
         for loader in self.loaders:
             loader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def work_time_of(loader: object) -> WorkTime:

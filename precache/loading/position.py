@@ -1,11 +1,16 @@
-"""The position of a training loop, and the check of a saved state against the loop's settings."""
+"""A training loop: its iterators, its position, and the check of a saved state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+import inspect
+import threading
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, NoReturn, Self
 
 from precache.errors import UsageError
+from precache.loading.options import LoaderOptions
 from precache.runtime.integers import whole
 
 
@@ -98,3 +103,73 @@ def require_same(own: Mapping[str, Any], state: Mapping[str, Any], owner: str) -
             raise UsageError(
                 f"the saved state has {name}={state.get(name)!r} and {owner} has {value!r}; {way}"
             )
+
+
+OF_DATALOADER = ("sampler", "batch_sampler", "collate_fn", "num_workers")
+
+
+class Epochs:
+    """Iterates over batches; one iterator is one epoch. The base of `Loader` and `Mixture`."""
+
+    _position: Position
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+        self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+
+    def _run(self) -> Generator[Any, None, None]:
+        """Yield the batches of an epoch."""
+        raise NotImplementedError
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iterator runs."""
+        self._position.choose(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._closed.is_set():
+            raise UsageError(f"this {type(self).__name__} is closed; make a new one")
+        iterator = self._run()
+        self._iterators.add(iterator)
+        return iterator
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Refuse an index, and a `DataLoader` around this."""
+        raise UsageError(
+            f"a {type(self).__name__} makes batches itself, on threads of its own: iterate over it "
+            "in place of a DataLoader; a CachedDataset has samples by index, for any DataLoader"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            f"a {type(self).__name__} has threads and memory of this process, and is neither "
+            "copied nor pickled: make another one where it is used; state_dict() has its position"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse options, which decide when this is made, unless a subclass iterates itself."""
+        option = name in LoaderOptions.__dataclass_fields__ or name in OF_DATALOADER
+        if option and type(self).__iter__.__module__.startswith(__package__):
+            raise UsageError(
+                f"{name} was set on a {type(self).__name__}, and its batches would not follow it: "
+                f"give {name} when it is made, if it has such an option"
+            )
+        super().__setattr__(name, value)
+
+    def close(self) -> None:
+        """End running iterators."""
+        self._closed.set()
+        end_all(self._iterators)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def end_all(iterators: Iterable[Generator[Any, None, None]]) -> None:
+    """End iterators, with their threads; those that have not begun may still begin."""
+    begun = [one for one in iterators if inspect.getgeneratorstate(one) != inspect.GEN_CREATED]
+    for iterator in begun:
+        with contextlib.suppress(ValueError):  # it is at work
+            iterator.close()

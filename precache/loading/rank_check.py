@@ -91,9 +91,11 @@ class RankCheck:
         self._job: _Job | None = None
         self._compared = 1
         # Passes that got further than their first batch; others may be one rank's look at a batch.
-        self._chosen_passes = self._other_passes = self._looks = 0
+        self._chosen_passes = self._other_passes = 0
         self._begun: tuple[int, int] | None = None
         self._is_chosen = False
+        self._epochs = set[int]()
+        self._alone = 0
 
     def register(self, settings: Callable[[], Mapping[str, Any]]) -> None:
         """Compare what decides the rows of a loader, with its first batch.
@@ -127,7 +129,7 @@ class RankCheck:
                     f"{self._world_size} on ranks {claimed} and {process} of the job; leave out "
                     f"rank and world_size, or give each process its own; {ALONE}"
                 )
-            self._compared = self._job.store.add(self._key("compared"), 1)
+            self._compared = self._add("compared", 1) or self._compared
         except RuntimeError as error:
             self._give_up(error)
         self._registered = True
@@ -146,9 +148,11 @@ class RankCheck:
             Another rank chose another position.
         """
         self._begun, self._is_chosen = (epoch, batch), chosen
+        if epoch not in self._epochs:
+            self._epochs.add(epoch)
+            self._add(f"epoch/{epoch}", 1)
         if chosen:
-            self._looks += 1
-            self._compare(f"chosen/{self._chosen_passes}/{self._looks}", epoch, batch)
+            self._compare(f"pass/{self._chosen_passes + 1}/0", epoch, batch)
 
     def advance(self) -> None:
         """Compare where a pass began, once it gets further than its first batch.
@@ -167,8 +171,25 @@ class RankCheck:
             self._chosen_passes, self._other_passes = self._chosen_passes + 1, 0
         else:
             self._other_passes += 1
-        self._looks = 0
-        self._compare(f"pass/{self._chosen_passes}/{self._other_passes}", *position)
+            self._compare(f"pass/{self._chosen_passes}/{self._other_passes}", *position)
+
+    def finish(self, epoch: int) -> None:
+        """Log, with the last batch of a pass, if this rank reads epochs that others have not begun.
+
+        Ranks that train together cannot be an epoch apart; others may be, so that one epoch counts
+        for nothing.
+        """
+        if self._begun is not None:  # in the only batch, others may be late
+            return
+        known, begun = self._add("compared", 0), self._add(f"epoch/{epoch}", 0)
+        self._alone = self._alone + 1 if begun < known else 0
+        if self._alone == 2:
+            log.warning(
+                "rank %d reads epoch %d of %s to its end, which %d of %d ranks have begun, and "
+                "read the one before it alone, too: ranks that train together at different epochs "
+                "read overlapping rows; iterate equally often, or set_epoch(epoch), on all; %s",
+                self._rank, epoch, self._what, begun, known, ALONE,
+            )  # fmt: skip
 
     @contextlib.contextmanager
     def passing(self) -> Iterator[None]:
@@ -182,12 +203,16 @@ class RankCheck:
         """Count the ranks that were compared, this one included; None before a pass has ended."""
         if self._world_size == 1 or not self._ended:
             return None
-        if self._job and self._compared < self._world_size:
-            try:
-                self._compared = self._job.store.add(self._key("compared"), 0)
-            except RuntimeError as error:
-                self._give_up(error)
+        self._compared = self._add("compared", 0) or self._compared
         return self._compared
+
+    def _add(self, name: str, more: int) -> int:
+        """Add to a number that the ranks share, and return it; 0 without a store."""
+        try:
+            return int(self._job.store.add(self._key(name), more)) if self._job else 0
+        except RuntimeError as error:
+            self._give_up(error)
+            return 0
 
     def _key(self, name: str) -> str:
         return f"{self._job.prefix if self._job else ''}/{self._name}/{name}"

@@ -141,7 +141,7 @@ class Simulation:
         """Return settings, figures, mean and cv of times, and all times in ms, for JSON."""
         more = self.with_workers(self.setting.workers + 1)
         return {
-            **asdict(self.setting),
+            "setting": asdict(self.setting),
             "load": [*mean_and_cv(self.load)],
             "step": [*mean_and_cv(self.step)],
             "end": self.end,
@@ -232,7 +232,7 @@ def simulate(
         preset["load_cv"] = None  # measured times have their own spread
     settings = {**preset, **{name: value for name, value in given.items() if value is not None}}
     if missing := [name for name in given if name not in settings]:
-        raise UsageError(f"{missing[0]} is missing; give it, or a scenario")
+        raise UsageError(f"give {' and '.join(missing)}, or a scenario: {', '.join(SCENARIOS)}")
     load_ms, step_ms, load_cv, workers = (
         settings[name] for name in ("load_ms", "step_ms", "load_cv", "workers")
     )
@@ -246,7 +246,7 @@ def simulate(
         copy=_checked("copy_ms", copy_ms, dimensions=0).item(),
     )
     if not 1e-6 <= seconds <= 1e8:
-        raise UsageError(f"seconds={seconds:g} is out of range: give more than 0, up to 1e8")
+        raise UsageError(f"seconds={seconds:g} is out of range: give 1e-6 to 1e8")
     end, count = 1e3 * seconds, 4 * setting.window + 64
     while count <= MOST_BATCHES:
         loads, steps = np.random.default_rng(seed).spawn(2)
@@ -303,7 +303,10 @@ def read_times(path: str | Path) -> list[float]:
         text = re.sub(r"#.*", "", Path(path).read_text("utf-8"))
         times = [float(word) for word in re.split(r"[\s,]+", text) if word]
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the times in {path}: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"cannot read the times in {path}: {why}; give milliseconds, or a file of them"
+        ) from None
     except ValueError as error:
         raise UsageError(f"{path}: {error}; give milliseconds") from None
     if not times:

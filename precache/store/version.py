@@ -251,7 +251,9 @@ class Version:
             raise StoreError(
                 f"{self.path} was written by other software; read its labels as a field"
             )
-        return self._small("label")
+        labels = self._small("label")
+        labels.setflags(write=False)  # rows would keep theirs
+        return labels
 
     @property
     def keys(self) -> Sequence[str]:

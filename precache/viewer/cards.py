@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,16 @@ from precache.units import size
 from precache.viewer.search import Catalogue
 from precache.viewer.source_trace import SourceTracer, Trace, media_type
 
-SMALL_SIDE = 128
-"""Longer side in pixels of pictures on a page of many samples; larger ones are reduced."""
-SMALL_RAW_BYTES, RAW_BYTES = 256 << 10, 16 << 20
-"""Largest raw file that a page of many samples holds, and that of one sample."""
+SMALL_SIDE, LEAST_SIDE, FULL_ROWS = 128, 48, 64
+"""Longer side in pixels of pictures on a page of up to `FULL_ROWS` samples; on one of more it is
+smaller, so that the page is not larger, down to a least one."""
+SMALL_RAW_BYTES, ALL_RAW_BYTES, RAW_BYTES = 256 << 10, 8 << 20, 16 << 20
+"""Largest raw file that a page of several samples holds, all that it holds, and that of one."""
+
+
+def side_of(rows: int) -> int:
+    """Return the longer side in pixels of the pictures on a page of so many rows."""
+    return max(LEAST_SIDE, int(SMALL_SIDE * math.sqrt(FULL_ROWS / max(FULL_ROWS, rows))))
 
 
 @dataclass(frozen=True)
@@ -77,20 +84,23 @@ class Cards:
         """Return the cards of rows as epoch 0 reads them, with small pictures."""
         valid = [row for row in rows if not self._catalogue.hole(row)]
         stored = dict(zip(valid, self._catalogue.read(valid) if valid else [], strict=True))
-        return [self._card(row, stored.get(row, {}), small=True) for row in rows]
+        side, raw = side_of(len(rows)), min(SMALL_RAW_BYTES, ALL_RAW_BYTES // max(1, len(rows)))
+        return [self._card(row, stored.get(row, {}), side, raw) for row in rows]
 
     def single(self, row: int) -> Card:
         """Return the card of one row with all variants of its fields."""
         stored = {} if self._catalogue.hole(row) else self._catalogue.variants(row)
-        return self._card(row, stored, small=False)
+        return self._card(row, stored, None, RAW_BYTES)
 
-    def _card(self, row: int, stored: dict[str, np.ndarray] | str, *, small: bool) -> Card:
+    def _card(
+        self, row: int, stored: dict[str, np.ndarray] | str, side: int | None, raw_bytes: int
+    ) -> Card:
         """Make the card of a row from its arrays, or from the reason why they cannot be read."""
         key, version = self._catalogue.key(row), self._catalogue.version
         arrays, problems = ({}, [stored]) if isinstance(stored, str) else (stored, [])
         trace = self._tracer.trace(key) if self._tracer else Trace()
         problems += [trace.note] if trace.note else []
-        pictures = [] if trace.raw is None else [_raw_picture(key, trace.raw, small)]
+        pictures = [] if trace.raw is None else [_raw_picture(key, trace.raw, raw_bytes)]
         numbers = []
         for name in version.recipe.fields:
             for step in trace.steps.get(name, []):
@@ -98,7 +108,7 @@ class Cards:
                     pictures.append(Picture(step.op, step.note))
                 else:
                     alt = f"{name} of {key} after {step.op}"
-                    pictures.append(_picture(step.op, step.note, alt, step.preview, small))
+                    pictures.append(_picture(step.op, step.note, alt, step.preview, side))
             compared = version.array_at(name, 0)  # the variant whose ops the tracer runs
             for array in version.variants(name):
                 if array not in arrays:
@@ -113,7 +123,7 @@ class Cards:
                 height, width, _ = preview.pixels.shape
                 notes = [f"{width} x {height}, {values.dtype.name}", preview.note, *notes]
                 note, alt = "; ".join(filter(None, notes)), f"Stored {title} of {key}"
-                pictures.append(_picture(f"stored {title}", note, alt, preview, small))
+                pictures.append(_picture(f"stored {title}", note, alt, preview, side))
         return Card(
             row=row,
             key=key,
@@ -125,18 +135,20 @@ class Cards:
         )
 
 
-def _picture(title: str, note: str, alt: str, preview: Preview, small: bool) -> Picture:
-    pixels = downsample(preview, SMALL_SIDE).pixels if small else preview.pixels
+def _picture(title: str, note: str, alt: str, preview: Preview, side: int | None) -> Picture:
+    pixels = downsample(preview, side).pixels if side else preview.pixels
     height, width, _ = pixels.shape
     return Picture(title, note, _url(encode_png(pixels), "image/png"), alt, (width, height))
 
 
-def _raw_picture(key: str, data: bytes, small: bool) -> Picture:
+def _raw_picture(key: str, data: bytes, most: int) -> Picture:
     media = media_type(data)
     if media is None:
         return Picture("raw", f"{size(len(data))}, in a format that browsers do not show")
-    if len(data) > (SMALL_RAW_BYTES if small else RAW_BYTES):
-        return Picture("raw", f"{size(len(data))}, too large for this page")
+    if len(data) > most:
+        return Picture(
+            "raw", f"{size(len(data))}, and this page holds raw files up to {size(most)}"
+        )
     note = f"{size(len(data))}, {media}"
     return Picture("raw", note, _url(data, media), f"Raw file of {key}")
 

@@ -9,7 +9,7 @@ from precache.errors import UsageError
 from precache.html.pages import TABLE_ROWS, bar, hyperlink, render
 from precache.maintenance.info import summarize
 from precache.messages import plain_data
-from precache.viewer.cards import SMALL_SIDE, Cards
+from precache.viewer.cards import Cards, side_of
 from precache.viewer.search import Catalogue, Query, RowPage
 from precache.viewer.source_trace import SourceTracer
 
@@ -76,7 +76,7 @@ class Pages:
             holes=self._hole_table(static),
             links=_page_links(query, matches),
             summary=_summarize(matches, version.rows),
-            note=self._note(static),
+            note=self._note(static, len(matches.rows)),
             error=error,
             traced=self._tracer is not None,
         )
@@ -113,7 +113,7 @@ class Pages:
             for row in version.hole_rows[:TABLE_ROWS].tolist()
         ]
 
-    def _note(self, static: bool) -> str:
+    def _note(self, static: bool, rows: int) -> str:
         if self._tracer is None:
             note = (
                 "Only what is stored is shown. With --source, raw files and the result of each op "
@@ -124,9 +124,8 @@ class Pages:
         else:
             note = "Results of ops are computed from the raw files as they are now."
         full = "without --out, precache view" if static else "the page of a row"
-        return (
-            f"{note} Pictures have at most {SMALL_SIDE} pixels a side; {full} shows them in full."
-        )
+        side = side_of(rows)
+        return f"{note} Pictures have at most {side} pixels a side; {full} shows them in full."
 
     def sample(self, row: int) -> str:
         """Return the HTML of the page about one row."""

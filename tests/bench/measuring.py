@@ -13,6 +13,7 @@ import torch
 
 import precache
 from precache.diagnosis.bench import bench
+from precache.diagnosis.judgement import Remedy
 from precache.runtime.machine import MachineReader
 from precache.simulation.loop import Setting
 from precache.simulation.model import Simulation
@@ -241,7 +242,10 @@ def gains(
     others: Annotated[int, "processes at work beside them"] = 0,
     seed: Annotated[int, "of the parameters; -1 draws one"] = -1,
 ) -> Table:
-    """Gains that precache.diagnose predicts, beside those of the remedies in place."""
+    """Gains that precache.diagnose predicts, beside those of the remedies in place.
+
+    Loops with and without a remedy take turns, three each: others may use the machine.
+    """
     seed = int(np.random.default_rng().integers(1 << 31)) if seed < 0 else seed
     chance = np.random.default_rng(seed)
     table = Table(
@@ -254,12 +258,20 @@ def gains(
             with loop.resources:
                 found = precache.diagnose(loop.loader(), loop.step, seconds=seconds)
                 best = loops.best_remedy(loop, found.remedies)
-                before = loops.rate(loop.loader(), loop.step, 2 * seconds)
-                after = loops.rate(loops.remedied(loop, best), loop.step, 2 * seconds)
+                before, after = (
+                    statistics.median(rates)
+                    for rates in zip(*(_rates(loop, best, seconds) for _ in range(3)), strict=True)
+                )
             gain = after / before
             log.print(kind, loop.options, best.what, gain, best.gain)
             table.add(kind, best.what, before, after, gain, best.gain, best.gain / gain - 1)
     return table
+
+
+def _rates(loop: loops.DrawnLoop, remedy: Remedy, seconds: float) -> tuple[float, float]:
+    """Batches/s without and with a remedy, one right after the other."""
+    before = loops.rate(loop.loader(), loop.step, seconds)
+    return before, loops.rate(loops.remedied(loop, remedy), loop.step, seconds)
 
 
 FIGURES = ("CPU time of the build", "stored bytes", "CPU time of reading", "samples/s")

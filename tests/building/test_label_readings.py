@@ -351,6 +351,16 @@ def test_columns_of_a_data_set_of_splits_are_those_of_its_training_data(builds: 
         ),
         (["subset9/a", "subset10/b"], {"a": "subset9", "b": "subset10"}, "are parts of one data"),
         (
+            ["100CANON/a", "101_PANA/b"],
+            {"a": "100CANON", "b": "101_PANA"},
+            "called as by cameras or dates; if these are no classes, --label-level 0",
+        ),
+        (
+            ["2024-05-01/a", "2024-06-11 Rome/b"],
+            {"a": "2024-05-01", "b": "2024-06-11 Rome"},
+            "called as by cameras or dates",
+        ),
+        (
             ["img_align/a", "mask_align/b"],
             {"a": "img_align", "b": "mask_align"},
             "also 'img_align', 'mask_align'; if these are parts of one data set, --label-level 0",
@@ -1487,7 +1497,11 @@ def test_whole_numbers_with_a_fraction_in_a_file_of_labels_are_class_numbers(
     put_csv(builds.root / "labels.csv", "key,label", "a.png,1.0", "b.png,", "c.png,0.0")
     labels = builds.labels("in --labels labels.csv")
     assert labels == {"a": "1", "b": None, "c": "0"}
-    assert "are class numbers (--label-kind name: names of classes)" in caplog.text
+    assert (
+        "are class numbers (--label-kind name: names of classes; --label-kind value:" in caplog.text
+    )
+    labels = builds.labels("in --labels labels.csv", "--label-kind", "value")
+    assert labels == {"a": 1.0, "b": None, "c": 0.0}
 
 
 @pytest.mark.parametrize("flags", [(), ("--label-kind", "number")])
@@ -1685,9 +1699,13 @@ def test_columns_of_signs_in_a_table_of_uris_are_columns_of_0_and_1(builds: Buil
     builds.labels("list.csv", "--label-column", "Smiling,Young")
     assert "In the columns 'Smiling', 'Young', -1 counts as 0" in builds.printed
     put_csv(builds.root / "list.csv", "image_id,Smiling,Young,x", *rows, "d.png,0,1,1")
-    flags = ("--label-column", "Smiling,Young", "--address", "serial")
-    assert builds.run("build", "list.csv", "a.store", *flags) == 2
-    assert "have -1 beside 0 and 1; write 0 or 1" in builds.printed
+    put(builds.root, "d.png")
+    put_csv(builds.root / "more.csv", "image_id,Smiling,Young,x", "e.png,0,1,1")
+    put(builds.root, "e.png")
+    for source in ("list.csv", "'{list,more}.csv'"):
+        [both] = builds.choices(source, "--label-column", "Smiling,Young")
+        assert "have -1 beside 0 and 1. Choose: `--no-label=-1` if it counts as 0" in builds.printed
+        assert both.items() >= {"a": {"Smiling"}, "b": set(), "d": {"Young"}}.items()
 
 
 # --- splits -------------------------------------------------------------------------------------
@@ -1705,6 +1723,18 @@ def test_a_validation_set_that_lacks_a_class_is_refused(builds: Builds) -> None:
     assert classes == [("cat", "dog", "eel"), ("dog", "eel")]
     builds.labels("photos/train")
     assert precache.open(builds.root / "2.store").classes == classes[0]
+
+
+@pytest.mark.parametrize("source", ["photos/val/imgs", "photos/val"])
+def test_a_validation_set_is_compared_with_the_folder_of_the_same_place(
+    builds: Builds, source: str
+) -> None:
+    put_classes(builds.root / "photos/train/imgs")
+    put(builds.root / "photos/val/imgs", "dog/v1.png", "eel/v2.png")
+    assert builds.choices(source) == [{"v1": "dog", "v2": "eel"}] * 2
+    assert "lacks 'cat'" in builds.printed
+    classes = [precache.open(builds.root / f"choice0{n}.store").classes for n in range(2)]
+    assert classes == [("cat", "dog", "eel"), ("dog", "eel")]
 
 
 def test_a_validation_set_with_a_class_of_no_image_is_as_the_training_set(builds: Builds) -> None:
@@ -1813,7 +1843,109 @@ def test_classes_that_a_build_no_longer_gives_are_said(builds: Builds) -> None:
     assert "have 2: to keep them, give the options for labels" in builds.printed
 
 
-def test_images_that_may_be_masks_of_others_in_their_folder_are_said(builds: Builds) -> None:
-    put(builds.root / "in", "a/1.png", "a/1_mask.png", "b/2.png", "b/2_mask.png", "b/gas_mask.png")
-    assert len(builds.labels("in")) == 5
-    assert "2 images are called as others but for an ending, such as a/1_mask.png" in builds.printed
+PAIRS: dict[str, tuple[list[str], list[str]]] = {
+    "of another suffix": (["{0}.png", "{0}.jpg"], ["{*.jpg,*.png}"]),
+    "of a mask": (["{0}.png", "{0}_gt.png"], ["{*.*,*_gt.*}"]),
+    "of a segmentation": (["I_{0}.png", "I_{0}_segmentation.png"], ["{*.*,*_segmentation.*}"]),
+    "of both": (["{0}_sat.png", "{0}_mask.png"], ["{*_sat.*,*_mask.*}"]),
+    "of a letter": (["x_{0}.png", "x_{0}_L.png"], ["{*.*,*_L.*}"]),
+    "of class folders": (
+        ["{1}/{1} ({0}).png", "{1}/{1} ({0})_mask.png"],
+        ["**/{*.*,*_mask.*}"],
+    ),
+    "of several masks": (
+        ["u_{0}_leftImg8bit.png", "u_{0}_gtFine_color.png", "u_{0}_gtFine_labelIds.png"],
+        ["{*_leftImg8bit.*,*_gtFine_color.*}", "{*_leftImg8bit.*,*_gtFine_labelIds.*}"],
+    ),
+}  # fmt: skip
+"""Endings -> the names of a sample's images, and the sources that pair them."""
+
+
+def as_table(root: Path) -> str:
+    names = [path.relative_to(root).as_posix() for path in sorted((root / "in").rglob("*.*"))]
+    put_csv(root / "list.csv", "path", *names)
+    return "list.csv"
+
+
+@pytest.mark.parametrize("pack", [as_folder, as_zip, as_tar, as_table])
+@pytest.mark.parametrize("name", PAIRS)
+def test_images_that_pair_by_name_are_no_samples_of_their_own(
+    builds: Builds, pack: Pack, name: str
+) -> None:
+    names, sources = PAIRS[name]
+    numbers = range(1, 7)
+    for number in numbers:
+        put(builds.root / "in", *(each.format(number, "ab"[number % 2]) for each in names))
+    source = pack(builds.root)
+    if pack is as_tar and name == "of another suffix":  # as WebDataset names inputs
+        assert len(builds.labels(source)) == len(numbers)
+        return
+    choices = builds.choices(source)
+    commands = [command[1] for command in commands_in(builds.printed)]
+    expected = [f"in/{of}" for of in sources if pack is as_folder]
+    assert [command for command in commands if command.startswith("in/")] == expected
+    for choice in choices[: len(expected)]:
+        assert len(choice) == len(numbers)
+    assert builds.run("plan", source, "plan.store") == 2
+    whole = ("whole.store", "--sample-name", "whole", "--address", "serial")
+    assert builds.run("build", source, *whole) == 0
+    assert len(precache.open("whole.store").keys) == len(names) * len(numbers)
+
+
+def test_a_few_images_that_are_called_as_others_are_said(builds: Builds) -> None:
+    put(builds.root / "in", *(f"a/{n}.png" for n in range(6)), "a/1_mask.png", "b/gas_mask.png")
+    assert len(builds.labels("in")) == 8
+    said = "1 of 8 images of in are called as others (*.*) but for their ending (*_mask.*)"
+    assert f"{said}, such as a/1_mask.png, and are samples" in builds.printed
+    builds.labels("in --sample-name whole")
+    assert "called as others" not in builds.printed
+
+
+@pytest.mark.parametrize("pack", [as_folder, as_zip])
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("cat.{}.png dog.{}.png", "begin with 2 words ('cat', 'dog'), which may be classes"),
+        ("Abyssinian_{}.png great_dane_{}.png pug_{}.png", "begin with 3 words"),
+        ("IMG_{}.png DSC_{}.png", ""),
+        ("x{}.png", ""),
+        ("cats/cat.{}.png dogs/dog.{}.png", ""),
+    ],
+)
+def test_words_of_names_that_may_be_classes_are_said(
+    builds: Builds, pack: Pack, names: str, said: str
+) -> None:
+    put(builds.root / "in", *(name.format(n) for n in range(6) for name in names.split()))
+    for flags, is_said in (("", bool(said)), ("--label-level 0", False)):
+        store = f"{flags[-1:]}.store"
+        line = ["build", pack(builds.root), store, "--address", "serial", *flags.split()]
+        assert builds.run(*line) == 0, builds.printed
+        assert ("may be classes, and give no label" in builds.printed) == is_said
+        assert (said if is_said else "") in builds.printed
+
+
+@PACKED
+def test_a_level_of_no_folder_is_refused(builds: Builds, pack: Pack) -> None:
+    put(builds.root / "in", "x/cat/a.png", "y/dog/b.png")
+    assert builds.choices(pack(builds.root), "--label-level", "3") == [
+        {"a": "cat", "b": "dog"},
+        {"a": "x", "b": "y"},
+        {"a": None, "b": None},
+    ]
+    assert "no image of" in builds.printed
+
+
+def test_a_recipe_that_reads_columns_is_offered_the_sources_that_have_them(builds: Builds) -> None:
+    put(builds.root / "data", *(f"{part}/{n}.png" for part in ("images", "masks") for n in "ab"))
+    for column in ("masks", "mask"):
+        fields = [
+            f'[fields.{name}]\ninput = "{of}"\nops = [{{ op = "decode" }}]\n'
+            for name, of in (("image", "images"), ("mask", column))
+        ]
+        write(builds.root / "recipe.toml", "".join(fields).encode())
+        choices = builds.choices("data --recipe recipe.toml")
+        sources = [command[1] for command in commands_in(builds.printed)]
+        assert sources == (["data/{images,masks}"] if column == "masks" else [])
+        assert len(choices) == len(sources)
+        said = "with a recipe that reads its columns ('images', 'masks') in place of"
+        assert (said in builds.printed) == (column == "mask")

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-import precache
 from precache.cli.calls import arguments
-from precache.cli.main import COMMANDS, parse
+from precache.cli.main import COMMANDS, main, parse
 from precache.cli.signatures import flag_of, help_of, parameters
 from precache_workers.planning.options import BuildOptions
 
@@ -93,10 +92,14 @@ def test_without_flags_the_defaults_hold_and_progress_is_shown() -> None:
     assert BuildOptions(**read()) == BuildOptions(progress=True)
 
 
-def test_a_value_that_is_not_allowed_is_refused_by_its_flag() -> None:
-    message = r"^--node-resources spare is 'x'; give a number$"
-    with pytest.raises(precache.UsageError, match=message):
-        read("--address=auto", "--node-resources=spare=x")
+@pytest.mark.parametrize("command", ["build", "plan", "submit"])
+def test_a_value_that_is_not_allowed_is_refused_by_its_flag(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = "auto" if command != "submit" else "http://127.0.0.1:1"
+    flags = ["--address", address, "--node-resources=spare=x"]
+    assert main([command, "in", "out", *flags]) == 2
+    assert capsys.readouterr().err == "precache: --node-resources spare is 'x'; give a number\n"
 
 
 def test_a_storage_option_is_read_from_a_variable_of_the_environment() -> None:

@@ -76,7 +76,7 @@ LISTED = [name for group in command_line.COMMANDS.values() for name in group]
         ("zzz", "there is no command zzz"),
         ("jobs", "there is no command jobs"),
         ("--resize 9", "there is no --resize"),
-        ("build in", "the following arguments are required: STORE"),
+        ("build in", "give STORE"),
         ("build in out --resize large", "--resize: 'large' is neither a number of pixels from 1"),
         ("build in out --resize 256x", "--resize: '256x' is neither a number of pixels from 1 up"),
         ("build in out --resize 0", "--resize: '0' is neither a number of pixels from 1 up"),
@@ -214,6 +214,24 @@ def test_help_lists_the_first_steps_first_and_no_hidden_command(run: Run) -> Non
         options_of_others = {"endpoint_url", "num_workers", "prefetch_factor", "in_order"}
         assert {*re.findall(r"[a-z]+_\w+", text)} <= options_of_others, "flags, not keywords"
     assert run("--version").out.strip() == precache.__version__
+
+
+@pytest.mark.parametrize(
+    ("message", "given", "text"),
+    [
+        ("seconds is 0; give more", "--seconds 0", "--seconds is 0; give more"),
+        ("seconds is 0; give more", "", "seconds is 0; give more"),
+        (
+            "nice is 20; cpus_per_task is 0",
+            "--nice=20 --cpus-per-task 0",
+            "--nice is 20; --cpus-per-task is 0",
+        ),
+        ("the rate is 0", "--rate 0", "the rate is 0"),
+        ("give load_ms, or a scenario", "--step-ms 1", "give load_ms, or a scenario"),
+    ],
+)
+def test_a_message_names_parameters_as_they_were_given(message: str, given: str, text: str) -> None:
+    assert command_line._with_flags(message, given.split()) == text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import itertools
 import multiprocessing
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -18,14 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, RandomSampler, Subset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import precache
 from precache import Diagnosis, diagnose
 from precache.diagnosis.judgement import Remedy
-from precache.diagnosis.page_cache import evict, files_of
 from precache.errors import UsageError
-from precache.runtime.usage import read_usage
 from tests.conftest import BuiltStore
 from tests.support.building import DEADLINE, own_threads
 from tests.support.loops import (
@@ -117,107 +114,6 @@ def test_workers_that_take_the_cores_from_the_step_are_cpu_bound() -> None:
     assert remedy(found, "workers").gain < 1.3
 
 
-@pytest.fixture
-def big_files(tmp_path: Path) -> list[Path]:
-    paths = [tmp_path / f"{number}.bin" for number in range(40)]
-    for path in paths:
-        with path.open("wb", buffering=0) as file:
-            file.write(os.urandom(1 << 20))
-            os.fsync(file.fileno())
-    return paths
-
-
-def on_disk(path: Path) -> bool:
-    """Whether a file that is dropped from memory is read from a disk."""
-    before = read_usage().read_bytes
-    with path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        file.read()
-    return read_usage().read_bytes != before
-
-
-class Paths(Dataset[torch.Tensor]):
-    """Files, listed as torchvision's folders do."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        self.samples = [(str(path), 0) for path in paths]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.from_numpy(np.fromfile(self.samples[index][0], np.uint8))
-
-
-def test_files_of_a_dataset_are_those_that_it_reads(big_files: list[Path]) -> None:
-    class Unready(Paths):
-        @property
-        def imgs(self) -> list[str]:
-            raise RuntimeError("call setup() first")
-
-    class Clips(Paths):
-        def __len__(self) -> int:
-            return 10 * len(self.samples)
-
-    def found(dataset: Dataset[torch.Tensor]) -> list[Path]:
-        return [Path(path) for path in files_of(DataLoader(dataset))]
-
-    whole, clips = Paths(big_files), Clips(big_files)
-    first, second = Subset(whole, range(10)), Subset(whole, [30, 31])
-    assert found(whole) == big_files
-    assert found(Paths([big_files[0].with_name("missing"), *big_files]))[1:] == big_files
-    assert found(Subset(first, [3, 7])) == [big_files[3], big_files[7]]
-    assert found(ConcatDataset([first, second, first])) == big_files[:10] + big_files[30:32]
-    assert found(Subset(clips, [305])) == big_files
-    unready = Unready([Path("a caption " * 70)])
-    unready.files = [str(path) for path in big_files]  # type: ignore[attr-defined]
-    assert found(unready) == big_files
-
-
-def test_files_of_a_dataset_are_read_cold_and_warm(big_files: list[Path]) -> None:
-    before = read_usage()
-    loader = DataLoader(Paths(big_files), 4)
-    found = diagnose(loader, lambda _: time.sleep(0.005), steps=20, seconds=20, cold=True)
-    if before.read_bytes is None:
-        pytest.skip("the kernel does not tell what is read from disks")
-    measured = found.measurements
-    if not on_disk(big_files[0]):
-        assert "not read from a disk" in measured.cold_note
-        pytest.skip("the folder of temporary files is not on a disk")
-    assert measured.cold is not None, measured.cold_note
-    assert measured.cold.usage.read_bytes
-    assert "MB/s from the disk" in str(found)
-
-
-def test_no_file_is_dropped_from_memory_unasked_and_none_unsaid(
-    big_files: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dropped: list[int] = []
-    module = "precache.diagnosis.page_cache.drop_cached"
-    monkeypatch.setattr(module, lambda descriptor: dropped.append(descriptor) or True)
-    found = diagnose(DataLoader(Paths(big_files), 4), lambda _: None, steps=3)
-    assert (dropped, found.measurements.cold) == ([], None)
-    assert evict(big_files, 60) == (40 << 20, "")
-    assert len(dropped) == 40
-    clock = itertools.count()
-    monkeypatch.setattr("precache.diagnosis.page_cache.time.perf_counter", lambda: next(clock))
-    _, why = evict(big_files, 3)
-    assert "40 files are too many" in why
-    assert "3 were dropped, and the next reads of them come from the disk" in why
-
-
-@pytest.mark.parametrize(("length", "short"), [(4, True), (5, False)])
-def test_an_epoch_that_is_loaded_ahead_is_not_measured_from_the_disk(
-    length: int, short: bool
-) -> None:
-    batches = [torch.zeros(1)] * length
-    found = diagnose(batches, lambda _: None, steps=3, files=[__file__], cold=True)
-    assert (
-        found.measurements.cold_note
-        == "an epoch of 4 batches is too short; up to 2 are loaded ahead"
-    ) is short
-
-
 class Shuffled:
     """A batch sampler that draws by itself."""
 
@@ -290,10 +186,6 @@ def test_an_error_of_the_step_comes_through_and_leaves_nothing(persistent: bool)
         ({"step": None}, "step is a NoneType"),
         ({"restore": [3]}, "restore has 3"),
         ({"device": "nonsense"}, "nonsense"),
-        ({"files": ["/no/such/file"]}, "/no/such/file"),
-        ({"files": [__file__]}, "files is given without cold=True"),
-        ({"files": "/no/such/file"}, "give a list of paths"),
-        ({"files": Path(__file__)}, "give a list of paths"),
         ({"restore": torch.nn.Linear(1, 1)}, "restore is a Linear; give a list"),
     ],
 )
@@ -304,10 +196,6 @@ def test_what_cannot_be_diagnosed_is_refused(arguments: dict[str, Any], message:
 
 
 def test_a_length_and_a_dataset_that_raise_are_ignored() -> None:
-    class Unready(Paths):
-        def __len__(self) -> int:
-            raise RuntimeError("call setup() first")
-
     class Batches:
         @property
         def dataset(self) -> Any:
@@ -319,8 +207,6 @@ def test_a_length_and_a_dataset_that_raise_are_ignored() -> None:
         def __iter__(self) -> Iterator[torch.Tensor]:
             return iter([torch.zeros(1)] * 3)
 
-    data = Unready([Path(__file__)])
-    assert files_of(DataLoader(Subset(data, [0]))) == [__file__]
     assert diagnose(Batches(), lambda _: None, steps=3).measurements.setup.epoch is None
     assert sum(1 for _ in precache.meter(Batches(), to=[])) == 3
 
@@ -387,7 +273,6 @@ def test_a_precache_loader_is_where_it_was(stores: dict[str, BuiltStore], mixed:
         found = diagnose(cached, lambda _: None, steps=20)
         assert found.measurements.setup.cached
         assert not {each.name for each in found.remedies} & {"precache", "workers"}
-        assert len(files_of(cached)) == sum(len(each.open().folder.sizes()) for each in pair)
         assert cached.state_dict() == state
         assert [batch["row"].tolist() for batch in cached] == expected[1:]
 

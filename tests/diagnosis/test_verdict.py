@@ -53,9 +53,6 @@ def remedy(found: Measurements, name: str) -> Remedy:
 
 TAIL = [0.01] * 57 + [0.5] * 3
 BURSTS = ([0.001] * 7 + [0.2]) * 8
-SLOW_DISK: dict[str, Any] = {
-    "setup": {"workers": 0, "fits": False}, "cold": made(0.1, 0.05, read_bytes=1e9)
-}  # fmt: skip
 COPY = Copies(pinned=False, as_given=0.03, from_pinned=0.01, exposed=0.03)
 LOCKED: dict[str, Any] = {"setup": {"workers": 3}, "single_worker": made(0.06)}
 
@@ -108,7 +105,6 @@ CASES = {
         measured(0.02, 0.005, 0.02, setup={"workers": 2, "epoch": 50}, start=1.0),
         "startup-bound",
     ),
-    "warm, but does not stay so": (measured(0.02, 0.002, 0.022, **SLOW_DISK), "storage-bound"),
     "copies": (
         measured(0.02, 0.002, 0.052, setup={"workers": 2, "cuda": True}, copies=COPY),
         "transfer-bound",
@@ -130,7 +126,8 @@ def test_the_verdict_is_text_and_json(name: str) -> None:
     assert diagnosis.without_waiting == pytest.approx(1 / found.step.mean)
     lines = str(diagnosis).splitlines()
     assert lines[0] == f"{verdict}: {diagnosis.reason}"
-    assert "mean time per batch" in lines
+    assert any(line.split()[:2] == ["per", "batch"] for line in lines)
+    assert "loader alone" in str(diagnosis)
     loaded = json.loads(json.dumps(diagnosis.to_dict()))
     assert loaded["verdict"] == verdict
     assert loaded["remedies"] == [vars(each) for each in diagnosis.remedies]
@@ -163,11 +160,9 @@ ANY = st.builds(
         cores=st.integers(1, 64),
         batch_nbytes=st.integers(0, 10**9),
         cached=st.booleans(),
-        fits=st.booleans(),
     ),
     start=st.floats(0, 10),
     single_worker=st.none() | RUNS,
-    cold=st.none() | RUNS,
     copies=st.none() | st.builds(Copies, st.booleans(), SECONDS, SECONDS, SECONDS),
 )
 
@@ -218,7 +213,7 @@ SMALL: dict[str, Any] = {"cpu": 1.0, "setup": {"batch_nbytes": 10**6}}
         (measured(0.02, 0.002, 0.05, **CUDA), "pinned memory", 0.05 / 0.03, 0.01, ""),
         (measured(0.04, TAIL, 0.055, setup={"workers": 1}), "prefetch", 0.055 / 0.041, 0.05, ""),
         (CASES["starting workers"][0], "persistent workers", 2, 0.05, "persistent_workers=True"),
-        (measured(0.02, 0.002, 0.022, **SLOW_DISK), "faster storage", 0.12 / 0.022, 0.05, ""),
+        (measured(0.02, 0.06, 0.08, cpu=0.1), "faster storage", 0.08 / 0.026, 0.05, "faster disk"),
     ],
 )
 def test_a_remedy_has_the_gain_that_its_times_give(
@@ -250,7 +245,6 @@ FLAGS: dict[str, Measurements] = {
     "waits for the device at train.py:12": measured(
         0.02, 0.01, 0.03, setup={"cuda": True}, synchronisations=("train.py:12",)
     ),
-    "loads 5.0 times slower": measured(0.05, 0.01, 0.06, cold=made(0.05, read_bytes=1e9)),
     "something else uses the machine": measured(
         0.02, 0.06, 0.08, cpu=0.5, io={"delay": 0.4 * 0.06 * COUNT}
     ),

@@ -13,7 +13,7 @@ import pytest
 
 import precache
 from precache.cli.main import main
-from precache_workers.planning import row_placement
+from precache_workers.planning import source_record
 from precache_workers.planning.shard_plan import FieldRows
 from precache_workers.profiling.pixel_readings import PixelReadings
 from precache_workers.sources.folder import FolderSource
@@ -183,10 +183,8 @@ def test_a_changed_recipe_is_counted(
     assert planned.base == (None if how == {"image": "computed"} else first.version)
 
 
-def test_rows_of_whole_chunks_are_copied_and_their_neighbours_in_others_resumed(
-    tmp_path: Path,
-) -> None:
-    """Rows of 10 x 10 pixels, 128 of which share a chunk; one row changes, and a hole stays."""
+def test_rows_beside_a_change_are_copied_and_a_hole_stays(tmp_path: Path) -> None:
+    """Rows of 10 x 10 pixels, 128 of which share a chunk."""
     write(tmp_path / "in/broken.png", b"no photo")
     for number in range(511):
         write(tmp_path / f"in/{number}.png", encoded(cut(number, (10, 10)), "PNG"))
@@ -194,10 +192,7 @@ def test_rows_of_whole_chunks_are_copied_and_their_neighbours_in_others_resumed(
     precache.build(tmp_path / "in", store, recipe, shard_samples=512, address="serial")
     write(tmp_path / "in/7.png", encoded(cut(600, (10, 10)), "PNG"))
     planned = plan(tmp_path / "in", store, recipe, shard_samples=512)
-    holes = {row // 128 for row in precache.open(store).hole_rows.tolist()}
-    changed = list(precache.open(store).keys).index("7.png") // 128
-    resumed = 127 - (holes == {changed})
-    assert planned.fields["image"] == FieldRows(copied=510 - resumed, resumed=resumed, computed=1)
+    assert planned.fields["image"] == FieldRows(copied=510, computed=1)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +221,7 @@ def test_files_of_another_time_and_the_same_content_are_no_other_version(
     for path in source.rglob("*.jpg"):
         os.utime(path, ns=(0, 0))
     assert plan(source, tmp_path / "store", RECIPES["image"]).state == "nothing"
-    monkeypatch.setattr(row_placement, "MOST_TOUCHED", 39)
+    monkeypatch.setattr(source_record, "MOST_TOUCHED", 39)
     planned = plan(source, tmp_path / "store", RECIPES["image"])
     result = build(source, tmp_path / "store", RECIPES["image"])
     assert planned.version == result.version

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.store.receipts import Receipt, ShardObject
-from precache_workers.driver.totals import BuildTotals, Totals, by_number
+from precache_workers.driver.totals import BuildTotals, Totals
+from precache_workers.planning.rows import by_number
 
 
 def receipt(host: str, wall: float, images: int = 100, holes: int = 0) -> Receipt:

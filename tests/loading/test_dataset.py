@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -95,10 +96,53 @@ def test_indices_of_other_kinds_are_taken(dataset: precache.CachedDataset, index
     assert int(dataset[index]["row"]) == int(dataset[3]["row"])
 
 
-@pytest.mark.parametrize("index", [1.5, "3", None, slice(0, 3)])
-def test_what_is_no_index_is_refused(stores: dict[str, BuiltStore], index: Any) -> None:
-    with pytest.raises((TypeError, IndexError, ValueError)):
-        precache.CachedDataset(stores["raw"].path)[index]
+@pytest.mark.parametrize("index", [1.5, "3", None, True, np.True_, torch.tensor(True)])
+def test_what_is_no_index_is_refused(dataset: precache.CachedDataset, index: Any) -> None:
+    for sample in (dataset, Subset(dataset, [index])):
+        with pytest.raises(UsageError, match=r"an index is .*; give .*, np.flatnonzero\(mask\)"):
+            sample[0 if isinstance(sample, Subset) else index]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [slice(3, 9, 2), [3, 5, 7], (3, 5, 7), np.array([3, 5, 7]), torch.tensor([3, 5, 7]),
+     [3, -16, -14], np.isin(np.arange(21), [3, 5, 7]),
+     torch.isin(torch.arange(21), torch.tensor([3, 5, 7]))],
+)  # fmt: skip
+def test_several_indices_give_their_batch(dataset: precache.CachedDataset, index: Any) -> None:
+    wanted = default_collate([dataset[number] for number in (3, 5, 7)])
+    assert _same(dataset[index], wanted)
+    sampler: Any = [index]
+    assert not isinstance(index, list) or _same(
+        next(iter(DataLoader(dataset, batch_size=None, sampler=sampler))), wanted
+    )
+
+
+@pytest.mark.parametrize("index", [[[1]], [1.5], ["a"], np.array([True, False])])
+def test_what_are_no_indices_are_refused(dataset: precache.CachedDataset, index: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"the indices are .*; give \(n,\) whole numbers, or \(21,\)"
+    ):
+        dataset[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("transform", "Loader"), ("target_transform", "__getitem__"), ("targets", "--labels"),
+     ("labels", "--labels"), ("samples", "Subset"), ("variant", "set_epoch")],
+)  # fmt: skip
+def test_what_samples_would_not_follow_cannot_be_set(
+    name: str, way: str, dataset: precache.CachedDataset
+) -> None:
+    class Plain(precache.CachedDataset):
+        pass
+
+    for holder in (dataset, random_split(dataset, [20, 1])[0].dataset, Plain(dataset.version.path)):
+        with pytest.raises(UsageError, match=f"^{name} was set on a .*, .*{way}"):
+            setattr(holder, name, len)
+    for labels in (dataset.labels, dataset.version.labels):
+        with pytest.raises(ValueError, match="read-only"):
+            labels[:] = 7
 
 
 def test_iterating_ends(dataset: precache.CachedDataset) -> None:
@@ -461,11 +505,16 @@ class _Wrapper(Dataset[Any]):
 def test_a_wrapper_that_passes_on_all_names_makes_its_own_samples(
     stores: dict[str, BuiltStore],
 ) -> None:
-    wrapper = _Wrapper(precache.CachedDataset(stores["raw"].path))
-    for dataset in (wrapper, Subset(wrapper, range(21))):
-        (images, labels), *_ = DataLoader(dataset, batch_size=21)
-        assert labels.tolist() == [int(label) + 100 for label in wrapper.labels]
-        assert len(images) == 21
+    cached = precache.CachedDataset(stores["raw"].path)
+    # A lookup without a frame of Python, as those of wrapt and Cython.
+    in_c = type(
+        "InC", (_Wrapper,), {"__getattr__": staticmethod(functools.partial(getattr, cached))}
+    )
+    for wrapper in (_Wrapper(cached), in_c(cached)):
+        for dataset in (wrapper, Subset(wrapper, range(21))):
+            (images, labels), *_ = DataLoader(dataset, batch_size=21)
+            assert labels.tolist() == [int(label) + 100 for label in cached.labels]
+            assert len(images) == 21
 
 
 @pytest.mark.parametrize("kind", [precache.CachedDataset, *KINDS])
@@ -594,7 +643,7 @@ def test_labels_are_those_of_the_samples(dataset: precache.CachedDataset) -> Non
     assert dataset.labels.tolist() == [int(s["label"]) for s in dataset]  # type: ignore[attr-defined]
     assert dataset.classes == dataset.version.classes == ("cat", "dog", "eel")
     assert len(dataset.version.labels) > 21, "there must be holes"
-    labels = torch.from_numpy(dataset.labels)
+    labels = torch.tensor(dataset.labels)
     sampler = WeightedRandomSampler((labels == 1).double().tolist(), 50)
     for batch in DataLoader(dataset, 10, sampler=sampler):
         assert (batch["label"] == 1).all()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -19,6 +21,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 import precache
 from precache.errors import UsageError
@@ -383,6 +386,42 @@ def test_the_end_of_an_epoch_leaves_no_thread(
     assert _ours() == []
 
 
+@pytest.mark.parametrize(
+    ("use", "way"),
+    [
+        (lambda loader: loader[0], "iterate over it in place of a DataLoader"),
+        (lambda loader: next(iter(DataLoader(loader, None))), "in place of a DataLoader"),
+        (lambda loader: list(DataLoader(loader, num_workers=2)), "in place of a DataLoader"),
+        (pickle.dumps, "make another one where it is used"),
+        (copy.deepcopy, "make another one where it is used"),
+        (lambda loader: setattr(loader, "transform", len), "transform was set on a .*: give tr"),
+        (lambda loader: setattr(loader, "batch_size", 3), "batch_size was set on a .*: give batch"),
+        (lambda loader: setattr(loader, "sampler", [1]), "sampler was set on a .*: give"),
+    ],
+)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_what_a_loader_would_ignore_is_refused(
+    use: Callable[[Any], Any], way: str, mixed: bool, image_store: BuiltStore
+) -> None:
+    loader = precache.Loader(image_store.path, 2)
+    with precache.mix([loader]) if mixed else loader as batches:
+        with pytest.raises(UsageError, match=way):
+            use(batches)
+        assert next(iter(batches))
+
+
+def test_a_loader_that_iterates_itself_may_have_any_attribute(image_store: BuiltStore) -> None:
+    class Doubled(precache.Loader):
+        def __iter__(self) -> Iterator[Any]:
+            return map(self.transform, super().__iter__())
+
+        transform: Any
+
+    with Doubled(image_store.path, 2) as loader:
+        loader.transform = len
+        assert set(loader) == {3}
+
+
 def test_close_ends_what_runs(image_store: BuiltStore, no_threads_left: None) -> None:
     loader = precache.Loader(image_store.path, 2)
     running, begun, fresh = iter(loader), iter(loader), iter(loader)
@@ -393,7 +432,7 @@ def test_close_ends_what_runs(image_store: BuiltStore, no_threads_left: None) ->
     for iterator in (running, begun, fresh):
         with pytest.raises(StopIteration):
             next(iterator)
-    with pytest.raises(UsageError, match="this loader is closed; make a new one"):
+    with pytest.raises(UsageError, match="this Loader is closed; make a new one"):
         iter(loader)
     loader.close()
 

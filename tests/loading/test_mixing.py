@@ -249,7 +249,7 @@ def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltSt
             if number == 3:
                 mixture.close()
         assert number == 3
-    with pytest.raises(UsageError, match="this mixture is closed; make a new one"):
+    with pytest.raises(UsageError, match="this Mixture is closed; make a new one"):
         iter(mixture)
 
 
@@ -380,6 +380,13 @@ def test_class_numbers_that_mean_other_names_are_said_once(
     for store, classes in (("one", "ant bee"), ("two", "bee cow"), ("three", "ant bee cow")):
         write_photos(tmp_path / f"{store}.in", 8, (16, 16), classes=tuple(classes.split()))
         build_here(tmp_path / f"{store}.in", tmp_path / store, precache.Recipe.image())
+    kept: list[Any] = [precache.CachedDataset(tmp_path / "one")]
+    for name, said in (("three", 0), ("two", 1), ("two", 0)):
+        caplog.clear()
+        kept.append(precache.Loader(tmp_path / name, 2, device="cpu"))
+        about_one = [m for m in caplog.messages if "has number" in m and f"{tmp_path}/one/" in m]
+        assert len(about_one) == said
+        assert all("class 'bee' has number 0 in" in m and "--classes" in m for m in about_one)
     for others, said in ((["one", "two"], 1), (["one", "three"], 0)):
         caplog.clear()
         with contextlib.ExitStack() as stack:

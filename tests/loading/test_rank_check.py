@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -306,8 +306,56 @@ def lines(rank: Rank) -> Iterator[Any]:
         yield from both(rank)
 
 
-STATS: list[tuple[Callable[[Rank], Iterator[Any]], int]] = [(both, 2), (both_mixed, 2), (lines, 1)]
+def in_step(rank: Rank, alone: int = 0, chosen: Sequence[int] = ()) -> Iterator[Any]:
+    """Read epochs together; before the second one, some on rank 0 alone."""
+    loader = rank.make()
+    list(loader)
+    yield loader.stats()
+    for _ in range(alone if rank.rank == 0 else 0):
+        list(loader)
+    for number in range(1, 4):
+        if chosen:
+            loader.set_epoch(chosen[number])
+        for _ in loader:
+            dist.barrier()
+    yield loader.stats()
+
+
+def one_more_epoch(rank: Rank) -> Iterator[Any]:
+    yield from in_step(rank, alone=1)
+
+
+def one_more_epoch_and_set_epoch(rank: Rank) -> Iterator[Any]:
+    yield from in_step(rank, alone=1, chosen=range(4))
+
+
+STATS: list[tuple[Callable[[Rank], Iterator[Any]], int]] = [
+    (both, 2),
+    (both_mixed, 2),
+    (lines, 1),
+    (in_step, 2),
+    (one_more_epoch, 2),
+    (one_more_epoch_and_set_epoch, 2),
+]
 """Case, and the ranks that are compared in the end."""
+
+
+class Lines(logging.Handler):
+    """Collects the lines of the check."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> Lines:
+        logging.getLogger("precache.loading.rank_check").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("precache.loading.rank_check").removeHandler(self)
 
 
 def _cases(rank: Rank) -> dict[str, Any]:
@@ -333,8 +381,16 @@ def _cases(rank: Rank) -> dict[str, Any]:
         reports = said(rank)
         run(said.__name__, lambda reports=reports: next(reports).compared)
         dist.barrier()
-        last = next(reports)
-        made[said.__name__] = [made[said.__name__], last.compared, last.ranks, str(last)]
+        with Lines() as logged:
+            last = next(reports)
+        dist.barrier()
+        made[said.__name__] = [
+            made[said.__name__],
+            last.compared,
+            last.ranks,
+            str(last),
+            logged.lines,
+        ]
     return made
 
 
@@ -407,10 +463,23 @@ def test_stats_say_how_many_ranks_were_compared(
     name: str, compared: int, cases: list[dict[str, Any]]
 ) -> None:
     for rank in (0, 1):
-        first, last, ranks, text = cases[rank][name]
+        first, last, ranks, text, _ = cases[rank][name]
         assert first == min(compared, 1 + rank)
         assert (last, ranks) == (compared, 2)
         assert ("ranks compared    1 of 2; the others may read" in text) == (compared == 1)
+
+
+def test_a_rank_that_reads_epochs_alone_says_so(cases: list[dict[str, Any]]) -> None:
+    for case in (in_step, one_more_epoch_and_set_epoch):
+        assert [rank[case.__name__][-1] for rank in cases] == [[], []]
+    ahead, behind = [rank[one_more_epoch.__name__][-1] for rank in cases]
+    assert behind == []
+    [line] = ahead
+    assert re.match(
+        r"rank 0 reads epoch 3 of the loader made at test_rank_check.py:\d+ to its end, which 1 "
+        r"of 2 ranks have begun, and read .*; .* or set_epoch\(epoch\), on all; a loader that",
+        line,
+    )
 
 
 def test_processes_that_replace_others_in_one_job_are_not_compared_with_them(

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -40,7 +39,7 @@ from precache.transforms import (
     run,
 )
 from tests.conftest import BuiltStore
-from tests.support.building import encoded, write, write_jpegs
+from tests.support.building import encoded, write
 
 ROWS = torch.arange(100, 124)
 GREY = np.array([0.299, 0.587, 0.114], np.float32)
@@ -404,7 +403,7 @@ def test_labels_of_a_store_are_looked_at_before_the_first_batch(
     wrong = np.flatnonzero(version.valid & (version.labels >= classes))
     first = ", ".join(map(str, wrong[:5].tolist()))
     text = f"has the label {version.labels[wrong[0]]}, .*; {len(wrong)} rows .* are {first}:"
-    inner = Compose([HorizontalFlip(), Normalize([1] * 3, [1] * 3), MixUp(classes)])
+    inner = Compose([HorizontalFlip(), Normalize([120] * 3, [60] * 3), MixUp(classes)])
     for transform in (CutMix(classes), Compose([ToDType(), inner])):
         with pytest.raises(UsageError, match=text):
             precache.Loader(image_tiles.path, 8, transform=transform)
@@ -784,104 +783,29 @@ def test_a_nearest_crop_is_its_box_resized() -> None:
         assert torch.equal(got, image[:, rows][:, :, columns])
 
 
+BESIDE: dict[str, tuple[int, ...]] = {
+    "mask": (20, 26), "small": (1, 10, 13), "clip": (4, 3, 20, 26), "boxes": (7, 4), "box": (4,),
+}  # fmt: skip
+"""Shapes of rows of fields beside an image; coordinates among them."""
+
+
 @pytest.mark.parametrize("name", MOVING)
-@pytest.mark.parametrize("other", ["mask", "second", "depth"])
-def test_a_field_that_would_stay_behind_is_refused(name: str, other: str) -> None:
-    batch = {key: value for key, value in _scene().items() if key in ("image", "label", other)}
-    with pytest.raises(UsageError, match=f"changes image alone, and {other} would stay") as caught:
-        MOVING[name](None).apply(batch, _draw())
-    text = str(caught.value)
-    assert "fields=('image',)" in text
-    MOVING[name](("image",)).apply(batch, _draw())
-    if name != "mixup":  # of which another transform is the way out
-        fields = eval(re.split(", where| to ", text.partition("Give fields=")[2])[0])
-        MOVING[name](fields).apply(batch, _draw())
-    inside = Compose([lambda batch: batch, Compose([MOVING[name](None)])])
-    with pytest.raises(UsageError, match="would stay behind"):
-        inside.apply(batch, _draw())
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "refused"),
-    [
-        ("half the size", (1, 10, 13), True),
-        ("many channels", (64, 20, 26), True),
-        ("frames", (4, 3, 20, 26), True),
-        ("another aspect", (3, 20, 20), False),
-        ("one pixel", (512, 1, 1), False),
-        ("half the size, without channels", (10, 13), True),
-        ("tokens", (20, 25), False),
-        ("a matrix of the same aspect", (4, 4), False),
-        ("a vector", (26,), False),
-        ("channels last", (20, 26, 1), True),
-        ("half the size, channels last", (10, 13, 3), True),
-    ],
-)
-def test_shapes_decide_what_shows_the_same_scene(
-    name: str, shape: tuple[int, ...], refused: bool
-) -> None:
-    batch = {"image": _images(), "other": torch.zeros(24, *shape)}
-    if not refused:
-        assert HorizontalFlip().apply(batch, _draw())["other"] is batch["other"]
-        return
-    with pytest.raises(UsageError, match="other would stay behind"):
-        HorizontalFlip().apply(batch, _draw())
-    last = "channels last" in name
-    way_out = "Store other as" if last else "Store them with" if "half" in name else "Give fields="
-    with pytest.raises(UsageError, match=way_out):
-        RandomCrop(8).apply(batch, _draw())
-    if last:
-        return
-    batch["other"] = torch.rand(24, *shape)
-    found = HorizontalFlip(fields=("image", "other")).apply(batch, _draw())
-    flipped = [not torch.equal(a, b) for a, b in zip(found["image"], batch["image"], strict=True)]
-    for turned, before, after in zip(flipped, batch["other"], found["other"], strict=True):
-        assert torch.equal(after, before.flip(-1) if turned else before)
-
-
-@pytest.mark.parametrize(
-    ("field", "shape", "refused"),
-    [
-        ("target", (4,), True),
-        ("target", (7, 4), True),
-        ("gt_boxes", (7, 5), True),
-        ("keypoints", (17, 3), True),
-        ("Landmarks", (10,), True),
-        ("label", (4,), False),
-        ("pose", (4, 4), False),
-        ("box_count", (), False),
-        ("target", (5,), False),
-    ],
-)
-@pytest.mark.parametrize("name", MOVING)
-def test_coordinates_would_stay_behind(
-    name: str, field: str, shape: tuple[int, ...], refused: bool
-) -> None:
+@pytest.mark.parametrize("other", BESIDE)
+def test_a_field_of_arrays_that_would_stay_behind_is_refused(name: str, other: str) -> None:
     """Of 16 images 12 were mirrored, and none of their boxes."""
-    batch = {**_batch(), "image": _images(), field: torch.zeros(24, *shape)}
-    alone = MOVING[name](("image",))
-    if field != "label" or name not in ("mixup", "cutmix"):
-        assert torch.equal(alone.apply(batch, _draw())[field], batch[field]) or field == "label"
-        if not refused:
-            MOVING[name](None).apply(batch, _draw())
-    if not refused:
-        return
-    text = rf"{field} would stay behind: {field} \(24, .*looks like coordinates"
+    batch = {**_batch(), "image": _images().float(), other: torch.rand(24, *BESIDE[other])}
+    batch["age"] = torch.zeros(24)
+    text = f"changes image alone, and {other} would stay behind"
     with pytest.raises(UsageError, match=text) as caught:
-        MOVING[name](None).apply(batch, _draw())
-    assert "Give fields=('image',) to change image alone" in str(caught.value)
-    both = {**batch, "mask": torch.zeros(24, 20, 26)}
-    with pytest.raises(UsageError, match=f"mask and {field} would stay behind"):
-        MOVING[name](None).apply(both, _draw())
-    with pytest.raises(UsageError, match=r"looks like coordinates|takes \(N, C, H, W\)"):
-        MOVING[name]({"image": "nearest", field: "nearest"}).apply(batch, _draw())
-
-
-@pytest.mark.parametrize("name", ["crop", "resized crop", "cutmix"])
-def test_fields_of_two_sizes_are_not_cropped_together(name: str) -> None:
-    batch = {**_scene(), "mask": torch.zeros(24, 1, 10, 13)}
-    fields: Any = {"image": "bilinear", "mask": "nearest"}
-    with pytest.raises(UsageError, match="one height and width, not image 20 x 26, mask 10 x 13"):
+        Compose([lambda batch: batch, Compose([MOVING[name](None)])]).apply(batch, _draw())
+    assert f"Give fields=('image', '{other}')" in str(caught.value)
+    alone = MOVING[name](("image",)).apply(batch, _draw())
+    assert torch.equal(alone[other], batch[other])
+    fields = {"image": "nearest", other: "nearest"}
+    if BESIDE[other][-2:] == (20, 26):
+        MOVING[name](fields).apply(batch, _draw())
+        return
+    with pytest.raises(UsageError, match=r"one height and width|takes \(N, C, H, W\), not"):
         MOVING[name](fields).apply(batch, _draw())
 
 
@@ -954,32 +878,6 @@ def test_a_loader_moves_masks_with_their_images(scenes: Path) -> None:
             assert np.array_equal(batch["image"].numpy(), shown)
 
 
-def test_a_line_names_the_fields_that_a_flip_leaves(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    group = zarr.create_group(tmp_path / "group")
-    shapes = {"image": (3, 8, 8), "pts": (5, 2), "quad": (8,), "gaze": (2,), "age": ()}
-    for name, shape in shapes.items():
-        group.create_array(name, shape=(6, *shape), chunks=(2, *shape), dtype="float32")
-    flip, left = HorizontalFlip(), "pts, quad, gaze, age"
-    for transform, line in (
-        (Compose([flip, lambda batch: batch, RandomCrop(4)]), "HorizontalFlip, RandomCrop"),
-        (Compose([lambda batch: batch, flip]), "HorizontalFlip"),
-        (HorizontalFlip(fields=("image",)), None),
-        (ColorJitter(0.1), None),
-        (None, None),
-    ):
-        caplog.clear()
-        with precache.Loader(
-            tmp_path / "group", 2, transform=transform, fields={n: n for n in shapes}, device="cpu"
-        ) as loader:
-            assert len(list(loader)) + len(list(loader)) == 6
-        found = [message for message in caplog.messages if "changes image alone" in message]
-        assert [message.partition(": wrong if")[0] for message in found] == (
-            [f"{line} changes image alone, and not {left}"] if line else []
-        )
-
-
 # --- units --------------------------------------------------------------------------------------
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -990,46 +888,42 @@ def _literal(text: str) -> Any:
     return eval(text[text.index("Give ") + 5 :].partition("),")[0].rstrip(")") + ")")
 
 
-@pytest.mark.parametrize(
-    ("mean", "std"), [IMAGENET, ([0.5] * 3, [0.5] * 3), ([0.0] * 3, [0.5] * 3)]
-)
-def test_a_mean_of_pixels_up_to_one_is_refused_for_bytes(
-    image_tiles: BuiltStore, mean: list[float], std: list[float]
-) -> None:
-    """ImageNet's gave a mean of 486."""
-    text = "too small by a factor of 255"
-    with pytest.raises(UsageError, match=text) as caught:
-        Normalize(mean, std).apply(_batch(), _draw())
-    for steps in ([], [RandomCrop(16), HorizontalFlip()]):
-        with pytest.raises(UsageError, match=text):
-            precache.Loader(image_tiles.path, 8, transform=Compose([*steps, Normalize(mean, std)]))
-    late = Compose([lambda batch: batch, Normalize(mean, std)])
-    with (
-        precache.Loader(image_tiles.path, 8, transform=late) as loader,
-        pytest.raises(UsageError, match=text),
-    ):
-        next(iter(loader))
-    expected = Compose([ToDType(), Normalize(mean, std)]).apply(_batch(), _draw())["image"]
-    found = _literal(str(caught.value)).apply(_batch(), _draw())["image"]
-    assert torch.allclose(found, expected, atol=1e-3)
+BYTES = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
+UNITS: dict[str, tuple[torch.Tensor, Any]] = {
+    "of one, for bytes": (_images(), IMAGENET),
+    "of one half, for bytes": (_images(), ([0.5] * 3, [0.5] * 3)),
+    "of one, for floats of bytes": (_images().float(), IMAGENET),
+    "of bytes, for one": (_images() / 255, BYTES),
+    "of two units, for bytes": (_images(), (BYTES[0], IMAGENET[1])),
+    "of two units, for one": (_images() / 255, (BYTES[0], IMAGENET[1])),
+    "of bytes, for 10 bits": ((_images().int() * 4).to(torch.uint16), BYTES),
+    "of bytes, for 12 bits": ((_images().int() * 16).to(torch.int16), BYTES),
+    "of one, for 12 bits": (_images().int() * 16, IMAGENET),
+}
+"""Pixels, and a mean and std of another range."""
 
 
-@pytest.mark.parametrize(
-    ("mean", "std"),
-    [([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]), ([127.5] * 3, [1.0] * 3)],
-)
-def test_a_mean_of_bytes_is_refused_for_pixels_up_to_one(
-    image_tiles: BuiltStore, mean: list[float], std: list[float]
-) -> None:
-    transform = Compose([ToDType(torch.float16), Compose([Normalize(mean, std)])])
-    with pytest.raises(UsageError, match="too large by a factor of 255"):
-        precache.Loader(image_tiles.path, 8, transform=transform)
-    batch = ToDType().apply(_batch(), _draw())
-    with pytest.raises(UsageError, match="too large by a factor of 255") as caught:
-        Normalize(mean, std).apply(batch, _draw())
-    expected = Normalize(mean, std).apply(_batch(), _draw())["image"]
-    found = _literal(str(caught.value)).apply(batch, _draw())["image"]
-    assert torch.allclose(found, expected, atol=1e-3)
+@pytest.mark.parametrize("name", UNITS)
+def test_a_mean_and_a_std_of_another_range_are_refused_with_those_that_fit(name: str) -> None:
+    """ImageNet's, for pixels of 0 to 255, gave a mean of 486."""
+    images, given = UNITS[name]
+    with pytest.raises(UsageError, match="another range than the pixels, which are") as caught:
+        Normalize(*given).apply({"image": images}, _draw())
+    unit = _images() / 255
+    wanted = ([0.5] * 3, [0.5] * 3) if "half" in name else IMAGENET
+    expected = Normalize(*wanted).apply({"image": unit}, _draw())["image"]
+    found = _literal(str(caught.value)).apply({"image": images}, _draw())["image"]
+    assert torch.allclose(found, expected, atol=0.02)
+
+
+def test_units_are_checked_with_the_first_batch_of_a_loader(image_tiles: BuiltStore) -> None:
+    for steps in ([], [RandomCrop(16), HorizontalFlip()], [lambda batch: batch]):
+        transform = Compose([*steps, Normalize(*IMAGENET)])
+        with (
+            precache.Loader(image_tiles.path, 8, transform=transform) as loader,
+            pytest.raises(UsageError, match="another range"),
+        ):
+            next(iter(loader))
 
 
 @pytest.mark.parametrize(
@@ -1041,6 +935,8 @@ def test_a_mean_of_bytes_is_refused_for_pixels_up_to_one(
         (_images() / 255, *IMAGENET),
         (_images() / 1.0, [120] * 3, [60] * 3),
         (_images() / 127.5 - 1, [0.1] * 3, [0.7] * 3),
+        ((_images().int() + 200).to(torch.uint16), *BYTES),
+        (_images() // 128, *BYTES),
     ],
 )
 def test_means_of_their_own_pixels_are_taken(
@@ -1050,35 +946,7 @@ def test_means_of_their_own_pixels_are_taken(
     for _ in range(2):
         found = normalize.apply({"image": images}, _draw())["image"]
         means, stds = (torch.tensor(values)[:, None, None] for values in (mean, std))
-        assert torch.allclose(found, (images - means) / stds, atol=1e-4)
-
-
-def test_a_mean_of_pixels_up_to_one_is_refused_for_floats_of_bytes(tmp_path: Path) -> None:
-    """Floats of 0 to 255, stored or made by a function, gave a mean of 438."""
-    floats = {**_batch(), "image": _images().float()}
-    with pytest.raises(UsageError, match=r"of 0 to 1, and the pixels are .*float32 of about \d\d"):
-        Normalize(*IMAGENET).apply(floats, _draw())
-    with pytest.raises(UsageError, match="divide them by 255 before") as caught:
-        Normalize(*IMAGENET).apply(floats, _draw())
-    expected = Normalize(*IMAGENET).apply({"image": _images() / 255}, _draw())["image"]
-    found = _literal(str(caught.value)).apply(floats, _draw())["image"]
-    assert torch.allclose(found, expected, atol=1e-3)
-    ops = [precache.Decode(), precache.ToDType(dtype="float32")]
-    recipe = precache.Recipe(fields={"image": precache.Field(ops=ops, codec="zstd")})
-    source = write_jpegs(tmp_path / "photos", 4, size=(32, 32))
-    store = precache.build(source, tmp_path / "store", recipe, address="serial").path
-    with pytest.raises(UsageError, match="float32 of about"):
-        precache.Loader(store, 4, transform=Compose([RandomCrop(16), Normalize(*IMAGENET)]))
-
-
-def test_a_mean_and_a_std_of_two_units_are_refused() -> None:
-    mean, std = [123.675, 116.28, 103.53], IMAGENET[1]
-    for images in (_images(), _images().float(), _images() / 255):
-        with pytest.raises(UsageError, match="Normalize has mean") as caught:
-            Normalize(mean, std).apply({"image": images}, _draw())
-        found = _literal(str(caught.value)).apply({"image": images}, _draw())["image"]
-        expected = Normalize(*IMAGENET).apply({"image": _images() / 255}, _draw())["image"]
-        assert torch.allclose(found, expected, atol=1e-3)
+        assert torch.allclose(found, (images.float() - means) / stds, atol=1e-4)
 
 
 @pytest.mark.parametrize("images", [_images().float(), _images() / 127.5 - 1])
@@ -1096,46 +964,6 @@ def test_integers_of_unknown_brightness_are_refused(
     """Images of 16 bits became floats of 0 to 257."""
     with pytest.raises(UsageError, match=rf"the pixels are {dtype}, whose full brightness"):
         transform.apply({"image": _images().to(dtype)}, _draw())
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-@pytest.mark.parametrize("std", [[58.395, 57.12, 57.375], [255] * 3])
-def test_a_mean_of_one_unit_and_a_std_of_another_are_refused(
-    image_tiles: BuiltStore, dtype: torch.dtype, std: list[float]
-) -> None:
-    """No pixels of 0 to 255 with a mean of 0.5 spread by 58."""
-    mean, batch = IMAGENET[0], {**_batch(), "image": _images().to(dtype)}
-    with pytest.raises(UsageError, match=r"of pixels of 0 to 1, and std .* 255\. Give") as caught:
-        Normalize(mean, std).apply(batch, _draw())
-    found = _literal(str(caught.value)).apply(batch, _draw())["image"]
-    expected = (_images() - 255 * torch.tensor(mean)[:, None, None]) / torch.tensor(std)[
-        :, None, None
-    ]
-    assert torch.allclose(found, expected, atol=1e-3)
-    with pytest.raises(UsageError, match="Give Normalize"):
-        precache.Loader(image_tiles.path, 8, transform=Normalize(mean, std))
-    Normalize([0.4] * 3, [9.0] * 3).apply(batch, _draw())  # of pixels that are mostly black
-    signed = {**batch, "image": _images() - 127.5}
-    Normalize(mean, std).apply(signed, _draw())
-
-
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.int16, torch.int32])
-@pytest.mark.parametrize(("bits", "factor"), [(10, 4), (12, 16)])
-def test_a_mean_of_bytes_is_refused_for_more_bits(
-    dtype: torch.dtype, bits: int, factor: int
-) -> None:
-    """Pixels of 12 bits became floats with a mean of 33."""
-    mean, std = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
-    batch = {**_batch(), "image": (_images().int() * factor).to(dtype)}
-    text = rf"as of {bits} bits: .* too large by a factor of {factor}\. Give"
-    with pytest.raises(UsageError, match=text) as caught:
-        Normalize(mean, std).apply(batch, _draw())
-    found = _literal(str(caught.value)).apply(batch, _draw())["image"]
-    assert torch.allclose(found, Normalize(mean, std).apply(_batch(), _draw())["image"], atol=1e-3)
-    with pytest.raises(UsageError, match=r"of pixels of 0 to 1, and the pixels are torch\.\w?int"):
-        Normalize(*IMAGENET).apply(batch, _draw())
-    dim = {**batch, "image": (_images().int() + 200).to(dtype)}
-    assert Normalize(mean, std).apply(dim, _draw())["image"].dtype == torch.float32
 
 
 def test_pixels_are_normalized_once(image_tiles: BuiltStore) -> None:

@@ -1039,6 +1039,16 @@ def test_the_limit_of_pixels_takes_the_place_of_pillows(
     assert Image.MAX_IMAGE_PIXELS == 1000
 
 
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.6, 0.97])
+@pytest.mark.parametrize("kind", ["AVIF", "HEIF", "WEBP"])
+def test_a_file_that_states_its_length_and_is_cut_off_is_said_to_be(
+    kind: str, share: float
+) -> None:
+    data = (heif if kind == "HEIF" else encoded)(photograph(), kind)
+    with pytest.raises(SampleError, match="is truncated: it has "):
+        decode(data[: int(len(data) * share)], Decode())
+
+
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.6, 0.97])
 @pytest.mark.parametrize("name", ["JPEG", *FORMATS])
 def test_truncated_files_are_samples_that_fail(name: str, share: float) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from precache.maintenance.diff import EXAMPLES, Change, compare_recipes
 from precache.recipe.recipe import Recipe
 from precache.store.row_table import RowTable
-from precache_workers.planning.diff import source_changes
+from precache_workers.ops.identity import behaviours
+from precache_workers.planning.diff import op_changes, source_changes
 
 DECODE: dict[str, Any] = {"op": "decode"}
 FLIP: dict[str, Any] = {"op": "horizontal_flip"}
@@ -114,3 +115,22 @@ def test_removed_rows_are_no_samples() -> None:
     assert source_changes(before, after).removed.examples == ("b",)
     assert source_changes(after, before).added.examples == ("b",)
     assert not source_changes(after, after).any
+
+
+def test_what_identifies_an_op_otherwise_is_named() -> None:
+    """Only a library of another version is; and nothing where other probes alone are tried."""
+    declared = recipe(resize(9))
+    [(name, outputs)] = behaviours(declared).items()
+    first, *others = outputs
+    shifted = {**outputs, first: "0" * 16 + outputs[first][16:]}
+    fewer = {probe: outputs[probe] for probe in others}
+    for before, changed, says in [
+        (outputs, {"torch"}, ""),
+        (fewer, {"torch"}, "tried on other probes than before"),
+        (fewer | {"of an older release": "0"}, set(), "tried on other probes than before"),
+        (shifted, {"torch"}, f"torch computes other pixels, first of the probe {first}"),
+        (shifted, {"pillow"}, "precache, or this processor, computes other pixels"),
+        (shifted, set(), "precache, or this processor, computes other pixels"),
+    ]:
+        lines = [str(op) for op in op_changes(declared, {name: before}, changed)]
+        assert [says in line for line in lines] == [True] * bool(says), (says, lines)

@@ -14,7 +14,7 @@ import pytest
 
 import precache
 from precache.cli.main import main
-from precache_workers.planning import row_placement
+from precache_workers.planning import source_record
 from tests.support.building import (
     LONG_AGO,
     ask,
@@ -299,7 +299,7 @@ def test_datasets_whose_code_changed_are_asked_again(
 
 
 def _build_until(change: int, source: Path, store: Path) -> None:
-    row_placement.MOST_TOUCHED = 0
+    source_record.MOST_TOUCHED = 0
     build_until(change, source, store, LARGE, {"shard_samples": 8})
 
 

@@ -16,7 +16,7 @@ import pytest
 import precache
 from precache.storage.open import open_folder
 from precache.store.shard_writer import ShardWriter
-from precache_workers.planning import row_placement
+from precache_workers.planning import source_record
 from tests.support.building import (
     ask,
     build_here,
@@ -255,7 +255,7 @@ def lose_on_link(source: Path, store: Path, recipe: precache.Recipe, version: Pa
             shutil.rmtree(version, ignore_errors=True)
 
     sys.addaudithook(hook)
-    row_placement.MOST_TOUCHED = 0
+    source_record.MOST_TOUCHED = 0
     return build_here(source, store, recipe, {"shard_samples": 8})
 
 

@@ -54,8 +54,8 @@ def test_every_setting_reaches_the_model(run: Run, tmp_path: Path) -> None:
     ("arguments", "text", "says"),
     [
         ((*STEADY[:2], "--workers", -1, "--step-ms", 100), None, "workers is -1"),
-        (STEADY[2:], None, "load_ms is missing; give it, or a scenario"),
-        (STEADY[:2], None, "step_ms is missing; give it, or a scenario"),
+        (STEADY[2:], None, "give load_ms, or a scenario"),
+        (STEADY[:2], None, "give step_ms and workers, or a scenario"),
         (("--scenario", "high"), None, "scenario is 'high'; there are loading-bound, "),
         ((*STEADY, "--html", "no/a.html"), None, "no/a.html cannot be written"),
         (TRACE, None, "cannot read the times in x.txt"),

@@ -81,7 +81,7 @@ def test_no_bit_of_an_index_can_fall_over(archive: str) -> None:
         {"count": -3},
         {"count": 5},
         {"count": 10**9},
-        {"kind": 0},
+        {"has_labels": [0]},
         {"classes": None},
         {"ignored": {"a": "b"}},
         {"combinations": {"a": [-1, "b"]}},

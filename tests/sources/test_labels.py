@@ -156,9 +156,9 @@ def test_whole_numbers_stay_class_numbers(tmp_path: Path, writer: Any) -> None:
 
 def encode(values: list[Value], classes: tuple[str, ...] = ()) -> tuple[np.ndarray, Any]:
     keys = [f"key{number}" for number in range(len(values))]
-    texts = [source_labels.label_of(value) for value in values]
-    kind = source_labels.joined({kind for _, kind in texts if kind})
-    return source_labels.encode_labels([text for text, _ in texts], kind, classes, keys, "it")
+    column = source_labels.column_of([source_labels.label_of(value) for value in values])
+    encoded = source_labels.encode(source_labels.Decided(column), keys, "it", classes=classes)
+    return encoded.values, encoded.classes
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,10 @@ def encode(values: list[Value], classes: tuple[str, ...] = ()) -> tuple[np.ndarr
     ],
 )
 def test_labels_without_a_type_are_what_fits_all(texts: list[str], kind: str | None) -> None:
-    assert source_labels.infer_kind(texts, [str(n) for n in range(len(texts))], "it") == kind
+    keys = [str(number) for number in range(len(texts))]
+    column = source_labels.column_of([source_labels.label_of(text) for text in texts], typed=False)
+    decided = source_labels.decide(column, keys, "it", typed=False)
+    assert source_labels.kind_of(decided.values.type) == kind
 
 
 @pytest.mark.parametrize(
@@ -245,12 +248,17 @@ def test_labels_of_a_container_may_all_be_missing(tmp_path: Path) -> None:
 
 
 def test_the_two_containers_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    for name, text in (("a", "1"), ("b", "1.5"), ("c", "cat")):
+    for name, label in (("a", 1), ("b", 1.5), ("c", "cat")):
+        table = pa.table({"image": PHOTOS[:1], "label": [label]})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
         with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
             add(tar, "0.jpg", PHOTOS[0])
-            add(tar, "0.cls", text.encode())
-    with pytest.raises(SourceError, match=r"labels of a\.tar and c\.tar .*\(numbers, names\)"):
-        listed(str(tmp_path / "*.tar"))
+            add(tar, "0.cls", str(label).encode())
+    named = r"labels of a\.parquet and c\.parquet .*\(numbers, names\)"
+    with pytest.raises(SourceError, match=named):
+        listed(str(tmp_path / "*.parquet"))
+    [doubt] = check_source(open_source(str(tmp_path / "*.tar"))).doubts
+    assert "are numbers but 'cat'" in doubt.text  # text without a type is read once for all
 
 
 @pytest.mark.parametrize("writer", [_parquet, _saved])

@@ -117,7 +117,7 @@ def test_names_are_compared_without_what_all_end_in(
             photo(tmp_path / folder / f"{name}.png", number)
     source = open_source(f"{tmp_path}/{{images,masks}}")
     if paired is None:
-        with pytest.raises(SourceError, match=r"names in .* are alike in all folders"):
+        with pytest.raises(SourceError, match=r"names in .* are alike in all columns"):
             source.list(lambda count: None)
         return
     table = check_source(source).table
@@ -153,7 +153,7 @@ def test_a_bucket_is_listed_alike(data: Path, s3: S3Server) -> None:
         ("{train,val}", None, UsageError, r"names splits \('train', 'val'\)"),
         ("{images,images}", None, UsageError, "no two folders of images"),
         ("images/0", "folders", UsageError, "no folders of images"),
-        ("masks", "folders", SourceError, "0 names in .* are alike in all folders, of 6"),
+        ("masks", "folders", SourceError, "0 names in .* are alike in all columns, of 6"),
     ],
 )
 def test_what_has_no_pairs_is_refused(

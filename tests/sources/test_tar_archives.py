@@ -24,7 +24,7 @@ from precache.storage.base import HIDDEN_FILE, NO_FILE, NO_NAME, NOT_UTF8, FileI
 from precache.storage.local import LocalFolder
 from precache_workers.sources import containers, file_ranges
 from precache_workers.sources.base import Listing, Sample
-from precache_workers.sources.containers import Members, joined_rows
+from precache_workers.sources.containers import Members, rows_of_one
 from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.tar_archives import TarFormat
@@ -534,7 +534,9 @@ def test_shared_times_of_an_archive_without_identity_never_count_as_the_same(
         for name in names:
             add(tar, name, PHOTO, mtime=5)
     file = FileInfo("a.tar", path.stat().st_size, -1, "")
-    rows = joined_rows([*filter(None, TarFormat().scan(LocalFolder(tmp_path), file, Members()))])
+    rows = rows_of_one(
+        [*filter(None, TarFormat().scan(LocalFolder(tmp_path), file, Members()))], ""
+    )
     assert {*rows["mtime_ns"].to_pylist()} == {-1}
     assert {*rows["etag"].to_pylist()} == {""}
 

@@ -42,7 +42,7 @@ def built_labels(store: Path) -> dict[str, Any]:
     version = precache.open(store)
     assert version.valid.all()
     return {
-        re.split(r"[/.]", key.removesuffix(".png"))[-1]: label_of(version.classes, label)
+        re.split(r"[/.]", re.sub(r"\.(?:png|jpg)$", "", key))[-1]: label_of(version.classes, label)
         for key, label in zip(version.keys, version.labels, strict=True)
     }
 

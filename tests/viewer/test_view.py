@@ -26,6 +26,7 @@ from PIL import Image
 import precache
 from precache.errors import SourceError, StorageError, UsageError
 from precache.storage.open import open_folder
+from precache.viewer.cards import side_of
 from precache.viewer.pages import redirect_page
 from precache.viewer.search import Query
 from precache.viewer.server import ViewServer
@@ -569,6 +570,22 @@ def test_a_static_page_needs_nothing_else_and_is_bounded(built: BuiltStore, tmp_
     page = redirect_page("http://127.0.0.1:8000/secret/?q=a&class=b")
     assert "default-src 'none'" in unescape(page)
     assert 'content="0; url=http://127.0.0.1:8000/secret/?q=a&amp;class=b"' in page
+
+
+@pytest.mark.parametrize("rows", [1, 64, 65, 300, 1000])
+def test_pictures_of_many_rows_take_no_more_than_those_of_few(rows: int) -> None:
+    assert 48 <= side_of(rows) <= 128
+    assert side_of(rows) == 48 or rows * side_of(rows) ** 2 <= 1.01 * 64 * 128**2
+
+
+def test_raw_files_of_a_page_have_a_limit_together(
+    built: BuiltStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache.viewer.cards.ALL_RAW_BYTES", 40)
+    shown = precache.view(built.path, built.source, rows=4)
+    shown.write(tmp_path / "page.html")
+    text = Read((tmp_path / "page.html").read_text("utf-8")).text
+    assert text.count("and this page holds raw files up to 10 B") == 4
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from precache.errors import HangError, SampleError, SourceError, UsageError
-from precache.messages import shown
+from precache.errors import HangError, SampleError, SourceError
 from precache.recipe.recipe import Codec, ImageCodec, RawCodec, Recipe, ZstdCodec
 from precache.runtime.usage import cores as usable_cores
 from precache.runtime.usage import read_memory
-from precache.storage.open import StorageOptions
-from precache.store.layout import INDEX_ENTRY_NBYTES, RowShape
+from precache.store.layout import INDEX_ENTRY_NBYTES
 from precache.store.row_table import RowTable
 from precache_workers.cluster.executor import executor
-from precache_workers.doctor.report import DoctorReport, doctor_report
 from precache_workers.doctor.source_throughput import probe_source
 from precache_workers.doctor.trials import Read, build_cpu, read_codec, rows_to_read
-from precache_workers.ops.identity import function_digests
 from precache_workers.planning.rows import in_few_units
 from precache_workers.profiling.measurements import CodecTimes, Host, SourceMeasurements
 from precache_workers.profiling.rates import StartTask, start_worker
 from precache_workers.profiling.stage_times import StageTimes, codec_for, measure_stages
 from precache_workers.runtime.fatal_signals import fatal_stacks
 from precache_workers.shards.samples import FetchAllTask, Job, loads_torch
-from precache_workers.sources.base import Columns, Listing, Source
-from precache_workers.sources.kinds import open_source
-from precache_workers.sources.sample_inputs import SampleName
-from precache_workers.user_code.loading import require_permission
 
 LISTING, STAGES, PROBE, BUILDING, READING = 0.2, 0.3, 0.15, 0.1, 0.25
 """Shares of the time for each part."""
@@ -49,105 +40,111 @@ _start_seconds: dict[bool, float] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorRequest:
-    """Arguments of `precache.doctor`, which explains each."""
+class Examination:
+    """Measurements of a source and this machine.
 
-    source: str
-    recipe: Recipe
-    samples: int
-    seconds: float
-    rate: float
-    cores: int | None
-    run_functions: bool
-    import_path: tuple[str, ...]
-    storage_options: StorageOptions
-    follow_links: bool
-    source_kind: str | None
-    columns: Columns
-    sample_name: SampleName | None
-
-
-def examine(request: DoctorRequest, tick: Callable[[str], None]) -> DoctorReport:
-    """Measure some samples of a source and report what follows.
-
-    Parameters
+    Attributes
     ----------
+    samples
+        Samples to measure, at most.
+    seconds
+        Time for all measurements.
+    job
+        The source, the recipe and where its functions are imported from.
     tick
         Called with the name of each step.
-
-    Raises
-    ------
-    UsageError
-        A number is out of range, or the source is missing, empty or unusable.
     """
-    _check(request)
-    started = time.monotonic()
-    load = os.getloadavg()[0]
-    source = open_source(
-        request.source,
-        request.storage_options,
-        follow_links=request.follow_links,
-        kind=request.source_kind,
-        columns=request.columns,
-        sample_name=request.sample_name,
-    )
-    listing = source.list(
-        lambda count: tick(f"listing, {count:,} samples"), request.seconds * LISTING
-    )
-    listing_seconds = time.monotonic() - started
-    with fatal_stacks():
-        measured = _measure(request, source, listing, tick)
-    host = replace(measured.host, load=load)
-    measured = replace(measured, listing_seconds=listing_seconds, host=host)
-    cores = request.cores or host.cores
-    return doctor_report(measured, request.rate, cores, time.monotonic() - started)
 
+    name: str
+    job: Job
+    samples: int
+    seconds: float
+    tick: Callable[[str], None]
 
-def _measure(
-    request: DoctorRequest, source: Source, listing: Listing, tick: Callable[[str], None]
-) -> SourceMeasurements:
-    """Measure all but the listing."""
-    table = listing.table
-    rows = np.array(in_few_units(table, list(range(len(table))), request.samples))
-    order = rows[np.random.default_rng(ORDER_SEED).permutation(len(rows))[: request.samples]]
-    some = table.take(order)
-    job = Job(
-        source,
-        request.recipe,
-        request.import_path,
-        function_digests(request.recipe),
-        sample_seconds=request.seconds,
-    )
-    tick("starting a worker")
-    start_seconds = _time_start(job)
-    tick("reading files at several depths")
-    budget = request.seconds * PROBE
-    storage, io_wait = probe_source(source, table, budget)
-    stages = _stages(request, job, some, tick)
-    nbytes = [sample.nbytes for sample in stages.samples]
-    with tempfile.TemporaryDirectory(prefix="precache-doctor-") as folder:
-        cpu, codecs = _trials(request, job, stages, some, len(table), Path(folder), tick)
-    memory = read_memory()
-    return SourceMeasurements(
-        source=shown(request.source),
-        samples=len(table),
-        complete=listing.complete,
-        source_bytes=_source_bytes(table.sizes, nbytes),
-        listing_seconds=0.0,
-        keys=[sample.key for sample in stages.samples],
-        nbytes=nbytes,
-        failures=stages.failures,
-        misfits=stages.misfits(),
-        fetch=stages.stage("fetch"),
-        ops=[stages.stage(name) for name in stages.steps],
-        encode=stages.stage("encode"),
-        cuts=stages.cuts(),
-        codecs=codecs,
-        build_cpu=cpu,
-        start_seconds=start_seconds,
-        storage=storage,
-        host=Host(usable_cores(), memory.total, memory.available, io_wait, 0.0),
-    )
+    def measure(self) -> SourceMeasurements:
+        """Measure everything; raises `SourceError` if no sample has a row."""
+        began, load = time.monotonic(), os.getloadavg()[0]
+        listing = self.job.source.list(
+            lambda count: self.tick(f"listing, {count:,} samples"), self.seconds * LISTING
+        )
+        listing_seconds, table = time.monotonic() - began, listing.table
+        with fatal_stacks():
+            rows = np.array(in_few_units(table, list(range(len(table))), self.samples))
+            order = np.random.default_rng(ORDER_SEED).permutation(len(rows))[: self.samples]
+            some = table.take(rows[order])
+            self.tick("starting a worker")
+            start_seconds = _time_start(self.job)
+            self.tick("reading files at several depths")
+            storage, io_wait = probe_source(self.job.source, table, self.seconds * PROBE)
+            stages = self._stages(some)
+            with tempfile.TemporaryDirectory(prefix="precache-doctor-") as folder:
+                build_cpu = self._build(stages, some, len(table), Path(folder))
+                codecs = list(self._codecs(stages, len(table), Path(folder)))
+        nbytes = [sample.nbytes for sample in stages.samples]
+        listed = bool((table.sizes >= 0).all())
+        memory = read_memory()
+        return SourceMeasurements(
+            source=self.name,
+            samples=len(table),
+            complete=listing.complete,
+            source_bytes=float(table.sizes.sum() if listed else np.mean(nbytes) * len(table)),
+            listing_seconds=listing_seconds,
+            keys=[sample.key for sample in stages.samples],
+            nbytes=nbytes,
+            failures=stages.failures,
+            misfits=stages.misfits(),
+            fetch=stages.stage("fetch"),
+            ops=[stages.stage(name) for name in stages.steps],
+            encode=stages.stage("encode"),
+            cuts=stages.cuts(),
+            codecs=codecs,
+            build_cpu=build_cpu,
+            start_seconds=start_seconds,
+            storage=storage,
+            host=Host(usable_cores(), memory.total, memory.available, io_wait, load),
+        )
+
+    def _stages(self, some: RowTable) -> StageTimes:
+        task = FetchAllTask.of(self.job, some, range(len(some)))
+        while True:
+            try:
+                return measure_stages(
+                    task,
+                    codecs=[codec.name for codec in CODECS],
+                    seconds=self.seconds * STAGES,
+                    tick=lambda done: self.tick(f"stages, sample {done} of {len(some)}"),
+                )
+            except HangError as error:  # its thread goes on; no row is kept here
+                task = replace(task, barred={**task.barred, **error.late})
+            except SampleError as error:
+                raise SourceError(f"{self.name}: {error}") from None
+
+    def _build(self, stages: StageTimes, some: RowTable, population: int, folder: Path) -> float:
+        """Return CPU seconds of a build per sample."""
+        self.tick("building the sample")
+        usual = {sample.key for sample in stages.usual}
+        chosen = some.take([row for row, key in enumerate(some.keys) if key in usual])
+        seconds = self.seconds * BUILDING
+        return build_cpu(self.job, stages.shapes, chosen, population, folder / "build", seconds)
+
+    def _codecs(self, stages: StageTimes, population: int, folder: Path) -> Iterator[CodecTimes]:
+        """Yield the figures of every codec, the recipe's own first."""
+        own = own_codec(self.job.recipe)
+        rows = [sample.rows for sample in stages.usual]
+        raw = sum(row.nbytes for row in stages.shapes.values())
+        others = [
+            codec
+            for codec in CODECS
+            if codec.name != own
+            and any(codec_for(codec, row) == codec for row in stages.shapes.values())
+        ]
+        share = self.seconds * READING / (1 + len(others))
+        count = rows_to_read(population, len(rows), raw, share * READ_RATE)
+        for name, codec in ((own, None), *((codec.name, codec) for codec in others)):
+            self.tick(f"training from {name}")
+            read = read_codec(codec, self.job.recipe, rows, count, folder / name)
+            yield _codec_times(name, codec, stages, read, whole=count >= len(rows))
+            shutil.rmtree(folder / name)
 
 
 def _time_start(job: Job) -> float:
@@ -159,69 +156,6 @@ def _time_start(job: Job) -> float:
             list(run(start_worker, [StartTask(job)]))
             _start_seconds[known] = time.perf_counter() - began
     return _start_seconds[known]
-
-
-def _stages(
-    request: DoctorRequest, job: Job, some: RowTable, tick: Callable[[str], None]
-) -> StageTimes:
-    names = [codec.name for codec in CODECS]
-
-    def report(done: int) -> None:
-        tick(f"stages, sample {done} of {len(some)}")
-
-    task = FetchAllTask.of(job, some, range(len(some)))
-    while True:
-        try:
-            seconds = request.seconds * STAGES
-            return measure_stages(task, codecs=names, seconds=seconds, tick=report)
-        except HangError as error:  # its thread goes on; no row is kept here
-            task = replace(task, barred={**task.barred, **error.late})
-        except SampleError as error:
-            raise SourceError(f"{shown(request.source)}: {error}") from None
-
-
-def _check(request: DoctorRequest) -> None:
-    require_permission(request.recipe, request.run_functions)
-    for name in ("seconds", "rate"):
-        value = getattr(request, name)
-        if not 0 < value < math.inf:
-            raise UsageError(f"{name} is {value:g}; give a number above 0")
-
-
-def _source_bytes(sizes: np.ndarray, measured: Sequence[int]) -> float:
-    """Bytes of all samples: as listed, else by the mean of those measured."""
-    return float(sizes.sum()) if (sizes >= 0).all() else float(np.mean(measured)) * len(sizes)
-
-
-def _trials(
-    request: DoctorRequest,
-    job: Job,
-    stages: StageTimes,
-    some: RowTable,
-    population: int,
-    folder: Path,
-    tick: Callable[[str], None],
-) -> tuple[float, list[CodecTimes]]:
-    """CPU seconds of a build per sample, and every codec's figures, the recipe's own first."""
-    tick("building the sample")
-    usual = {sample.key for sample in stages.usual}
-    chosen = some.take([row for row, key in enumerate(some.keys) if key in usual])
-    building = request.seconds * BUILDING
-    cpu = build_cpu(job, stages.shapes, chosen, population, folder / "build", building)
-    own = own_codec(request.recipe)
-    rows = [sample.rows for sample in stages.usual]
-    raw = sum(row.nbytes for row in stages.shapes.values())
-    others: list[Codec] = [codec for codec in CODECS if codec.name != own]
-    able = [codec for codec in others if any(_holds(codec, row) for row in stages.shapes.values())]
-    share = request.seconds * READING / (1 + len(able))
-    count = rows_to_read(population, len(rows), raw, share * READ_RATE)
-    times = []
-    for name, codec in ((own, None), *((codec.name, codec) for codec in able)):
-        tick(f"training from {name}")
-        read = read_codec(codec, request.recipe, rows, count, folder / name)
-        times.append(_codec_times(name, codec, stages, read, whole=count >= len(rows)))
-        shutil.rmtree(folder / name)
-    return cpu, times
 
 
 def _codec_times(
@@ -247,7 +181,3 @@ def _codec_times(
 def own_codec(recipe: Recipe) -> str:
     """Names of the codecs of a recipe's fields, joined."""
     return "+".join(dict.fromkeys(field.stored_as.name for field in recipe.fields.values()))
-
-
-def _holds(codec: Codec, row: RowShape) -> bool:
-    return codec_for(codec, row) == codec

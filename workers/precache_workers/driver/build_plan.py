@@ -322,7 +322,7 @@ class _Profiler:
         rows = _some_fetched(work, built)
         fetches = [target.rows_of(s.shard).start + s.fetched for s in built]
         read, *shards_read = samples_read(table, [rows, *fetches])
-        old = next((shard for shard in built if len(shard.taken)), None)
+        old = max(built, key=lambda shard: len(shard.taken))
         task = RatesTask.of(
             self._job,
             table,
@@ -330,8 +330,8 @@ class _Profiler:
             shapes=target.shapes,
             rows_per_shard=target.rows_per_shard,
             samples_read=read,
-            base=old.base if old else None,
-            places=_some_taken(work, old).tolist() if old else [],
+            base=old.base if len(old.taken) else None,
+            places=old.taken[:TIMED].tolist(),
         )
         outcome = self._outcome(measure_rates, task)
         if isinstance(outcome, PrecacheError):
@@ -381,15 +381,6 @@ def _some_fetched(work: Work, shards: Sequence[ShardPlan]) -> np.ndarray:
     middles = (np.arange(count) + 0.5) * len(rows) / max(1, count)
     chosen: np.ndarray = np.sort(by_size[middles.astype(int)])
     return chosen
-
-
-def _some_taken(work: Work, shard: ShardPlan) -> np.ndarray:
-    """Choose places of rows that are reused, all of those that share a chunk."""
-    target = work.target
-    step = max(shape.chunk_rows(target.rows_per_shard) for shape in target.shapes.values())
-    last: int = shard.taken[:TIMED][-1]
-    places: np.ndarray = shard.taken[shard.taken < (last // step + 1) * step]
-    return places
 
 
 def _plan(

@@ -89,11 +89,7 @@ def _differences(
 ) -> Iterator[tuple[str, str]]:
     lines = list(map(str, differences.recipe))
     lines += [f"the code of {function} was edited" for function in differences.functions]
-    lines += [
-        f"{op.op}: {' and '.join(op.libraries)} computes other pixels, first of the probe "
-        f"{op.probe}: {op.far}"
-        for op in differences.ops
-    ]
+    lines += map(str, differences.ops)
     if not lines:
         lines = ["the same"]
     yield from _under("recipe", lines)
@@ -109,8 +105,6 @@ def _differences(
                 "the same pixels, so that nothing is computed again"
                 if not library.decides
                 else "other pixels, so that they are computed again"
-                if any(library.name in op.libraries for op in differences.ops)
-                else "its pixels were not recorded, so that all rows are computed again"
             )
             for library in differences.libraries
         ],

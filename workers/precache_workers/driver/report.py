@@ -15,7 +15,8 @@ from precache.messages import printable, shown, without_secrets
 from precache.store.receipts import Receipt
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.driver.run_monitor import RunMonitor
-from precache_workers.driver.totals import NodeTotals, Totals, by_number, failed_samples
+from precache_workers.driver.totals import NodeTotals, Totals, failed_samples
+from precache_workers.planning.rows import by_number
 from precache_workers.shards.timing import STAGES
 
 BINS = 120

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
-
-
-def by_number(name: str) -> list[str | int]:
-    """Sort key that puts node-2 before node-10."""
-    parts = re.split("([0-9]+)", name)
-    return [int(part) if at % 2 else part for at, part in enumerate(parts)]
 
 
 def holes(receipts: Iterable[Receipt]) -> dict[int, str]:

@@ -9,9 +9,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from precache.errors import BuildError
 from precache.recipe.recipe import Recipe
@@ -42,7 +41,7 @@ LEASE_EVERY = 5.0
 """Seconds between two reads of the leases of a version's builds."""
 
 JOB_EVERY = 5.0
-"""Seconds between two polls of a cluster's job; each poll fetches the job's log."""
+"""Seconds between two polls of a cluster's job, each of which fetches the job's log."""
 
 RANK0_SECONDS = 10.0
 """Seconds without any build after which a rank other than 0 builds the version itself."""
@@ -202,32 +201,10 @@ class WantedVersion:
             log = f" (its log: {holder.note})" if holder and holder.note else ""
             self.say(f"waiting for {self.store}, which {who} builds{log}: {self.progress()}")
 
-    def say_background(self, log: Path) -> None:
-        """Print that a background build began; delays the next line about the wait."""
-        self.say(f"building {self.store} in the background; its log, removed if it succeeds: {log}")
+    def say_begun(self, text: str) -> None:
+        """Print that a build began; delays the next line about the wait."""
+        self.say(text)
         self._line_shown = time.monotonic()
-
-
-def ensure_here(wanted: WantedVersion) -> Version:
-    """Open the version, or build it here, or wait for the process that builds it.
-
-    If that process ends without a complete version, one of the waiting processes builds it.
-    """
-    while True:
-        version = wanted.version()
-        if version is not None:
-            return version
-        lease = wanted.try_lease()
-        if lease is None:
-            wanted.check_waiting()
-            time.sleep(wanted.poll)  # a store has no notifications
-            continue
-        with lease:
-            version = wanted.version()  # the previous holder may just have finished it
-            if version is None:
-                result = run_build(wanted.request, wanted.shown, wanted.listed)
-                return open_own(wanted.store.folder(result.version))
-            return version
 
 
 def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
@@ -267,145 +244,124 @@ def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
 
 
 class PendingBuild(Protocol):
-    """A build in another process or on a cluster, started by this process."""
+    """A build that this process started."""
+
+    @property
+    def name(self) -> str:
+        """What goes on if this process does not wait for it."""
 
     def check(self) -> str | None:
         """Return the version that the build produced, None if not known; raises if it failed."""
 
 
-class PendingJob:
-    """A build by a job of a cluster."""
-
-    def __init__(self, job: ClusterJob) -> None:
-        self.job = job
-        self._polled = self._answered = time.monotonic()
-
-    def check(self) -> str | None:
-        """Poll the cluster at intervals; a lack of answers is an error only after a while."""
-        from precache_workers.jobs.submission import ENDED, UNREACHABLE_SECONDS
-
-        now = time.monotonic()
-        if now - self._polled < JOB_EVERY:
-            return None
-        self._polled = now
-        try:
-            ended = self.job.status().state in ENDED
-        except BuildError:
-            if now - self._answered > UNREACHABLE_SECONDS:
-                raise
-            return None
-        self._answered = now
-        return self.job.wait().version if ended else None
+Begin = Callable[[WantedVersion], PendingBuild | None]
+"""Starts a build of a version; returns None if another process builds it."""
 
 
-def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> Version:
-    """Open the version as soon as its build has begun, for a `Loader` that follows it.
+@dataclass(frozen=True)
+class Built:
+    """A build that has ended in this process."""
 
-    Parameters
-    ----------
-    begin
-        Starts the build elsewhere; returns None if another process builds it.
-    """
-    begun = None
-    while True:
-        version, target = wanted.version(), wanted.target()
-        if version is None:
-            begun = begun or begin()
-            built = None if begun is None else begun.check()
-            if built is not None and wanted.version() is None:
-                version = open_own(wanted.store.folder(built))
+    version: str
+    name: ClassVar[str] = "the build"
+
+    def check(self) -> str:
+        return self.version
+
+
+def build_here(wanted: WantedVersion) -> Built | None:
+    """Build the version in this process."""
+    lease = wanted.try_lease()
+    if lease is None:
+        return None
+    with lease:
+        version = wanted.version()  # the previous holder may just have finished it
         if version is not None:
-            version.followed = True
-            return version
-        if target is not None and target.folder.exists(DESCRIPTION) and wanted.is_in_progress():
-            return live_version(target, wanted)
-        wanted.check_waiting()
-        time.sleep(wanted.poll)  # a store has no notifications
+            return Built(version.id)
+        return Built(run_build(wanted.request, wanted.shown, wanted.listed).version)
 
 
-def begin_apart(wanted: WantedVersion) -> Background | None:
-    """Start a background process that builds the version; None if another process builds it."""
+def build_apart(wanted: WantedVersion) -> Background | None:
+    """Start a background process that builds the version."""
     lease = wanted.try_lease()
     if lease is None:
         return None
     log_path = new_log(wanted.request.store)
     background = begin_build(wanted.request, wanted.listed, lease, log_path)
-    wanted.say_background(log_path)
+    wanted.say_begun(
+        f"building {wanted.store} in the background; its log, removed if it succeeds: {log_path}"
+    )
     return background
 
 
-def ensure_apart(wanted: WantedVersion, seconds: float) -> Version | None:
-    """Open the version, which a background process builds if needed.
+class PendingJob:
+    """A build by a job of a cluster, whose lines are passed on."""
+
+    def __init__(self, wanted: WantedVersion, job: ClusterJob) -> None:
+        self._wanted, self._job = wanted, job
+        self._polled = -math.inf
+        self.name = f"job {job.id}"
+        wanted.say_begun(f"{self.name} builds {wanted.store}: {job.status_command()}")
+
+    def check(self) -> str | None:
+        """Poll the cluster at intervals."""
+        from precache_workers.jobs.submission import ENDED
+
+        if time.monotonic() - self._polled < JOB_EVERY:
+            return None
+        self._polled = time.monotonic()
+        write = (lambda line: None) if self._job.attached else self._wanted.say
+        status = self._job.poll(write)
+        if status is None or status.state not in ENDED:
+            return None
+        return self._job.result(status).version
+
+
+def ensure_version(
+    wanted: WantedVersion, begin: Begin, seconds: float, *, follow: bool
+) -> Version | None:
+    """Open the version, which is built if needed.
+
+    If another process that builds it ends without a complete version, one of the waiting processes
+    builds it.
 
     Parameters
     ----------
     seconds
         Longest wait for the version. If it is 0 and the version is not complete, the function
         starts the build and returns None.
-
-    Raises
-    ------
-    BuildError
-        The version is not complete in time, or its build failed.
-    """
-    until, begun = time.monotonic() + seconds, None
-    while (version := wanted.version()) is None:
-        if begun is not None:
-            begun.check()
-        else:
-            begun = begin_apart(wanted)
-        if not seconds:
-            return None
-        if begun is None:
-            wanted.check_waiting()
-        if time.monotonic() > until:
-            holder = wanted.lease.holder()
-            where = f" ({holder.note})" if holder and holder.note else ""
-            raise BuildError(
-                f"{wanted.store} is not built after {seconds:g} seconds: {wanted.progress()}; the "
-                f"build goes on{where}: call ensure again, or wait longer"
-            )
-        # A store has no notifications.
-        time.sleep(min(wanted.poll, max(0.0, until - time.monotonic())))
-    return version
-
-
-def ensure_by_job(
-    wanted: WantedVersion, submit: Callable[[], ClusterJob], seconds: float
-) -> Version | None:
-    """Open the version, which a job of a cluster builds if needed.
-
-    Parameters
-    ----------
-    submit
-        Submits the job, or joins the one that builds it.
-    seconds
-        As in `ensure_apart`.
+    follow
+        Open it as soon as its build has begun, for a `Loader` that follows it.
 
     Raises
     ------
     UsageError, BuildError
-        The version is not complete in time, or the job failed.
+        The version is not complete in time, or its build failed.
     """
-    from precache_workers.jobs.submission import ENDED
-
-    version = wanted.version()
-    if version is not None:
-        return version
-    job = submit()
-    wanted.say(f"job {job.id} builds {wanted.store}: {job.status_command()}")
-    if not seconds:
-        return None
-    until = time.monotonic() + seconds
-    while seconds < math.inf and (status := job.status()).state not in ENDED:
+    until, begun = time.monotonic() + seconds, None
+    while True:
+        version, target = wanted.version(), wanted.target()
+        if version is None:
+            begun = begun or begin(wanted)
+            built = begun.check() if begun is not None and seconds else None
+            if built is not None:  # on a cluster other libraries may have decided
+                version = wanted.version() or open_own(wanted.store.folder(built))
+        if version is not None:
+            version.followed = follow
+            return version
+        if not seconds:
+            return None
+        begins = target is not None and target.folder.exists(DESCRIPTION)
+        if follow and target is not None and begins and wanted.is_in_progress():
+            return live_version(target, wanted)
         if time.monotonic() > until:
+            holder = wanted.lease.holder()
+            where = f" ({holder.note})" if holder and holder.note else ""
             raise BuildError(
-                f"{wanted.store} is not built after {seconds:g} seconds: "
-                f"{status.progress or wanted.progress()}; job {job.id} goes on: call "
-                "ensure again, or wait longer"
+                f"{wanted.store} is not built after {seconds:g} seconds: {wanted.progress()}; "
+                f"{begun.name if begun else 'the build'} goes on{where}: call ensure again, or "
+                "wait longer"
             )
-        # A cluster has no notifications.
-        time.sleep(min(JOB_EVERY, max(wanted.poll, until - time.monotonic())))
-    result = job.wait(lambda line: None if job.attached else wanted.say(line))
-    # It may differ from the requested version: libraries on the cluster decide, too.
-    return open_own(wanted.store.folder(result.version))
+        wanted.check_waiting()
+        # A store has no notifications.
+        time.sleep(min(wanted.poll, max(0.0, until - time.monotonic())))

@@ -94,6 +94,7 @@ class ClusterJob:
         self.id = job
         self.address = shown(address)
         self.attached = attached
+        self._passed, self._reached = 0, time.monotonic()
 
     def status(self) -> JobStatus:
         """Request the job's state.
@@ -137,43 +138,49 @@ class ClusterJob:
             exit_status=details.driver_exit_code,
         )
 
-    def follow(self, write: Callable[[str], object]) -> JobStatus:
-        """Pass on the lines of the job's log, from the first, until the job has ended.
+    def poll(self, write: Callable[[str], object]) -> JobStatus | None:
+        """Request the job's state, and pass on the lines of its log since the poll before.
+
+        Returns None while the cluster is out of reach, for at most a minute.
 
         Raises
         ------
         BuildError
-            The cluster is out of reach for a minute; the job may go on.
+            It was out of reach for longer; the job may go on.
         """
-        passed, reached = 0, time.monotonic()
-        while True:
-            try:
-                with translate_errors(self.address):
-                    details = self._details()  # before the log, which is whole if the job has ended
-                    log = self._client.get_job_logs(self.id)
-            except BuildError as error:
-                if time.monotonic() - reached > UNREACHABLE_SECONDS:
-                    raise BuildError(
-                        f"{error}; the job may go on: {self.status_command()}"
-                    ) from None
-            else:
-                reached = time.monotonic()
-                ended = details.status.value in ENDED
-                lines = _own_lines(log if ended else log[: log.rfind("\n") + 1])
-                for line in lines[passed:]:
-                    if line.strip() and _result(line) is None:
-                        write(line)
-                passed = len(lines)
-                if ended:
-                    return self._status(details, log)
+        try:
+            with translate_errors(self.address):
+                details = self._details()  # before the log, which is whole if the job has ended
+                log = self._client.get_job_logs(self.id)
+        except BuildError as error:
+            if time.monotonic() - self._reached > UNREACHABLE_SECONDS:
+                raise BuildError(f"{error}; the job may go on: {self.status_command()}") from None
+            return None
+        self._reached = time.monotonic()
+        ended = details.status.value in ENDED
+        lines = _own_lines(log if ended else log[: log.rfind("\n") + 1])
+        for line in lines[self._passed :]:
+            if line.strip() and _result(line) is None:
+                write(line)
+        self._passed = len(lines)
+        return self._status(details, log)
+
+    def follow(self, write: Callable[[str], object]) -> JobStatus:
+        """Poll until the job has ended; see `poll`."""
+        while (status := self.poll(write)) is None or status.state not in ENDED:
             time.sleep(POLL_EVERY)  # a job server sends no notice
+        return status
 
     def status_command(self) -> str:
         """Return the command that shows the job's state."""
         return f"precache status {self.id} --address {self.address}"
 
     def wait(self, write: Callable[[str], object] = lambda line: None) -> BuildResult:
-        """Wait for the job's end; return the result of the build or refresh.
+        """Wait for the job's end; see `result`."""
+        return self.result(self.follow(write))
+
+    def result(self, status: JobStatus) -> BuildResult:
+        """Return the result of the build or refresh of a job that has ended.
 
         Raises
         ------
@@ -181,7 +188,6 @@ class ClusterJob:
             The job failed or was stopped; submitting it again continues it. Or it succeeded, and
             the cluster has lost its log.
         """
-        status = self.follow(write)
         if status.state == "SUCCEEDED":
             with translate_errors(self.address):
                 lines = _own_lines(self._client.get_job_logs(self.id))

@@ -418,8 +418,9 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
                 return _to_array(image, op)
         except UnidentifiedImageError:
             raise SampleError(
-                f"not an image that decode reads, whatever its name: {', '.join(FORMATS)}, AVIF, "
-                "HEIC"
+                _truncated(data)
+                or "not an image that decode reads, whatever its name: "
+                f"{', '.join(FORMATS)}, AVIF, HEIC"
             ) from None
         except Image.DecompressionBombError:
             raise SampleError(
@@ -430,9 +431,19 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
         except Exception as error:  # Pillow's decoders raise many kinds on broken files
             keep = '; to keep it: truncated = "fill" in decode (--truncated fill)'
             raise SampleError(
-                f"cannot be decoded: {type(error).__name__}: {error}"
+                _truncated(data)
+                or f"cannot be decoded: {type(error).__name__}: {error}"
                 + (keep if "truncated" in str(error) else "")
             ) from None
+
+
+def _truncated(data: bytes) -> str:
+    """Say that a file of RIFF (WEBP) or boxes (AVIF, HEIC) is shorter than its headers say."""
+    at = 8 + int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0
+    if len(_formats(data)) == 1:
+        while at + 8 <= len(data) and (length := int.from_bytes(data[at : at + 4])) >= 8:
+            at += length
+    return f"is truncated: it has {len(data):,} of {at:,} or more bytes" if at > len(data) else ""
 
 
 def _mode(mode: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,33 +19,47 @@ from precache.store.open import open_version
 from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.planning.label_keys import composed
-from precache_workers.sources.base import in_service_folder, is_image
+from precache_workers.sources.base import Doubt, choice_error, in_service_folder, is_image
 from precache_workers.sources.label_readings import is_beside
 from precache_workers.sources.labels import in_order
 
+log = logging.getLogger(__name__)
+
 
 def freeze_classes(
-    table: RowTable, classes: Sequence[str], where: str, *, grows: bool = False
+    table: RowTable,
+    classes: Sequence[str],
+    where: str,
+    *,
+    grows: bool = False,
+    from_0: bool = False,
 ) -> RowTable:
     """Number the labels by a given class map.
 
-    Multi-hot labels whose classes have no names keep their numbers, and get as many classes as the
-    map has.
+    Class numbers without names are those of the map, from 0, or from 1 if its last name is else
+    beyond them. Multi-hot labels whose classes have no names keep their numbers, and get as many
+    classes as the map has.
 
     Parameters
     ----------
     grows
         Classes that the map lacks are added to it.
+    from_0
+        Class numbers without names begin with 0, even if none is 0.
 
     Raises
     ------
     SourceError
         The source has classes that the map lacks, and it does not grow, or its labels are numbers.
+    ChoiceError
+        Class numbers may begin with 0 or with 1.
     """
     if table.labels.dtype.kind == "f":
         raise SourceError(f"the source's labels are numbers, and no classes; leave out {where}")
     labels, several = table.labels, table.labels.ndim == 2
     used = np.flatnonzero(labels.any(axis=0)) if several else np.unique(labels[labels >= 0])
+    if not (several or table.classes) and len(used) and not {*map(str, used)} <= {*classes}:
+        return _named_by_number(table, classes, where, from_0=from_0)
     known = table.classes or (classes if several else ())
     names = {n: known[n] if n < len(known) else str(n) for n in used.tolist()}
     numbers = {composed(name): i for i, name in enumerate(classes)}
@@ -77,6 +92,31 @@ def freeze_classes(
     else:
         frozen = np.array([new.get(number, -1) for number in labels.tolist()], np.int64)
     return replace(table, labels=frozen, classes=tuple(classes))
+
+
+def _named_by_number(
+    table: RowTable, classes: Sequence[str], where: str, *, from_0: bool
+) -> RowTable:
+    """Give class numbers the names of a map in its order."""
+    used = table.labels[table.labels >= 0]
+    lowest, highest, count = int(used.min()), int(used.max()), len(classes)
+    first = 1 if lowest > 0 and highest == count and not from_0 else 0
+    if highest - first >= count:
+        raise SourceError(
+            f"the source has the class number {highest}, and {where} names {count:,} classes; give "
+            "a name for each, or build without --classes"
+        )
+    if lowest > 0 and not (first or from_0):
+        text = (
+            f"class numbers of the source are from {lowest} to {highest}, and may be those of the "
+            f"{count:,} names of {where} counted from 0 or from 1"
+        )
+        from_1 = (), f"write names, or numbers less by 1, if 1 is {classes[0]!a}"
+        way = ("--label-kind", "number"), f"if 0 is {classes[0]!a}"
+        raise choice_error([Doubt.of(text, way, from_1)])
+    log.warning("class numbers are those of the names of %s: %s is %a", where, first, classes[0])
+    labels = np.where(table.labels < 0, -1, table.labels - first)
+    return replace(table, labels=labels, classes=tuple(classes))
 
 
 def read_classes(

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -38,7 +39,11 @@ class ContentReader:
         Prints a line.
     contents
         Key -> XXH3-128 (hex) of each sample that was read; empty where it could not be.
+    brings_labels
+        False: labels are listed, or are those of files.
     """
+
+    brings_labels: ClassVar[bool] = False
 
     source: Source
     seconds: float

@@ -87,16 +87,17 @@ class LibraryChange:
 
 @dataclass(frozen=True)
 class OpChange:
-    """An op that gives other pixels with the libraries of this machine than recorded.
+    """An op that is identified otherwise than recorded.
 
     Attributes
     ----------
     op
         The op in its place, such as ``resize(size=256) of uint8 x 3``.
     libraries
-        Libraries that compute it: those of other versions than recorded, or all where none is.
+        Libraries that compute it and are of other versions than recorded.
     probe
-        The first of the fixed inputs with another output.
+        The first of the fixed inputs with another output; empty if all that were tried before have
+        the same, and others are tried now.
     far
         The distance of the outputs, in words.
     """
@@ -105,6 +106,14 @@ class OpChange:
     libraries: tuple[str, ...]
     probe: str
     far: str
+
+    def __str__(self) -> str:
+        if not self.probe:
+            return (
+                f"{self.op}: tried on other probes than before, so that its rows are computed again"
+            )
+        by = " and ".join(self.libraries) or "precache, or this processor,"
+        return f"{self.op}: {by} computes other pixels, first of the probe {self.probe}: {self.far}"
 
 
 @dataclass(frozen=True)
@@ -209,10 +218,15 @@ def op_changes(
     libraries = {step.name: step.op.libraries for step in recipe_steps(recipe)}
     changes = []
     for name, outputs in behaviours(recipe).items():
-        if name in before and digest_of(before[name]) != digest_of(outputs):
-            used = libraries.get(name, ("numpy",))
-            suspects = tuple(library for library in used if library in changed) or used
-            changes.append(OpChange(name, suspects, *first_difference(before[name], outputs)))
+        old = before.get(name, outputs)
+        if digest_of(old) == digest_of(outputs):
+            continue
+        used = [library for library in libraries.get(name, ("numpy",)) if library in changed]
+        both = old.keys() & outputs.keys()
+        tried = ({probe: of[probe] for probe in of if probe in both} for of in (old, outputs))
+        same = len({digest_of(of) for of in tried}) == 1
+        differs = ("", "") if both and same else first_difference(old, outputs)
+        changes.append(OpChange(name, tuple(used), *differs))
     return tuple(changes)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from precache.errors import SourceError
+from precache.errors import ChoiceError, SourceError
 from precache_workers.planning.label_keys import Fit, SampleKeys
 from precache_workers.sources.base import (
-    NO_COLUMNS,
     Columns,
     Doubt,
     LabelRules,
@@ -25,13 +22,14 @@ from precache_workers.sources.base import (
     require_columns,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence, disagree, splits_of
-from precache_workers.sources.columns import LABEL_COLUMNS, label_kind
-from precache_workers.sources.label_readings import INTEGER, binary, no_label, quoted
-from precache_workers.sources.labels import Kind, decide, doubt_of_order, infer_kind, is_number
+from precache_workers.sources.columns import LABEL_COLUMNS
+from precache_workers.sources.label_readings import INTEGER, bit_of, quoted
+from precache_workers.sources.labels import decide, is_number, kind_of
 from precache_workers.sources.tables import (
     JSON_LINES,
     Batch,
     csv_rows,
+    joined_batches,
     read_batches,
     read_labels,
     text_of,
@@ -42,10 +40,15 @@ log = logging.getLogger(__name__)
 MOST_SHOWN = 60
 """Characters of a key or label in a message."""
 
+_OTHERS = {
+    ".mat": "a MATLAB file", ".json": "a JSON document", ".xml": "an XML document",
+    ".xlsx": "a spreadsheet", ".xls": "a spreadsheet", ".npy": "a NumPy array",
+    ".npz": "a NumPy archive", ".pkl": "a pickle", ".pickle": "a pickle", ".h5": "an HDF5 file",
+}  # fmt: skip
+"""Suffixes of files that often hold labels, and are none of labels."""
+
 _KEYS = ("key", "file", "filename", "file_name", "path", "image", "id", "index")
 """Usual names of columns of keys, in lower case."""
-
-_MINUS = frozenset(("-1", "-1.0"))
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class LabelFile:
 
     Attributes
     ----------
+    labels, typed
+        Labels as an Arrow array, and whether a type says that text is text.
     columns
         Columns of labels: one, or one for each class, whose order is that of the classes; none if
         the file does not name its columns.
@@ -63,8 +68,7 @@ class LabelFile:
 
     lines: Sequence[int]
     keys: Sequence[str]
-    labels: list[str]
-    kind: Kind | None
+    labels: Any
     typed: bool
     columns: tuple[str, ...]
     order: tuple[str, ...] = ()
@@ -79,18 +83,11 @@ def read_label_file(
     path: str, where: str, columns: Columns, keys: SampleKeys, rules: LabelRules
 ) -> LabelFile:
     """Read a file of labels and choose its columns."""
+    _require_table(path, where)
     try:
         with Path(path).open("rb") as stream:
             if path.lower().endswith((*JSON_LINES, ".parquet")):
-                batches = [*read_batches(stream, path, where, _readable)]
-                names = dict.fromkeys(name for batch in batches for name in batch.columns)
-                rows = Batch(
-                    [line for batch in batches for line in batch.lines],
-                    {n: [c for b in batches for c in b.columns.get(n, [None] * len(b.lines))]
-                     for n in names},
-                    typed=path.lower().endswith(".parquet"),
-                    orders={n: o for batch in batches for n, o in batch.orders.items()},
-                )  # fmt: skip
+                rows = joined_batches([*read_batches(stream, path, where, _readable)])
                 named = True
             else:
                 rows, named = _csv_file([*csv_rows(stream, path, where)], columns, keys, where)
@@ -109,31 +106,32 @@ def read_label_file(
                 f"line {line} of {where} has no key; each line is key,label, and a sample that is "
                 "to keep its class needs none"
             )
-    if len(labels) > 1:
-        rows = _bits(rows, labels, where, rules.none)
-    texts, kind = read_labels(rows, labels, where)
-    if len(labels) > 1:
-        ones = [json.loads(text.partition(":")[2]) for text in texts]
-        if all(len(some) <= 1 for some in ones):
-            texts, kind = ["".join(labels[place] for place in some) for some in ones], "names"
-    elif not rows.typed:
-        kind = infer_kind(texts, ids, where)
-    named_labels = labels if named else ()
-    order = () if rules.separator else rows.orders.get(labels[0], ())
-    return LabelFile(rows.lines, ids, texts, kind, rows.typed, named_labels, order)
+    order = () if rules.separator or len(labels) > 1 else rows.order(labels[0])
+    columns_of_labels = labels if named else ()
+    read = read_labels(rows, labels, where, rules.none)
+    return LabelFile(rows.lines, ids, read, rows.typed is not None, columns_of_labels, order)
 
 
 def _readable(schema: Any) -> list[str]:
     """Return the columns of an Arrow schema that may have keys or labels."""
-    return [name for name in schema.names if label_kind(schema.field(name).type) is not None]
+    return [name for name in schema.names if kind_of(schema.field(name).type) is not None]
+
+
+def _require_table(path: str, where: str) -> None:
+    noun = next((noun for suffix, noun in _OTHERS.items() if path.lower().endswith(suffix)), None)
+    if noun is not None:
+        raise SourceError(
+            f"{where} is {noun}, and a file of labels is CSV, TSV, JSON lines or Parquet: write it "
+            "as lines key,label with the names of the samples"
+        )
 
 
 def _csv_file(
     rows: list[tuple[int, list[str]]], columns: Columns, keys: SampleKeys, where: str
 ) -> tuple[Batch, bool]:
-    """Return the rows of CSV by column, and whether the first line names the columns.
+    """Return the rows of CSV by column, and whether the columns have names.
 
-    Otherwise they are called ``key`` and ``label``.
+    Those of two columns without names are called ``key`` and ``label``; of more, by number from 1.
     """
     for number, row in rows:
         if any("\0" in cell or not is_utf8(cell) for cell in row):
@@ -141,11 +139,16 @@ def _csv_file(
                 f"cannot read labels from {where}: line {number} has bytes that are not UTF-8, or "
                 "NUL, as UTF-16 has; save it as UTF-8"
             )
+    plain = [(number, row) for number, row in rows if not row[0].startswith("#")]
+    if len(plain) < len(rows) and not any(key.startswith("#") for key in keys.keys):
+        count = len(rows) - len(plain)
+        log.warning("%s lines of %s that begin with # are left out", f"{count:,}", where)
+        rows = plain
     if not rows:
         return Batch([], {}), False
     if all(len(row) == 1 for _, row in rows):
         parts = [(number, row[0].split()) for number, row in rows]
-        if all(len(row) == 2 for _, row in parts):
+        if len({len(row) for _, row in parts}) == 1 < len(parts[0][1]):
             log.warning("columns of %s are separated by spaces", where)
             rows = parts
     used = max(
@@ -154,6 +157,10 @@ def _csv_file(
     rows = [(number, row[: max(used, 2)]) for number, row in rows]
     header = [cell.strip() for cell in rows[0][1]]
     named = _names_columns(rows, header, columns, keys, where)
+    if not named and all(header) and len(header) > 2 and len({len(row) for _, row in rows}) == 1:
+        columns_of = zip(*(row for _, row in rows), strict=True)
+        by_number = {str(number): [*cells] for number, cells in enumerate(columns_of, 1)}
+        return Batch([number for number, _ in rows], by_number), True
     width = len(header) if named else 2
     for number, row in rows:
         if len(row) != width and named:
@@ -197,7 +204,9 @@ def _names_columns(
 
     Of two columns it does if it has usual names, or names that no sample and no other line has.
     """
-    if _of_file(columns, header, keys) != NO_COLUMNS:
+    chosen = _of_file(columns, header, keys)
+    wanted = [*chosen.labels(header), *filter(None, [chosen.key])]
+    if wanted and ({*wanted} & {*header} or not all(map(str.isdecimal, wanted))):
         return True
     if any(len(row) != len(header) for _, row in rows):
         return False
@@ -341,25 +350,29 @@ def _one_of(
     if len(candidates) == 1:
         return (candidates[0],)
     bits = [name for name in candidates if _has_bits(cells[name])]
+    several = len(bits) > 1 and not any("," in name for name in bits)
     ways: list[tuple[Sequence[str], str]] = []
-    if len(bits) > 1 and not any("," in name for name in bits):
-        of_bits = [*zip(*(cells[name] for name in bits), strict=True)]
-        alone = all(sum(binary(cell) or 0 for cell in row) <= 1 for row in of_bits)
-        each = "a class each" if alone else "several classes of a sample"
-        minus = _minus_beside_0({text for row in of_bits for text in row} - {*rules.none})
-        each += f"; {minus[0]} counts as 0" if minus else ""
-        ways.append((("--label-column", ",".join(bits), *no_label(minus)), f"({each})"))
-    for name in candidates:
-        doubts: Sequence[Doubt] = ()
-        with contextlib.suppress(SourceError):  # raised once the column is chosen
-            labels, kind = read_labels(rows, (name,), where)
-            kind = kind if rows.typed else infer_kind(labels, labels, where)
-            decided = decide(labels, kind, labels, where, rules, typed=rows.typed, values=False)
-            doubts = decided.doubts
-            if decided.kind == "numbers" and rules.kind is None:
-                doubts = doubts or doubt_of_order(decided.labels, where)
-        firsts = [doubt.ways[0] for doubt in doubts if doubt.ways]
-        ways.append((("--label-column", name, *itertools.chain(*firsts)), ""))
+    ids, other = [*map(str, rows.lines)], None
+    for names in ((tuple(bits),) if several else ()) + tuple((name,) for name in candidates):
+        classes = names if len(names) > 1 else ()
+        try:
+            read = read_labels(rows, names, where, rules.none)
+            decided = decide(
+                read, ids, where, rules, classes=classes, typed=rows.typed is not None, is_file=True
+            )
+        except ChoiceError as error:
+            firsts = [*error.ways[:1]]
+        except SourceError as error:  # such as labels of other kinds than the user says
+            other = other or error
+            continue
+        else:
+            firsts = [doubt.ways[0] for doubt in decided.doubts if doubt.ways]
+            each = "a class each" if decided.kind == "names" else "several classes of a sample"
+            each += "; -1 counts as 0" if firsts else ""
+        flags = ("--label-column", ",".join(names), *itertools.chain(*firsts))
+        ways.append((flags, f"({each})" if classes else ""))
+    if other is not None and not ways:
+        raise other
     text = (
         f"{where} has the columns {quoted(filter(None, cells), 20)}, and which of them has the "
         "labels is not known"
@@ -367,36 +380,10 @@ def _one_of(
     raise choice_error([Doubt.of(text, *ways[:20])])
 
 
-def _bits(rows: Batch, names: Sequence[str], where: str, zeros: Sequence[str]) -> Batch:
-    """Return columns of 0 and 1, in which blank cells count as 0, and -1 if no column has 0.
-
-    Parameters
-    ----------
-    zeros
-        Texts that the user takes as no label; they count as 0.
-    """
-    cells = {name: [*map(text_of, rows.columns[name])] for name in names}
-    found = {text for column in cells.values() for text in column}
-    if minus := _minus_beside_0(found - {*zeros}):
-        text = f"the columns {quoted(names)} of {where} have {minus[0]} beside 0 and 1"
-        ways = (no_label(minus), "if it counts as 0"), ((), "write 0 or 1")
-        raise choice_error([Doubt.of(text, *ways)])
-    as_zero = {"", *_MINUS, *zeros}
-    if used := sorted(as_zero & found):
-        log.warning("in the columns %s of %s, %s count as 0", quoted(names), where, quoted(used))
-    bits = {name: ["0" if t in as_zero else t for t in column] for name, column in cells.items()}
-    return Batch(rows.lines, bits)
-
-
 def _has_bits(cells: Iterable[str]) -> bool:
     """Return True for the cells of a column that may be a class: of 0, 1, -1 and blank ones."""
-    bits = {binary(cell) for cell in {*cells} - {"", *_MINUS}}
-    return bool(bits) and None not in bits
-
-
-def _minus_beside_0(texts: Collection[str]) -> list[str]:
-    """Return the texts of -1 among those of columns of 0 and 1; none if it stands for their 0."""
-    return sorted(_MINUS & {*texts}) if any(binary(text) == 0 for text in texts) else []
+    bits = {bit_of(cell) for cell in {*cells} - {""}}
+    return bool(bits - {-1}) and None not in bits
 
 
 def short(value: object) -> str:

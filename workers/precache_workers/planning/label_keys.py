@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,11 @@ from unicodedata import normalize
 
 from precache_workers.sources.base import is_image
 
-FORMS = ("by key", "by their paths", "without the suffix of their key", "by file name alone")
+FORMS = (
+    "by key", "by their paths", "without the suffix of their key", "by file name alone",
+    "by file name alone, without its suffix", "by paths that end in their keys",
+    "by paths that end in their keys without suffix",
+)  # fmt: skip
 """How values may name samples; a form counts only if no value is of an earlier one."""
 
 
@@ -25,13 +28,10 @@ class Fit(NamedTuple):
         Index of `FORMS`.
     rows
         The row of the sample that each value names, -1 for none.
-    folder
-        What comes before the keys in paths, with its last slash.
     """
 
     form: int
     rows: tuple[int, ...]
-    folder: str = ""
 
     @property
     def samples(self) -> int:
@@ -63,17 +63,29 @@ class SampleKeys:
     def fit(self, values: Sequence[str]) -> Fit | None:
         """Return the samples that values name, in the form that comes first; None for none."""
         names = [composed(value) for value in values]
-        fits = [Fit(0, _rows(names, self._numbers))]
-        if not any(row >= 0 for row in fits[0].rows):
-            fits = self._fits_of_paths(names) or [Fit(2, _rows(names, self._stems))]
-        if not any(row >= 0 for row in fits[0].rows):
-            fits = [Fit(3, _rows(names, self._file_names))]
-        # A path that names two samples names none.
-        fit = fits[0]
-        return fit if len(fits) == 1 and any(row >= 0 for row in fit.rows) else None
+        if not self._has_backslash:  # paths of Windows
+            names = [name.replace("\\", "/") for name in names]
+        fits = (Fit(form, rows) for form, rows in self._forms(names))
+        return next((fit for fit in fits if fit.samples), None)
 
-    def _fits_of_paths(self, names: Sequence[str]) -> list[Fit]:
-        fits = []
+    def _forms(self, names: Sequence[str]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield the numbers of forms, and the rows that the names have by them."""
+        yield 0, _rows(names, self._numbers)
+        paths = self._rows_of_paths(names)
+        if len(paths) > 1:  # a path that names two samples names none
+            return
+        yield from ((1, rows) for rows in paths)
+        yield 2, _rows(names, self._stems)
+        yield 3, _rows(names, self._ends(self._images))
+        yield 4, _rows(names, self._ends(self._image_stems))
+        for form, keys in ((5, self._images), (6, self._image_stems)):
+            row_of = {name: _row_at_end(name.strip(), keys) for name in {*names}}
+            found = [row for row in row_of.values() if row >= 0]
+            if len({*found}) == len(found):
+                yield form, tuple(row_of[name] for name in names)
+
+    def _rows_of_paths(self, names: Sequence[str]) -> list[tuple[int, ...]]:
+        found = []
         for folder in self._folders:
             below = [
                 name.strip().removeprefix(folder) if name.strip().startswith(folder) else ""
@@ -81,8 +93,8 @@ class SampleKeys:
             ]
             rows = _rows(below, self._numbers) if any(below) else ()
             if any(row >= 0 for row in rows):
-                fits.append(Fit(1, rows, folder))
-        return fits
+                found.append(rows)
+        return found
 
     @cached_property
     def _folders(self) -> list[str]:
@@ -111,20 +123,44 @@ class SampleKeys:
         return {first: row for row, key in rows if (first := self._numbers[key]) != row}
 
     @cached_property
+    def _has_backslash(self) -> bool:
+        return any("\\" in key for key in self.keys)
+
+    @cached_property
     def _stems(self) -> dict[str, int]:
-        stems = {
-            composed(key.rpartition(".")[0] if is_image(key) else key): row
-            for row, key in enumerate(self.keys)
-        }
+        stems = {_stem(key): row for key, row in self._numbers.items()}
         return stems if len(stems) == len(self.keys) else {}
 
     @cached_property
-    def _file_names(self) -> dict[str, int]:
-        """Name of an image without its folders, if no other has it -> its row."""
-        names = [composed(key.rpartition("/")[2]) for key in self.keys]
-        counts = Counter(names)
-        rows = enumerate(names)
-        return {name: row for row, name in rows if counts[name] == 1 and is_image(name)}
+    def _images(self) -> dict[str, int]:
+        return {key: row for key, row in self._numbers.items() if is_image(key)}
+
+    @cached_property
+    def _image_stems(self) -> dict[str, int]:
+        return {_stem(key): row for key, row in self._images.items()} if self._stems else {}
+
+    @staticmethod
+    def _ends(keys: Mapping[str, int]) -> dict[str, int]:
+        """Return the ends of keys, from a folder or file name on, that are of one key alone."""
+        ends: dict[str, int] = {}
+        for key, row in keys.items():
+            for end in _tails(key)[1:]:
+                ends[end] = -1 if end in ends else row
+        return ends
+
+
+def _stem(key: str) -> str:
+    return key.rpartition(".")[0] if is_image(key) else key
+
+
+def _tails(name: str) -> list[str]:
+    """Return a path, and what is left of it after each of its folders."""
+    parts = name.split("/")
+    return ["/".join(parts[start:]) for start in range(len(parts))]
+
+
+def _row_at_end(path: str, keys: Mapping[str, int]) -> int:
+    return next((keys[tail] for tail in _tails(path) if tail in keys), -1)
 
 
 def _rows(names: Sequence[str], numbers: dict[str, int]) -> tuple[int, ...]:

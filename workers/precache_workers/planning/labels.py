@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from precache_workers.planning.rows import default_max_failures
 from precache_workers.sources.base import NO_RULES, Columns, Doubt, LabelRules, choice_error
 from precache_workers.sources.column_evidence import splits_of
 from precache_workers.sources.label_readings import (
-    INTEGER,
     doubts_of_classes,
     flag,
     note_of_order,
@@ -32,10 +32,11 @@ from precache_workers.sources.label_readings import (
 from precache_workers.sources.labels import (
     NAME,
     Decided,
+    column_of,
     decide,
-    doubt_of_order,
-    encode_column,
+    encode,
     in_order,
+    texts_of_labels,
 )
 
 log = logging.getLogger(__name__)
@@ -87,35 +88,43 @@ def override_labels(
         The file cannot be read or is not of this form, gives a sample two labels, or fits the
         source badly.
     """
+    import pyarrow as pa
+
     where = shown(path)
     keys = SampleKeys(table.keys, source, in_column=source_has_columns)
     file = read_label_file(path, where, Columns(label=label_column, key=key_column), keys, rules)
     line_of, unmatched = _matched(table, file, keys, where)
     known = {*table.classes, *classes}
-    decided = _decided(file, known, table, where, rules, chosen=label_column is not None)
+    chosen = label_column is not None
+    decided = _decided(file, known, where, rules, chosen=chosen, has_map=bool(classes))
+    lines = pa.array([line_of.get(row) for row in range(len(table))], pa.int64())
+    of_rows = replace(decided, values=decided.values.take(lines))
     if not are_classes(table.labels):  # of another kind than those of the file
         table = _relabelled(table, [-1] * len(table), ())
-    several = decided.kind in ("several names", "several numbers")
-    texts = {row: decided.labels[line] for row, line in line_of.items()}
-    if several:
-        whole = replace(decided, labels=[texts.get(row, "") for row in range(len(table))])
-        column = encode_column(whole, table.keys, where, rules, file.classes)
+    merges = decided.kind in (None, "names", "numbers")
+    if not merges:
+        column = encode(of_rows, table.keys, where, rules, file.classes)
         labelled = replace(table, labels=column.values, classes=column.classes)
     elif decided.kind == "numbers":
-        labelled = _numbered(table, texts, where)
+        labelled = _numbered(table, of_rows.values, line_of, where, named=not classes)
     else:
-        labelled = _named(table, texts, where, rules, file.classes)
-    if not classes and (alike := doubts_of_classes(labelled.classes, where)):
+        labelled = _named(table, of_rows.values, line_of, where, rules, file.classes)
+    if not classes and (
+        alike := doubts_of_classes(labelled.classes, where, are_codes=rules.kind == "name")
+    ):
         raise choice_error(alike)
-    none = range(len(table)) if several else np.flatnonzero(labelled.labels < 0).tolist()
+    none = np.flatnonzero(labelled.labels < 0).tolist() if merges else range(len(table))
     bare = [row for row in none if row not in line_of]
     unlisted = len(table) - len(line_of) - len(bare)
     notes = [*decided.notes]
-    if decided.kind == "numbers":
-        notes.append(f"labels of {where} are class numbers (--label-kind name: names of classes)")
+    if decided.kind == "numbers" and not (classes and not labelled.classes):
+        value = "; --label-kind value: numbers" if _had_fraction(file) else ""
+        note = f"labels of {where} are class numbers (--label-kind name: names of classes{value})"
+        notes.append(note)
     elif labelled.classes != table.classes and not file.classes:  # else said of the source
         notes += note_of_order(labelled.classes)
-    if empty := sum(not text for text in texts.values()):
+    given = of_rows.values.is_valid().to_pylist()
+    if empty := sum(not given[row] for row in line_of):
         notes.append(f"{empty:,} lines of {where} have no label, and their samples get none")
     refusable = len(notes)
     if unmatched:
@@ -156,14 +165,16 @@ def _matched(
     """Match lines with rows: row -> its first line, and the lines that fit no row."""
     fit = keys.fit(file.keys)
     if fit is None:
+        number = ", as another file may give them by number" * all(map(str.isdecimal, file.keys))
         raise SourceError(
             f"no key of {where} is in the source; its first is {short(file.keys[0])}, the "
-            f"source's first {short(table.keys[0])}: write keys as the source has them"
+            f"source's first {short(table.keys[0])}: write keys as the source has them{number}"
         )
     if fit.form:
         how = FORMS[fit.form]
         log.warning("%s names samples %s, such as %s", where, how, short(file.keys[0]))
     line_of: dict[int, int] = {}
+    labels = file.labels.to_pylist()
     for line, row in enumerate(fit.rows):
         if row in keys.twins:
             raise SourceError(
@@ -172,8 +183,8 @@ def _matched(
                 f"{table.keys[keys.twins[row]]!a}; rename one"
             )
         before = line_of.setdefault(row, line) if row >= 0 else line
-        one, other = file.labels[before], file.labels[line]
-        if composed(one) != composed(other):
+        one, other = labels[before], labels[line]
+        if composed(str(one)) != composed(str(other)):
             raise SourceError(
                 f"{where} gives {short(file.keys[line])} two labels: {short(one)} in line "
                 f"{file.lines[before]} and {short(other)} in line {file.lines[line]}"
@@ -181,88 +192,98 @@ def _matched(
     return line_of, [line for line, row in enumerate(fit.rows) if row < 0]
 
 
+def _had_fraction(file: LabelFile) -> bool:
+    """Return True if class numbers were written with a fraction that is zero, as floats are."""
+    return any("." in text for text in texts_of_labels(file.labels))
+
+
 def _decided(
     file: LabelFile,
     known: Collection[str],
-    table: RowTable,
     where: str,
     rules: LabelRules,
     *,
     chosen: bool,
+    has_map: bool,
 ) -> Decided:
-    """Decide the kind of the labels of a file; raises if that leaves two readings.
+    """Decide the reading of the labels of a file; raises if that leaves two.
 
     Parameters
     ----------
     known
         Names of classes.
-    chosen
-        The user chose the column of labels.
+    chosen, has_map
+        The user chose the column of labels; gives the names of classes.
     """
-    if rules.kind == "value":
-        raise SourceError(
-            f"{where} is a file of labels, which has classes only; give values in a table of URIs "
-            "as the source"
-        )
-    if len(file.columns) > 1:
-        if rules.separator or rules.kind:
-            raise SourceError(
-                "with several columns of labels, leave out --label-kind and --label-separator"
-            )
-        return Decided(file.labels, file.kind)
-    texts = {*file.labels} - {""}
-    given = rules.kind or rules.separator
-    if texts <= {*known} and not (given or rules.none):
-        return Decided(file.labels, "names")
+    texts = {*texts_of_labels(file.labels)} - {""}
+    given = chosen or rules.kind or rules.separator or texts <= {*known}
     name = ",".join(file.columns)
-    if splits_of(name, texts) == "sure" and not (chosen or given):
+    if not given and splits_of(name, texts) == "sure":
         text = f"labels of {where} are {quoted(sorted(texts))}, which look like splits"
         way = flag("--label-column", name) if name else NAME
         another = (), "another file of labels"
         raise choice_error([Doubt.of(text, (way, "if they are classes"), another)])
+    columns = file.columns if len(file.columns) > 1 else ()
     decided = decide(
-        file.labels, file.kind, file.keys, where, rules, typed=file.typed, values=False
+        file.labels,
+        file.keys,
+        where,
+        rules,
+        classes=columns,
+        typed=file.typed,
+        known=known,
+        is_file=True,
     )
-    doubts = decided.doubts
-    if decided.kind == "numbers" and rules.kind is None:
-        if table.classes and all(map(INTEGER.fullmatch, table.classes)):
-            decided = replace(decided, kind="names")
-        else:
-            doubts = doubts or doubt_of_order(decided.labels, where)
+    doubts = [doubt for doubt in decided.doubts if not (doubt.by_classes and has_map)]
     if doubts:
         raise choice_error(doubts)
     return decided
 
 
-def _numbered(table: RowTable, texts: Mapping[int, str], where: str) -> RowTable:
+def _numbered(
+    table: RowTable, numbers: Any, line_of: Mapping[int, int], where: str, *, named: bool
+) -> RowTable:
+    """Give the rows of lines class numbers, which are those of the source's classes.
+
+    Parameters
+    ----------
+    named
+        Each number gets a name.
+    """
+    import pyarrow as pa
+
     labels, most = table.labels.tolist(), max(MOST_EMPTY_CLASSES, len(table))
-    for row, text in texts.items():
-        labels[row] = int(text or -1)
+    for row, number in zip(line_of, numbers.take(pa.array([*line_of])).to_pylist(), strict=True):
+        labels[row] = -1 if number is None else number
         if not -1 <= labels[row] <= most:
             raise SourceError(
-                f"{where} gives {short(table.keys[row])} the class number {short(text)}; with "
+                f"{where} gives {short(table.keys[row])} the class number {number}; with "
                 f"{len(table):,} samples they are from 0 to {most:,}, and -1 for none. Number the "
                 "classes without gaps, or give names"
             )
-    kept = table.classes if len(texts) < len(table) else ()
-    return _relabelled(table, labels, (*kept, *map(str, range(len(kept), max(labels) + 1))))
+    kept = table.classes if len(line_of) < len(table) else ()
+    names = map(str, range(len(kept), max(labels) + 1)) if named or kept else ()
+    return _relabelled(table, labels, (*kept, *names))
 
 
 def _named(
     table: RowTable,
-    texts: Mapping[int, str],
+    given: Any,
+    line_of: Collection[int],
     where: str,
     rules: LabelRules,
     first: Sequence[str],
 ) -> RowTable:
     """Number classes in the order of their names, after those that come first."""
     known = dict(enumerate(table.classes))
-    names = [known.get(n, str(n)) if n >= 0 else "" for n in table.labels.tolist()]
-    spelt = {composed(name): name for name in names}
-    for row, text in texts.items():
-        names[row] = spelt.setdefault(composed(text), text) if text else ""
-    classes = in_order({*names} - {"", *first}, rules.order, where)
-    column = encode_column(Decided(names, "names"), table.keys, where, rules, (*first, *classes))
+    names = [known.get(n, str(n)) if n >= 0 else None for n in table.labels.tolist()]
+    spelt = {composed(name): name for name in names if name is not None}
+    texts = given.to_pylist()
+    for row in line_of:
+        text = texts[row]
+        names[row] = None if text is None else spelt.setdefault(composed(text), text)
+    classes = in_order({name for name in names if name} - {*first}, rules.order, where)
+    column = encode(Decided(column_of(names)), table.keys, where, rules, (*first, *classes))
     return replace(table, labels=column.values, classes=column.classes)
 
 

@@ -26,35 +26,28 @@ from precache.store.open import split_uri
 from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix, place_digest
 from precache_workers.ops.identity import decides, function_digests
 from precache_workers.planning.class_maps import class_folders, freeze_classes, read_classes
-from precache_workers.planning.compared_samples import (
-    compare_samples,
-    keep_compared,
-    note_of_held_data,
-)
+from precache_workers.planning.compared_samples import DatasetReader, note_of_held_data
 from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.labels import override_labels
 from precache_workers.planning.request import Request, label_rules, source_has_columns
 from precache_workers.planning.row_placement import Placed, place_rows
-from precache_workers.planning.source_record import (
-    RecalledListing,
-    read_record,
-    recall,
-    recall_compared,
-)
-from precache_workers.planning.stored_versions import (
-    committed_versions,
-    earlier_contents,
-    stored_contents,
-)
+from precache_workers.planning.rows import numbers_out_of_order
+from precache_workers.planning.source_record import RecalledListing, recall
+from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.sources.base import Doubt, Listing, Source, Tick, choice_error
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import is_split, note_of_order, quoted
+from precache_workers.sources.name_readings import note_of_words, partners_among
+from precache_workers.sources.paired_folders import PairedFolders, columns_of
 from precache_workers.sources.splits import split_name
 from precache_workers.user_code.identity import code_of
 
 log = logging.getLogger(__name__)
+
+SPLIT_DEPTH = 3
+"""Folders of a path that are looked at for a split, from the last."""
 
 
 @dataclass(frozen=True)
@@ -225,31 +218,25 @@ def list_rows(
     recipe = _with_current_variants(request.recipe, store)
     code, decided = function_digests(recipe), decides(recipe)
     table = listing.table
-    contents_by_key: Mapping[str, str] = {}
-    of_files: RecalledListing | None = None
     changed: tuple[str, ...] = ()
     if not table.source:
         table = replace(table, source=source_by_name(request.source))
     if isinstance(source, DatasetSource):
         if table.etags[0].startswith(source.etag):
             code[f"python:{source.factory}"] = source.code
-        listed, table = table, keep_compared(store, table)
-        if request.compare:
-            limit = request.sample_timeout
-            table, contents_by_key = compare_samples(store, source, table, limit, tick)
-        if listing.ctimes is not None:
-            of_files = _recall_files(request, store, source, listed, table, listing.ctimes, say)
-            table = of_files.table
-        if not request.compare:
-            changed = note_of_held_data(store, source, table)
     elif request.compare:
         raise UsageError(
             f"--compare is for a Python dataset, and {shown(request.source)} is none: its samples "
             "are compared without it; leave it out"
         )
-    table = _labelled(request, source, listing, table)
-    placed, recalled = _place(request, store, source, table, listing.ctimes, say)
-    recalled = recalled or of_files
+    of_names, doubts = _read_names(request, source, table)
+    table = _labelled(request, source, listing, table, doubts)
+    recalled, compared = _recall(request, store, source, table, listing.ctimes, tick, say)
+    table = recalled.table
+    if isinstance(source, DatasetSource) and not request.compare:
+        changed = note_of_held_data(store, source, table)
+    may_have = functools.partial(_may_have, request.shard_samples)
+    placed = place_rows(store, table, request.keep_order, request.compact, may_have)
     fingerprint = recipe.fingerprint(decided)
     spec = VersionSpec(recipe, fingerprint, placed.table, placed.table.digest, decided)
     fetches_labels = not table.labels_override and source.labels_with_samples
@@ -265,17 +252,18 @@ def list_rows(
         examples=listing.examples,
         notes=(
             *_true_of(listing, request, table),
+            *of_names,
             *changed,
             *_label_notes(request, source, table),
             *_note_of_numbers(request, store, table),
+            *_note_of_order(request, source, table),
         ),
         # An index would not tell the next build of a doubt that this one need not settle.
         index=(name, listing.index) if listing.index is not None and not listing.doubts else None,
-        contents=[contents_by_key.get(key, "") for key in placed.table.keys]
-        if contents_by_key
-        else (),
+        contents=[compared.get(key, "") for key in placed.table.keys] if compared else (),
         compares=not isinstance(source, DatasetSource) or source.compares,
-        recalled=recalled,
+        # Of a dataset without files, the versions say all.
+        recalled=None if isinstance(source, DatasetSource) and listing.ctimes is None else recalled,
     )
 
 
@@ -299,91 +287,31 @@ def source_by_name(source: str) -> str:
     return place_digest(recordable_source(source) or shown(source))
 
 
-def _place(
+def _recall(
     request: Request,
     store: Folder,
     source: Source,
-    table: RowTable,
+    listing: RowTable,
     ctimes: np.ndarray | None,
+    tick: Tick,
     say: Callable[[str], None],
-) -> tuple[Placed, RecalledListing | None]:
-    """Recognise the samples of a listing, and place them in rows."""
-    may_have = functools.partial(_may_have, request.shard_samples)
-    place = functools.partial(
-        place_rows,
+) -> tuple[RecalledListing, Mapping[str, str]]:
+    """Recognise the samples of a listing; also returns the contents of those that are compared."""
+    known = functools.partial(
+        recall,
         store,
-        keep_order=request.keep_order,
-        compact=request.compact,
-        may_have=may_have,
-    )
-    if isinstance(source, DatasetSource):
-        return place(table, read=None), None
-    read = ContentReader(source, request.sample_timeout, say)
-    recalled = recall(
-        read_record(store, table.source),
-        table,
+        listing,
         ctimes,
-        read,
-        functools.partial(_stored_contents, request, store),
-        functools.partial(earlier_contents, store),
         most_bytes=request.max_sample_bytes,
         ignore_ctime=request.ignore_ctime,
     )
-    placed = place(recalled.table, read=read)
-    return placed, recalled.with_identities(placed.restored)
-
-
-def _recall_files(
-    request: Request,
-    store: Folder,
-    source: DatasetSource,
-    listed: RowTable,
-    kept: RowTable,
-    ctimes: np.ndarray,
-    say: Callable[[str], None],
-) -> RecalledListing:
-    """Read the samples of a Python dataset whose files have another ctime than at the last build.
-
-    Parameters
-    ----------
-    kept
-        The listing with the identities by which samples were compared.
-    """
-
-    def compare(table: RowTable, rows: Sequence[int]) -> RowTable:
-        limit = request.sample_timeout
-        return compare_samples(store, source, table, limit, lambda count: None, rows)[0]
-
+    if not isinstance(source, DatasetSource):
+        return known(ContentReader(source, request.sample_timeout, say)), {}
+    reader = DatasetReader(source, request.sample_timeout, say, tick, request.compare)
     # What one recipe reads of a sample settles nothing for another.
     inputs = repr((source.fields, source.labels_given))
-    if request.compare:  # they were read
-        return RecalledListing(kept, listed, ctimes, inputs=inputs)
-    return recall_compared(
-        read_record(store, listed.source, inputs),
-        listed,
-        kept,
-        ctimes,
-        compare,
-        say,
-        ignore_ctime=request.ignore_ctime,
-        inputs=inputs,
-    )
-
-
-def _stored_contents(
-    request: Request, store: Folder, listing: RowTable, rows: np.ndarray
-) -> dict[int, set[str]]:
-    """Find the contents that versions of a source have of samples of a listing, by row."""
-    row_of = {listing.keys[row]: row for row in rows.tolist()}
-    found: dict[int, set[str]] = {}
-    for table, contents in stored_contents(store, request.recipe, listing.source):
-        theirs = [row for row in contents if table.keys[row] in row_of]
-        ours = [row_of[table.keys[row]] for row in theirs]
-        alike = table.listed_alike(listing, np.array(theirs, int), np.array(ours, int))
-        for row, own, same in zip(theirs, ours, alike.tolist(), strict=True):
-            if same:
-                found.setdefault(own, set()).add(contents[row])
-    return found
+    recalled = known(reader, read_all=request.compare, read_touched=False, inputs=inputs)
+    return recalled, reader.contents if request.compare else {}
 
 
 def _label_notes(request: Request, source: Source, table: RowTable) -> list[str]:
@@ -431,11 +359,21 @@ def _note_of_numbers(request: Request, store: Folder, table: RowTable) -> list[s
     return [f"Classes get other numbers than in version {version}: {some}; {keep} ones"]
 
 
+def _note_of_order(request: Request, source: Source, table: RowTable) -> list[str]:
+    """Return the line about numbers in names of a folder, whose order as text is kept."""
+    of_names = request.keep_order and isinstance(source, FolderSource | PairedFolders)
+    pair = numbers_out_of_order(table.keys) if of_names else None
+    if pair is None:
+        return []
+    first, second = map(printable, pair)
+    way = "for that of numbers, write them with leading zeros, or give a table of the files"
+    return [f"Rows are in the order of text: {first} comes before {second}; {way}"]
+
+
 def _named_split(source: str) -> str:
     """Return the words in the last name of a source that name a split; of a pattern, in two."""
     *_, outer, last = ["", *source.rstrip("/").split("/")]
-    names = [outer, last] if re.search(r"[*?\[{]", last) else [last]
-    return " ".join(filter(None, map(split_name, names)))
+    return split_name(last) or split_name(outer)
 
 
 def _is_later_split(name: str) -> bool:
@@ -443,14 +381,26 @@ def _is_later_split(name: str) -> bool:
     return is_split(name) and not re.search("tr(ai)?n", name.lower())
 
 
-def _splits_beside(source: Source) -> list[Path]:
-    """Return the splits beside a local folder, those that are trained on first."""
+def _split_above(source: Source) -> Path | None:
+    """Return the split that a local folder is, or is in, as ``val`` of ``val/imgs``."""
     local = source.folder.local("") if isinstance(source, FolderSource) else None
-    beside: list[Path] = []
+    inner = [] if local is None else [local, *local.parents][:SPLIT_DEPTH]
+    return next((path for path in inner if is_split(path.name)), None)
+
+
+def _splits_beside(source: Source) -> list[Path]:
+    """Return the local folders that are of other splits, those that are trained on first."""
+    split, beside = _split_above(source), list[Path]()
+    if split is None or not isinstance(source, FolderSource):
+        return []
     with contextlib.suppress(OSError):  # a parent that may not be listed
-        beside = sorted(local.parent.iterdir()) if local is not None else []
-    splits = [path for path in beside if path != local and is_split(path.name) and path.is_dir()]
-    return sorted(splits, key=lambda path: _is_later_split(path.name))
+        beside = sorted(split.parent.iterdir())
+    local = source.folder.local("")
+    assert local is not None
+    inside = local.relative_to(split)
+    splits = [path for path in beside if path != split and is_split(path.name)]
+    splits.sort(key=lambda path: _is_later_split(path.name))
+    return [path / inside for path in splits if (path / inside).is_dir()]
 
 
 def _doubt_of_split(request: Request, source: Source, table: RowTable) -> list[Doubt]:
@@ -458,7 +408,10 @@ def _doubt_of_split(request: Request, source: Source, table: RowTable) -> list[D
     local = source.folder.local("") if isinstance(source, FolderSource) else None
     if local is None or request.labels is not None or request.classes is not None:
         return []
-    if not _is_later_split(local.name) or not table.classes or request.label_level not in (None, 1):
+    split = _split_above(source)
+    if split is None or not _is_later_split(split.name):
+        return []
+    if not table.classes or request.label_level not in (None, 1):
         return []
     for other in _splits_beside(source):
         theirs = class_folders(other)
@@ -524,8 +477,54 @@ def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:
     return recipe.model_copy(update={"fields": {**recipe.fields, **fields}})
 
 
-def _labelled(request: Request, source: Source, listing: Listing, table: RowTable) -> RowTable:
+def _read_names(request: Request, source: Source, table: RowTable) -> tuple[list[str], list[Doubt]]:
+    """Return the lines and doubts about what the names of images tell: pairs, and classes."""
+    if isinstance(source, DatasetSource | PairedFolders):
+        return [], []
+    notes, doubts = list[str](), list[Doubt]()
+    partners = partners_among(table.keys) if request.sample_name != "whole" else None
+    if partners is not None:
+        folder = None
+        if isinstance(source, FolderSource) and "{" not in str(source.folder):
+            nested = table.keys.matching("/").any()
+            folder = source.folder.path("**") if nested else str(source.folder)
+        notes, doubts = partners.reading(shown(request.source), folder)
+    if not has_label(table.labels).any() and request.labels is None and request.label_level is None:
+        notes += note_of_words(table.keys)
+    return notes, doubts
+
+
+def _for_recipe(request: Request, source: Source, doubt: Doubt) -> Doubt:
+    """Leave out choices of folders whose samples lack the columns that the recipe reads."""
+    read = {f.input for f in request.recipe.fields.values() if isinstance(f.input, str)}
+    if not isinstance(source, FolderSource) or read <= {"bytes"}:
+        return doubt
+    choices = [
+        (way, when)
+        for way, when in doubt.choices
+        if not way or ("{" in way[0] and read <= {*columns_of(way[0])})
+    ]
+    for way, _ in doubt.choices:
+        if way and "{" in way[0] and not read <= {*columns_of(way[0])}:
+            columns = quoted(columns_of(way[0]))
+            text = f"{shown(way[0])} with a recipe that reads its columns ({columns})"
+            choices.append(((), f"{text} in place of {quoted(sorted(read))}"))
+    return replace(doubt, choices=tuple(choices)) if choices else doubt
+
+
+def _labelled(
+    request: Request,
+    source: Source,
+    listing: Listing,
+    table: RowTable,
+    of_names: Sequence[Doubt],
+) -> RowTable:
     """Give a listing the labels and classes of the request.
+
+    Parameters
+    ----------
+    of_names
+        Doubts about the names of images.
 
     Raises
     ------
@@ -535,7 +534,7 @@ def _labelled(request: Request, source: Source, listing: Listing, table: RowTabl
     frozen = None
     if request.classes is not None:
         frozen = read_classes(request.classes, request.storage_options, request.class_order)
-    doubts = list(listing.doubts)
+    doubts = [*listing.doubts, *of_names]
     if of_split := _doubt_of_split(request, source, table):  # each of its ways gives the classes
         doubts = [*(doubt for doubt in doubts if not doubt.by_classes), *of_split]
     if request.labels is not None:
@@ -554,7 +553,7 @@ def _labelled(request: Request, source: Source, listing: Listing, table: RowTabl
         doubts = [doubt for doubt in doubts if doubt.of_members]
     doubts = [doubt for doubt in doubts if frozen is None or not doubt.by_classes]
     if doubts:
-        raise choice_error(doubts)
+        raise choice_error([_for_recipe(request, source, doubt) for doubt in doubts])
     if request.classes is not None and frozen is not None:
         if source.labels_with_samples and not has_label(table.labels).any():
             raise SourceError(
@@ -563,7 +562,8 @@ def _labelled(request: Request, source: Source, listing: Listing, table: RowTabl
             )
         store, _ = split_uri(request.classes, request.storage_options)
         own = recordable_source(store) == recordable_source(request.store)
-        table = freeze_classes(table, frozen, shown(request.classes), grows=own)
+        from_0, where = request.label_kind == "number", shown(request.classes)
+        table = freeze_classes(table, frozen, where, grows=own, from_0=from_0)
     # Whatever its targets are, a dataset's samples may bring labels.
     may_bring = isinstance(source, DatasetSource) or source.labels_with_samples
     is_given = request.labels is not None or request.classes is not None

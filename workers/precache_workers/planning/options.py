@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -194,16 +193,8 @@ class BuildOptions(RunOptions):
         return self
 
 
-def read_options(
-    model: type[Options], values: Mapping[str, Any], spell: Callable[[str], str] = str
-) -> Options:
+def read_options(model: type[Options], values: Mapping[str, Any]) -> Options:
     """Check values of options.
-
-    Parameters
-    ----------
-    spell
-        Converts an option's name to what the user wrote, such as its flag; by default it is a
-        keyword argument.
 
     Raises
     ------
@@ -214,15 +205,14 @@ def read_options(
         return model(**values)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-    raise UsageError("; ".join(_describe(problem, spell) for problem in problems))
+    raise UsageError("; ".join(map(_describe, problems)))
 
 
-def _describe(problem: ErrorDetails, spell: Callable[[str], str]) -> str:
+def _describe(problem: ErrorDetails) -> str:
     if problem["type"] == "extra_forbidden":
         return f"there is no option {problem['loc'][0]!r}"
     if problem["type"] == "value_error":
-        error = str(problem["ctx"]["error"])
-        text = re.sub(r"`(\w+)`", lambda match: spell(match[1]), error)
+        text = str(problem["ctx"]["error"]).replace("`", "")
     else:
         text = advice(problem)
     if not problem["loc"]:
@@ -230,4 +220,4 @@ def _describe(problem: ErrorDetails, spell: Callable[[str], str]) -> str:
     name, *inner = map(str, problem["loc"])
     secret = name.startswith("storage_options")
     value = "of another type" if secret else repr(problem["input"])
-    return f"{' '.join((spell(name), *inner))} is {value}; {text}"
+    return f"{' '.join((name, *inner))} is {value}; {text}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,21 +14,11 @@ from precache.store.labels import no_labels
 from precache.store.layout import RowShape
 from precache.store.locations import Locations
 from precache.store.open import open_own_unchecked
-from precache.store.row_table import REMOVED, RowTable, read_contents
+from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import ROW_TABLE, Version
-from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.diff import source_changes
 from precache_workers.planning.rows import order_rows
 from precache_workers.planning.stored_versions import committed_versions, latest_of
-
-Identity = tuple[int, str]
-"""Time and etag by which a row table knows a sample."""
-
-OWN = "own:"
-"""Beginning of the etag of a sample whose size and time do not tell it from another."""
-
-MOST_TOUCHED, MOST_TOUCHED_BYTES = 4096, 256 << 20
-"""Limits, in number and bytes, of samples read while listing; more are left to the build."""
 
 LEAST_KEPT = 0.5
 """Share of a version's samples that a listing must have, or all rows are laid down anew."""
@@ -46,15 +36,12 @@ class Placed:
         Changes since that version, in words.
     compactable
         Whether laying rows down anew would place them differently.
-    restored
-        Key -> identity that a touched sample keeps, and its content.
     """
 
     table: RowTable
     rows_per_shard: int | None = None
     changed: str = ""
     compactable: bool = False
-    restored: Mapping[str, tuple[Identity, str]] = field(default_factory=dict)
 
 
 def place_rows(
@@ -63,13 +50,10 @@ def place_rows(
     keep_order: bool,
     compact: bool,
     may_have: Callable[[int, Mapping[str, RowShape]], bool],
-    read: ContentReader | None,
 ) -> Placed:
     """Place the samples of a listing in rows: those of an earlier version, where it has them.
 
-    It is the latest version of this source, or else the current one. A few samples that differ from
-    those of that version by their time or etag alone are read: if their content is the same, they
-    keep their identity.
+    It is the latest version of this source, or else the current one.
 
     Parameters
     ----------
@@ -77,8 +61,6 @@ def place_rows(
         Lay rows down anew, without holes of removed samples.
     may_have
         Whether rows of these shapes may come in shards of so many.
-    read
-        None for a Python dataset.
     """
     fresh = order_rows(listing, keep_order)
     earlier = latest_of(store, listing.source) or next(committed_versions(store), None)
@@ -97,60 +79,11 @@ def place_rows(
     placed = keep_rows(parent, listing, keep_order)
     if placed is None or (keep_order and placed.present_keys != listing.keys):
         return Placed(fresh)
-    restored = {}
-    if read is not None and (touched := _touched(parent, placed, read.contents)):
-        restored = _restored(parent, placed, touched, folder, read)
-        placed = with_identities(placed, {row: own for row, (own, _) in restored.items()})
     if placed.digest == attributes.rows_digest:
         parent = placed
     changed = f"Since version {folder.name[:8]}: {source_changes(parent, placed)}"
     compactable = placed.digest != fresh.digest
-    of_key = {placed.keys[row]: own for row, own in restored.items()}
-    return Placed(placed, attributes.rows_per_shard, changed, compactable, of_key)
-
-
-def _touched(before: RowTable, now: RowTable, known: Mapping[str, str]) -> list[int]:
-    """Find rows whose samples have another time or etag but the same size.
-
-    If they are too many to be read here, these are only those whose content is known, and those
-    that had an identity of their own: listed anew, size and time do not tell them from another.
-    """
-    if before.source != now.source:
-        return []
-    first = slice(len(before))
-    touched = (before.sizes == now.sizes[first]) & ~before.listed_alike(now, first, first)
-    rows = np.flatnonzero(touched & before.is_known & ~before.is_removed).tolist()
-    needed = [row for row in rows if now.keys[row] in known or before.etags[row].startswith(OWN)]
-    others = np.setdiff1d(rows, needed)
-    return rows if are_few(now.expected_sizes(others)) else needed
-
-
-def are_few(sizes: np.ndarray) -> bool:
-    """Return whether samples are few enough to be read while listing, by their sizes."""
-    return len(sizes) <= MOST_TOUCHED and sizes.sum() <= MOST_TOUCHED_BYTES
-
-
-def _restored(
-    before: RowTable, now: RowTable, touched: Sequence[int], folder: Folder, read: ContentReader
-) -> dict[int, tuple[Identity, str]]:
-    """Return the identity that touched samples of the same content had before, and the content."""
-    data = open_own_unchecked(folder).read_checked(ROW_TABLE)
-    kept = read_contents(data, folder.path(ROW_TABLE))
-    return {
-        row: ((int(before.mtimes[row]), before.etags[row]), content)
-        for row, content in zip(touched, read(now, touched), strict=True)
-        if content and content == kept[row]
-    }
-
-
-def with_identities(table: RowTable, identities: Mapping[int, Identity]) -> RowTable:
-    """Give some rows of a table other times and etags."""
-    if not identities:
-        return table
-    mtimes = table.mtimes.copy()
-    mtimes[list(identities)] = [mtime for mtime, _ in identities.values()]
-    etags = table.etags.replaced({row: etag for row, (_, etag) in identities.items()})
-    return replace(table, mtimes=mtimes, etags=etags)
+    return Placed(placed, attributes.rows_per_shard, changed, compactable)
 
 
 def _read_rows(version: Version, source: str) -> RowTable:

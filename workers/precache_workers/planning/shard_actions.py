@@ -1,8 +1,8 @@
 """Decide how the rows of a shard come about: linked, copied, resumed or computed. Pure.
 
-The decision is a list of runs of rows with an action for each field. Shard tasks execute it on
-writers, and the dry run on counters. A task decides again where an object of the base version turns
-out to be missing or damaged, and settles by `with_sample` what depends on the content of a sample.
+The decision is a list of runs of rows with an action for each field. Shard tasks execute it, the
+dry run counts it. A task decides again where an object of the base version turns out to be missing
+or damaged, and settles by `with_sample` what depends on the content of a sample.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from precache.recipe.recipe import Field, Recipe
 from precache.store.array_metadata import is_summed
@@ -19,79 +18,15 @@ from precache.store.row_table import REMOVED
 from precache_workers.planning.base_shard import BaseShard
 from precache_workers.planning.field_match import FieldMatch
 
-if TYPE_CHECKING:  # loads the decoders
-    from precache_workers.sources.base import Sample
-
-
-class RowWriter(Protocol):
-    """Appends the rows of a field in order; of a field of which the base version has no row."""
-
-    def zeros(self) -> None:
-        """Stage rows of zeros."""
-
-    def compute(self, sample: Sample | None, key: str) -> None:
-        """Stage a row to which all ops are applied, of a fetched sample; raises SampleError."""
-
-    def keep(self, rows: range) -> None:
-        """Append what was staged last, for these rows."""
-
-
-class BaseRowWriter(RowWriter, Protocol):
-    """Appends rows of the base version, too; they are those at the same places."""
-
-    def link(self) -> None:
-        """Stage rows to be linked; they are copied if a row of the object is not linked."""
-
-    def copy(self) -> None:
-        """Stage rows to be copied as they are stored."""
-
-    def crop(self, part: tuple[slice, ...]) -> None:
-        """Stage a part of rows."""
-
-    def resume(self, place: int, applied: int, key: str) -> None:
-        """Stage a row to which ops after the first `applied` are applied; raises SampleError."""
-
-
-class Action(Protocol):
-    """One way in which rows of a field come about.
-
-    Attributes
-    ----------
-    in_runs
-        Whether several rows can be staged at once, as none of them can fail.
-    """
-
-    @property
-    def in_runs(self) -> bool: ...
-
-    def stage(self, writer: Any, place: int, key: str, sample: Sample | None) -> None:
-        """Stage the row at a place, or a run of rows, for `keep` to append.
-
-        Raises
-        ------
-        SampleError
-            The row cannot be made.
-        """
-
 
 @dataclass(frozen=True)
 class Link:
     """Take the row by a link to the base version's object, if all of its rows are taken so."""
 
-    in_runs: ClassVar[bool] = True
-
-    def stage(self, writer: BaseRowWriter, place: int, key: str, sample: Sample | None) -> None:
-        writer.link()
-
 
 @dataclass(frozen=True)
 class Copy:
     """Copy the row of the base version; whole chunks are copied as they are stored."""
-
-    in_runs: ClassVar[bool] = True
-
-    def stage(self, writer: BaseRowWriter, place: int, key: str, sample: Sample | None) -> None:
-        writer.copy()
 
 
 @dataclass(frozen=True)
@@ -108,34 +43,28 @@ class Resume:
     part: tuple[slice, ...] | None = None
 
     @property
-    def in_runs(self) -> bool:
+    def is_crop(self) -> bool:
+        """True if these ops only crop the row."""
         return self.part is not None
-
-    def stage(self, writer: BaseRowWriter, place: int, key: str, sample: Sample | None) -> None:
-        if self.part is None:
-            writer.resume(place, self.applied, key)
-        else:
-            writer.crop(self.part)
 
 
 @dataclass(frozen=True)
 class Compute:
     """Apply all ops to the sample, which has to be fetched."""
 
-    in_runs: ClassVar[bool] = False
-
-    def stage(self, writer: RowWriter, place: int, key: str, sample: Sample | None) -> None:
-        writer.compute(sample, key)
-
 
 @dataclass(frozen=True)
 class Zeros:
     """Leave a hole."""
 
-    in_runs: ClassVar[bool] = True
 
-    def stage(self, writer: RowWriter, place: int, key: str, sample: Sample | None) -> None:
-        writer.zeros()
+Action = Link | Copy | Resume | Compute | Zeros
+"""One way in which rows of a field come about."""
+
+
+def in_runs(action: Action) -> bool:
+    """Return whether several rows can be made at once, as none of them can fail."""
+    return not (isinstance(action, Compute) or (isinstance(action, Resume) and not action.is_crop))
 
 
 def reuse_action(field: Field, match: FieldMatch) -> Action:
@@ -182,7 +111,7 @@ class RowActions:
     @property
     def in_runs(self) -> bool:
         """True if the rows of a run can be made at once."""
-        return not (self.fetches or self.hole) and all(a.in_runs for a in self.fields.values())
+        return not (self.fetches or self.hole) and all(map(in_runs, self.fields.values()))
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,21 @@
-"""Sum up, shard by shard, what a build computes and reuses: its actions, executed on counters."""
+"""Sum up, shard by shard, what a build computes and reuses."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from precache_workers.planning.base_shard import BaseShard
 from precache_workers.planning.base_version import BaseVersion
-from precache_workers.planning.copied_rows import CopiedRows
 from precache_workers.planning.shard_actions import (
     Action,
+    Compute,
+    Copy,
+    Link,
+    Resume,
     ShardActions,
     Zeros,
     decide_actions,
@@ -30,10 +33,10 @@ class FieldRows:
     linked
         Rows of objects that are linked unread.
     copied
-        Rows of chunks that are copied as they are stored.
+        Rows that are copied as they are stored; those of a chunk that gets other rows, too, are
+        decoded and encoded again.
     resumed
-        Rows of the base version that are decoded and get their remaining ops, another codec, or
-        other rows in their chunks.
+        Rows of the base version that get their remaining ops, or another codec.
     computed
         Rows that are computed of samples.
     """
@@ -116,10 +119,7 @@ def _plan_shard(target: TargetVersion, shard: int, part: BaseShard | None) -> Sh
     removed = {row - rows.start for row in target.table.removed if row in rows}
     actions = decide_actions(target.spec.recipe, target.shapes, len(rows), part, removed)
     base, fetched = actions.base, actions.fetched
-    fields = {
-        name: count_rows(name, actions, shape.chunk_rows(target.rows_per_shard))
-        for name, shape in target.shapes.items()
-    }
+    fields = {name: count_rows(name, actions) for name in target.shapes}
     linked_nbytes = base.nbytes_of([n for n in base.fields if fields[n].linked])
     other = [place for place in fetched if actions.content[place] and not base.same[place]]
     return ShardPlan(
@@ -151,83 +151,25 @@ def _is_reused(actions: ShardActions, rows: int, removed: set[int]) -> bool:
     )
 
 
-def count_rows(name: str, actions: ShardActions, chunk_rows: int) -> FieldRows:
-    """Execute the actions of a field on counters.
+def count_rows(name: str, actions: ShardActions) -> FieldRows:
+    """Count the rows of a field by their actions.
 
     A hole of the base that is tried again with the same sample is expected to stay a hole; if it is
     not known whether a field that is gone was its reason, only where all samples are the same.
     """
     base, stay = actions.base, actions.stay[name]
-    counter = _RowCounter(len(actions.content), chunk_rows, base.holes)
     unknown_stay = all(base.same) and not base.retries
-    known = [p for p in sorted(base.holes) if base.same[p] and (actions.content[p] or unknown_stay)]
-    staying = [] if isinstance(stay, Zeros) else known
+    known = [p for p in base.holes if base.same[p] and (actions.content[p] or unknown_stay)]
+    staying = set() if isinstance(stay, Zeros) else set(known)
+    counts: Counter[type[Action]] = Counter()
+    kept_holes = 0
     for rows, row in actions.runs:
-        start = rows.start
-        first = bisect_left(staying, rows.start)
-        for place in staying[first : bisect_left(staying, rows.stop)] if row.fetches else ():
-            counter.count(row.fields[name], range(start, place))
-            counter.count(stay, range(place, place + 1))
-            start = place + 1
-        counter.count(row.fields[name], range(start, rows.stop))
-    return counter.finish()
-
-
-class _RowCounter:
-    """Counts rows by their actions: a `BaseRowWriter`, and a `Copier`, that writes nothing."""
-
-    def __init__(self, rows: int, chunk_rows: int, holes: Collection[int]) -> None:
-        self._rows, self._holes = rows, holes
-        self._copied = CopiedRows(rows, chunk_rows, self)
-        self._counts = dict.fromkeys(FieldRows.__dataclass_fields__, 0)
-        self._append: Callable[[range], None]
-
-    def count(self, action: Action, rows: range) -> None:
-        """Execute an action for a run of rows."""
-        if rows:
-            action.stage(self, rows.start, "", None)
-            self.keep(rows)
-
-    def zeros(self) -> None:
-        self._append = self._interrupt
-
-    def compute(self, sample: object, key: str) -> None:
-        self._append = self._count_computed
-
-    def link(self) -> None:
-        self._append = self._copied.link
-
-    def copy(self) -> None:
-        self._append = self._copied.copy
-
-    def crop(self, part: tuple[slice, ...]) -> None:
-        self._append = self._count_resumed
-
-    def resume(self, place: int, applied: int, key: str) -> None:
-        self._append = self._count_resumed
-
-    def keep(self, rows: range) -> None:
-        self._append(rows)
-
-    def copy_chunks(self, rows: range) -> None:
-        self._counts["copied"] += sum(place not in self._holes for place in rows)
-
-    def copy_rows(self, rows: range) -> None:
-        self._counts["resumed"] += sum(place not in self._holes for place in rows)
-
-    def _interrupt(self, rows: range) -> None:
-        self._copied.interrupt()
-
-    def _count_computed(self, rows: range) -> None:
-        self._interrupt(rows)
-        self._counts["computed"] += len(rows)
-
-    def _count_resumed(self, rows: range) -> None:
-        self._interrupt(rows)
-        self._counts["resumed"] += len(rows)
-
-    def finish(self) -> FieldRows:
-        self._copied.finish()
-        if self._copied.linked:
-            return FieldRows(linked=self._rows)
-        return FieldRows(**self._counts)
+        stays = staying.intersection(rows) if row.fetches else set()
+        for action, places in ((row.fields[name], {*rows} - stays), (stay, stays)):
+            counts[type(action)] += len(places)
+            if isinstance(action, Link | Copy):
+                kept_holes += len(places & base.holes.keys())
+    if counts[Link] == len(actions.content):
+        return FieldRows(linked=counts[Link])
+    copied = counts[Link] + counts[Copy] - kept_holes
+    return FieldRows(copied=copied, resumed=counts[Resume], computed=counts[Compute])

@@ -1,30 +1,39 @@
-"""The record of a source: its samples as they were listed last, and their contents as read last.
+"""Contents of a source's samples: recognise samples of a listing that a store knows.
 
-A file may be rewritten without another size and time. Its ctime shows that, but `chmod`, links and
-copies change it, too. So a sample of another ctime is read, and its content decides: if it is what
-it was, the sample keeps its identity; if not, the sample gets an identity of its own, the hash of
-its content. The record maps that to what is listed, so that the next listing reads nothing. It lies
-beside the indexes of sources in a store and is not trusted for more: without it, or if it is
-damaged, samples that a version has are read.
+A listing identifies a sample by size, time and etag. None of them need change with its content, or
+its content with them: files are rewritten in place, touched, linked, copied. So content decides
+where it is in doubt, and a sample keeps the identity under which a store knows its content. If its
+listed identity stands for another content, it gets one of its own, which names its content.
+
+A store knows contents by its versions, finished or begun, and by a record of the source, which lies
+beside the indexes of sources, and also has ctimes: a sample of the same ctime is not read. The
+record is not trusted for more: without it, samples that a version has are read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
-from precache.errors import StoreError
+from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
+from precache.store.build_status import DESCRIPTION
 from precache.store.columns import Texts, arrow_of, numbers_of
-from precache.store.row_table import RowTable, read_columns, record_name
+from precache.store.commit_log import VERSION
+from precache.store.consistency import has_labels_with_samples
+from precache.store.json_documents import Identity
+from precache.store.open import open_own_unchecked
+from precache.store.row_table import RowTable, read_columns, read_contents, record_name
+from precache.store.version import ROW_TABLE
 from precache.units import size as in_units
-from precache_workers.planning.content_reader import ContentReader
-from precache_workers.planning.row_placement import OWN, Identity, are_few, with_identities
+from precache_workers.planning.stored_versions import committed_versions, read_receipts
+from precache_workers.planning.target_version import target_begun
 
 _COLUMNS = {
     "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "ctime_ns": "int64",
@@ -33,31 +42,41 @@ _COLUMNS = {
 """Columns of a record: samples as listed, their contents (empty if they were not read), and their
 identities in row tables."""
 
+OWN = " with content "
+"""Between an etag as listed and a content, in the etag of a sample that has its own identity."""
+
 FEW = 5
 """Samples that may differ by their ctimes alone without a line about them."""
 
-
-def read_record(store: Folder, source: str, inputs: str = "") -> Any:
-    """Read the record of a source as an Arrow table; None if there is none, or it is damaged."""
-    name = record_name(source, inputs)
-    data = store.get(name) or b""
-    if xxhash.xxh3_128_digest(data[16:]) != data[:16]:
-        return None
-    try:
-        record = read_columns(data[16:], _COLUMNS, store.path(name)).combine_chunks()
-        record.validate(full=True)
-    except (StoreError, ValueError):
-        return None
-    return record if len(record) else None
+MOST_TOUCHED, MOST_TOUCHED_BYTES = 4096, 256 << 20
+"""Limits, in number and bytes, of samples of another time that are read while listing; more are
+left to the build."""
 
 
-Stored = Callable[[RowTable, np.ndarray], Mapping[int, Collection[str]]]
-"""Contents that versions have of rows of a listing, by row."""
+class Reader(Protocol):
+    """Reads samples of a listing.
+
+    Attributes
+    ----------
+    contents
+        Key -> content of each sample that was read, as versions have it; empty if it could not be.
+    brings_labels
+        Whether labels come with samples, and are part of what is compared.
+    """
+
+    @property
+    def contents(self) -> Mapping[str, str]: ...
+    @property
+    def brings_labels(self) -> bool: ...
+    @property
+    def say(self) -> Callable[[str], None]: ...
+    def __call__(self, table: RowTable, rows: Sequence[int]) -> list[str]:
+        """Return what is compared of samples, by rows; empty for those that cannot be read."""
 
 
 @dataclass(frozen=True)
 class RecalledListing:
-    """A listing whose samples have the identities by which row tables know them.
+    """A listing whose samples have the identities by which a store knows them.
 
     Attributes
     ----------
@@ -68,7 +87,7 @@ class RecalledListing:
     ctimes
         Ctimes for which the identities hold.
     contents
-        Row -> content, of samples that were read.
+        Key -> content, of samples that were read.
     record
         The record before.
     places
@@ -80,23 +99,10 @@ class RecalledListing:
     table: RowTable
     listed: RowTable
     ctimes: np.ndarray
-    contents: Mapping[int, str] = field(default_factory=dict)
-    record: Any = None
-    places: np.ndarray | None = None
+    contents: Mapping[str, str]
+    record: Any
+    places: np.ndarray
     inputs: str = ""
-
-    def with_identities(self, restored: Mapping[str, tuple[Identity, str]]) -> RecalledListing:
-        """Give samples other identities and contents, by their keys."""
-        if not restored:
-            return self
-        found = self.table.keys.find(Texts(restored)).tolist()
-        rows = {
-            row: of_key for row, of_key in zip(found, restored.values(), strict=True) if row >= 0
-        }
-        contents = {**self.contents, **{row: content for row, (_, content) in rows.items()}}
-        identities = {row: identity for row, (identity, _) in rows.items()}
-        table = with_identities(self.table, identities)
-        return replace(self, table=table, contents=contents)
 
     @property
     def record_name(self) -> str:
@@ -116,15 +122,13 @@ class RecalledListing:
         listed, table = self.listed, self.table
         other = ~listed.etags.same(table.etags) | (listed.mtimes != table.mtimes)
         kept = (self.ctimes >= 0) | other  # of others, the listing alone says all
-        places = self._places()
-        contents = self._contents(places)
-        fresh = bool(self.contents) or bool((kept & (places < 0)).any())
-        unknown = np.flatnonzero(kept & contents.is_blank)
-        if content_of is not None and len(unknown):
-            of_key = content_of()
-            keys = zip(unknown.tolist(), table.keys.take(unknown), strict=True)
-            found = {row: content for row, key in keys if (content := of_key.get(key))}
-            contents, fresh = contents.replaced(found), fresh or bool(found)
+        known = Texts.joined([Texts(self.record["content"]), Texts([""])])
+        known = known.take(np.where(self.places < 0, len(self.record), self.places))
+        contents = _filled(known, table.keys, self.contents)
+        fresh = bool(self.contents) or bool((kept & (self.places < 0)).any())
+        if content_of is not None and (kept & contents.is_blank).any():
+            before, contents = contents, _filled(contents, table.keys, content_of())
+            fresh = fresh or contents != before
         if not fresh:
             return None
         arrays = (
@@ -135,209 +139,335 @@ class RecalledListing:
         new = new if kept.all() else new.filter(arrow_of(kept))
         return _serialised([new, *self._absent(arrays[0])])
 
-    def _places(self) -> np.ndarray:
-        return np.full(len(self.table), -1) if self.places is None else self.places
-
-    def _contents(self, places: np.ndarray) -> Texts:
-        """Return the known content of each sample; empty where it is unknown."""
-        if self.record is None:
-            contents = Texts.repeated([""], [len(places)])
-        else:
-            known = Texts(self.record["content"])
-            contents = known.take(np.maximum(places, 0)).blanked(places < 0)
-        return contents.replaced(self.contents)
-
     def _absent(self, keys: Any) -> list[Any]:
         """Return the samples of the earlier record that are not listed, as they may come back."""
         import pyarrow.compute as pc
 
-        if self.record is None:
-            return []
         rows = self.record.filter(
             pc.invert(pc.is_in(self.record["key"].cast(keys.type), value_set=keys))
         )
         return [rows] if len(rows) <= len(keys) else []
 
 
+def _filled(contents: Texts, keys: Texts, of_key: Mapping[str, str]) -> Texts:
+    """Add contents by key where they are unknown."""
+    unknown = np.flatnonzero(contents.is_blank) if of_key else ()
+    pairs = zip(unknown, keys.take(np.asarray(unknown, np.int64)), strict=True)
+    return contents.replaced({int(row): new for row, key in pairs if (new := of_key.get(key))})
+
+
+def read_record(store: Folder, source: str, inputs: str = "") -> Any:
+    """Read the record of a source as an Arrow table, empty if there is none, or it is damaged."""
+    name = record_name(source, inputs)
+    data = store.get(name) or b""
+    if xxhash.xxh3_128_digest(data[16:]) == data[:16]:
+        with contextlib.suppress(StoreError, ValueError):
+            record = read_columns(data[16:], _COLUMNS, store.path(name)).combine_chunks()
+            record.validate(full=True)
+            return record
+    return _table(dict.fromkeys(_COLUMNS, ()))
+
+
 def recall(
-    record: Any,
+    store: Folder,
     listing: RowTable,
     ctimes: np.ndarray | None,
-    read: ContentReader,
-    stored: Stored,
-    earlier: Stored,
+    read: Reader,
     *,
     most_bytes: int,
-    ignore_ctime: bool,
+    ignore_ctime: bool = False,
+    read_all: bool = False,
+    read_touched: bool = True,
+    inputs: str = "",
 ) -> RecalledListing:
-    """Give the samples of a listing the identities by which the record knows them.
+    """Give the samples of a listing the identities by which a store knows them.
 
-    Samples of which it knows another ctime are read, unless no version has anything of them; so are
-    samples of the same size but another time or etag, unless they are many, and those that it does
-    not know as they are, if an earlier version has one of the same key, size, time and etag: old
-    times that return need not bring the old content.
+    Read are those of which it has a content for the same size, time and etag, but no equal ctime.
 
     Parameters
     ----------
     ctimes
         As in `Listing`.
-    stored
-        Finds contents that the latest version has, or one that was begun.
-    earlier
-        Finds contents that committed versions have.
     most_bytes
-        Size limit of a sample that is fetched.
+        Size limit of a sample that is fetched: nothing of a larger one was stored.
     ignore_ctime
         Take samples for unchanged that differ by their ctimes alone.
-    """
-    ctimes = np.full(len(listing), -1) if ctimes is None else ctimes
-    is_lost, known_before = record is None, record
-    record = _of_nothing() if is_lost else record
-    places = Texts(record["key"]).find(listing.keys)
-    has = places >= 0
-    at = np.where(has, places, 0)
-
-    def numbers(name: str) -> np.ndarray:
-        return numbers_of(record[name])[at]
-
-    same_size = has & (numbers("size") == listing.sizes)
-    same_etag = _taken(record, "etag", at).same(listing.etags)
-    alike = same_size & same_etag & (numbers("mtime_ns") == listing.mtimes)
-    before = numbers("ctime_ns")
-    current = alike & ((before == ctimes) | (before < 0) | (ctimes < 0))
-    stale = alike & ~current
-    # The limit still refuses what is too large: nothing of it was stored.
-    settled = stale & (ignore_ctime | (listing.sizes > most_bytes))
-    stale &= ~settled
-    known_mtimes, known_etags = numbers("known_mtime_ns"), _taken(record, "known_etag", at)
-    other = (known_mtimes != listing.mtimes) | ~known_etags.same(listing.etags)
-
-    def known(rows: np.ndarray) -> dict[int, Identity]:
-        return {row: (int(known_mtimes[row]), known_etags[row]) for row in rows.tolist()}
-
-    # Of an interrupted build the record has no contents.
-    unknown = np.flatnonzero(stale & _taken(record, "content", at).is_blank)
-    of_versions = stored(with_identities(listing, known(unknown)), unknown) if len(unknown) else {}
-    unused = np.setdiff1d(unknown, list(of_versions))
-    current[unused], stale[unused] = True, False
-    touched = np.flatnonzero(same_size & ~alike)
-    if not are_few(listing.expected_sizes(touched)):  # the build reads them
-        touched = touched[:0]
-    new = np.flatnonzero(~alike & (ctimes >= 0) & (listing.sizes <= most_bytes))
-    new = new[:0] if is_lost and ignore_ctime else new
-    of_earlier = earlier(listing, new) if len(new) else {}
-    unsure = np.array(list(of_earlier), np.int64) if is_lost else np.flatnonzero(stale)
-    to_read = int(listing.expected_sizes(unsure).sum())
-    _announce(listing, unsure, read.say, to_read, is_lost=is_lost)
-    rows = np.union1d(np.flatnonzero(stale), touched)
-    rows = np.union1d(rows, np.array(list(of_earlier), np.int64))
-    contents = dict(zip(rows.tolist(), read(listing, rows.tolist()), strict=True))
-    recorded = _taken(record, "content", at[rows])
-    keeps = current | settled
-    for (row, content), was in zip(contents.items(), recorded, strict=True):
-        known_content = same_size[row] and of_versions.get(row, {was}) == {content}
-        keeps[row] = bool(content) and known_content
-    identities = known(np.flatnonzero(keeps & other))
-    returned = [row for row, known_by in of_earlier.items() if {contents[row]} != set(known_by)]
-    for row in sorted({*np.flatnonzero(stale).tolist(), *returned}):
-        if keeps[row]:
-            continue
-        own = contents[row] or f"ctime {ctimes[row]}"
-        identities[row] = int(listing.mtimes[row]), f"{OWN}{own}"
-    exact = (current & (before == ctimes)) | settled
-    contents = {row: content for row, content in contents.items() if content}
-    return RecalledListing(
-        with_identities(listing, identities),
-        listing,
-        np.where(settled, before, ctimes),
-        contents,
-        known_before,
-        np.where(exact, places, -1),
-    )
-
-
-def _of_nothing() -> Any:
-    """Return a record that knows no sample: its one row has an empty key."""
-    import pyarrow as pa
-
-    nothing = {"string": Texts([""]).arrow, "int64": arrow_of(np.array([-1]))}
-    arrays = [nothing[kind] for kind in _COLUMNS.values()]
-    return pa.Table.from_arrays(arrays, names=list(_COLUMNS))
-
-
-def recall_compared(
-    record: Any,
-    listing: RowTable,
-    kept: RowTable,
-    ctimes: np.ndarray,
-    compare: Callable[[RowTable, Sequence[int]], RowTable],
-    say: Callable[[str], None],
-    *,
-    ignore_ctime: bool,
-    inputs: str,
-) -> RecalledListing:
-    """Do as `recall` for a Python dataset, whose samples may have other labels as well.
-
-    Parameters
-    ----------
-    kept
-        The listing with the identities by which earlier builds compared the samples.
-    compare
-        Reads samples, and gives them the identity that their content and label have.
+    read_all, read_touched
+        Read all samples; those of another time or etag, too, unless they are many.
     inputs
         As in `record_name`.
     """
-    recalled = RecalledListing(kept, listing, ctimes, inputs=inputs)
-    if record is None:
-        return recalled
+    record = read_record(store, listing.source, inputs)
+    ctimes = np.full(len(listing), -1) if ctimes is None else ctimes
     places = Texts(record["key"]).find(listing.keys)
-    at = np.where(places >= 0, places, 0)
-    alike = (places >= 0) & _taken(record, "etag", at).same(listing.etags)
-    before, known = numbers_of(record["ctime_ns"])[at], _taken(record, "known_etag", at)
-    stale = alike & (before != ctimes)
-    other = np.flatnonzero(alike & ~known.same(listing.etags)).tolist()
-    table = with_identities(kept, {row: (-1, known[row]) for row in other})
-    if not ignore_ctime and stale.any():
-        rows = np.flatnonzero(stale)
-        _announce(listing, rows, say, None)
-        table = compare(table, rows.tolist())
-    settled = stale & ignore_ctime
-    exact = (alike & ~stale) | settled
-    return replace(
-        recalled,
-        table=table,
-        ctimes=np.where(settled, before, ctimes),
-        record=record,
-        places=np.where(exact, places, -1),
+    before = np.append(numbers_of(record["ctime_ns"]), -1)[places]
+    recorded = _known_of(record, listing, np.flatnonzero(places >= 0), read.brings_labels)
+    same = _mask(recorded.rows[recorded.alike], len(listing))
+    exact = same & ((before == ctimes) | (before < 0) | (ctimes < 0))
+    stale = same & ~exact
+    settled = stale & (ignore_ctime | (listing.sizes > most_bytes))
+    wanted = np.flatnonzero((~exact & ~settled) | read_all)
+    known = [recorded]
+    if len(wanted):
+        deep = read_all or bool((ctimes[wanted] >= 0).any())
+        tables = _stored(store, listing.source, read.brings_labels, deep)
+        known += [_known_of(table, listing, wanted, brings=False) for table in tables]
+    alike, touched = _with_content(known, listing)
+    alike &= ~exact & ~settled & (ctimes >= 0) & (listing.sizes <= most_bytes)
+    alike &= (not ignore_ctime) | (len(record) > 0)
+    touched &= ~exact & read_touched
+    few = are_few(listing.expected_sizes(np.flatnonzero(touched)))
+    unsure = alike & (stale | (len(record) == 0))
+    _announce(listing, np.flatnonzero(unsure), read.say, is_lost=not len(record))
+    rows = np.flatnonzero(alike | (touched & few) | read_all)
+    found = dict(zip(rows.tolist(), read(listing, rows.tolist()), strict=True))
+    identities = _by_listing(known, listing)
+    identities |= _by_content(known, listing, found, alike, ctimes)
+    return RecalledListing(
+        _with_identities(listing, identities),
+        listing,
+        np.where(settled, before, ctimes),
+        {key: content for key, content in read.contents.items() if content},
+        record,
+        np.where(exact | settled, places, -1),
+        inputs,
     )
 
 
-def _announce(
+def are_few(sizes: np.ndarray) -> bool:
+    """Return whether samples are few enough to be read while listing, by their sizes."""
+    return len(sizes) <= MOST_TOUCHED and sizes.sum() <= MOST_TOUCHED_BYTES
+
+
+# --- what is known ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Samples of a listing that a record or version has, of the same keys and sizes.
+
+    Attributes
+    ----------
+    rows
+        Rows of the listing.
+    alike
+        Whether they were listed with the same time and etag.
+    contents, mtimes, etags
+        Their contents, empty if unknown, and the identities by which row tables have them.
+    """
+
+    rows: np.ndarray
+    alike: np.ndarray
+    contents: Texts
+    mtimes: np.ndarray
+    etags: Texts
+
+
+def _known_of(table: Any, listing: RowTable, rows: np.ndarray, brings: bool) -> _Known:
+    """Find samples of a listing in a table with the columns of a record.
+
+    Parameters
+    ----------
+    brings
+        Whether its contents say too little, as labels are compared, too.
+    """
+    places = Texts(table["key"]).find(listing.keys.take(rows))
+    rows, table = rows[places >= 0], table.take(arrow_of(places[places >= 0]))
+    same = numbers_of(table["size"]) == listing.sizes[rows]
+    rows, table = rows[same], table.filter(arrow_of(same))
+    alike = numbers_of(table["mtime_ns"]) == listing.mtimes[rows]
+    alike &= Texts(table["etag"]).same(listing.etags.take(rows))
+    contents = Texts(table["content"])
+    contents = contents.blanked(np.full(len(rows), brings))
+    etags = Texts(table["known_etag"])
+    return _Known(rows, alike, contents, numbers_of(table["known_mtime_ns"]), etags)
+
+
+def _stored(store: Folder, source: str, brings: bool, deep: bool) -> Iterator[Any]:
+    """Yield tables with the columns of a record of the versions of a source, the latest first.
+
+    Parameters
+    ----------
+    deep
+        Also those that were begun, and earlier ones.
+    """
+    versions = (folder for folder, of in committed_versions(store) if of.source == source)
+    for number, folder in enumerate(versions):
+        if number and not deep:
+            return
+        with contextlib.suppress(DamageError, StorageError, StoreError):
+            version, where = open_own_unchecked(folder), folder.path(ROW_TABLE)
+            data = version.read_checked(ROW_TABLE)
+            table, contents = RowTable.from_parquet(data, where), Texts(read_contents(data, where))
+            if brings and has_labels_with_samples(table):
+                contents = _labelled(contents, version.labels)
+            elif brings:
+                contents = Texts.repeated([""], [len(table)])
+            yield _as_record(table, contents)
+        if not number and deep and not brings:
+            yield from _begun(store, source)
+
+
+def _begun(store: Folder, source: str) -> Iterator[Any]:
+    for name in store.names():
+        document = store.get(f"{name}/{DESCRIPTION}") if VERSION.fullmatch(name) else None
+        if document is None:
+            continue
+        with contextlib.suppress(DamageError, StorageError, StoreError):
+            begun = Identity.read(document, store.path(f"{name}/{DESCRIPTION}"))
+            if begun.source != source:
+                continue
+            target = target_begun(store, begun)
+            contents = {
+                row: content
+                for shard, receipt in read_receipts(target).items()
+                for row, content in zip(target.rows_of(shard), receipt.content, strict=True)
+            }
+            blank = Texts.repeated([""], [len(target.table)])
+            yield _as_record(target.table, blank.replaced(contents))
+
+
+def _as_record(table: RowTable, contents: Texts) -> Any:
+    """Return a row table with the columns of a record."""
+    import pyarrow.compute as pc
+
+    listed = pc.replace_substring_regex(table.etags.plain, f"{OWN}.*", "")
+    mtimes, ctimes = arrow_of(table.mtimes), arrow_of(np.full(len(table), -1))
+    columns = (
+        table.keys.plain, arrow_of(table.sizes), mtimes, listed, ctimes, contents.plain,
+        mtimes, table.etags.plain,
+    )  # fmt: skip
+    return _table(dict(zip(_COLUMNS, columns, strict=True)))
+
+
+def _labelled(contents: Texts, labels: np.ndarray) -> Texts:
+    pairs = zip(contents, labels.tolist(), strict=True)
+    return Texts([content and with_label(content, label) for content, label in pairs])
+
+
+def with_label(content: str, label: int) -> str:
+    """Return what is compared of a sample that brings its label."""
+    return f"{content} {label}"
+
+
+def listed_as(etag: str) -> str:
+    """Return an etag of a row table as it was listed."""
+    return etag.partition(OWN)[0]
+
+
+# --- identities ---------------------------------------------------------------------------------
+
+_Identity = tuple[int, str]
+"""Time and etag by which a row table knows a sample."""
+
+
+def _mask(rows: np.ndarray, count: int) -> np.ndarray:
+    mask = np.zeros(count, np.bool_)
+    mask[rows] = True
+    return mask
+
+
+def _with_content(known: Sequence[_Known], listing: RowTable) -> tuple[np.ndarray, np.ndarray]:
+    """Find samples of which a content is known as they are listed; and of another time or etag."""
+    alike, touched = (np.zeros(len(listing), np.bool_) for _ in range(2))
+    for part in known:
+        full = ~part.contents.is_blank
+        alike[part.rows[part.alike & full]] = True
+        touched[part.rows[~part.alike & full]] = True
+    for part in known:
+        touched[part.rows[part.alike]] = False
+    return alike, touched
+
+
+def _by_listing(known: Sequence[_Known], listing: RowTable) -> dict[int, _Identity]:
+    """Return the newest identities of samples that are known as they are listed, if others."""
+    identities: dict[int, _Identity] = {}
+    left = np.ones(len(listing), np.bool_)
+    for part in known:
+        new = part.alike & left[part.rows]
+        left[part.rows[new]] = False
+        other = part.mtimes != listing.mtimes[part.rows]
+        other |= ~part.etags.same(listing.etags.take(part.rows))
+        for place in np.flatnonzero(new & other).tolist():
+            identities[int(part.rows[place])] = int(part.mtimes[place]), part.etags[place]
+    return identities
+
+
+def _by_content(
+    known: Sequence[_Known],
     listing: RowTable,
-    stale: np.ndarray,
-    say: Callable[[str], None],
-    nbytes: int | None,
-    *,
-    is_lost: bool = False,
+    found: Mapping[int, str],
+    alike: np.ndarray,
+    ctimes: np.ndarray,
+) -> dict[int, _Identity]:
+    """Return the identities of samples that were read.
+
+    Parameters
+    ----------
+    found
+        Row -> content.
+    alike
+        Rows of which a content was known as they are listed, so that one that cannot be read is
+        another.
+    """
+    identities: dict[int, _Identity] = {}
+    others: set[int] = set()
+    for part in known:
+        rows, contents = part.rows.tolist(), part.contents
+        for place, row in enumerate(rows):
+            if row not in found or not (content := contents[place]):
+                continue
+            if content == found[row]:
+                identities.setdefault(row, (int(part.mtimes[place]), part.etags[place]))
+            elif part.alike[place]:
+                others.add(row)
+    for row, content in found.items():
+        if row in identities or not (content or alike[row]):
+            continue
+        mtime, etag = int(listing.mtimes[row]), listing.etags[row]
+        own = f"{etag}{OWN}{content or f'of ctime {ctimes[row]}'}"
+        identities[row] = mtime, own if row in others else etag
+    return identities
+
+
+def _with_identities(table: RowTable, identities: Mapping[int, _Identity]) -> RowTable:
+    if not identities:
+        return table
+    mtimes = table.mtimes.copy()
+    mtimes[list(identities)] = [mtime for mtime, _ in identities.values()]
+    etags = table.etags.replaced({row: etag for row, (_, etag) in identities.items()})
+    return replace(table, mtimes=mtimes, etags=etags)
+
+
+def _announce(
+    listing: RowTable, rows: np.ndarray, say: Callable[[str], None], *, is_lost: bool
 ) -> None:
     """Print that samples are read whose size and time are known, if they are many."""
-    count = len(stale)
-    size = "" if nbytes is None else f" ({in_units(nbytes)})"
+    sizes = listing.sizes[rows]
+    size = f" ({in_units(int(sizes.sum()))})" if (sizes >= 0).all() else ""
     why = (
         "and the store has lost its record of their ctimes"
         if is_lost
         else "but another ctime, as after chmod, links or copies"
     )
-    if count > max(FEW, 0.01 * len(listing)):
+    if len(rows) > max(FEW, 0.01 * len(listing)):
         say(
-            f"{count:,} of {len(listing):,} samples have the size and time that they had, {why}: "
-            f"they are read{size}, and their content decides; --ignore-ctime takes them as "
+            f"{len(rows):,} of {len(listing):,} samples have the size and time that they had, "
+            f"{why}: they are read{size}, and their content decides; --ignore-ctime takes them as "
             "unchanged"
         )
 
 
-def _taken(record: Any, column: str, places: np.ndarray) -> Texts:
-    return Texts(record[column]).take(places)
+# --- files --------------------------------------------------------------------------------------
+
+
+def _table(columns: Mapping[str, Any]) -> Any:
+    import pyarrow as pa
+
+    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()])
+    arrays = [pa.array(c, f.type) if isinstance(c, tuple) else c.cast(f.type)
+              for c, f in zip(columns.values(), schema, strict=True)]  # fmt: skip
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _serialised(parts: Sequence[Any]) -> bytes:
@@ -345,8 +475,7 @@ def _serialised(parts: Sequence[Any]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()])
-    table = pa.concat_tables([part.cast(schema) for part in parts])
+    table = pa.concat_tables([_table(dict(zip(_COLUMNS, p.columns, strict=True))) for p in parts])
     sink = io.BytesIO()
     few = ["etag", "known_etag", "ctime_ns"]
     pq.write_table(table, sink, compression="zstd", use_dictionary=few, write_statistics=False)

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
-from precache.errors import DamageError, GoneError, StorageError, StoreError
-from precache.recipe.recipe import Recipe
+from precache.errors import GoneError, StorageError, StoreError
 from precache.runtime.operating_system import usable_cores
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
 from precache.storage.stored_digest import has_bytes
-from precache.store.build_status import DESCRIPTION
-from precache.store.columns import Texts, arrow_of, numbers_of
-from precache.store.commit_log import ROOT, VERSION, read_commits
+from precache.store.commit_log import ROOT, read_commits
 from precache.store.consistency import Flaw, inspect
-from precache.store.json_documents import Attributes, Identity
+from precache.store.json_documents import Attributes
 from precache.store.open import open_own_unchecked
 from precache.store.receipts import RECEIPTS, Receipt
-from precache.store.row_table import COLUMN_TYPES, RowTable, read_columns, read_contents
+from precache.store.row_table import read_contents
 from precache.store.version import ROW_TABLE, Version, read_attributes
-from precache_workers.planning.target_version import TargetVersion, VersionSpec, target_like
-
-_CONTENT_COLUMNS = {
-    name: COLUMN_TYPES[name] for name in ("key", "size", "mtime_ns", "etag", "content")
-}
+from precache_workers.planning.target_version import TargetVersion
 
 RECEIPTS_AT_ONCE = 64
 """Receipts read at a time."""
@@ -114,72 +106,6 @@ def compare_objects(
 def contents_of(version: Version) -> list[str]:
     """Read the content hashes of a version by row."""
     return read_contents(version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE))
-
-
-def stored_contents(
-    store: Folder, recipe: Recipe, source: str
-) -> Iterator[tuple[RowTable, Mapping[int, str]]]:
-    """Yield rows of the latest version of a source, and of those that were begun: row -> content.
-
-    Parameters
-    ----------
-    recipe
-        Any recipe.
-    """
-    latest = latest_of(store, source)
-    if latest is not None:
-        with contextlib.suppress(DamageError, StorageError, StoreError):
-            version, where = open_own_unchecked(latest[0]), latest[0].path(ROW_TABLE)
-            data = version.read_checked(ROW_TABLE)
-            contents = dict(enumerate(read_contents(data, where)))
-            yield RowTable.from_parquet(data, where), _present(contents)
-    for name in store.names():
-        document = store.get(f"{name}/{DESCRIPTION}") if VERSION.fullmatch(name) else None
-        if document is None:
-            continue
-        with contextlib.suppress(DamageError, StorageError, StoreError):
-            begun = Identity.read(document, store.path(f"{name}/{DESCRIPTION}"))
-            if begun.source != source:
-                continue
-            spec = VersionSpec(recipe, begun.fingerprint, RowTable.of_keys([]), begun.rows_digest)
-            spec = replace(spec, retries=begun.retries)
-            target = target_like(store, begun, spec)
-            table = target.frozen_rows()
-            target = replace(target, spec=replace(spec, table=table))
-            contents = {
-                row: content
-                for shard, receipt in read_receipts(target).items()
-                for row, content in zip(target.rows_of(shard), receipt.content, strict=True)
-            }
-            yield table, _present(contents)
-
-
-def earlier_contents(store: Folder, listing: RowTable, rows: np.ndarray) -> dict[int, set[str]]:
-    """Find contents that committed versions of a source have of samples of a listing, by row.
-
-    These samples have the same key, size, time and etag.
-    """
-    found: dict[int, set[str]] = {}
-    for folder, attributes in committed_versions(store):
-        if attributes.source != listing.source:
-            continue
-        with contextlib.suppress(DamageError, StorageError, StoreError):
-            data = open_own_unchecked(folder).read_checked(ROW_TABLE)
-            table = read_columns(data, _CONTENT_COLUMNS, folder.path(ROW_TABLE))
-            places = Texts(table["key"]).find(listing.keys.take(rows))
-            stored, same = table.take(arrow_of(np.maximum(places, 0))), places >= 0
-            same &= numbers_of(stored["size"]) == listing.sizes[rows]
-            same &= numbers_of(stored["mtime_ns"]) == listing.mtimes[rows]
-            same &= Texts(stored["etag"]).same(listing.etags.take(rows))
-            for place in np.flatnonzero(same).tolist():
-                content = stored["content"][place].as_py()
-                if content:
-                    found.setdefault(int(rows[place]), set()).add(content)
-    return found
-
-
-def _present(contents: Mapping[int, str]) -> dict[int, str]:
-    return {row: content for row, content in contents.items() if content}
 
 
 def read_receipts(target: TargetVersion) -> dict[int, Receipt]:

@@ -286,6 +286,14 @@ def _matching(
     return target if target.version == version.version else None
 
 
+def target_begun(store: Folder, begun: Identity) -> TargetVersion:
+    """Return a version that was begun, by any recipe, with its row table, to read its receipts."""
+    table = RowTable.of_keys([])
+    spec = VersionSpec(Recipe.image(), begun.fingerprint, table, begun.rows_digest)
+    target = target_like(store, begun, replace(spec, retries=begun.retries))
+    return replace(target, spec=replace(target.spec, table=target.frozen_rows()))
+
+
 def target_like(store: Folder, other: Attributes | Identity, spec: VersionSpec) -> TargetVersion:
     """Return the version of a recipe with the shapes and shards of another version."""
     shapes = {name: RowShape(row.shape, row.dtype) for name, row in other.fields.items()}

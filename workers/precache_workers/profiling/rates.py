@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-
-import numpy as np
 
 from precache.recipe.recipe import Field
 from precache.recipe.variants import variants_of
@@ -110,7 +108,7 @@ def _compute(
 
     def compute_rows(run: SampleRun, sample: Sample) -> None:
         def compute(name: str) -> None:
-            Compute().stage(writers[name], 0, run.key, sample)
+            writers[name].stage(Compute(), 0, run.key, sample)
             writers[name].keep(range(1))
 
         for name in writers:
@@ -136,73 +134,47 @@ def _reuse(
 ) -> tuple[TimeCost, dict[str, tuple[TimeCost, float]]]:
     """Return the cost of opening a byte of the base shard, and of reusing a row of each array.
 
-    Variants that resume from one array of the base share what they have in common.
+    Arrays are reused together, as variants share what they have in common; each costs the mean.
     """
     base = task.base
     if base is None:
         return TimeCost(), {}
     opened, opening = timed(lambda: open_base(base, check=True), time.process_time)
-    finished = [[name] for name, rows in opened.items() if rows.field.match.finished]
-    begun = variants_of(name for name, rows in opened.items() if not rows.field.match.finished)
-    costs: dict[str, tuple[TimeCost, float]] = {}
-    for arrays in [*finished, *begun.values()]:
-        writers = {
-            array: ReusingWriter(
-                *_written(task, recipes[array]),
-                base=opened[array],
-                ops=recipes[array],
-                reused=task.places,
-            )
-            for array in arrays
-        }
-        rows = opened[arrays[0]]
-        step = rows.chunk_rows if rows.field.match.finished else 1
-        actions = {
-            array: reuse_action(task.job.recipe.fields[array], opened[array].field.match)
-            for array in arrays
-        }
-        reuse = partial(_reuse_rows, task, writers, step, actions)
-        stored, cost = timed(reuse, time.process_time)
-        cost /= max(1, len(task.places)) * len(arrays)
-        costs |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}
-    return opening / max(1, base.nbytes_of(opened)), costs
+    writers = {
+        name: ReusingWriter(
+            *_written(task, recipes[name]), base=rows, ops=recipes[name], reused=task.places
+        )
+        for name, rows in opened.items()
+    }
+    fields = task.job.recipe.fields
+    reused = {n: reuse_action(fields[n], rows.field.match) for n, rows in opened.items()}
+    stored, cost = timed(partial(_reuse_rows, task, writers, reused), time.process_time)
+    cost /= max(1, len(task.places) * len(opened))
+    taken = {name: (cost, nbytes) for name, nbytes in zip(opened, stored, strict=True)}
+    return opening / max(1, base.nbytes_of(opened)), taken
 
 
 def _reuse_rows(
-    task: RatesTask,
-    writers: Mapping[str, ReusingWriter],
-    step: int,
-    actions: Mapping[str, Action],
+    task: RatesTask, writers: Mapping[str, ReusingWriter], actions: Mapping[str, Action]
 ) -> list[float]:
     """Reuse the rows as a shard task does; returns the stored bytes of a row of each writer.
 
-    Other rows of the same chunks are left as holes.
+    Rows between them are left as holes.
     """
-    hole = dict.fromkeys(actions, Zeros())
-    in_runs = all(action.in_runs for action in actions.values())
-    for run, reused in _runs(np.array(task.places), step):
-        parts = [run] if in_runs or not reused else [range(place, place + 1) for place in run]
-        for part in parts:
-            if not reused or stage_rows(actions, writers, part.start, str(part.start)):
-                stage_rows(hole, writers, part.start)
-            keep_rows(writers, part)
-    return _stored(writers.values(), len(task.places))
-
-
-def _runs(places: np.ndarray, step: int) -> Iterator[tuple[range, bool]]:
-    """Yield runs of rows of the chunks that hold any of the places; True for runs of places."""
-    rows = (np.unique(places // step)[:, None] * step + np.arange(step)).ravel()
-    reused = np.isin(rows, places)
-    breaks = np.flatnonzero((np.diff(rows) != 1) | (reused[1:] != reused[:-1])) + 1
-    for part, among in zip(np.split(rows, breaks), np.split(reused, breaks), strict=True):
-        yield range(int(part[0]), int(part[-1]) + 1), bool(among[0])
+    hole, places = dict.fromkeys(actions, Zeros()), {*task.places}
+    for place in range(max(places, default=-1) + 1):
+        if place not in places or stage_rows(actions, writers, place, str(place)):
+            stage_rows(hole, writers, place)
+        keep_rows(writers, range(place, place + 1))
+    return _stored(writers.values(), len(places))
 
 
 def _written(task: RatesTask, ops: FieldRecipe) -> tuple[str, Field, RowShape, int]:
     """Return what a writer of the measured rows writes, in chunks as large as the build's."""
     shape = task.shapes[ops.name]
     step = shape.chunk_rows(task.rows_per_shard)
-    chunks = max(-(-len(task.keys) // step), len({place // step for place in task.places}))
+    most = max(len(task.keys), max(task.places, default=-1) + 1)
+    chunks = -(-most // step)
     rows = step * (chunks | 1)  # a power of two times an odd number
     return ops.name, task.job.recipe.fields[ops.name], shape, rows
 

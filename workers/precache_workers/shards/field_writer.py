@@ -18,6 +18,7 @@ from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums
 from precache.store.shard_writer import ShardWriter
 from precache_workers.ops.field_recipe import FieldRecipe
+from precache_workers.planning.shard_actions import Action, Compute
 from precache_workers.shards.shard_objects import FinishedObject
 from precache_workers.sources.base import Sample
 
@@ -102,7 +103,7 @@ def copy_row(row: np.ndarray, out: np.ndarray) -> None:
 
 
 class FieldWriter:
-    """Writes the rows of one field of one shard, in order: a `planning.shard_actions.RowWriter`.
+    """Writes the rows of one field of one shard, in order.
 
     Parameters
     ----------
@@ -137,15 +138,25 @@ class FieldWriter:
 
     # --- one row --------------------------------------------------------------------------------
 
-    def zeros(self) -> None:
-        self._append = type(self)._append_zeros
+    def stage(
+        self, action: Action, place: int, key: str = "", sample: Sample | None = None
+    ) -> None:
+        """Stage the row at a place, or a run of rows from it on, for `keep` to append.
 
-    def compute(self, sample: Sample | None, key: str) -> None:
-        assert self._ops is not None
-        assert sample is not None  # as the row is fetched
-        self._stage(self._ops(sample, key))
+        Raises
+        ------
+        SampleError
+            The row cannot be made.
+        """
+        if isinstance(action, Compute):
+            assert self._ops is not None
+            assert sample is not None  # as the row is fetched
+            self._stage(self._ops(sample, key))
+        else:
+            self._append = type(self)._append_zeros
 
     def keep(self, rows: range) -> None:
+        """Append what was staged last, for these rows."""
         self._append(self, rows)
 
     def _stage(self, row: np.ndarray) -> None:

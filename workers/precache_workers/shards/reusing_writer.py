@@ -11,15 +11,17 @@ from precache.recipe.recipe import Field
 from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.planning.copied_rows import CopiedRows
+from precache_workers.planning.shard_actions import Action, Copy, Link, Resume
 from precache_workers.shards.base_rows import BaseRows
+from precache_workers.shards.copied_rows import CopiedRows
 from precache_workers.shards.field_writer import FieldWriter, Sums
 from precache_workers.shards.linked_object import LinkedObject
 from precache_workers.shards.shard_objects import FinishedObject
+from precache_workers.sources.base import Sample
 
 
 class ReusingWriter(FieldWriter):
-    """Writes rows of a base version among others: a `planning.shard_actions.BaseRowWriter`.
+    """Writes rows of a base version among others.
 
     Nothing of the base version is read if all rows are linked.
 
@@ -61,18 +63,21 @@ class ReusingWriter(FieldWriter):
 
     # --- rows -----------------------------------------------------------------------------------
 
-    def link(self) -> None:
-        self._append = type(self)._append_link
-
-    def copy(self) -> None:
-        self._append = type(self)._append_copy
-
-    def crop(self, part: tuple[slice, ...]) -> None:
-        self._part, self._append = part, type(self)._append_part
-
-    def resume(self, place: int, applied: int, key: str) -> None:
-        assert self._ops is not None
-        self._stage(self._ops.resume(self._base.row(place), applied, key))
+    def stage(
+        self, action: Action, place: int, key: str = "", sample: Sample | None = None
+    ) -> None:
+        match action:
+            case Link():
+                self._append = type(self)._append_link
+            case Copy():
+                self._append = type(self)._append_copy
+            case Resume(applied, None):
+                assert self._ops is not None
+                self._stage(self._ops.resume(self._base.row(place), applied, key))
+            case Resume(_, tuple() as part):
+                self._part, self._append = part, type(self)._append_part
+            case _:
+                super().stage(action, place, key, sample)
 
     def _interrupt(self) -> None:
         self._copied.interrupt()
@@ -98,7 +103,7 @@ class ReusingWriter(FieldWriter):
             self._writer.extend(part)
             self._add(part)
 
-    # --- planning.copied_rows.Copier ------------------------------------------------------------
+    # --- copied_rows.Copier ---------------------------------------------------------------------
 
     def copy_chunks(self, rows: range) -> None:
         chunks = range(rows.start // self._chunk_rows, -(-rows.stop // self._chunk_rows))

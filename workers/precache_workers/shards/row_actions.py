@@ -63,7 +63,7 @@ def stage_rows(
     """
     try:
         for name, action in actions.items():
-            action.stage(writers[name], place, key, sample)
+            writers[name].stage(action, place, key, sample)
     except SampleError as error:
         return str(error)
     except SpoiledBaseError:

@@ -26,7 +26,6 @@ from precache.storage.base import FileInfo, Folder, is_name, required
 from precache.store.locations import Container
 from precache_workers.sources.base import NO_COLUMNS, Columns, Sample
 from precache_workers.sources.columns import (
-    BYTES_OF,
     ChosenColumns,
     choose_images,
     leaf,
@@ -44,6 +43,7 @@ from precache_workers.sources.containers import (
     structs,
 )
 from precache_workers.sources.file_ranges import read_parts, require_size
+from precache_workers.sources.labels import BYTES_OF
 from precache_workers.sources.parquet_tables import damaged
 
 MAGIC = b"ARROW1"
@@ -81,7 +81,7 @@ class ArrowFormat:
                     schema = message.schema()
                     chosen = choose_images(schema, self.columns, where)
                     _require_plain(schema, chosen, where)
-                    chosen.describe(members, schema)
+                    chosen.describe(members)
                 elif message.kind == _BATCH and chosen is not None:
                     batch, starts, sizes = _read_batch(folder, file.name, message, schema, chosen)
                     names = texts_of(leaf(batch, chosen.name), chosen.name) if chosen.name else ""

@@ -146,16 +146,18 @@ class Doubt:
 
     Attributes
     ----------
-    ways
-        Arguments that decide, as in `ChoiceError`; the text has them, too.
+    what
+        The readings, in words.
+    choices
+        Arguments that decide, and when they do. Without arguments: another way out, in words.
     by_classes
         A map of classes that the user gives decides, too.
     of_members
         It is about which samples there are, and labels of a file do not decide.
     """
 
-    text: str
-    ways: tuple[tuple[str, ...], ...] = ()
+    what: str
+    choices: tuple[tuple[tuple[str, ...], str], ...] = ()
     by_classes: bool = False
     of_members: bool = False
 
@@ -167,18 +169,23 @@ class Doubt:
         by_classes: bool = False,
         of_members: bool = False,
     ) -> Doubt:
-        """Return the doubt that a text states, with the choices between its readings.
+        """Return the doubt that a text states, with the choices between its readings."""
+        named = tuple((tuple(flags), when) for flags, when in choices)
+        return cls(text, named, by_classes, of_members)
 
-        Parameters
-        ----------
-        choices
-            Arguments that decide, and when they do. Without arguments: another way out, in words.
-        """
-        ways = [tuple(flags) for flags, _ in choices if flags]
+    @property
+    def ways(self) -> list[tuple[str, ...]]:
+        """Arguments that decide, as in `ChoiceError`."""
+        return [flags for flags, _ in self.choices if flags]
+
+    @property
+    def text(self) -> str:
+        """The readings and the choices between them."""
         named = (
-            f"`{shlex.join(flags)}` {when}".rstrip() if flags else when for flags, when in choices
+            f"`{shlex.join(flags)}` {when}".rstrip() if flags else when
+            for flags, when in self.choices
         )
-        return cls(f"{text}. Choose: {'; or '.join(named)}", tuple(ways), by_classes, of_members)
+        return f"{self.what}. Choose: {'; or '.join(named)}"
 
 
 def choice_error(doubts: Sequence[Doubt]) -> ChoiceError:

@@ -15,10 +15,11 @@ from typing import Literal, Self
 from precache_workers.sources.base import Doubt
 from precache_workers.sources.label_readings import (
     LISTED,
-    binary,
+    bit_of,
     flag,
-    is_sign,
+    is_blank,
     is_split,
+    no_label,
     quoted,
     splits_among,
 )
@@ -46,8 +47,8 @@ class ColumnEvidence:
     ----------
     label
         The column of labels, or the key of the folders that name them; empty for none.
-    binary
-        Columns of only 0 and 1, if no column has labels.
+    bits
+        Columns of only 0, 1, -1 and blank cells, if no column has labels, with their numbers.
     splits
         Columns that may name splits, with their different values; empty for none.
     rivals
@@ -55,16 +56,13 @@ class ColumnEvidence:
         labels and theirs, until these disagree.
     orders
         Orders of the classes, as a type of Arrow has them, in which categories are ordered.
-    signs
-        Columns of only -1 and 1, in place of `binary`.
     """
 
     label: str = ""
-    binary: list[str] = field(default_factory=list)
+    bits: dict[str, set[int]] = field(default_factory=dict)
     splits: dict[str, list[str]] = field(default_factory=dict)
     rivals: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
     orders: set[tuple[str, ...]] = field(default_factory=set)
-    signs: list[str] = field(default_factory=list)
 
     def look(
         self,
@@ -78,8 +76,12 @@ class ColumnEvidence:
         values, labels
             Return the different values of a column, and its labels as text by row.
         """
-        self.binary = [n for n in self.binary if all(binary(v) is not None for v in values(n))]
-        self.signs = [n for n in self.signs if all(is_sign(value) for value in values(n))]
+        for name in [*self.bits]:
+            cells = {bit_of(value) for value in values(name) if not is_blank(value)}
+            if None in cells:
+                del self.bits[name]
+            else:
+                self.bits[name] |= {bit for bit in cells if bit is not None}
         for name in [*self.splits]:
             self._add_splits(name, values(name))
         for name, pairs in self.rivals.items():
@@ -102,11 +104,12 @@ class ColumnEvidence:
     @classmethod
     def joined(cls, files: Sequence[Self]) -> Self:
         """Return what is known of the columns of several files."""
-        whole = cls(files[0].label, files[0].binary, signs=files[0].signs)
+        common = set.intersection(*(set(file.bits) for file in files))
+        whole = cls(files[0].label, {n: set[int]() for n in files[0].bits if n in common})
         for file in files:
             whole.orders |= file.orders
-            whole.binary = [name for name in whole.binary if name in file.binary]
-            whole.signs = [name for name in whole.signs if name in file.signs]
+            for name in whole.bits:
+                whole.bits[name] |= file.bits[name]
             for name, values in file.splits.items():
                 whole.splits[name] = [*dict.fromkeys([*whole.splits.get(name, ()), *values])]
             for name, pairs in file.rivals.items():
@@ -156,14 +159,17 @@ class ColumnEvidence:
             text = f"the categories of {self.label!r} have other orders in other files of {where}"
             some = " and ".join(quoted(order) for order in sorted(self.orders)[:2])
             doubts.append(Doubt.of(f"{text}: {some}", ((), LISTED), by_classes=True))
-        bits, low = max((self.binary, "0"), (self.signs, "-1"), key=lambda pair: len(pair[0]))
+        bits = [name for name, numbers in self.bits.items() if numbers - {-1}]
         if len(bits) > 1:
-            text = f"{where} has no column of labels, and {len(bits):,} columns of only {low} "
-            taken = flag("--label-column", ",".join(bits)), "if each is a class"
+            numbers = set().union(*(self.bits[name] for name in bits))
+            text = f"{where} has no column of labels, and {len(bits):,} columns of only "
+            text += " and ".join(map(str, sorted(numbers)))
+            minus = no_label(["-1"]) if {-1, 0} <= numbers else []
+            taken = [*flag("--label-column", ",".join(bits)), *minus], "if each is a class"
             if any("," in name for name in bits):
                 taken = [], "rename those that have a comma in their name, for --label-column"
             none = ("--label-column", ""), "for no label"
-            doubts.append(Doubt.of(f"{text}and 1: {quoted(bits)}", taken, none))
+            doubts.append(Doubt.of(f"{text}: {quoted(bits)}", taken, none))
         return notes, doubts
 
 

@@ -26,9 +26,17 @@ from precache_workers.sources.column_evidence import (
     doubt_of_rivals,
     names_splits,
 )
-from precache_workers.sources.containers import Members, are_utf8
-from precache_workers.sources.label_readings import one_hot_label, quoted
-from precache_workers.sources.labels import MOST_TEXT, Kind, label_of
+from precache_workers.sources.containers import Members
+from precache_workers.sources.label_readings import quoted
+from precache_workers.sources.labels import (
+    MOST_TEXT,
+    bits_column,
+    cell_of,
+    kind_of,
+    texts_of_labels,
+    typed_column,
+    values_of,
+)
 
 IMAGE_COLUMNS = (
     "image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content",
@@ -36,8 +44,8 @@ IMAGE_COLUMNS = (
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "target", "cls", "category")
 """Usual names of columns; the first that a table has is used."""
 
-BYTES_OF = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
-"""Types of the bytes of texts."""
+_NUMBERS, _ONE = ("numbers", "values"), ("names", "numbers", "values")
+"""Kinds of labels that may be 0 and 1, and of one label a row."""
 
 _KEYS = "a key is text or a whole number"
 
@@ -100,16 +108,14 @@ class ChosenColumns:
     def image_leaf(self) -> str:
         return f"{self.image}.bytes" if self.struct else self.image
 
-    def describe(self, members: Members, schema: Any, what: str = "Images") -> None:
+    def describe(self, members: Members, what: str = "Images") -> None:
         """Give the members of a table what the choice says of them, before rows are read."""
         label = self.label or ",".join(self.labels)
         splits = {name: list[str]() for name in self.splits}
         rivals = {name: set[tuple[str, str]]() for name in self.rivals}
-        members.evidence = ColumnEvidence(label, [*self.binary], splits, rivals)
-        members.classes, members.untyped = self.classes, self.folder is not None
-        if self.labels:
-            of_type = label_kind(schema.field(self.labels[0]).type)
-            members.kind = of_type if len(self.labels) == 1 else "several numbers"
+        bits = {name: set[int]() for name in self.binary}
+        members.evidence = ColumnEvidence(label, bits, splits, rivals)
+        members.classes = self.classes
         labels = f"labels from {quoted(self.labels)}" if self.labels else "no labels"
         labels += "" if self.labels else " (--label-column)"
         labels = labels if self.folder is None else "labels from the names of folders"
@@ -158,7 +164,7 @@ def choose(
     folder = folders.get(labels[0]) if len(labels) == 1 else None
     labels = labels if folder is None else ()
     for label in labels:
-        if label_kind(schema.field(label).type) is None:
+        if kind_of(schema.field(label).type) is None:
             raise SourceError(
                 f"{where}: its column {label} has values of type {schema.field(label).type}; a "
                 "label is a class, a number, or a list of classes"
@@ -166,7 +172,7 @@ def choose(
     others = tuple(name for name in names if name not in (image, *labels, columns.key))
     types = {field.name: field.type for field in schema}
     bare = not labels and folder is None and columns.label is None
-    path = f"{image}.path" if "path" in parts and _is_text(parts["path"]) else None
+    path = f"{image}.path" if "path" in parts and kind_of(parts["path"]) == "names" else None
     return ChosenColumns(
         image,
         bool(parts),
@@ -174,8 +180,10 @@ def choose(
         labels,
         class_names(schema, labels),
         others,
-        tuple(n for n in others if bare and (not typed or _may_be_binary(types[n]))),
-        tuple(n for n in others if not typed or _may_name_splits(n, types[n])),
+        tuple(
+            n for n in others if bare and (not typed or kind_of(types[n]) in ("numbers", "values"))
+        ),
+        tuple(n for n in others if not typed or (names_splits(n) and kind_of(types[n]) in _ONE)),
         _rivals(schema, features, guess, others) if guess and labels else (),
         guess,
         len(labels) == 1 and is_ordered(schema.field(labels[0]).type),
@@ -233,7 +241,7 @@ def _require_columns(schema: Any, columns: Columns, folders: Collection[str], wh
     require_columns([*schema.names, *parts], [columns.key], where)
     if columns.key in schema.names:
         kind = schema.field(columns.key).type
-        if not (is_number(kind) or _is_text(kind)):
+        if kind_of(kind) not in ("numbers", "names"):
             raise SourceError(
                 f"{where}: its column {columns.key!r} has values of type {kind}; {_KEYS}"
             )
@@ -274,7 +282,7 @@ def _require_no_label(schema: Any, used: Collection[str | None], where: str) -> 
 def _guess_label(schema: Any, features: Features, image: str) -> str:
     """Return the column of labels by metadata and name; empty for none."""
     declared = [name for name in schema.names if _is_class(features.get(name))]
-    able = [f.name for f in schema if f.name != image and label_kind(f.type) is not None]
+    able = [f.name for f in schema if f.name != image and kind_of(f.type) is not None]
     return next(
         iter((*_usual(LABEL_COLUMNS, declared), *declared, *_usual(LABEL_COLUMNS, able))), ""
     )
@@ -283,7 +291,7 @@ def _guess_label(schema: Any, features: Features, image: str) -> str:
 def _rivals(schema: Any, features: Features, guess: str, others: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that have labels by what the guessed column was taken for: its name, or
     else the metadata."""
-    able = [name for name in others if label_kind(schema.field(name).type) is not None]
+    able = [name for name in others if kind_of(schema.field(name).type) is not None]
     if _usual(LABEL_COLUMNS, [guess]):
         return tuple(_usual(LABEL_COLUMNS, able))
     return tuple(name for name in able if _is_class(features.get(name)))
@@ -308,54 +316,11 @@ def _is_class(feature: Any) -> bool:
 # --- types --------------------------------------------------------------------------------------
 
 
-def label_kind(kind: Any) -> Kind | None:
-    """Return the kind of labels in a column of an Arrow type; None if it cannot hold labels."""
-    import pyarrow as pa
-
-    if is_number(kind):
-        return "numbers"
-    if _is_text(kind):
-        return "names"
-    if pa.types.is_floating(kind):
-        return "values"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        inner = label_kind(kind.value_type)
-        return "several names" if inner == "names" else inner and "several numbers"
-    return None
-
-
 def is_ordered(kind: Any) -> bool:
     """Return True for a type of categories with an order."""
     import pyarrow as pa
 
-    return bool(pa.types.is_dictionary(kind) and kind.ordered and _is_text(kind))
-
-
-def _may_be_binary(kind: Any) -> bool:
-    """Return True if a type may hold 0 and 1."""
-    import pyarrow as pa
-
-    return is_number(kind) or bool(pa.types.is_floating(kind))
-
-
-def _may_name_splits(name: str, kind: Any) -> bool:
-    """Return True if a column may name the split of each row, by its name and type."""
-    return names_splits(name) and (_may_be_binary(kind) or _is_text(kind))
-
-
-def is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    return bool(pa.types.is_dictionary(kind) and kind.ordered and kind_of(kind) == "names")
 
 
 def holds_images(kind: Any) -> bool:
@@ -380,52 +345,42 @@ def leaf(batch: Any, name: str) -> Any:
     return batch.column(outer).field(inner)
 
 
-def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Sequence[str]:
-    """Return the labels of rows as text; drop columns from `Members` that have other values.
+def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Any:
+    """Return the labels of rows as an Arrow array; drop columns from `Members` with other values.
 
     Raises
     ------
     ValueError
         Some value is no label.
     """
+    import pyarrow as pa
+
     members.evidence.look(
         lambda name: values_of(batch.column(name).unique()),
-        lambda name: labels_of(batch.column(name), name),
+        lambda name: texts_of_labels(typed_column(batch.column(name), name)),
     )
+    if chosen.folder is not None:
+        return repeated_label(chosen.folder, len(batch))
     if not chosen.labels:
-        return Texts.repeated([chosen.folder or ""], [len(batch)])
+        return pa.nulls(len(batch))
     if chosen.ordered:
         categories = batch.column(chosen.labels[0]).dictionary
         members.evidence.orders.add(tuple(texts_of(categories, chosen.labels[0])))
     if len(chosen.labels) == 1:
-        return labels_of(batch.column(chosen.labels[0]), chosen.labels[0])
-    values = [batch.column(name).to_pylist() for name in chosen.labels]
-    return [one_hot_label(row, chosen.labels) for row in zip(*values, strict=True)]
+        return typed_column(batch.column(chosen.labels[0]), chosen.labels[0])
+    columns = [
+        [cell_of(value, name) for value in batch.column(name).to_pylist()] for name in chosen.labels
+    ]
+    return bits_column(zip(*columns, strict=True))
 
 
-def labels_of(column: Any, name: str) -> Sequence[str]:
-    """Return labels as text; empty for none.
+def repeated_label(text: str, count: int) -> Any:
+    """Return the label of a folder, which may be a number, for each row."""
+    import pyarrow as pa
 
-    Raises
-    ------
-    ValueError
-        Some value is no label.
-    """
-    kind = label_kind(column.type)
-    if kind in ("names", "numbers"):
-        texts = texts_of(column, name)
-        if not are_utf8(texts).all():
-            raise ValueError(f"its column {name} has a label that is not UTF-8")
-        return texts
-    labels = []
-    for row, value in enumerate(column.to_pylist()):
-        try:
-            is_value = kind == "values" and value is not None
-            labels.append(label_of(float(value) if is_value else value)[0])
-        except ValueError as error:
-            key = f"value {row} of {len(column)} that were read at once"
-            raise ValueError(f"its column {name}, {key}, {error}") from None
-    return labels
+    number = text.isdecimal() and len(text) < 18
+    value = (int(text) if number else text) if text else None
+    return pa.array([value], None if text else pa.null()).take(pa.array([0] * count, pa.int32()))
 
 
 def texts_of(column: Any, name: str) -> Texts:
@@ -443,7 +398,7 @@ def texts_of(column: Any, name: str) -> Texts:
     values = column.dictionary if is_coded else column
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
-    elif not (is_number(values.type) or _is_text(values.type)):
+    elif kind_of(values.type) not in ("numbers", "names"):
         raise ValueError(f"its column {name} has values of type {column.type}; {_KEYS}")
     values = values.cast(pa.large_string())
     if len(values) and (pc.max(pc.utf8_length(values)).as_py() or 0) > MOST_TEXT:
@@ -453,17 +408,3 @@ def texts_of(column: Any, name: str) -> Texts:
         )
     values = values.take(column.indices) if is_coded else values
     return Texts(values.fill_null(""))
-
-
-def values_of(column: Any) -> list[Any]:
-    """Return the values of a column; bytes of texts that are not UTF-8 become surrogates."""
-    values: list[Any]
-    try:
-        values = column.to_pylist()
-    except UnicodeDecodeError:
-        kind = BYTES_OF.get(str(column.type))
-        if kind is None:  # a text in a list or a struct
-            raise
-        values = column.view(kind).to_pylist()
-        values = [v if v is None else v.decode(errors="surrogateescape") for v in values]
-    return values

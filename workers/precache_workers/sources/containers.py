@@ -71,16 +71,18 @@ from precache_workers.sources.label_readings import (
     bare_folders,
     folder_labels,
     is_beside,
-    one_class_each,
     read_folders,
 )
 from precache_workers.sources.labels import (
-    Kind,
+    Label,
+    MixedLabelsError,
+    column_of,
     decide,
-    encode_column,
-    encode_labels,
-    infer_kind,
-    joined,
+    differing,
+    encode,
+    join_columns,
+    kind_of,
+    texts_of_labels,
 )
 from precache_workers.sources.sample_inputs import SampleInputs, merged
 from precache_workers.sources.splits import notes_of_folders, read_split_files
@@ -97,7 +99,7 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-INDEX_RULES = b"10"
+INDEX_RULES = b"11"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
@@ -109,8 +111,8 @@ INDEXED_ROWS = 1 << 16
 
 _CODED = "dictionary<values=string, indices=int32, ordered=0>"
 _INDEX_COLUMNS = {
-    "key": "large_string", "size": "int64", "mtime_ns": "int64", "etag": _CODED, "label": _CODED,
-    "unit": "int32", "nbytes": "int64",
+    "key": "large_string", "size": "int64", "mtime_ns": "int64", "etag": _CODED, "unit": "int32",
+    "nbytes": "int64",
 }  # fmt: skip
 
 _NO_NAME = r"(?:^|/)\.{0,2}(?:/|$)|\x00"
@@ -118,8 +120,8 @@ _NO_NAME = r"(?:^|/)\.{0,2}(?:/|$)|\x00"
 
 Rows = Any
 """The samples of containers, an Arrow record batch: the key (in a scan the name, whose bytes need
-not be UTF-8), size, mtime_ns, etag, and the label as text, empty for none; unit, nbytes and place
-are as in `Locations`."""
+not be UTF-8), size, mtime_ns and etag; unit, nbytes and place as in `Locations`; and the label as
+in `labels.column_of`, of type null if there are none."""
 
 
 def rows_of(
@@ -129,7 +131,7 @@ def rows_of(
     sizes: np.ndarray | int = -1,
     mtimes: np.ndarray | int = -1,
     etags: Sequence[str] | str = "",
-    labels: Sequence[str] | str = "",
+    labels: Any = None,
     units: np.ndarray | int = 0,
     nbytes: np.ndarray | int = 0,
 ) -> Rows:
@@ -138,31 +140,50 @@ def rows_of(
 
     count, growing = len(places), GrowingTexts()
     growing.extend(names or Texts.repeated([""], [count]))
-    etag, label = (
-        Texts.repeated([text], [count]).arrow
-        if isinstance(text, str)
-        else Texts(text).plain.dictionary_encode()
-        for text in (etags, labels)
-    )
+    if isinstance(etags, str):
+        etag = Texts.repeated([etags], [count]).arrow
+    else:
+        etag = Texts(etags).plain.dictionary_encode()
+    labels = pa.nulls(count) if labels is None else labels
     size, mtime, nbyte, unit = (
         arrow_of(np.broadcast_to(np.asarray(number, kind), count))
         for number, kind in ((sizes, "i8"), (mtimes, "i8"), (nbytes, "i8"), (units, "i4"))
     )
-    columns = [growing.texts().arrow, size, mtime, etag, label, unit, nbyte, places]
-    return pa.RecordBatch.from_arrays(columns, [*_INDEX_COLUMNS, "place"])
+    columns = [growing.texts().arrow, size, mtime, etag, unit, nbyte, places, labels]
+    return pa.RecordBatch.from_arrays(columns, [*_INDEX_COLUMNS, "place", "label"])
 
 
-def joined_rows(parts: list[Rows]) -> Rows:
-    """Return the samples of several containers, one after the other, and clear the list."""
+def joined_rows(parts: list[Rows], labels: Any) -> Rows:
+    """Return the samples of all parts, with all their labels, and clear the list."""
     import pyarrow as pa
 
+    parts[:] = [part.drop_columns(["label"]) for part in parts]
     table = pa.Table.from_batches(parts).unify_dictionaries()
     parts.clear()
     names, arrays = table.column_names, []
     while table.num_columns:  # the parts of a column are dropped before the next one is copied
         arrays.append(table.column(0).combine_chunks())
         table = table.remove_column(0)
-    return pa.RecordBatch.from_arrays(arrays, names)
+    return pa.RecordBatch.from_arrays([*arrays, labels], [*names, "label"])
+
+
+def rows_of_one(parts: list[Rows], where: str) -> Rows:
+    """Return the samples of the parts of one container, and clear the list.
+
+    Raises
+    ------
+    SourceError
+        Their labels have kinds that cannot be combined.
+    """
+    try:
+        labels = join_columns([part["label"] for part in parts])
+    except MixedLabelsError as error:
+        *_, (number, kind) = error.two
+        rows = parts[number].filter(parts[number]["label"].is_valid())
+        [name, *_] = names_of(rows)
+        others = {*error.kinds} - {kind}
+        raise differing(where, name, rows["label"][0].as_py(), others) from None
+    return joined_rows(parts, labels)
 
 
 def with_column(rows: Rows, name: str, values: Any) -> Rows:
@@ -183,7 +204,7 @@ class Place(NamedTuple):
     size: int = -1
     unit: int = 0
     etag: str = ""
-    label: str = ""
+    label: Label | None = None
 
 
 def in_batches(samples: Iterator[Place], places: Any) -> Iterator[Rows]:
@@ -199,7 +220,12 @@ def in_batches(samples: Iterator[Place], places: Any) -> Iterator[Rows]:
     while some := list(itertools.islice(samples, AT_ONCE)):
         names, where, sizes, units, etags, labels = zip(*some, strict=True)
         numbers = {"sizes": np.array(sizes), "units": np.array(units)}
-        yield rows_of(names, pa.array(where, places), etags=etags, labels=labels, **numbers)
+        try:
+            column = column_of(labels)
+        except MixedLabelsError:  # that of the container names the sample
+            yield from (rows for one in some for rows in in_batches(iter([one]), places))
+        else:
+            yield rows_of(names, pa.array(where, places), etags=etags, labels=column, **numbers)
 
 
 @dataclass(kw_only=True)
@@ -210,10 +236,8 @@ class Members:
     ----------
     count
         Number of samples.
-    kind
-        Kind of the labels; None if there are none.
-    untyped
-        Labels are texts whose kind is inferred.
+    has_labels
+        Some of its samples have labels.
     classes
         Names of all classes, by number, if the container has them.
     ignored, left_out, examples
@@ -231,8 +255,7 @@ class Members:
     """
 
     count: NonNegativeInt = 0
-    kind: Kind | None = None
-    untyped: bool = False
+    has_labels: bool = False
     classes: tuple[str, ...] = ()
     ignored: Counter[str] = field(default_factory=Counter)
     others: dict[str, bool] = field(default_factory=dict)
@@ -289,7 +312,7 @@ _INDEXED = TypeAdapter(list[tuple[FileInfo, Members]])
 def named_rows(
     rows: Rows, members: Members, file: FileInfo, where: str, columns: Columns | None
 ) -> Rows:
-    """Give the samples of a container their keys, and infer the kind of labels without a type.
+    """Give the samples of a container their keys.
 
     Values of a column of keys are used as they are. Otherwise the container's name comes first, and
     rows of tables are numbered unless all names differ.
@@ -302,7 +325,7 @@ def named_rows(
     Raises
     ------
     SourceError
-        The column of keys has no value in some row, or labels have kinds that do not go together.
+        The column of keys has no value in some row.
     """
     names, key = Texts(rows["key"]), None if columns is None else columns.key
     reasons: dict[int, str] = {}
@@ -320,16 +343,8 @@ def named_rows(
     if reasons:
         rows = rows.filter(arrow_of(members.keep(rows, reasons)))
     members.count = len(rows)
-    return with_kind(rows, members, file.name if columns is None else where)
-
-
-def with_kind(rows: Rows, members: Members, where: str) -> Rows:
-    """Infer the kind of labels without a type, and normalise them."""
-    if not members.untyped:
-        return rows
-    labels, keys, codes = distinct(Texts(rows["label"]), Texts(rows["key"]))
-    members.kind = infer_kind(labels, keys, where)
-    return with_column(rows, "label", Texts(labels).take(codes).arrow.dictionary_encode())
+    members.has_labels = kind_of(rows["label"].type) is not None
+    return rows
 
 
 def are_utf8(names: Texts) -> np.ndarray:
@@ -451,8 +466,13 @@ class ContainerSource:
             raise self._nothing(complete, whole)
         fresh = len(known) != len(files) or any(file not in known for file in files)
         known.clear()
-        rows = joined_rows(parts)
-        index = _write_index(listed, rows) if fresh else None
+        columns = [rows["label"] for rows in parts]
+        typed = self.format.columns is not None
+        labels, classes = join_labels(listed, columns, whole, self, typed=typed)
+        one_type = len({c.type for c in columns if kind_of(c.type) is not None}) < 2
+        del columns
+        rows = joined_rows(parts, labels)
+        index = _write_index(listed, rows) if fresh and one_type else None
         numbers = np.repeat(
             np.arange(len(listed), dtype=np.int32), [members.count for _, members in listed]
         )
@@ -486,8 +506,9 @@ class ContainerSource:
             rows,
             located,
             ctimes,
+            classes=classes,
             columns=self.format.columns,
-            typed=self.format.columns is not None,
+            typed=typed,
         )
         _listings[self.index_name] = listing.table
         return replace(listing, complete=complete, index=index, notes=(*notes, *listing.notes))
@@ -514,7 +535,7 @@ class ContainerSource:
                         return None
                     if rows is not None:
                         parts.append(rows)
-                rows = joined_rows(parts)
+                rows = rows_of_one(parts, where)
                 return members, named_rows(rows, members, file, where, self.format.columns)
             except MemoryError:
                 raise SourceError(f"{where} takes too much memory") from None
@@ -732,13 +753,13 @@ def kept_of_repeated(
     SourceError
         Samples of one key have different labels, or no key names one sample.
     """
-    keys, labels = Texts(rows["key"]), Texts(rows["label"])
+    keys, labels = Texts(rows["key"]), rows["label"]
     rows_of_key: dict[str, list[int]] = {}
     for row in np.flatnonzero(keys.counts() > 1).tolist():
         rows_of_key.setdefault(keys[row], []).append(row)
     left_out: dict[int, str] = {}
     for key, some in rows_of_key.items():
-        different = sorted({labels[row] for row in some})
+        different = sorted({*texts_of_labels(labels.take(some))})
         if len(different) > 1:
             two = " and ".join(printable(label) or "none" for label in different[:2])
             raise SourceError(_repeated(source, f"{key} with the labels {two}", some, way_out))
@@ -757,20 +778,43 @@ def _repeated(source: object, key: str, rows: Sequence[int], way_out: str) -> st
     )
 
 
-def _kind_of(listed: Listed, source: object) -> tuple[Kind | None, tuple[str, ...]]:
-    """Return the kind of all labels, and the names of their classes."""
-    kinds: dict[tuple[Kind, tuple[str, ...]], str] = {}
-    for file, members in listed:
-        if members.kind is not None:
-            kinds.setdefault((members.kind, members.classes), file.name)
-    for one, other in itertools.combinations(kinds, 2):
-        if one[1] != other[1] or joined([one[0], other[0]]) is None:
-            raise SourceError(
-                f"labels of {printable(kinds[one])} and {printable(kinds[other])} in {source} "
-                f"differ in kind ({one[0]}, {other[0]}) or in class names; make them alike"
-            )
-    kind = joined(kind for kind, _ in kinds) if kinds else None
-    return kind, next((classes for _, classes in kinds), ())
+def join_labels(
+    listed: Listed, columns: Sequence[Any], whole: Members, source: object, *, typed: bool
+) -> tuple[Any, tuple[str, ...]]:
+    """Return the labels of all containers as one column, and the names of classes by number.
+
+    Where some have labels beside their images, folders of names are no labels in others.
+
+    Raises
+    ------
+    SourceError
+        Labels of two containers have kinds that cannot be combined, or other names of classes.
+    """
+    try:
+        labels = join_columns(columns, typed=typed)
+    except MixedLabelsError as error:
+        (one, kind), (other, its_kind) = error.two
+        raise _unlike(listed[one][0], listed[other][0], source, f"{kind}, {its_kind}") from None
+    files: dict[tuple[str, ...], FileInfo] = {}
+    for (file, members), column in zip(listed, columns, strict=True):
+        if kind_of(column.type) is not None:
+            files.setdefault(members.classes, file)
+        elif not typed and kind_of(labels.type) is not None:
+            whole.notes[
+                "{count} samples lie in containers without labels beside images, as others have: "
+                "folders of names are no labels there"
+            ] += len(column)
+    if len(files) > 1:
+        first, second, *_ = files.values()
+        raise _unlike(first, second, source, str(kind_of(labels.type)))
+    return labels, next(iter(files), ())
+
+
+def _unlike(one: FileInfo, other: FileInfo, source: object, kinds: str) -> SourceError:
+    return SourceError(
+        f"labels of {printable(one.name)} and {printable(other.name)} in {source} differ in kind "
+        f"({kinds}) or in class names; make them alike"
+    )
 
 
 def listing_of(
@@ -781,8 +825,9 @@ def listing_of(
     located: Locations,
     ctimes: np.ndarray,
     *,
+    classes: tuple[str, ...],
     columns: Columns | None,
-    typed: bool = True,
+    typed: bool,
 ) -> Listing:
     """Return the samples of all containers as a listing, with encoded labels.
 
@@ -790,28 +835,25 @@ def listing_of(
     ----------
     source
         A `ContainerSource`, or one of its attributes `containers`, `folder` and `rules`.
+    classes
+        Names of classes by number, if the containers have them.
     columns
         As in `Format`.
     typed
-        False if labels are text whose kind is inferred.
+        False if labels are text without a type.
     """
-    rules, where = source.rules, str(source)
+    rules, where, labels = source.rules, str(source), rows["label"]
     evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
-    kind, classes = _kind_of(listed, source)
+    kind = kind_of(labels.type)
     if kind == "names":
         classes = evidence.classes if rules.kind in (None, "name") and not rules.separator else ()
-    keys, labels = Texts(rows["key"]), Texts(rows["label"]).shared()
+    keys = Texts(rows["key"])
     files = [file.name for file, _ in listed]
     label = (columns or NO_COLUMNS).label or evidence.label
     of_files = read_split_files(source.containers, files, label, rules)
     of_columns = evidence.reading(source, all_splits=rules.all_splits)
     notes, doubts = [*of_files[0], *of_columns[0]], [*of_files[1], *of_columns[1]]
-    if columns is not None and columns.may_be_several and kind == "several numbers":
-        numbers = one_class_each(labels)
-        labels, kind = (labels, kind) if numbers is None else (numbers, "numbers")
-        each = "one class" if numbers else "several classes or none"
-        notes.append(f"Labels from columns of 0 and 1, a class each: rows have {each}")
-    is_folder = columns is None and not any(members.untyped for _, members in listed)
+    is_folder = columns is None and kind is None
     if columns is None:
         names = _names_of(keys, located)
         folders = Folders(names)
@@ -819,30 +861,21 @@ def listing_of(
             bare_in = functools.partial(bare_folders, whole.others)
             reading = read_folders(names, rules, source, bare_in=bare_in)
             notes, doubts = [*notes, *reading.notes], [*doubts, *reading.doubts]
-            labels = folders.each(lambda some: folder_labels(some, reading.level))
-            kind = "names" if any(labels) else None
-        else:
-            without = np.array([not members.untyped for _, members in listed])[located.files]
-            if count := int((without & names.matching("/")).sum()):
-                notes.append(
-                    f"{count:,} samples lie in containers without labels beside images, as others "
-                    "have: folders of names are no labels there"
-                )
+            of_folders = folders.each(lambda some: folder_labels(some, reading.level))
+            labels = column_of([label or None for label in of_folders])
         notes += notes_of_folders(folders.names)
         del names, folders
     if rules.level is not None and not is_folder:
         raise SourceError(f"{where} has labels that are not its folders; leave out --label-level")
-    decided = decide(
-        labels, kind, keys, where, rules, classes=classes, typed=typed, folders=is_folder
-    )
-    texts, firsts, codes = distinct(Texts(decided.labels), keys)
-    column = encode_column(replace(decided, labels=texts), firsts, where, rules, classes)
+    typed = typed or is_folder
+    decided = decide(labels, keys, where, rules, classes=classes, typed=typed, folders=is_folder)
+    column = encode(decided, keys, where, rules, classes)
     table = RowTable(
         keys=keys,
         sizes=numbers_of(rows["size"]),
         mtimes=numbers_of(rows["mtime_ns"]),
         etags=Texts(rows["etag"]),
-        labels=column.values[codes],
+        labels=column.values,
         classes=column.classes,
         locations=located,
         source=source_of(source.folder),
@@ -856,15 +889,6 @@ def listing_of(
         ctimes=ctimes,
         doubts=(*doubts, *column.doubts),
     )
-
-
-def distinct(labels: Texts, keys: Texts) -> tuple[list[str], Texts, np.ndarray]:
-    """Return the different labels, the key of the first sample of each, and each one's number."""
-    known = labels.plain.dictionary_encode()
-    codes = numbers_of(known.indices)
-    first = np.zeros(len(known.dictionary), np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last assignment counts
-    return known.dictionary.to_pylist(), keys.take(first), codes
 
 
 def _names_of(keys: Texts, located: Locations) -> Texts:
@@ -913,26 +937,28 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
     try:
         table = read_columns(data, {**_INDEX_COLUMNS, "place": str(places)}, "an index")
         table.validate(full=True)
+        labels = _indexed_labels(data)
         listed = _INDEXED.validate_json(table.schema.metadata[b"containers"])
         counts = [members.count for _, members in listed]
         if sum(counts) != len(table) or table.schema.metadata.get(b"rules") != INDEX_RULES:
             return {}
         for (file, members), end in zip(listed, itertools.accumulate(counts), strict=True):
             part = table.slice(end - members.count, members.count)
-            labels = Texts(part["label"])
+            of_part = labels.slice(end - members.count, members.count)
             rows = rows_of(
                 Texts(part["key"]),
                 part["place"].combine_chunks().cast(places),
                 sizes=numbers_of(part["size"]),
                 mtimes=numbers_of(part["mtime_ns"]),
                 etags=Texts(part["etag"]),
-                labels=labels,
+                labels=of_part if members.has_labels else None,
                 units=numbers_of(part["unit"]),
                 nbytes=numbers_of(part["nbytes"]),
             )
             if members.count:  # raises for invalid labels: they must not count as the source's
-                texts, keys, _ = distinct(labels, Texts(rows["key"]))
-                encode_labels(texts, members.kind, members.classes, keys, file.name)
+                keys, classes = Texts(rows["key"]), members.classes
+                decided = decide(rows["label"], keys, file.name, classes=classes)
+                encode(decided, keys, file.name, classes=classes)
             if _is_identified(file):
                 known[file] = members, rows
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
@@ -943,3 +969,15 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
 def _is_identified(file: FileInfo) -> bool:
     """Return True if a change of a file would be seen."""
     return bool(file.etag) or file.mtime_ns >= 0
+
+
+def _indexed_labels(data: bytes) -> Any:
+    """Return the labels of an index, whose size is known to be plausible."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    labels = pq.read_table(io.BytesIO(data), columns=["label"])["label"].combine_chunks()
+    if pa.types.is_large_list(labels.type):  # its items may have another name
+        labels = labels.cast(pa.large_list(labels.type.value_type))
+    labels.validate(full=True)
+    return labels

@@ -47,7 +47,15 @@ from precache_workers.sources.dataset_items import (
 )
 from precache_workers.sources.held_files import HeldData, held_data, held_values
 from precache_workers.sources.label_readings import quoted
-from precache_workers.sources.labels import Kind, decide, encode_column, joined, label_of
+from precache_workers.sources.labels import (
+    Label,
+    MixedLabelsError,
+    column_of,
+    decide,
+    encode,
+    kind_of,
+    label_of,
+)
 from precache_workers.user_code.loading import load_object
 
 
@@ -505,6 +513,8 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
     classes
         Names that the dataset lists, by number.
     """
+    import pyarrow as pa
+
     where = "the dataset's targets"
     try:
         labels = np.asarray(targets)
@@ -523,22 +533,22 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
         return _Labels(classes, KnownLabels(values, labels.astype(np.int64)))
     if _length(targets) != count or isinstance(targets, str | bytes | Mapping | Set):
         raise _no_labels(labels, count)
-    texts = [_text(row, some) for row, some in enumerate(values)]
-    kinds = {kind for _, kind in texts if kind}
-    without: Kind = "values" if labels.dtype.kind == "f" and labels.ndim == 1 else "several numbers"
-    kind = joined(kinds or {without})
-    if kind is None:
-        raise SourceError(f"{where} are {' and '.join(sorted(kinds))}; make them alike")
-    keys = [f"number {row}" for row in range(count)]
     listed = classes or _categories(targets)
-    labels_as_text = [text for text, _ in texts]
-    decided = decide(labels_as_text, kind, keys, where, rules, classes=listed)
-    column = encode_column(decided, keys, where, rules, listed)
-    notes = column.notes
+    try:
+        column = column_of([_label(row, some) for row, some in enumerate(values)])
+    except MixedLabelsError as error:
+        raise SourceError(f"{where} {error}; make them alike") from None
+    if kind_of(column.type) is None:
+        floats = labels.dtype.kind == "f" and labels.ndim == 1
+        column = column.cast(pa.float64() if floats else pa.large_list(pa.int64()))
+    keys = [f"number {row}" for row in range(count)]
+    decided = decide(column, keys, where, rules, classes=listed)
+    encoded = encode(decided, keys, where, rules, listed)
+    notes = encoded.notes
     if listed and not classes and "names" in str(decided.kind):
         notes += (f"Classes are numbered as the categories of `targets`: {quoted(listed)}",)
-    known = KnownLabels(values, column.values)
-    return _Labels(column.classes, known, notes, column.doubts)
+    known = KnownLabels(values, encoded.values)
+    return _Labels(encoded.classes, known, notes, encoded.doubts)
 
 
 def _categories(targets: Any) -> tuple[str, ...]:
@@ -571,7 +581,7 @@ def _length(targets: Any) -> int:
         return -1
 
 
-def _text(row: int, some: Any) -> tuple[str, Kind | None]:
+def _label(row: int, some: Any) -> Label | None:
     try:
         value = some.tolist() if hasattr(some, "tolist") else some
         if isinstance(value, list | tuple):

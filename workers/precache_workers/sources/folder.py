@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import os
-import re
 import time
 from array import array
 from collections import Counter
@@ -52,14 +51,11 @@ from precache_workers.sources.label_readings import (
     is_beside,
     read_folders,
 )
-from precache_workers.sources.labels import Kind, decide, encode_column
+from precache_workers.sources.labels import column_of, decide, encode
 from precache_workers.sources.splits import notes_of_folders
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 """Suffixes of files that may have labels of the images beside them."""
-
-_PARTNER = r"[_. -](masks?|seg|segmentation|gt|labels?|annotations?|matte|depth|thumb)\.[a-z0-9]+$"
-"""Regular expression of the end of a file's name that may be the mask or copy of another."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +163,9 @@ class FolderSource:
         path = (lambda name: f"{self.pattern}/{name}") if self.pattern else self.folder.path
         reading = read_folders(table.keys, self.rules, self.folder, path, bare_in)
         labels = folders.each(lambda names: folder_labels(names, reading.level))
-        kind: Kind | None = "names" if any(labels) else None
-        decided = decide(labels, kind, table.keys, "the source", self.rules, folders=True)
-        column = encode_column(decided, table.keys, str(self.folder), self.rules)
+        given = column_of([label or None for label in labels])
+        decided = decide(given, table.keys, "the source", self.rules, folders=True)
+        column = encode(decided, table.keys, str(self.folder), self.rules)
         source = source_of(self.folder)
         table = replace(table, labels=column.values, classes=column.classes, source=source)
         way = "as the source itself"
@@ -187,7 +183,6 @@ class FolderSource:
             notes=(
                 *([beside] if table_file else []),
                 *reading.notes,
-                *_note_of_partners(table.keys),
                 *notes_of_folders(folders.names),
                 *column.notes,
             ),
@@ -312,19 +307,6 @@ class _Images:
 
 def _three() -> tuple[array[int], array[int], array[int]]:
     return array("q"), array("q"), array("q")
-
-
-def _note_of_partners(keys: Texts) -> list[str]:
-    """Return the line about images that may be masks or copies of others in the same folder."""
-    found = keys.take(keys.matching(_PARTNER, ignore_case=True))
-    stems = {key.rpartition(".")[0] for key in keys} if found else set()
-    bare = re.compile(_PARTNER, re.IGNORECASE)
-    partners = [key for key in found if bare.sub("", key) in stems]
-    if not partners:
-        return []
-    like = f"{len(partners):,} images are called as others but for an ending, such as "
-    way = "move them to a folder of their own, and name both, as 'DATA/{images,masks}'"
-    return [f"{like}{printable(partners[0])}, and are samples; if they are masks or copies, {way}"]
 
 
 def _is_better(name: str, other: str) -> bool:

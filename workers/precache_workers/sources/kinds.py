@@ -76,7 +76,7 @@ class SourceKind:
     columns
         True if `SourceSpec.columns` may name columns.
     sample_names
-        True if `SourceSpec.sample_name` may be given.
+        True if `SourceSpec.sample_name` may be a part of a name: up to a dot.
     """
 
     open: Callable[[SourceSpec], Source]
@@ -224,10 +224,10 @@ def open_source(
             f"the source {shown(source)} is of a kind without columns; leave out --image-column, "
             "--label-column and --key-column, or give another --source-kind"
         )
-    if sample_name is not None and not chosen.sample_names:
+    if sample_name not in (None, "whole") and not chosen.sample_names:
         raise UsageError(
-            f"the source {shown(source)} is no tar archive, and --sample-name is for these; leave "
-            "it out, or give --source-kind tar"
+            f"the source {shown(source)} is no tar archive, and --sample-name {sample_name} is for "
+            "these; leave it out, or give --source-kind tar"
         )
     if chosen not in (KINDS["folder"], KINDS["python"]) and find_spec("pyarrow") is None:
         raise missing_library(f"reading {shown(source)}", "pyarrow")

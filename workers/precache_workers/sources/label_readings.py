@@ -7,7 +7,6 @@ A reading that was guessed is a line for the user. Where two readings differ, th
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -27,6 +26,7 @@ from precache_workers.sources.base import (
     folder_at,
 )
 from precache_workers.sources.container_names import common_end
+from precache_workers.sources.name_readings import ending, endings_of_pairs
 
 _FEW = 3
 """Names that are shown of many."""
@@ -145,6 +145,12 @@ class FolderReading:
 _PART = re.compile(r"[0-9]{4,}|(?:.*[\W_])?[^\W\d_]{2,}[ _.-]?[0-9]+")
 """Names of folders that files are spread over, as by img2dataset, or called ``part_1``."""
 
+_SHOTS = re.compile(
+    r"[1-9]\d{2}[A-Z_][A-Z0-9_]{4}|(?:19|20)\d{2}(?:[-_. ]?(?:0[1-9]|1[0-2])(?:[-_. ]?[0-3]\d)?)?"
+    r"(?:[^\d].*)?|[0-3]?\d[-_.][01]?\d[-_.](?:19|20)\d{2}"
+)
+"""Names of folders as cameras (100CANON) and programs that sort by date (2024-05-01) give them."""
+
 _BESIDE = frozenset(
     (
         ".txt", ".md", ".rst", ".pdf", ".html", ".csv", ".tsv", ".json", ".jsonl", ".ndjson",
@@ -203,10 +209,10 @@ def read_folders(
     bare_in
         Returns the folders without a readable image that lie in a folder; None if unknown.
     """
-    if rules.level is not None:
-        return FolderReading(rules.level)
     counts = Folders(names).counts
     paths = [folder.split("/") if folder else [] for folder in counts]
+    if rules.level is not None:
+        return _of_level(rules.level, paths, where)
     shared = _shared(paths)
     level = len(shared) + 1
     outer = "/".join(shared)
@@ -263,6 +269,11 @@ def read_folders(
             f"Classes have files of the same names ({quoted(pairs.stems)}); if these are parts of "
             "one sample each, --label-level 0 gives no label"
         )
+    if len(inner) > 1 and all(map(_SHOTS.fullmatch, inner)):
+        notes.append(
+            f"Classes are the {len(inner):,} folders ({quoted(sorted(inner))}), called as by "
+            "cameras or dates; if these are no classes, --label-level 0 gives no label"
+        )
     words = {name.rstrip("0123456789") or len(name) for name in inner}
     if len(inner) > 1 and len(words) == 1 and all(map(_PART.fullmatch, inner)):
         notes.append(
@@ -280,6 +291,20 @@ def read_folders(
             "the folder that is to be read, or move it elsewhere"
         )
     return FolderReading(level, tuple(notes))
+
+
+def _of_level(level: int, paths: Sequence[list[str]], where: object) -> FolderReading:
+    """Return the reading that the user chose; a doubt if no image has a folder there."""
+    depth = max(map(len, paths), default=0)
+    if level <= depth:
+        return FolderReading(level)
+    text = f"no image of {where} has a folder of level {level}, and none would have a label"
+    ways = [
+        (("--label-level", str(number)), f"for the classes {quoted(_tops(paths, number))}")
+        for number in range(depth, 0, -1)
+    ]
+    none: tuple[Sequence[str], str] = ("--label-level", "0"), "for no label"
+    return FolderReading(level, doubts=(Doubt.of(text, *ways, none),))
 
 
 def _tops(paths: Iterable[Sequence[str]], level: int) -> list[str]:
@@ -335,19 +360,6 @@ def _are_classes(names: Collection[str]) -> bool:
     """Return True if some of several names are not those of parts of a data set."""
     parts = {name for name in names if _plain(name) in _IMAGES | _TARGETS} | splits_among(names)
     return 1 < len(names) > len(parts)
-
-
-def ending(names: Iterable[str]) -> str:
-    """Return what all names end in, from a separator or from a letter that follows digits.
-
-    As ``_mask`` of ``17_mask``, and ``x4`` of ``0001x4``; never a part of a number or a word.
-    """
-    listed = [*names]
-    common = common_end(listed)
-    outside = [name[-len(common) - 1 :][:1] for name in listed if len(name) > len(common)]
-    before = "0" if len(outside) == len(listed) and all(map(str.isdigit, outside)) else "a"
-    found = re.search(r"[\W_].*|(?<=\d)[^\W\d_].*", before + common)
-    return found[0] if found else ""
 
 
 class _Pairs(NamedTuple):
@@ -477,11 +489,32 @@ def _doubt(
                 columns = "for samples with a column of each folder, matched by name"
                 ways.append(((place,), columns))
                 break
+        else:
+            ways += _ways_by_patterns(names, inside, [f"{name}{split}" for name in both], path_of)
     if (both and path_of is None) or not ways:
         ways.append(
             ((), "a torch Dataset as the source, which returns both as parts of one sample")
         )
     return Doubt.of(f"{here}: {why}", *ways)
+
+
+def _ways_by_patterns(
+    names: Texts, inside: str, folders: Sequence[str], path_of: Callable[[str], str]
+) -> list[tuple[Sequence[str], str]]:
+    """Return the sources of two folders whose files pair up but for several endings."""
+    if len(folders) != 2:
+        return []
+    starts = [f"{inside}{folder}/" for folder in folders]
+    stems = [[n[len(s) :].rpartition(".")[0] for n in names if n.startswith(s)] for s in starts]
+    end, others = endings_of_pairs(*map(Texts, stems))
+    photos, masks = folders
+    return [
+        (
+            (path_of(f"{inside}{{{photos}/**/*{end}.*,{masks}/**/*{other}.*}}"),),
+            f"for samples with a column of each folder, of the files that end in {other!r}",
+        )
+        for other in others
+    ]
 
 
 def _lone(names: Texts, folder: str) -> str:
@@ -524,52 +557,20 @@ def folder_labels(names: Iterable[str], level: int) -> list[str]:
 # --- a column for each class --------------------------------------------------------------------
 
 
-_BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
-"""Texts of 0 and 1 in lower case; pandas writes columns of `get_dummies` as True and False."""
+_BITS = {"0": 0, "1": 1, "-1": -1, "false": 0, "true": 1}
+"""Texts of cells in lower case; pandas writes columns of `get_dummies` as True and False."""
 
 
-def binary(value: object) -> int | None:
-    """Return 0 or 1 for a value of a column of such; None for any other value."""
+def is_blank(value: object) -> bool:
+    """Return True for a cell without a value."""
+    return value is None or value != value or not str(value).strip()
+
+
+def bit_of(value: object) -> int | None:
+    """Return 0, 1 or -1 for a cell of a column that may be a class; None for any other value."""
     if isinstance(value, str):
-        return _BITS.get(value.strip().lower())
-    return int(value) if isinstance(value, int | float) and value in (0, 1) else None
-
-
-def is_sign(value: object) -> bool:
-    """Return True for a 1, or a -1 that stands for 0, of a column of only such."""
-    return value in (-1, "-1", "-1.0") or binary(value) == 1
-
-
-def one_hot_label(values: Sequence[object], names: Sequence[str]) -> str:
-    """Return the label of a row with a column for each class.
-
-    Raises
-    ------
-    ValueError
-        A value is neither 0 nor 1.
-    """
-    ones = []
-    for number, (value, name) in enumerate(zip(values, names, strict=True)):
-        bit = binary(value)
-        if bit is None:
-            raise ValueError(
-                f"has {printable(repr(value)[:60])} in the column {printable(name)!r}; of several "
-                "columns of labels, each has 0 or 1"
-            )
-        if bit:
-            ones.append(number)
-    return f"{len(names)}:{json.dumps(ones)}"
-
-
-def one_class_each(labels: Sequence[str]) -> list[str] | None:
-    """Return the class numbers of labels of `one_hot_label` if each has exactly one; else None."""
-    numbers = {}
-    for text in set(labels):
-        ones = json.loads(text.partition(":")[2] or "[]")
-        if len(ones) != 1:
-            return None
-        numbers[text] = str(ones[0])
-    return [numbers[text] for text in labels]
+        return _BITS.get(value.strip().lower().removesuffix(".0"))
+    return int(value) if isinstance(value, int | float) and value in (-1, 0, 1) else None
 
 
 # --- names of classes ---------------------------------------------------------------------------
@@ -605,14 +606,25 @@ def spelling(name: str) -> str:
     return text.casefold() if len(text) > 1 else text
 
 
-def doubts_of_classes(classes: Iterable[str], where: object) -> list[Doubt]:
-    """Return the doubt about names of classes that look alike."""
+def doubts_of_classes(
+    classes: Iterable[str], where: object, *, are_codes: bool = False
+) -> list[Doubt]:
+    """Return the doubt about names of classes that look alike.
+
+    Parameters
+    ----------
+    are_codes
+        Numbers are codes, in which each digit counts.
+    """
     seen: dict[str, str] = {}
     for name in classes:
-        other = seen.setdefault(spelling(name), name)
+        number = INTEGER.fullmatch(name) is not None
+        other = seen.setdefault(name if number and are_codes else spelling(name), name)
         if other != name:
             text = f"{where} has the classes {other!a} and {name!a}, which look alike"
-            return [Doubt.of(text, ((), "rename one"), ((), LISTED), by_classes=True)]
+            codes = ("--label-kind", "name"), "if they are codes, one class each"
+            ways = [codes] if number else []
+            return [Doubt.of(text, *ways, ((), "rename one"), ((), LISTED), by_classes=True)]
     return []
 
 

@@ -3,8 +3,7 @@
 A value is a sample if its key has the suffix of an image, or if the value starts as an image. The
 label of ``image-N`` is the value of ``label-N``, as in data sets for text recognition. The label of
 any other key is the value of the same key with the suffix ``.cls`` or ``.CLS``. Labels may be of
-any kind that `infer_kind` knows. In a database without labels, the first folder of the key is the
-label.
+any kind that `labels.decide` knows. In a database without labels they are folders of the keys.
 
 A value has neither a time nor a checksum: its identity is that of its file. After a change of the
 file, all its values are compared by content. LMDB maps its file and does not validate it: only a
@@ -23,7 +22,6 @@ from typing import Any
 from precache.errors import SourceError, needs
 from precache.messages import printable
 from precache.storage.base import NO_NAME, FileInfo, Folder, is_name
-from precache.store.columns import Texts
 from precache.store.locations import Container
 from precache_workers.sources.base import (
     Fetched,
@@ -40,7 +38,6 @@ from precache_workers.sources.containers import (
     Wanted,
     container_etag,
     in_batches,
-    joined_rows,
     names_of,
     too_large_error,
     with_column,
@@ -72,15 +69,15 @@ class LMDBFormat:
         return pa.large_binary()
 
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
+        import pyarrow as pa
+
         labels, parts = dict[str, str](), list[Rows]()
         for rows in in_batches(_samples(folder, file, members, labels), self.places()):
             parts.append(rows)
             yield None
-        members.untyped = bool(labels)
-        if parts:
-            rows = joined_rows(parts)
-            of_rows = Texts([_label_of(name, labels) for name in names_of(rows)])
-            yield with_column(rows, "label", of_rows.arrow.dictionary_encode())
+        for rows in parts:
+            texts = [_label_of(name, labels) for name in names_of(rows)] if labels else None
+            yield with_column(rows, "label", pa.array(texts, pa.large_string())) if texts else rows
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         file = FileInfo(container.name, container.size, -1)
@@ -108,9 +105,17 @@ def _samples(
         Output: name of a label -> its text.
     """
     where, etag, count = folder.path(file.name), container_etag(file), 0
+    dotted = set[str]()
     with _opened(folder, file) as transaction:
         for name, value in transaction.cursor():
-            text = bytes(name).decode("utf-8", "surrogateescape")
+            full = bytes(name).decode("utf-8", "surrogateescape")
+            text = full.removeprefix("./")
+            if text in dotted:
+                raise SourceError(
+                    f"{where} has two values under {printable(text)}, of which one begins with ./; "
+                    "remove one"
+                )
+            dotted |= {text} if text != full else set()
             if _LABEL.fullmatch(name_of_label := _SUFFIX.sub(".cls", text)):
                 label = _label(value, f"{where}: {printable(text)}")
                 if (before := labels.setdefault(name_of_label, label)) != label:
@@ -118,7 +123,7 @@ def _samples(
                         f"{where} has two labels under {printable(name_of_label)}, in upper and "
                         f"lower case: {printable(before)} and {printable(label)}; remove one"
                     )
-            elif not (is_image(text := text.removeprefix("./")) or starts_as_image(value)):
+            elif not (is_image(text) or starts_as_image(value)):
                 members.ignore(file.name, f"{file.name}/{text}")
             elif not all(map(is_name, (text, f"{file.name}/{text}"))):
                 members.left_out[NO_NAME] += 1
@@ -173,8 +178,8 @@ def _label(value: Any, what: str) -> str:
         raise SourceError(f"{what} is not UTF-8, and a label is") from None
 
 
-def _label_of(name: str, labels: dict[str, str]) -> str:
-    """Return the label of an image; empty for none."""
+def _label_of(name: str, labels: dict[str, str]) -> str | None:
+    """Return the label of an image among those of its database; None if it has none."""
     numbered = _NUMBERED.fullmatch(name)
     stem = name.rpartition(".")[0] or name
-    return labels.get(f"label{numbered[1]}" if numbered else f"{stem}.cls", "")
+    return labels.get(f"label{numbered[1]}" if numbered else f"{stem}.cls") or None

@@ -55,23 +55,22 @@ from precache_workers.sources.container_names import REQUESTS, Containers
 from precache_workers.sources.containers import (
     Members,
     Rows,
+    join_labels,
     joined_rows,
     kept_of_repeated,
     listing_of,
     rows_of,
+    rows_of_one,
     with_column,
-    with_kind,
 )
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import quoted
 from precache_workers.sources.splits import notes_of_folders
 from precache_workers.sources.tables import (
     JSON_LINES,
     Batch,
     read_batches,
     read_labels,
-    signs_as_bits,
 )
 
 TABLE_SUFFIXES = (".csv", ".tsv", *JSON_LINES)
@@ -122,6 +121,8 @@ class ManifestSource:
     # --- listing --------------------------------------------------------------------------------
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
+        import pyarrow as pa
+
         until = time.monotonic() + seconds
         whole, complete = Members(), True
         listed: list[tuple[FileInfo, Members]] = []
@@ -134,10 +135,9 @@ class ManifestSource:
                 if complete := time.monotonic() <= until:
                     continue
                 break
-            if of_file:
-                rows = with_kind(joined_rows(of_file), members, self.folder.path(file.name))
-                parts.append(rows)
-                members.count = len(rows)
+            of_file = of_file or [rows_of((), pa.array([], pa.large_string()))]
+            parts.append(rows_of_one(of_file, self.folder.path(file.name)))
+            members.count = len(parts[-1])
             listed.append((file, members))
             whole.add(members)
             if not complete:
@@ -147,7 +147,10 @@ class ManifestSource:
                 f"the source {self} names no file; the first line of CSV and TSV names columns"
                 f"{left_out_text(+whole.left_out, whole.examples)}"
             )
-        rows = joined_rows(parts)
+        typed = all(file.name.lower().endswith(".parquet") for file, _ in listed)
+        labels = [rows["label"] for rows in parts]
+        labels, classes = join_labels(listed, labels, whole, self, typed=typed)
+        rows = joined_rows(parts, labels)
         way_out = "remove all but one, or name samples by --key-column"
         every = rows["place"]
         kept = kept_of_repeated(whole, rows, self, lambda row: every[row].as_py(), way_out)
@@ -171,8 +174,9 @@ class ManifestSource:
             rows,
             Locations.alone(rows["place"]),
             ctimes,
+            classes=classes,
             columns=self.columns,
-            typed=all(file.name.lower().endswith(".parquet") for file, _ in listed),
+            typed=typed,
         )
         names = [*rivals, *rivals.values()]
         of_uris = doubt_of_rivals("--image-column", names, "name other images", self)
@@ -191,12 +195,17 @@ class ManifestSource:
         A path may begin with that of the table's folder.
         """
         root = self.folder.local("")
-        if root is None or _root(location) or is_there:
+        if root is None or "://" in location or is_there:
             return []
+        location = location.replace("\\", "/")  # a path of Windows
         beside, _, name = location.rpartition("/")
-        folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
         parts = location.split("/")
-        below = [parts[n:] for n in range(1, len(parts)) if root.joinpath(*parts[n:]).is_file()]
+        below = [parts[n:] for n in range(len(parts)) if root.joinpath(*parts[n:]).is_file()]
+        is_absolute = not parts[0] or parts[0].endswith(":")
+        if below and (is_absolute or below[0] == parts):
+            folders = [root]
+        else:
+            folders = sorted(path for path in (root / beside).glob("*/") if (path / name).is_file())
         folders += [root.joinpath(*path[:1][: len(path) - 1]) for path in below]
         if any((path / name).is_file() for path in (root / beside).glob("*/*/")):
             folders.append(root / beside)
@@ -218,17 +227,16 @@ class ManifestSource:
 
         where = self.folder.path(file.name)
         chosen: ChosenColumns | None = None
-        seen: set[int] = set()
 
         def wanted(schema: Any) -> Iterable[str]:
             nonlocal chosen
             chosen = self._chosen(schema, where)
-            chosen.describe(members, schema, "URIs")
+            chosen.describe(members, "URIs")
             uris = [name for name in chosen.others if plain_name(name) in URI_NAMES]
             return filter(None, (chosen.image, chosen.name, *chosen.listed, *uris))
 
         with open_file(self.folder, file) as stream:
-            for number, batch in enumerate(read_batches(stream, file.name, where, wanted)):
+            for batch in read_batches(stream, file.name, where, wanted):
                 if chosen is None:
                     names = self._names(file, batch)
                     if not all(map(is_utf8, names)):
@@ -237,47 +245,41 @@ class ManifestSource:
                         )
                     schema = pa.schema([(name, pa.string()) for name in names])
                     chosen = self._chosen(schema, where, batch)
-                    chosen.describe(members, schema, "URIs")
-                    if members.kind == "names":
-                        members.kind, members.untyped = None, True
-                if not number:
-                    members.evidence.signs = [*chosen.binary]
+                    chosen.describe(members, "URIs")
                 _look(members.evidence, batch)
-                if order := batch.orders.get(members.evidence.label):
+                if order := batch.order(members.evidence.label):
                     members.evidence.orders.add(order)
-                bits = signs_as_bits(batch, chosen.labels, seen, where)
-                yield self._rows(bits, chosen, file.name, members)
+                yield self._rows(batch, chosen, file.name, members)
                 if not rivals and self.columns.image is None:
                     rivals |= _rival_of_uris(batch, chosen)
-        if -1 in seen and chosen is not None:
-            members.notes[f"In the columns {quoted(chosen.labels)}, -1 counts as 0"] += 1
 
     def _rows(self, batch: Batch, chosen: ChosenColumns, name: str, members: Members) -> Rows:
         import pyarrow as pa
 
         where = self.folder.path(name)
-        labels, _ = read_labels(batch, chosen.labels, where)
+        labels = read_labels(batch, chosen.labels, where, self.rules.none)
         # Images of Hugging Face are dicts with a path.
         cells = batch.columns[chosen.image]
         uris = [cell.get("path") if isinstance(cell, dict) else cell for cell in cells]
         key_column = self.columns.key
         keys = uris if key_column is None else batch.columns[key_column]
-        taken: list[tuple[str, str, str]] = []
-        for number, uri, key, label in zip(batch.lines, uris, keys, labels, strict=True):
+        taken: dict[int, tuple[str, str]] = {}
+        for row, (number, uri, key) in enumerate(zip(batch.lines, uris, keys, strict=True)):
             line = f"line {number} of {where}"
             if not isinstance(uri, str) or not uri:
                 raise SourceError(f"{line} has no {chosen.image}, which must be a path or URL")
             if key is None or key == "":
                 raise SourceError(f"{line} has no {key_column}, which must name its sample")
             # Keys are stored: they must not contain credentials of a URL.
-            text = shown(uri) if key_column is None else str(key)
+            text = shown(uri).removeprefix("./") if key_column is None else str(key)
             location = self._location(uri, name, line)
             if is_utf8(text) and is_utf8(location):
-                taken.append((text, location, label))
+                taken[row] = text, location
             else:
                 members.leave_out(NOT_UTF8, text)
-        texts, places, kept = zip(*taken, strict=True) if taken else ((), (), ())
-        return rows_of(texts, pa.array(places, pa.large_string()), labels=kept)
+        names, places = zip(*taken.values(), strict=True) if taken else ((), ())
+        labels = labels.take(pa.array([*taken], pa.int64()))
+        return rows_of(names, pa.array(places, pa.large_string()), labels=labels)
 
     def _chosen(self, schema: Any, where: str, batch: Batch | None = None) -> ChosenColumns:
         def guess(schema: Any, features: object) -> str:

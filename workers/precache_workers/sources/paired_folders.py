@@ -1,9 +1,10 @@
-"""Folders whose files pair up by name: a photo and its mask are columns of one sample.
+"""Files that pair up by name: a photo and its mask are columns of one sample.
 
-``images/a/17.jpg`` and ``masks/a/17.png`` are the sample ``a/17.jpg`` with the columns ``images``
-and ``masks``: keys and labels are those of the first folder. Names are compared without suffixes,
-and where more are alike then, also without what all names of a folder end in, as in
-``17_mask.png``. Files without a partner are no samples.
+Of folders, ``images/a/17.jpg`` and ``masks/a/17.png`` are the sample ``a/17.jpg`` with the columns
+``images`` and ``masks``: keys and labels are those of the first folder. Names are compared without
+suffixes, and where more are alike then, also without what all names of a folder end in, as in
+``17_mask.png``. Of patterns, as ``*.jpg`` and ``*_mask.png``, the parts that stars stand for are
+compared. Files without a partner are no samples.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -29,30 +33,42 @@ from precache.store.row_table import RowTable, place_digest
 from precache_workers.sources.base import (
     BY_DATASET,
     NO_RULES,
+    Doubt,
     Fetched,
     LabelRules,
     Listing,
     Sample,
     Tick,
+    choice_error,
     in_service_folder,
     locations_by_key,
 )
 from precache_workers.sources.container_names import common_start, expand_braces
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import ending, holds_images, quoted, splits_among
+from precache_workers.sources.label_readings import holds_images, quoted, splits_among
+from precache_workers.sources.name_readings import ending, endings_of_pairs
+
+_MAGIC = re.compile(r"[*?]")
+
+
+class Column(NamedTuple):
+    """Files of a folder, all or those whose names fit a pattern."""
+
+    source: FolderSource
+    pattern: str = ""
 
 
 @dataclass(frozen=True)
 class PairedFolders:
-    """Samples whose columns are files of several folders.
+    """Samples whose columns are files of several folders, or of several patterns.
 
     Attributes
     ----------
     columns
-        Folder of each column; fields that name no input start from the first.
+        Files of each column; fields that name no input start from the first.
     """
 
-    columns: Mapping[str, FolderSource]
+    columns: Mapping[str, Column]
     where: str
     labels_with_samples: bool = False
 
@@ -69,7 +85,7 @@ class PairedFolders:
 
     @property
     def _first(self) -> FolderSource:
-        return next(iter(self.columns.values()))
+        return next(iter(self.columns.values())).source
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
         [location] = locations_by_key(self._known, [key]).places.to_pylist()
@@ -86,29 +102,34 @@ class PairedFolders:
     # --- listing --------------------------------------------------------------------------------
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
-        listed = {
-            name: source.list(lambda n: None, seconds) for name, source in self.columns.items()
+        by_folder: dict[str, Listing] = {}
+        for source, _ in self.columns.values():
+            place = str(source.folder)
+            if place not in by_folder:
+                by_folder[place] = source.list(lambda n: None, seconds)
+        listed = {name: by_folder[str(of.source.folder)] for name, of in self.columns.items()}
+        files = {
+            name: _Files.of(one.table.keys, self.columns[name].pattern)
+            for name, one in listed.items()
         }
-        rows, said = _paired({name: one.table.keys for name, one in listed.items()}, self.where)
-        left_out = sum((Counter(one.left_out) for one in listed.values()), Counter[str]())
-        examples = {why: name for one in listed.values() for why, name in one.examples.items()}
-        for name, one in listed.items():
-            if repeated := set(range(len(one.table))) - {*rows[name].values()}:
+        taken, said = _paired(files, self.where, self.columns)
+        folders = [*by_folder.values()]
+        left_out = sum((Counter(one.left_out) for one in folders), Counter[str]())
+        examples = {why: name for one in folders for why, name in one.examples.items()}
+        for name, of in files.items():
+            repeated = np.flatnonzero(of.stems.counts() > 1)
+            if len(repeated):
                 left_out[SAME_KEY] += len(repeated)
-                file = one.table.keys[min(repeated)]
-                examples.setdefault(SAME_KEY, printable(f"{name}/{file}"))
-        first = listed[next(iter(listed))]
-        first_rows = rows[next(iter(listed))]
-        stems = sorted(set.intersection(*map(set, rows.values())), key=first_rows.__getitem__)
-        tick(len(stems))
-        taken = {name: [rows[name][stem] for stem in stems] for name in listed}
-        ctimes = [one.ctimes[taken[name]] for name, one in listed.items() if one.ctimes is not None]
-        table = _table([one.table.take(taken[name]) for name, one in listed.items()])
+                examples.setdefault(SAME_KEY, printable(f"{name}/{of.names[int(repeated[0])]}"))
+        first = folders[0]
+        tick(len(next(iter(taken.values()))))
+        rows = {name: files[name].rows[places] for name, places in taken.items()}
+        ctimes = [one.ctimes[rows[name]] for name, one in listed.items() if one.ctimes is not None]
         return replace(
             first,
-            table=table,
-            ignored=sum((Counter(one.ignored) for one in listed.values()), Counter[str]()),
-            complete=all(one.complete for one in listed.values()),
+            table=_table([one.table.take(rows[name]) for name, one in listed.items()]),
+            ignored=sum((Counter(one.ignored) for one in folders), Counter[str]()),
+            complete=all(one.complete for one in folders),
             left_out=left_out,
             examples=examples,
             notes=(*said, *first.notes),
@@ -125,7 +146,7 @@ class PairedFolders:
         places = {n: json.loads(location) for n, location in texts if location}
         samples = [keys[n] for n in places]
         parts: dict[str, Sequence[Fetched]] = {}
-        for number, (name, source) in enumerate(self.columns.items()):
+        for number, (name, (source, _)) in enumerate(self.columns.items()):
             files = [place[number] for place in places.values()]
             named = replace(source, sample_keys={file: key for (file, _), key
                 in zip(files, samples, strict=True)})  # fmt: skip
@@ -146,7 +167,9 @@ class PairedFolders:
 def _table(columns: Sequence[RowTable]) -> RowTable:
     """Return the table of samples from those of their files, row by row."""
     files = [zip(of.keys, of.sizes.tolist(), strict=True) for of in columns]
-    states = [zip(of.sizes.tolist(), of.mtimes.tolist(), of.etags, strict=True) for of in columns]
+    states = [
+        zip(of.keys, of.sizes.tolist(), of.mtimes.tolist(), of.etags, strict=True) for of in columns
+    ]
     return replace(
         columns[0],
         sizes=np.sum([of.sizes for of in columns], axis=0),
@@ -183,7 +206,7 @@ def open_paired(
     most_bytes: int,
     rules: LabelRules = NO_RULES,
 ) -> PairedFolders:
-    """Open the folders that braces name, or all folders in one that hold images.
+    """Open the folders or patterns that braces name, or all folders in one that hold images.
 
     Raises
     ------
@@ -191,17 +214,18 @@ def open_paired(
         They are fewer than two, or splits.
     """
     open_one = functools.partial(open_folder, options=options, follow_links=follow_links)
-    places = expand_braces(uri.rstrip("/"))
-    names = _differing([place.split("/") for place in places])
-    pattern = uri.rstrip("/")
+    uri = uri.rstrip("/")
+    places = expand_braces(uri)
     if len(places) == 1:
         folder = open_one(uri)
         inside = (n for n in folder.names("") if not in_service_folder(f"{n}/"))
-        names = [name for name in inside if open_one(f"{pattern}/{name}").kind() == "folder"]
+        names = [name for name in inside if open_one(f"{uri}/{name}").kind() == "folder"]
         names.sort(key=lambda name: (not holds_images(name), name))
-        names = [name for name in names if _has_image(open_one(f"{pattern}/{name}"))]
-        places = [f"{pattern}/{name}" for name in names]
-        pattern = f"{pattern}/{{{','.join(names)}}}"
+        names = [name for name in names if _has_image(open_one(f"{uri}/{name}"))]
+        places = [f"{uri}/{name}" for name in names]
+        uri = f"{uri}/{{{','.join(names)}}}"
+    split = [_folder_and_pattern(place) for place in places]
+    names = _names_of(split)
     if len(names) < 2 or len({*names}) < len(names):
         raise UsageError(
             f"{shown(uri)} has {'no two folders of images' if names else 'no folders of images'}, "
@@ -212,16 +236,33 @@ def open_paired(
             f"{shown(uri)} names splits ({quoted(names)}), which are no columns of samples; build "
             "each on its own"
         )
-    columns = {
-        name: FolderSource(
-            open_one(place),
-            most_bytes=most_bytes,
-            rules=rules if not number else LabelRules(level=0),
-            pattern=pattern,
-        )
-        for number, (name, place) in enumerate(zip(names, places, strict=True))
-    }
-    return PairedFolders(columns, shown(pattern))
+    columns: dict[str, Column] = {}
+    for name, (place, pattern) in zip(names, split, strict=True):
+        own = LabelRules(level=0) if columns else rules
+        source = FolderSource(open_one(place), most_bytes=most_bytes, rules=own, pattern=uri)
+        columns[name] = Column(source, pattern)
+    return PairedFolders(columns, shown(uri))
+
+
+def columns_of(uri: str) -> list[str]:
+    """Return the names of the columns of a source with braces."""
+    return _names_of([_folder_and_pattern(place) for place in expand_braces(uri)])
+
+
+def _names_of(split: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the names of columns: in what their folders differ, or their patterns."""
+    names = _differing([folder.split("/") for folder, _ in split])
+    if len({*names}) < len(names):
+        names = _differing([[*folder.split("/"), *of.split("/")] for folder, of in split])
+    return names
+
+
+def _folder_and_pattern(place: str) -> tuple[str, str]:
+    """Split a place at the first part that has a star or question mark; a folder has none."""
+    parts = place.split("/")
+    magic = "://" in place or not os.path.lexists(Path(place).expanduser())
+    first = next((n for n, part in enumerate(parts) if magic and _MAGIC.search(part)), len(parts))
+    return "/".join(parts[:first]) or ("." if first else ""), "/".join(parts[first:])
 
 
 def _has_image(folder: Folder) -> bool:
@@ -239,52 +280,127 @@ def _differing(paths: Sequence[Sequence[str]]) -> list[str]:
     return ["/".join(path[start : len(path) - end]) for path in paths]
 
 
+class _Files(NamedTuple):
+    """The files of a column.
+
+    Attributes
+    ----------
+    names, stems
+        Of each file, and what is compared of it.
+    rows
+        Their rows in the listing of the folder: (files,) int64.
+    """
+
+    names: Texts
+    stems: Texts
+    rows: np.ndarray
+
+    @classmethod
+    def of(cls, names: Texts, pattern: str) -> _Files:
+        import pyarrow.compute as pc
+
+        if not pattern:
+            return cls(names, Texts(pc.replace_substring_regex(names.plain, _ANY_SUFFIX, "")),
+                np.arange(len(names)))  # fmt: skip
+        regex = _expression(pattern)
+        rows = np.flatnonzero(names.matching(regex))
+        groups = "/".join(f"\\{number + 1}" for number in range(re.compile(regex).groups))
+        fitting = names.take(rows)
+        return cls(fitting, Texts(pc.replace_substring_regex(fitting.plain, regex, groups)), rows)
+
+    def without(self, end: str) -> Texts:
+        """Return the stems without a common end."""
+        import pyarrow.compute as pc
+
+        return Texts(pc.replace_substring_regex(self.stems.plain, f"{re.escape(end)}$", ""))
+
+
+_ANY_SUFFIX = r"\.[^./]*$"
+
+
+def _expression(pattern: str) -> str:
+    """Return the expression of RE2 of a pattern: a group for each star, none for a last ``.*``."""
+    text = pattern.removesuffix(".*")
+    parts = re.split(r"(\*\*/|\*|\?)", text)
+    groups = {"**/": "((?:[^/]+/)*)", "*": "([^/]*)", "?": "([^/])"}
+    inside = "".join(groups.get(part) or re.escape(part) for part in parts)
+    return f"^{inside}{_ANY_SUFFIX if text != pattern else '$'}"
+
+
 def _paired(
-    names: Mapping[str, Sequence[str]], where: str
-) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """Match the files of columns; returns for each column stem -> row, and lines about it."""
-    stems = {name: [file.rpartition(".")[0] for file in files] for name, files in names.items()}
-    ends = {name: ending(_names(of)) for name, of in stems.items()}
-    first, *others = names
-    rows: dict[str, dict[str, int]] = {}
-    both, stripped = set[str](), set[str]()
-    ways: list[list[str]] = [[], others, [first], [first, *others]]
-    for way in ways:
-        without = {name: ends[name] if name in way else "" for name in names}
-        tried = {
-            name: _rows(stem.removesuffix(without[name]) for stem in of)
-            for name, of in stems.items()
-        }
-        alike = set.intersection(*map(set, tried.values()))
-        if len(alike) > len(both) or not rows:
-            rows, both, stripped = tried, alike, {name for name in way if ends[name]}
-    if 2 * len(both) < min(map(len, names.values())):
-        some = " and ".join(repr(printable(f"{name}/{files[0]}")) for name, files in names.items())
-        raise SourceError(
-            f"{len(both):,} names in {where} are alike in all folders, of "
-            f"{min(map(len, names.values())):,} in the smallest; the first are {some}. Rename the "
-            f"files, or {BY_DATASET}"
-        )
-    of_all = f"Samples are the {len(both):,} names that are in all of {quoted([*names])}"
+    files: Mapping[str, _Files], where: str, columns: Mapping[str, Column]
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Match the files of columns; returns those of each that are samples, and lines."""
+    first, *others = files
+    folders = [name for name in files if not columns[name].pattern]
+    ends = {name: ending(_names(files[name].stems)) for name in folders}
+    best = _alike([of.stems for of in files.values()])
+    stripped: list[str] = []
+    for way in (others, [first], [first, *others]):
+        cut = [name for name in way if ends.get(name)]
+        if cut:
+            stems = [of.without(ends[n]) if n in cut else of.stems for n, of in files.items()]
+            alike = _alike(stems)
+            if len(alike[0]) > len(best[0]):
+                best, stripped = alike, cut
+    taken = dict(zip(files, best, strict=True))
+    count, least = len(best[0]), min(len(of.names) for of in files.values())
+    if 2 * count < least or not count:
+        raise _no_pairs(files, where, columns, count, least)
+    of_all = f"Samples are the {count:,} names that are in all of {quoted([*files])}"
     lines = [f"{of_all}, as columns; fields that name no input start from {first!r}"]
-    for name, of in rows.items():
+    for name, of in files.items():
         if name in stripped:
             lines.append(f"Names are compared without the {ends[name]!r} that ends all in {name!r}")
-        alone = sorted(of.keys() - both)
-        if alone:
+        alone = np.ones(len(of.names), np.bool_)
+        alone[taken[name]] = False
+        beside = [n for n in files if n != name and columns[n].source is columns[name].source]
+        for other in beside:  # of one folder
+            alone &= ~np.isin(of.rows, files[other].rows[taken[other]])
+        alone &= of.stems.counts() == 1
+        if alone.any():
             lines.append(
-                f"{len(alone):,} files of {name!r} have no partner in each other folder, and are "
-                f"no samples, such as {printable(names[name][of[alone[0]]])}"
+                f"{alone.sum():,} files of {name!r} have no partner in each other "
+                f"{'pattern' if columns[name].pattern else 'folder'}, and are no samples, such as "
+                f"{printable(of.names[int(np.argmax(alone))])}"
             )
-    return rows, lines
+    return taken, lines
 
 
-def _names(paths: Iterable[str]) -> list[str]:
+def _alike(stems: Sequence[Texts]) -> list[np.ndarray]:
+    """Return the rows in each column of the texts that each has once, in the order of the first."""
+    once = [np.flatnonzero(of.counts() == 1) for of in stems]
+    rows = [once[0]]
+    for of, single in zip(stems[1:], once[1:], strict=True):
+        found = of.take(single).find(stems[0].take(rows[0]))
+        rows = [*(some[found >= 0] for some in rows), single[found[found >= 0]]]
+    return rows
+
+
+def _no_pairs(
+    files: Mapping[str, _Files], where: str, columns: Mapping[str, Column], count: int, least: int
+) -> SourceError:
+    """Return the error about names that do not pair, with the patterns that would."""
+    some = " and ".join(
+        repr(printable(f"{name}/{of.names[0]}")) for name, of in files.items() if len(of.names)
+    )
+    text = f"{count:,} names in {where} are alike in all columns, of {least:,} in the smallest"
+    text = f"{text}; the first are {some}" if some else text
+    ways: list[tuple[Sequence[str], str]] = []
+    (first, photos), (other, masks) = [*files.items()][:2]
+    start, end = where.partition("{")[0], where.rpartition("}")[2]
+    if len(files) == 2 and not any(of.pattern for of in columns.values()):
+        own, endings = endings_of_pairs(photos.stems, masks.stems)
+        for mask in endings:
+            pair = f"{first}{end}/**/*{own}.*,{other}{end}/**/*{mask}.*"
+            ways.append(((f"{start}{{{pair}}}",), f"for those that end in {mask!r}"))
+    if ways:
+        return choice_error([Doubt.of(text, *ways, of_members=True)])
+    return SourceError(
+        f"{text}. Name the files by patterns whose stars are alike, as "
+        f"'data/{{images/**/*.jpg,masks/**/*_mask.png}}', rename them, or {BY_DATASET}"
+    )
+
+
+def _names(paths: Texts) -> list[str]:
     return [path.rpartition("/")[2] for path in paths]
-
-
-def _rows(stems: Iterable[str]) -> dict[str, int]:
-    """Return stem -> row, without stems that are there several times."""
-    listed = [*stems]
-    counts = Counter(listed)
-    return {stem: row for row, stem in enumerate(listed) if counts[stem] == 1}

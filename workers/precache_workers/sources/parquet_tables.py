@@ -32,6 +32,7 @@ from precache_workers.sources.columns import (
     ChosenColumns,
     choose_images,
     leaf,
+    repeated_label,
     row_labels,
     texts_of,
 )
@@ -47,6 +48,7 @@ from precache_workers.sources.containers import (
     too_large_error,
 )
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file
+from precache_workers.sources.labels import kind_of
 
 LISTED_ROWS, LISTED_LISTS = 8192, 128
 """Rows whose labels and names are decoded at a time; fewer if labels are lists, since one long list
@@ -79,11 +81,12 @@ class ParquetFormat:
                 raise SourceError(f"{where} claims {count:,} rows and has {file.size:,} bytes")
             schema = table.schema_arrow
             chosen = choose_images(schema, self.columns, where, file.name)
-            chosen.describe(members, schema)
+            chosen.describe(members)
             members.forward = True
-            several = members.kind in ("several names", "several numbers")
-            at_once = LISTED_LISTS if several and len(chosen.labels) == 1 else LISTED_ROWS
-            texts = [name for name in (chosen.name, *([] if several else chosen.labels)) if name]
+            one = chosen.labels[0] if len(chosen.labels) == 1 else None
+            several = one is not None and "several" in str(kind_of(schema.field(one).type))
+            at_once = LISTED_LISTS if several else LISTED_ROWS
+            texts = [name for name in (chosen.name, None if several else one) if name]
             units = _units(table, chosen)
             table = open_table(stream, table.metadata, texts)
             for group, (unit, nbytes) in enumerate(units):
@@ -271,12 +274,12 @@ def _sample(data: bytes | None, most_bytes: int) -> Fetched:
 
 def _names_and_labels(
     table: Any, group: int, chosen: ChosenColumns, at_once: int, members: Members
-) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
+) -> Iterator[tuple[Texts, Any]]:
     """Yield names and labels of the rows of a row group, batch by batch."""
     columns = [name for name in (chosen.name, *chosen.listed) if name is not None]
     if not columns:
         count = table.metadata.row_group(group).num_rows
-        yield Texts.repeated([""], [count]), Texts.repeated([chosen.folder or ""], [count])
+        yield Texts.repeated([""], [count]), repeated_label(chosen.folder or "", count)
         return
     for batch in table.iter_batches(at_once, [group], columns, use_threads=False):
         names = Texts.repeated([""], [len(batch)])

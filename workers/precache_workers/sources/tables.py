@@ -8,16 +8,22 @@ import io
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from precache.errors import SourceError
 from precache.messages import printable
 from precache_workers.sources.base import is_utf8
-from precache_workers.sources.columns import is_ordered, values_of
-from precache_workers.sources.label_readings import binary, is_sign, one_hot_label, quoted
-from precache_workers.sources.labels import MOST_TEXT, Kind, label_of
+from precache_workers.sources.columns import is_ordered
+from precache_workers.sources.labels import (
+    Label,
+    bits_column,
+    cell_of,
+    column_of,
+    label_of,
+    typed_column,
+    values_of,
+)
 from precache_workers.sources.parquet_tables import LISTED_ROWS, damaged, open_table
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -27,14 +33,35 @@ LONGEST_LINE = 1 << 20
 class Batch(NamedTuple):
     """Rows of a table: the number of each one's line, as an editor shows it, and its cells.
 
-    Rows of Parquet are numbered from 1. `typed` is True if the columns have types, which decide
-    the kind of labels; `orders` are those of columns of ordered categories.
+    Rows of Parquet are numbered from 1; their columns have types, as `typed` has them.
     """
 
     lines: Sequence[int]
     columns: Mapping[str, list[Any]]
-    typed: bool = False
-    orders: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    typed: Any = None
+
+    def order(self, name: str) -> tuple[str, ...]:
+        """Return the categories of a column whose type orders them; empty for any other column."""
+        if self.typed is None or name not in self.typed.schema.names:
+            return ()
+        column = self.typed.column(name)
+        return tuple(values_of(column.dictionary)) if is_ordered(column.type) else ()
+
+
+def joined_batches(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of several batches as one; cells of columns that some lack are None."""
+    import pyarrow as pa
+
+    names = dict.fromkeys(name for batch in batches for name in batch.columns)
+    cells = {
+        name: [cell for b in batches for cell in b.columns.get(name, [None] * len(b.lines))]
+        for name in names
+    }
+    lines = [line for batch in batches for line in batch.lines]
+    if not batches or batches[0].typed is None:
+        return Batch(lines, cells)
+    table = pa.Table.from_batches([batch.typed for batch in batches]).unify_dictionaries()
+    return Batch(lines, cells, table.combine_chunks().to_batches()[0])
 
 
 def read_batches(
@@ -58,12 +85,7 @@ def read_batches(
             for batch in table.iter_batches(LISTED_ROWS, columns=names, use_threads=False):
                 columns = map(values_of, batch.columns)
                 cells = dict(zip(batch.schema.names, columns, strict=True))
-                orders = {
-                    name: tuple(values_of(column.dictionary))
-                    for name, column in zip(batch.schema.names, batch.columns, strict=True)
-                    if is_ordered(column.type)
-                }
-                yield Batch(range(number, number + len(batch)), cells, True, orders)
+                yield Batch(range(number, number + len(batch)), cells, batch)
                 number += len(batch)
         return
     if name.lower().endswith(JSON_LINES):
@@ -142,63 +164,39 @@ def _json_rows(lines: Iterable[str], where: str) -> Iterator[tuple[int, Mapping[
         yield number, row
 
 
-def signs_as_bits(batch: Batch, columns: Sequence[str], seen: set[int], where: str) -> Batch:
-    """Return rows whose several columns of only -1 and 1 have 0 in place of -1.
-
-    Parameters
-    ----------
-    seen
-        Which of 0 and -1 rows of the file have so far; updated.
-
-    Raises
-    ------
-    SourceError
-        The file has both.
-    """
-    if len(columns) < 2:
-        return batch
-    cells = {name: batch.columns.get(name, [None] * len(batch.lines)) for name in columns}
-    values = [value for column in cells.values() for value in column]
-    seen |= {0 for value in values if binary(value) == 0}
-    seen |= {-1 for value in values if is_sign(value) and binary(value) is None}
-    if len(seen) > 1:
-        raise SourceError(
-            f"the columns {quoted(columns)} of {where} have -1 beside 0 and 1; write 0 or 1"
-        )
-    if not seen or 0 in seen:
-        return batch
-    bits = {name: [binary(v) or 0 if is_sign(v) else v for v in of] for name, of in cells.items()}
-    return batch._replace(columns={**batch.columns, **bits})
-
-
-def read_labels(batch: Batch, columns: Sequence[str], where: str) -> tuple[list[str], Kind | None]:
-    """Return the labels of rows as text, and their kind where their type or number decides it.
+def read_labels(
+    batch: Batch, columns: Sequence[str], where: str, none: Collection[str] = ()
+) -> Any:
+    """Return the labels of rows as an Arrow array, of the types that `labels.column_of` has.
 
     Parameters
     ----------
     columns
-        None, one, or one of 0 and 1 for each class.
+        None, one, or one for each class.
+    none
+        Texts of cells of columns for each class that the user takes as no label.
     """
-    labels: list[str] = []
-    kind: Kind | None = "several numbers" if len(columns) > 1 else None
     empty = [None] * len(batch.lines)
-    cells = [batch.columns.get(name, empty) for name in columns] or [empty]
-    for line, row in zip(batch.lines, zip(*cells, strict=True), strict=True):
+    cells = [batch.columns.get(name, empty) for name in columns]
+    if len(columns) == 1 and batch.typed is not None:
+        with damaged(where):
+            return typed_column(batch.typed.column(columns[0]), columns[0])
+    rows: list[Any] = []
+    of = f"its {columns[0]} " if len(columns) == 1 else ""
+    for line, row in zip(batch.lines, zip(*cells, strict=True), strict=False):
         try:
-            if len(columns) > 1:
-                labels.append(one_hot_label(row, columns))
-            elif batch.typed:
-                text, of_type = label_of(row[0])
-                kind = kind or of_type  # a column has one type
-                labels.append(text)
+            if of:
+                rows.append(_label_of(row[0]))
             else:
-                labels.append(text := text_of(row[0]))
-                if len(text) > MOST_TEXT and not text.startswith("["):
-                    raise ValueError(f"is a text of more than {MOST_TEXT:,} characters")
+                rows.append([cell_of(*cell, none) for cell in zip(row, columns, strict=True)])
         except ValueError as error:
-            of = f"its {columns[0]} " if len(columns) == 1 else ""
             raise SourceError(f"line {line} of {where}: {of}{error}") from None
-    return labels, kind
+    return bits_column(rows) if len(columns) > 1 else column_of(rows or empty, typed=False)
+
+
+def _label_of(value: Any) -> Label | None:
+    text = text_of(value) if isinstance(value, str) else ""
+    return text if text.startswith("[") else label_of(text or value)  # it may be a list
 
 
 def text_of(value: Any) -> str:

@@ -2,9 +2,9 @@
 
 The images of a stem are the inputs of its sample, named by their suffixes; see `sample_inputs` for
 the evidence that they are not samples of their own. Of members of one name the last one counts, as
-when the archive is extracted. The label is the text
-of the ``.cls`` member, of any kind that `infer_kind` knows. In an archive without ``.cls`` members,
-it is the first folder of the stem. A sample's key is the name of its first image.
+when the archive is extracted. The label is the text of the ``.cls`` member, of any kind that
+`labels.decide` knows; without any such member, labels are folders of the names. A sample's key is
+the name of its first image.
 
 The identity of a sample consists of the sizes of its images and the times in their headers, and of
 their suffixes if there are several images. Some writers give all members the same time, which
@@ -250,10 +250,9 @@ class _ArchiveSamples:
         kept = self._distinct(keys, starts, counts, suffixes)
         self._count_combinations(keys, kept, starts, counts, suffixes)
         times, etags = self._identities(starts, counts, suffixes, sizes, mtimes)
-        labels = self._labels_of(stems, kept) if self._labels else ""
+        labels = self._labels_of(stems, kept) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
         columns = (*map(arrow_of, (offsets, sizes, crcs)), Texts(suffixes).arrow)
-        members.untyped = bool(self._labels)
         return rows_of(
             names.take(first).take(kept),
             _lists(columns, starts, self._type).filter(arrow_of(kept)),
@@ -326,8 +325,10 @@ class _ArchiveSamples:
                 own[row], times[row] = xxhash.xxh3_64_hexdigest(text.encode()), -1
         return times, etags.replaced(own)
 
-    def _labels_of(self, stems: Texts, kept: np.ndarray) -> list[str]:
-        """Return the labels of the samples that are kept."""
+    def _labels_of(self, stems: Texts, kept: np.ndarray) -> Any:
+        """Return the labels of the samples that are kept: the texts of ``.cls`` members."""
+        import pyarrow as pa
+
         members, prefix = self._members, f"{self._file.name}/"
         names = self._label_names.texts()
         theirs, _ = self._split(names)
@@ -346,7 +347,7 @@ class _ArchiveSamples:
                 )
             labels[stem] = name, label
         is_last = np.flatnonzero(last_of_each(theirs))
-        theirs, texts = theirs.take(is_last), np.array([*self._labels, ""], object)
+        theirs = theirs.take(is_last)
         found = theirs.find(stems)
         bare = int(((found < 0) & stems.matching("/")).sum())
         if bare:
@@ -357,8 +358,8 @@ class _ArchiveSamples:
         lone = len(theirs) - len(np.unique(found[found >= 0]))
         if lone:
             members.notes["{count} .cls members of tar archives have no image beside them"] += lone
-        labels_of: list[str] = texts[np.where(found < 0, -1, is_last[found])][kept].tolist()
-        return labels_of
+        texts = pa.array([label or None for label in self._labels], pa.large_string())
+        return texts.take(pa.array(is_last[found][kept], mask=found[kept] < 0))
 
     def _split(self, names: Texts) -> tuple[Texts, list[str]]:
         """Split names into stems and suffixes at the first or last dot of the file name."""

@@ -22,7 +22,7 @@ from precache.store.labels import MOST_CLASSES
 from precache_workers.sources.base import Columns, Fetched, Sample, starts_as_image
 from precache_workers.sources.containers import Members, Place
 from precache_workers.sources.label_readings import quoted
-from precache_workers.sources.labels import Kind, joined, label_of
+from precache_workers.sources.labels import Label, label_of
 
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")
 LABEL_FEATURES = ("image/class/label", "label", "labels", "class", "target", "image/class/text")
@@ -36,12 +36,10 @@ Features = Mapping[str, tuple[int, memoryview]]
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a record that form a sample: the image, not copied; label and key as text.
+    """The parts of a record that form a sample: the image, not copied; label and key.
 
     Attributes
     ----------
-    kind
-        Kind of the label; None if there is none.
     image_name, label_name
         Names of the features that were used; empty if the record is the image itself.
     names
@@ -49,9 +47,8 @@ class Parts:
     """
 
     image: bytes | memoryview = b""
-    label: str = ""
+    label: Label | None = None
     key: str = ""
-    kind: Kind | None = None
     image_name: str = ""
     label_name: str = ""
     names: tuple[str, ...] = ()
@@ -85,11 +82,13 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
         raise ValueError(f"its feature {image_name!r} has {len(images)} images")
     labels = LABEL_FEATURES if columns.label is None else (columns.label,)
     label_name = next((name for name in labels if name in features), "")
-    label, kind = _label(label_name, features) if label_name else ("", None)
-    key, key_kind = _label(columns.key, features, is_key=True) if columns.key else ("", None)
-    if key_kind not in (None, "names", "numbers"):
-        raise ValueError(f"its feature {columns.key!r} is {printable(key[:60])}; a key is one text")
-    return Parts(images[0], label, key, kind, image_name, label_name, tuple(features))
+    label = _label(label_name, features) if label_name else None
+    key = _label(columns.key, features, is_key=True) if columns.key else None
+    if isinstance(key, list | float):
+        text = printable(str(key)[:60])
+        raise ValueError(f"its feature {columns.key!r} is {text}; a key is one text")
+    key = "" if key is None else str(key)
+    return Parts(images[0], label, key, image_name, label_name, tuple(features))
 
 
 def sample_of(record: bytes, columns: Columns) -> Fetched:
@@ -122,6 +121,7 @@ def samples_of(
         The first record is no example, or labels do not go together.
     """
     first: Parts | None = None
+    has_labels = False
     for number, (record, place) in enumerate(records):
         parts = Parts(key=f"{file.name}/{number}" if columns.key else "")
         if isinstance(record, bytes):
@@ -131,14 +131,7 @@ def samples_of(
                 if not number:
                     raise SourceError(f"{where}: in its first record, {error}") from None
         first = first or parts
-        if parts.kind is not None:
-            kind = joined([parts.kind, members.kind or parts.kind])
-            if kind is None:
-                raise SourceError(
-                    f"{where} has labels that are {members.kind} and labels that are {parts.kind} "
-                    f"({printable(parts.label)}); choose one feature by --label-column"
-                )
-            members.kind = kind
+        has_labels = has_labels or parts.label is not None
         if parts.image:
             members.notes[parts.note] += 1
         yield Place(parts.key, size=len(parts.image), label=parts.label, **place)
@@ -147,7 +140,7 @@ def samples_of(
     others = sorted({*first.names} - {columns.key, first.image_name, first.label_name})
     if others:
         members.notes[f"Features that are not used: {quoted(others, 8)}"] += 1
-    if columns.label and members.kind is None and columns.label not in first.names:
+    if columns.label and not has_labels and columns.label not in first.names:
         raise SourceError(f"{where}: in its first record, {_lacks(columns.label, first.names)}")
 
 
@@ -172,8 +165,8 @@ def _names(features: Iterable[str]) -> str:
     return first_ones([printable(repr(name)) for name in features]) or "none"
 
 
-def _label(name: str, features: Features, *, is_key: bool = False) -> tuple[str, Kind | None]:
-    """Return a label or key as text, and its kind."""
+def _label(name: str, features: Features, *, is_key: bool = False) -> Label | None:
+    """Return a label or key."""
     kind, data = features[name]
     values: list[Any]
     if kind == _FLOATS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache_workers.planning.copied_rows import CopiedRows
+from precache_workers.shards.copied_rows import CopiedRows
 
 
 class Log:

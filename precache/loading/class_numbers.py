@@ -1,0 +1,32 @@
+"""Comparison of the class numbers of the versions that a process reads."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+
+from precache.store.version import Version
+
+log = logging.getLogger(__name__)
+
+_read = weakref.WeakSet[Version]()
+_said = set[frozenset[str]]()
+"""Pairs of paths, of which the log has a warning."""
+
+
+def compare_classes(version: Version) -> None:
+    """Log once if a class has another number in another version that is read at the same time."""
+    numbers = {name: number for number, name in enumerate(version.classes)}
+    for other in list(_read):
+        pair = frozenset((version.path, other.path))
+        names = enumerate(other.classes) if pair not in _said else ()
+        moved = ((name, number) for number, name in names if numbers.get(name, number) != number)
+        for name, number in moved:
+            _said.add(pair)
+            log.warning(
+                "class %r has number %d in %s, and %d in %s: what learns one is wrong on the "
+                "other; to share the numbers, build one with --classes and the store of the other",
+                *(name, numbers[name], version.path, number, other.path),
+            )
+            break
+    _read.add(version)

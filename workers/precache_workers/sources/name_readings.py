@@ -1,0 +1,251 @@
+"""Readings of the names of images: those that pair up by name, and words that may be classes.
+
+``17.jpg`` and ``17_mask.png``, or ``17.jpg`` and ``17.png``, are a photo and its mask, or copies.
+Names are compared by columns, so that a million of them take about a second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from precache.messages import printable
+from precache.store.columns import Texts, numbers_of
+from precache_workers.sources.base import IMAGE_SUFFIXES, Doubt
+from precache_workers.sources.container_names import common_end
+
+_SUFFIX = rf"(?i)\.(?:{'|'.join(suffix[1:] for suffix in sorted(IMAGE_SUFFIXES))})$"
+_WORD = r"[_. -]+[A-Za-z][A-Za-z0-9]*(?:[_. -]?[0-9]+)?"
+"""A word at the end of a name, with the number behind it: ``_mask``, ``_mask_1``."""
+
+_TARGET = (
+    r"(?i)[_. -](?:masks?|seg|segmentations?|gt|gtfine|groundtruth|labels?|labelids|annotations?"
+    r"|mattes?|alpha|depth|disparity|thumb|thumbnail|trimaps?|targets?|instances?|instanceids"
+    r"|edges?|contours?)(?:[_. -]|\d|$)"
+)
+"""Endings of masks, of other targets, and of small copies."""
+
+_PHOTO = r"(?i)[_. -](?:image|img|photo|rgb|sat|input|leftimg8bit)$"
+"""Endings of photos beside those of their targets."""
+
+_JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
+
+MOST_WORDS = 3
+"""Words of an ending, at most: ``_gtFine_labelIds`` has two."""
+
+PART, NEARLY_ALL = 4, 3 / 4
+"""Images are pairs if one photo in so many has a partner with the ending of a target or another
+suffix, or if nearly all photos have one of any other ending."""
+
+FEW, MOST_WAYS = 2, 3
+
+_FIRST_WORDS = r"(?P<part>[A-Za-z](?:[A-Za-z _.-]*[A-Za-z])?)[ _.-]*[0-9][^/]*$"
+_CAMERAS = frozenset(
+    (
+        "img", "image", "images", "dsc", "dscn", "dscf", "pict", "photo", "pic", "picture", "frame",
+        "dji", "gopr", "pxl", "scan", "screenshot", "whatsapp image", "p", "vid", "file", "page",
+    )
+)  # fmt: skip
+"""Words that cameras and programs put before numbers, in lower case."""
+
+
+@dataclass(frozen=True)
+class Partners:
+    """Images that are called as others, their photos.
+
+    Attributes
+    ----------
+    count, photos
+        Number of such images, and of all others.
+    example
+        Key of one.
+    photo, others
+        Pattern of the file names of photos; those of the others, the most common first.
+    may_be_masks
+        Their ending, or suffix, may be one of masks.
+    are_pairs
+        So many photos have a partner that these are no samples of their own.
+    """
+
+    count: int
+    photos: int
+    example: str
+    photo: str
+    others: Sequence[str]
+    may_be_masks: bool
+    are_pairs: bool
+
+    def reading(self, where: object, folder: str | None) -> tuple[list[str], list[Doubt]]:
+        """Return the line about them, or the doubt.
+
+        Parameters
+        ----------
+        folder
+            Path or pattern of the folders of the files; None if they lie in none.
+        """
+        text = (
+            f"{self.count:,} of {self.count + self.photos:,} images of {where} are called as "
+            f"others ({self.photo}) but for their ending ({', '.join(self.others)}), such "
+            f"as {printable(self.example)}"
+        )
+        inside = "FOLDER/**" if folder is None else folder
+        sources = [f"{inside}/{{{self.photo},{other}}}" for other in self.others]
+        both = "for samples with a column of each"
+        if not self.are_pairs:
+            way = f"'{sources[0]}' as the source takes both as columns of one"
+            return [f"{text}, and are samples; if they are masks or copies, {way}"], []
+        ways: list[tuple[Sequence[str], str]] = [((source,), both) for source in sources]
+        if folder is None:
+            ways = [((), f"the files in a folder, and '{sources[0]}' as the source, {both}")]
+        when = "if each image is a sample"
+        # A command that takes masks for pictures would be refused for its pixels.
+        whole = ("--sample-name", "whole")
+        ways.append(((), f"{' '.join(whole)} {when}") if self.may_be_masks else (whole, when))
+        return [], [Doubt.of(f"{text}, as masks and copies are", *ways, of_members=True)]
+
+
+def partners_among(keys: Texts) -> Partners | None:
+    """Find the images that are called as others in the same folder; None if there are none."""
+    stems = _replaced(keys, _SUFFIX)
+    counts = stems.counts()
+    if counts.max(initial=0) > 1:
+        return _of_other_suffixes(keys, counts)
+    row_of, endings = _called_as(stems, _replaced(stems, _PHOTO), same=True)
+    rows = np.flatnonzero(row_of >= 0)
+    of_targets = endings.matching(_TARGET)
+    photos, targets = len(keys) - len(rows), int(of_targets.sum())
+    are_pairs = targets >= FEW and PART * targets >= photos
+    if targets:
+        rows, endings = rows[of_targets], endings.take(of_targets)
+    ranked = _most_common(endings)
+    if not targets:
+        top = ranked[0][1] if ranked else 0
+        are_pairs = top >= max(PART, NEARLY_ALL * photos, NEARLY_ALL * len(rows))
+        if top < max(PART, len(keys) // 20):
+            return None
+    [(of_photos, _), *_] = _most_common(_found(stems.take(row_of[rows]), _PHOTO))
+    others = [f"*{ending}.*" for ending, count in ranked if PART * count >= ranked[0][1]]
+    example = keys[int(rows[0])]
+    photos = len(keys) - len(rows)
+    photo, others = f"*{of_photos}.*", others[:MOST_WAYS]
+    return Partners(len(rows), photos, example, photo, others, targets > 0, are_pairs)
+
+
+def _of_other_suffixes(keys: Texts, counts: np.ndarray) -> Partners:
+    """Return the images that are called as others but for the suffix, such as 1.jpg and 1.png.
+
+    Parameters
+    ----------
+    counts
+        Number of images that are called as each.
+    """
+    same = keys.take(counts > 1)
+    suffixes = _found(same, _SUFFIX)
+    ranked = [suffix for suffix, _ in _most_common(suffixes)]
+    photo = next((suffix for suffix in ranked if suffix.lower() in _JPEG), ranked[0])
+    others = [suffix for suffix in ranked if suffix != photo]
+    example = same[int(suffixes.find(Texts(others[:1]))[0])]
+    paired = round((1 / counts[counts > 1]).sum())
+    count = len(same) - paired
+    are_pairs = paired >= FEW and PART * paired >= len(keys) - count
+    patterns = [f"*{suffix}" for suffix in others[:MOST_WAYS]]
+    return Partners(count, len(keys) - count, example, f"*{photo}", patterns, True, are_pairs)
+
+
+def note_of_words(keys: Texts) -> list[str]:
+    """Return the line about words that names begin with, such as those of cat.0.jpg and dog.0.jpg.
+
+    They may be classes: there are a few, each of several images, and few names have none.
+    """
+    import pyarrow.compute as pc
+
+    found = pc.extract_regex(keys.plain, f"(?:^|/){_FIRST_WORDS}").field("part")
+    counted = pc.value_counts(Texts(found.fill_null("")).plain)
+    counts = numbers_of(counted.field("counts"))
+    recurs = numbers_of(pc.not_equal(counted.field("values"), "")) & (counts >= FEW)
+    words = int(recurs.sum())
+    if not 1 < words <= len(keys) // PART or counts[recurs].sum() < NEARLY_ALL * len(keys):
+        return []
+    some = [word for word, _ in _most_common(Texts(found.fill_null(""))) if word]
+    if {word.lower() for word in some} & _CAMERAS:
+        return []
+    begin = f"Names of images begin with {words:,} words ({', '.join(map(repr, some[:3]))})"
+    way = "to have them, name each image and its class in a file for --labels"
+    return [f"{begin}, which may be classes, and give no label: {way}"]
+
+
+def endings_of_pairs(photos: Texts, others: Texts) -> tuple[str, list[str]]:
+    """Return what all photos end in, and the most common endings of others that are called so."""
+    end = ending(name.rpartition("/")[2] for name in photos)
+    end = re.sub(r"^(?:[_. -]+\d+)+(?=[_. -])", "", end)  # a number belongs to the name
+    endings = _called_as(others, _replaced(photos, f"{re.escape(end)}$"), same=False)[1]
+    return end, [name for name, _ in _most_common(endings)[:MOST_WAYS]]
+
+
+def ending(names: Iterable[str]) -> str:
+    """Return what all names end in, from a separator or from a letter that follows digits.
+
+    As ``_mask`` of ``17_mask``, and ``x4`` of ``0001x4``; never a part of a number or a word.
+    """
+    listed = [*names]
+    common = common_end(listed)
+    outside = [name[-len(common) - 1 :][:1] for name in listed if len(name) > len(common)]
+    before = "0" if len(outside) == len(listed) and all(map(str.isdigit, outside)) else "a"
+    found = re.search(r"[\W_].*|(?<=\d)[^\W\d_].*", before + common)
+    return found[0] if found else ""
+
+
+def _called_as(stems: Texts, others: Texts, *, same: bool) -> tuple[np.ndarray, Texts]:
+    """Find the names that are as other ones but for an ending of a few words.
+
+    Returns the row of that other one for each name, (len,) int64, -1 for none; and the endings of
+    those that have one.
+
+    Parameters
+    ----------
+    same
+        The others are the names themselves, of which each is another one.
+    """
+    row_of = np.full(len(stems), -1)
+    words = np.zeros(len(stems), np.int64)
+    rows = np.flatnonzero(stems.matching(f"{_WORD}$"))
+    cut = stems.take(rows)
+    for count in range(1, MOST_WORDS + 1):
+        cut = _replaced(cut, f"{_WORD}$")
+        found = others.find(cut)
+        found = np.where(same & (found == rows), -1, found)
+        row_of[rows[found >= 0]], words[rows[found >= 0]] = found[found >= 0], count
+        rows, cut = rows[found < 0], cut.take(found < 0)
+    parts, places = [Texts([])], [np.empty(0, np.int64)]
+    for count in range(1, MOST_WORDS + 1):
+        of_count = np.flatnonzero(words == count)
+        parts.append(_found(stems.take(of_count), f"(?:{_WORD}){{{count}}}$"))
+        places.append(of_count)
+    return row_of, Texts.joined(parts).take(np.argsort(np.concatenate(places)))
+
+
+def _most_common(values: Texts) -> list[tuple[str, int]]:
+    """Return the most common values with their number, at most a few."""
+    import pyarrow.compute as pc
+
+    counted = pc.value_counts(values.plain)
+    counts = numbers_of(counted.field("counts"))
+    top = np.argsort(-counts, kind="stable")[:16]
+    return [(str(counted.field("values")[int(row)]), int(counts[row])) for row in top]
+
+
+def _replaced(names: Texts, pattern: str) -> Texts:
+    import pyarrow.compute as pc
+
+    return Texts(pc.replace_substring_regex(names.plain, pattern, ""))
+
+
+def _found(names: Texts, pattern: str) -> Texts:
+    """Return the part of each name that fits a pattern; empty if there is none."""
+    import pyarrow.compute as pc
+
+    found = pc.extract_regex(names.plain, f"(?P<part>{pattern})").field("part")
+    return Texts(found.fill_null(""))
