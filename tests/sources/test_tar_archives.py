@@ -115,8 +115,11 @@ def test_labels_may_be_names_and_numbers_but_not_both(tmp_path: Path) -> None:
     assert table.classes == ("ant", "cat")
     assert table.labels.tolist() == [1, 0, -1]
     write_tar(tmp_path / "numbers.tar", {"1.jpg": PHOTO, "1.cls": b"7"})
-    with pytest.raises(SourceError, match=r"labels of names.* and numbers.* in .* differ in kind"):
-        listed(str(tmp_path / "*.tar"))
+    names |= {"2.cls": b"cat", "3.jpg": PHOTO, "3.cls": b"8"}
+    write_tar(tmp_path / "names.tar", names)
+    [doubt] = listed(str(tmp_path / "*.tar")).doubts
+    assert "all labels of" in doubt.text
+    assert "are numbers but 'cat'" in doubt.text
 
 
 def test_shards_of_webdatasets_own_writer(tmp_path: Path) -> None:

@@ -206,7 +206,8 @@ def _names_columns(
     """
     chosen = _of_file(columns, header, keys)
     wanted = [*chosen.labels(header), *filter(None, [chosen.key])]
-    if wanted and ({*wanted} & {*header} or not all(map(str.isdecimal, wanted))):
+    of_sample = any(keys.fit((cell,)) for cell in header if not cell.isdecimal())
+    if wanted and not (of_sample and all(map(str.isdecimal, wanted))):
         return True
     if any(len(row) != len(header) for _, row in rows):
         return False

@@ -77,11 +77,10 @@ from precache_workers.sources.labels import (
     Label,
     MixedLabelsError,
     column_of,
-    decide,
     differing,
-    encode,
     join_columns,
     kind_of,
+    read_column,
     texts_of_labels,
 )
 from precache_workers.sources.sample_inputs import SampleInputs, merged
@@ -178,11 +177,12 @@ def rows_of_one(parts: list[Rows], where: str) -> Rows:
     try:
         labels = join_columns([part["label"] for part in parts])
     except MixedLabelsError as error:
-        *_, (number, kind) = error.two
-        rows = parts[number].filter(parts[number]["label"].is_valid())
-        [name, *_] = names_of(rows)
-        others = {*error.kinds} - {kind}
-        raise differing(where, name, rows["label"][0].as_py(), others) from None
+        number, [_, kind] = error.other[0], error.one
+        row = parts[number]["label"].is_valid().index(True).as_py()
+        [name] = names_of(parts[number].slice(row, 1))
+        before = sum(len(part) for part in parts[:number])
+        label = parts[number]["label"][row].as_py()
+        raise differing(where, name or f"number {before + row}", label, kind) from None
     return joined_rows(parts, labels)
 
 
@@ -793,7 +793,7 @@ def join_labels(
     try:
         labels = join_columns(columns, typed=typed)
     except MixedLabelsError as error:
-        (one, kind), (other, its_kind) = error.two
+        (one, kind), (other, its_kind) = error.one, error.other
         raise _unlike(listed[one][0], listed[other][0], source, f"{kind}, {its_kind}") from None
     files: dict[tuple[str, ...], FileInfo] = {}
     for (file, members), column in zip(listed, columns, strict=True):
@@ -868,8 +868,9 @@ def listing_of(
     if rules.level is not None and not is_folder:
         raise SourceError(f"{where} has labels that are not its folders; leave out --label-level")
     typed = typed or is_folder
-    decided = decide(labels, keys, where, rules, classes=classes, typed=typed, folders=is_folder)
-    column = encode(decided, keys, where, rules, classes)
+    column = read_column(
+        labels, keys, where, rules, classes=classes, typed=typed, folders=is_folder
+    )
     table = RowTable(
         keys=keys,
         sizes=numbers_of(rows["size"]),
@@ -957,8 +958,7 @@ def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]
             )
             if members.count:  # raises for invalid labels: they must not count as the source's
                 keys, classes = Texts(rows["key"]), members.classes
-                decided = decide(rows["label"], keys, file.name, classes=classes)
-                encode(decided, keys, file.name, classes=classes)
+                read_column(rows["label"], keys, file.name, classes=classes)
             if _is_identified(file):
                 known[file] = members, rows
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
@@ -979,5 +979,7 @@ def _indexed_labels(data: bytes) -> Any:
     labels = pq.read_table(io.BytesIO(data), columns=["label"])["label"].combine_chunks()
     if pa.types.is_large_list(labels.type):  # its items may have another name
         labels = labels.cast(pa.large_list(labels.type.value_type))
+    if kind_of(labels.type) is None and not pa.types.is_null(labels.type):
+        raise ValueError(f"labels are never {labels.type}")
     labels.validate(full=True)
     return labels

@@ -51,7 +51,7 @@ from precache_workers.sources.label_readings import (
     is_beside,
     read_folders,
 )
-from precache_workers.sources.labels import column_of, decide, encode
+from precache_workers.sources.labels import column_of, read_column
 from precache_workers.sources.splits import notes_of_folders
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -164,8 +164,7 @@ class FolderSource:
         reading = read_folders(table.keys, self.rules, self.folder, path, bare_in)
         labels = folders.each(lambda names: folder_labels(names, reading.level))
         given = column_of([label or None for label in labels])
-        decided = decide(given, table.keys, "the source", self.rules, folders=True)
-        column = encode(decided, table.keys, str(self.folder), self.rules)
+        column = read_column(given, table.keys, str(self.folder), self.rules, folders=True)
         source = source_of(self.folder)
         table = replace(table, labels=column.values, classes=column.classes, source=source)
         way = "as the source itself"

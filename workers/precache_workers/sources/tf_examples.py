@@ -83,11 +83,7 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
     labels = LABEL_FEATURES if columns.label is None else (columns.label,)
     label_name = next((name for name in labels if name in features), "")
     label = _label(label_name, features) if label_name else None
-    key = _label(columns.key, features, is_key=True) if columns.key else None
-    if isinstance(key, list | float):
-        text = printable(str(key)[:60])
-        raise ValueError(f"its feature {columns.key!r} is {text}; a key is one text")
-    key = "" if key is None else str(key)
+    key = _key(columns.key, features) if columns.key else ""
     return Parts(images[0], label, key, image_name, label_name, tuple(features))
 
 
@@ -165,8 +161,8 @@ def _names(features: Iterable[str]) -> str:
     return first_ones([printable(repr(name)) for name in features]) or "none"
 
 
-def _label(name: str, features: Features, *, is_key: bool = False) -> Label | None:
-    """Return a label or key."""
+def _label(name: str, features: Features) -> Label | None:
+    """Return a label."""
     kind, data = features[name]
     values: list[Any]
     if kind == _FLOATS:
@@ -175,13 +171,23 @@ def _label(name: str, features: Features, *, is_key: bool = False) -> Label | No
     elif kind == _NUMBERS:
         values = _numbers(data)
     else:
-        # A key may be no UTF-8; a label may not.
-        errors = "surrogateescape" if is_key else "strict"
-        values = [bytes(value).decode(errors=errors) for value in _values(name, features)]
+        values = [bytes(value).decode() for value in _values(name, features)]
     try:
         return label_of(values[0] if len(values) == 1 else values)
     except ValueError as error:
         raise ValueError(f"its feature {name!r} {error}") from None
+
+
+def _key(name: str, features: Features) -> str:
+    """Return a key, whose bytes may not be UTF-8; empty for none."""
+    key: Label | None
+    if features[name][0] == _BYTES and len(values := _values(name, features)) == 1:
+        key = bytes(values[0]).decode(errors="surrogateescape")
+    else:
+        key = _label(name, features)
+    if isinstance(key, list | float):
+        raise ValueError(f"its feature {name!r} is {printable(str(key)[:60])}; a key is one text")
+    return "" if key is None else str(key)
 
 
 # --- encoding -----------------------------------------------------------------------------------
