@@ -247,8 +247,7 @@ class _ArchiveSamples:
         sizes, mtimes, offsets, crcs = numbers[:, is_last][:, order]
         suffixes = [suffixes[row] for row in order.tolist()]
         keys, stems = names.take(first).between(prefix), stems.take(first)
-        kept = self._distinct(keys, starts, counts, suffixes)
-        self._count_combinations(keys, kept, starts, counts, suffixes)
+        kept = self._combined(keys, starts, counts, suffixes)
         times, etags = self._identities(starts, counts, suffixes, sizes, mtimes)
         labels = self._labels_of(stems, kept) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
@@ -263,36 +262,26 @@ class _ArchiveSamples:
             mtimes=times[kept],
         )
 
-    def _distinct(
+    def _combined(
         self, keys: Texts, starts: np.ndarray, counts: np.ndarray, suffixes: Sequence[str]
     ) -> np.ndarray:
-        """Leave out samples with two images of one suffix; returns which are kept."""
-        kept = np.ones(len(keys), np.bool_)
-        for row in np.flatnonzero(counts > 1).tolist():
-            some = suffixes[starts[row] : starts[row] + counts[row]]
-            if len(set(some)) < len(some):
-                self._members.leave_out(SAME_KEY, keys[row])
-                kept[row] = False
-        return kept
+        """Count the samples by the suffixes of their images; returns which are kept.
 
-    def _count_combinations(
-        self,
-        keys: Texts,
-        kept: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        suffixes: Sequence[str],
-    ) -> None:
-        """Count the samples by the suffixes of their images."""
-        found: dict[tuple[str, ...], list[int]] = {}
-        rows = np.flatnonzero(kept).tolist()
-        for row, start, count in zip(
-            rows, starts[kept].tolist(), counts[kept].tolist(), strict=True
-        ):
-            seen = found.setdefault(tuple(suffixes[start : start + count]), [0, row])
-            seen[0] += 1
-        for combination, (number, row) in found.items():
-            count_combination(self._members.combinations, combination, keys[row], number)
+        Those with two images of one suffix are left out.
+        """
+        rows_of: dict[tuple[str, ...], list[int]] = {}
+        for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+            rows_of.setdefault(tuple(suffixes[start : start + count]), []).append(row)
+        kept = np.ones(len(keys), np.bool_)
+        for combination, rows in rows_of.items():
+            if len({*combination}) < len(combination):
+                kept[rows] = False
+                for row in rows:
+                    self._members.leave_out(SAME_KEY, keys[row])
+            else:
+                counted = self._members.combinations
+                count_combination(counted, combination, keys[rows[0]], len(rows))
+        return kept
 
     def _identities(
         self,

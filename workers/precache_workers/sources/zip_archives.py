@@ -159,8 +159,8 @@ def _sample(
         return None
     header = _LOCAL.unpack_from(data)
     start = _LOCAL.size + header[9] + header[10]
-    member = _decoded(data[_LOCAL.size :][: header[9]], header[2]).removeprefix("./")
-    if member != key[len(name) + 1 :]:
+    member, _ = _decoded(data[_LOCAL.size :][: header[9]], header[2])
+    if member.removeprefix("./") != key[len(name) + 1 :]:
         return None
     if place.method not in (STORED, DEFLATED):
         kind = "encrypted"
@@ -220,8 +220,7 @@ def _entries(stream: BinaryIO, where: str, size: int) -> Iterator[_Entry]:
         if len(data) < name_length + extra_length + comment_length:
             raise SourceError(f"{where} is cut off in entry {number:,} of {count:,}")
         raw = data[:name_length]
-        name = _decoded(raw, flags)
-        guessed = not (flags & 0x800 or raw.isascii() or _is_utf8(raw))
+        name, guessed = _decoded(raw, flags)
         extra = data[name_length : name_length + extra_length]
         unpacked, packed, at = _wide(extra, unpacked, packed, at)
         if at + packed > size or packed > unpacked + unpacked // 100 + LEAST_PACKED:
@@ -261,25 +260,18 @@ def _directory(stream: BinaryIO, where: str, size: int) -> tuple[int, int, int, 
     return count, nbytes, offset, end
 
 
-def _decoded(name: bytes, flags: int) -> str:
+def _decoded(name: bytes, flags: int) -> tuple[str, bool]:
     """Decode a name: as UTF-8 if its flag is set or the bytes are valid, else as code page 437.
 
-    Info-ZIP's ``zip`` and macOS write UTF-8 without the flag. Old Windows software writes
-    backslashes between folders.
+    Returns it, and True for that page. Info-ZIP's ``zip`` and macOS write UTF-8 without the flag.
+    Old Windows software writes backslashes between folders.
     """
     try:
         text = name.decode("utf-8", "surrogateescape" if flags & 0x800 else "strict")
+        guessed = False
     except UnicodeDecodeError:
-        text = name.decode("cp437")
-    return text if "/" in text else text.replace("\\", "/")
-
-
-def _is_utf8(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        text, guessed = name.decode("cp437"), True
+    return text if "/" in text else text.replace("\\", "/"), guessed
 
 
 def _wide(extra: bytes, unpacked: int, packed: int, offset: int) -> tuple[int, int, int]:
