@@ -101,7 +101,7 @@ def run_view(name: str, options: argparse.Namespace) -> int:
         check_page(options.out)
     pages = precache.view(**arguments(name, options))
     if options.out is None:
-        pages.serve(options.port, browser=options.browser)
+        pages.serve(options.port)
     else:
         pages.write(options.out)
         say(f"wrote {options.out}", stderr=True)

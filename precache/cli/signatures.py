@@ -74,7 +74,6 @@ EXTRA: dict[str, dict[str, dict[str, Any]]] = {
             "metavar": "N",
             "help": "Port of the server; by default any that is free.",
         },
-        "--browser": {"action": "store_true", "help": "Open the address in a browser."},
     },
     "job": {"document": {"metavar": "JSON", "help": "what submit sends"}},
 }

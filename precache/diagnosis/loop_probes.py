@@ -37,6 +37,8 @@ COPY_REPEATS = 5
 
 READY = 30
 """Batches that are taken from a worker that has them at hand."""
+READY_SECONDS = 30.0
+"""Seconds after which that worker counts as unreachable."""
 
 
 @dataclass(frozen=True)
@@ -173,19 +175,24 @@ class Probes:
         return True, 0.0
 
     def _handover(self, batch: Any) -> float:
-        """Return the median time to take a batch that is ready from a worker; 0 if unknown."""
-        if self._workers is None or not _is_picklable(batch):
+        """Return the mean time to take a batch that is ready from a worker; 0 if unknown."""
+        if self._workers is None or not _can_be_sent(batch):
             return 0.0
-        copies: Any = [batch] * READY
+        copies: Any = [batch] * 2 * READY  # more than are taken: no second epoch begins
         ready = DataLoader[Any](
             copies,
             batch_size=None,
             num_workers=1,
+            timeout=READY_SECONDS,
             multiprocessing_context=self.loader.multiprocessing_context or "fork",
         )
         limits = Limits(self.limits.seconds / 2, min(READY, self.limits.steps))
         with contextlib.closing(LoaderBatches(ready)) as batches:
-            return Spread.of(self._train(batches, limits, WARMUP).waits).median
+            try:
+                batches.take()
+            except (AssertionError, OSError, RuntimeError):  # no process can be started or reached
+                return 0.0
+            return Spread.of(self._train(batches, limits, WARMUP).waits).mean
 
     def _load(self) -> TimedRun:
         return _time(lambda: self._fetch(self._batches), self.limits, self._ahead, self._stride)
@@ -302,7 +309,11 @@ def _is_enough(count: int, seconds: float, limits: Limits, stride: int) -> bool:
     return limit_reached and count >= min(MIN_BATCHES, limits.steps) and count % stride == 0
 
 
-def _is_picklable(batch: Any) -> bool:
+def _can_be_sent(batch: Any) -> bool:
+    """Return whether another process can send a batch here; one of a device cannot be forked."""
+    tensors = [array for array in _arrays(batch) if isinstance(array, torch.Tensor)]
+    if any(tensor.device.type != "cpu" or tensor.requires_grad for tensor in tensors):
+        return False
     with contextlib.suppress(Exception):  # of the user's own classes
         return bool(pickle.dumps(batch))
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import multiprocessing
 import operator
 import os
 import reprlib
@@ -21,7 +22,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from precache.errors import StoreError, UsageError
 from precache.loading.class_numbers import compare_classes
-from precache.loading.options import CHOICES, require_choice
+from precache.loading.options import CHOICES, require_choice, require_path
 from precache.loading.slots import as_tensor, require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader, read_small_field
 from precache.runtime.integers import whole
@@ -256,7 +257,7 @@ class CachedDataset(Dataset[Batch]):
         for option, value in (("verify", verify), ("access", access)):
             require_choice(option, value, CHOICES[option])
         self.__opened = _OpenedVersion(
-            os.fspath(uri),
+            require_path(uri),
             dict(fields) if isinstance(fields, Mapping) else fields,
             {"verify": verify, "access": access, "storage_options": storage_options},
         )
@@ -306,6 +307,12 @@ class CachedDataset(Dataset[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Read the variants of an epoch, as `Loader` does; has no effect on running workers."""
         self.__epoch = whole("epoch", epoch, 0)
+        if self.__opened.reader.variant_period > 1 and multiprocessing.active_children():
+            log.warning(
+                "set_epoch(%d) does not reach workers that run, and these go on with the variants "
+                "of their epoch: give the DataLoader persistent_workers=False, or use a Loader",
+                self.__epoch,
+            )
 
     @property
     def version(self) -> Version:

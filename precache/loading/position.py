@@ -87,14 +87,21 @@ class Position:
         self._is_next_chosen = True
 
 
+def require_state(state: Any) -> None:
+    """Raise `UsageError` for what is no state."""
+    if not isinstance(state, Mapping):
+        raise UsageError(f"the saved state is {state!r:.60}; give what state_dict() returned")
+
+
 def require_same(own: Mapping[str, Any], state: Mapping[str, Any], owner: str) -> None:
     """Refuse a state that was saved with other settings.
 
     Raises
     ------
     UsageError
-        The first setting that differs, with both values.
+        It is no state; or the first setting that differs, with both values.
     """
+    require_state(state)
     for name, value in own.items():
         if name not in state or state[name] != value:
             way = "open the same version with the same settings, or start a new epoch"

@@ -153,11 +153,6 @@ def error_page(error: str, root: str) -> str:
     )
 
 
-def redirect_page(url: str) -> str:
-    """Return the HTML of a file that leads to a URL."""
-    return render("view_open.html", styles=STYLES, title="precache view", url=url)
-
-
 # --- links --------------------------------------------------------------------------------------
 
 _DEFAULTS = {"q": "", "match": "begins", "class": "", "rows": "all"}

@@ -6,18 +6,14 @@ import contextlib
 import hmac
 import secrets
 import sys
-import tempfile
-import webbrowser
-from collections.abc import Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from precache.errors import PrecacheError, UsageError
 from precache.html.pages import content_policy
-from precache.viewer.pages import STYLES, Pages, error_page, redirect_page
+from precache.viewer.pages import STYLES, Pages, error_page
 from precache.viewer.search import Query
 
 ADDRESS = "127.0.0.1"
@@ -63,15 +59,13 @@ class ViewServer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_port}{self.root}"
 
 
-def serve(pages: Pages, query: Query, port: int, *, browser: bool) -> None:
+def serve(pages: Pages, query: Query, port: int) -> None:
     """Print the address and serve pages until Ctrl-C.
 
     Parameters
     ----------
     query
         Query of the printed address.
-    browser
-        Open the address in a browser.
     """
     values = {"q": query.text, "class": query.label}
     values = {name: value for name, value in values.items() if value}
@@ -82,22 +76,7 @@ def serve(pages: Pages, query: Query, port: int, *, browser: bool) -> None:
         sys.stderr.write(
             "precache: only this machine can open this address; press Ctrl-C to stop\n"
         )
-        with _open_browser(url) if browser else contextlib.nullcontext():
-            server.serve_forever()
-
-
-@contextlib.contextmanager
-def _open_browser(url: str) -> Iterator[None]:
-    """Open a browser on a private file that redirects to the URL.
-
-    All users of a machine see the arguments of a process, and the URL is a secret.
-    """
-    with tempfile.TemporaryDirectory(prefix="precache-view-") as folder:
-        page = Path(folder, "open.html")
-        page.touch(mode=0o600)
-        page.write_text(redirect_page(url), "utf-8")
-        webbrowser.open(page.as_uri())
-        yield
+        server.serve_forever()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -38,15 +38,13 @@ class View:
         pages, query = self.pages, self.query
         save(pages.data(query) if as_data else pages.grid(query, static=True), name)
 
-    def serve(self, port: int = 0, *, browser: bool = False) -> None:
+    def serve(self, port: int = 0) -> None:
         """Print an address of this machine, and serve the pages there until Ctrl-C.
 
         Parameters
         ----------
         port
             0 for any that is free.
-        browser
-            Open the address in a browser.
 
         Raises
         ------
@@ -55,7 +53,7 @@ class View:
         """
         from precache.viewer.server import serve
 
-        serve(self.pages, self.query, port, browser=browser)
+        serve(self.pages, self.query, port)
 
 
 def view(

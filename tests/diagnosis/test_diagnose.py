@@ -277,6 +277,29 @@ def test_a_precache_loader_is_where_it_was(stores: dict[str, BuiltStore], mixed:
         assert [batch["row"].tolist() for batch in cached] == expected[1:]
 
 
+class Unsendable:
+    """A batch that no worker process could send."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it stays here")
+
+
+@pytest.mark.parametrize("kind", ["tensors", "own class", "gradients", "no processes"])
+def test_taking_a_ready_batch_is_measured_where_a_worker_can_send_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no more processes")
+
+    made = {"own class": Unsendable(), "gradients": torch.zeros(2, requires_grad=True)}
+    batches: Any = [made.get(kind, torch.zeros(2))] * 50
+    if kind == "no processes":
+        monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", refuse)
+    data = DataLoader(batches, batch_size=None)
+    found = diagnose(data, lambda _: None, steps=8).measurements
+    assert (found.take > 0) is (kind == "tensors")
+
+
 def test_a_loader_of_a_few_batches_is_begun_again_and_each_run_has_a_limit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

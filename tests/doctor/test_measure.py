@@ -123,7 +123,7 @@ def test_as_an_object_and_a_page(tmp_path: Path) -> None:
     assert (found["samples"], found["sampled"], found["failed"]) == (13, 13, 1)
     assert found["cut"] in ("decode", "mine:half")
     assert [each["after"] for each in found["cuts"]] == ["fetch", "decode", "mine:half"]
-    assert set(found["stages"][0]["cpu_ms"]) == {"mean", "median", "p95", "max"}
+    assert set(found["stages"][0]["ms"]) == {"mean", "median", "p95", "max"}
     assert {len(stage["each_ms"]) for stage in found["stages"]} == {12}
     text = (tmp_path / "a.html").read_text("utf-8")
     assert "broken: cat/broken.jpg" in text

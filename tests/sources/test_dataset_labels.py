@@ -106,6 +106,8 @@ def test_one_class_number_is_a_label(label: str, source: Module, tmp_path: Path)
         ("image(n)", [-1] * 6),
         ("(image(n),)", [-1] * 6),
         ("{'label': n, 'image': image(n)}", list(range(6))),
+        ("{0: image(n), 1: n}", list(range(6))),
+        ("{1: n, 0: image(n)}", list(range(6))),
         ("{'image': image(n), 'labels': n, 'target': np.array([n])}", list(range(6))),
         ("Named(image(n), 5, n)", list(range(6))),
         ("Numbered(image(n), n)", [-1] * 6),

@@ -41,19 +41,20 @@ class Stage:
 
     Attributes
     ----------
+    ms
+        CPU time of the samples; of ``fetch`` the time waited.
+    cpu_ms
+        Mean CPU time.
     share
         Of the CPU time of all stages.
-    per_core_second
-        Samples per second of a core in this stage alone: 1 / mean.
     each_ms
-        Of each sample, in the same order for all stages: CPU time; of ``fetch`` the time waited.
+        Of each sample, in the same order for all stages, as `ms`.
     """
 
     name: str
-    cpu_ms: Spread
-    wall_ms: Spread
+    ms: Spread
+    cpu_ms: float
     share: float
-    per_core_second: float
     each_ms: Sequence[float]
 
 
@@ -301,23 +302,21 @@ def _all_stages(measured: SourceMeasurements) -> list[StepTimes]:
 def _stages(measured: SourceMeasurements) -> list[Stage]:
     stages = _all_stages(measured)
     total = sum(_mean(stage.cpu) for stage in stages)
-    return [
-        Stage(
-            stage.name,
-            Spread.of(1e3 * stage.cpu),
-            Spread.of(1e3 * stage.wall),
-            _mean(stage.cpu) / max(total, 1e-12),
-            1 / max(_mean(stage.cpu), 1e-9),
-            ((stage.wall if stage is measured.fetch else stage.cpu) * 1e3).tolist(),
-        )
-        for stage in stages
-    ]
+    result = []
+    for stage in stages:
+        each_ms, cpu = 1e3 * _noticed(measured, stage), _mean(stage.cpu)
+        share = cpu / max(total, 1e-12)
+        result.append(Stage(stage.name, Spread.of(each_ms), 1e3 * cpu, share, each_ms.tolist()))
+    return result
+
+
+def _noticed(measured: SourceMeasurements, stage: StepTimes) -> PerSample:
+    """Return the times by which a stage is judged: waiting for a fetch, computing for others."""
+    return stage.wall if stage is measured.fetch else stage.cpu
 
 
 def _slowest(measured: SourceMeasurements) -> list[SlowestSample]:
-    parts = np.stack(
-        [measured.fetch.wall, *(stage.cpu for stage in (*measured.ops, measured.encode))]
-    )
+    parts = np.stack([_noticed(measured, stage) for stage in _all_stages(measured)])
     names = [stage.name for stage in _all_stages(measured)]
     total = parts.sum(axis=0)
     median = max(Spread.of(total).median, 1e-9)

@@ -1,4 +1,4 @@
-"""Throughput of a source: in order and at random, with one request at a time and several."""
+"""Throughput of a source: files at random, one at a time and several."""
 
 from __future__ import annotations
 
@@ -49,26 +49,17 @@ def probe_source(
     if file is None:
         return [], None
     depths = DEPTHS if file[0].local("") else REMOTE_DEPTHS
-    plans = [("sequential", 1), *(("random", depth) for depth in depths)]
     machine = MachineReader()
     machine.read()
     readings = []
-    for number, (pattern, depth) in enumerate(plans):
-        some = table.take(_chosen(len(table), pattern, number))
+    for depth in depths:
+        random = np.random.default_rng(depth)
+        some = table.take(random.choice(len(table), min(MOST, len(table)), replace=False))
         _drop(source, some.keys)
-        read = _read(source, some, depth, seconds / len(plans))
+        read = _read(source, some, depth, seconds / len(depths))
         if read:
-            readings.append(_throughput(pattern, depth, *read))
+            readings.append(_throughput(depth, *read))
     return readings, machine.read().io_wait
-
-
-def _chosen(count: int, pattern: str, seed: int) -> list[int]:
-    random = np.random.default_rng(seed)
-    most = min(MOST, count)
-    if pattern == "sequential":
-        first = int(random.integers(0, count - most + 1))
-        return list(range(first, first + most))
-    return random.choice(count, most, replace=False).tolist()  # type: ignore[no-any-return]  # ints
 
 
 def _drop(source: Source, keys: Sequence[str]) -> None:
@@ -109,12 +100,9 @@ def _read(
     return ([seconds for seconds, _ in done], sum(n for _, n in done), wall) if done else None
 
 
-def _throughput(
-    pattern: str, depth: int, times: Sequence[float], nbytes: int, wall: float
-) -> Throughput:
+def _throughput(depth: int, times: Sequence[float], nbytes: int, wall: float) -> Throughput:
     spread = Spread.of(times)
     return Throughput(
-        pattern=pattern,
         depth=depth,
         requests=len(times),
         requests_per_s=len(times) / wall,

@@ -112,16 +112,14 @@ def tables(report: DoctorReport, slow_ratio: float = SLOW_RATIO) -> Iterator[tup
     """Yield headings and tables; samples that took `slow_ratio` times the median are listed."""
     stages, codecs, cuts, at = report.stages, report.codecs, report.cuts, f"{report.rate:,.0f}/s"
     whole = 1e3 * report.build.cpu_seconds / report.samples
-    rest = whole - sum(stage.cpu_ms.mean for stage in stages)
-    own = [stage.wall_ms if stage.name == "fetch" else stage.cpu_ms for stage in stages]
+    rest = whole - sum(stage.cpu_ms for stage in stages)
     columns = {
         "": [*(stage.name for stage in stages), "other build work"],
-        "mean": [*(number(ms.mean) for ms in own), number(max(0.0, rest))],
-        "median": [number(ms.median) for ms in own],
-        "p95": [number(ms.p95) for ms in own],
-        "max": [number(ms.max) for ms in own],
+        "mean": [*(number(stage.ms.mean) for stage in stages), number(max(0.0, rest))],
+        "median": [number(stage.ms.median) for stage in stages],
+        "p95": [number(stage.ms.p95) for stage in stages],
+        "max": [number(stage.ms.max) for stage in stages],
         "CPU share": [f"{stage.share:.0%}" for stage in stages],
-        "per core-second": [f"{stage.per_core_second:,.0f}" for stage in stages],
     }
     yield "Time by stage, CPU-ms per sample (fetch: ms spent waiting)", _table(columns)
     columns = {
@@ -160,14 +158,13 @@ def tables(report: DoctorReport, slow_ratio: float = SLOW_RATIO) -> Iterator[tup
         share = report.host.io_wait
         io_wait = "" if share is None else f"; I/O wait {share:.0%}"
         columns = {
-            "": [trial.pattern for trial in trials],
             "at a time": [f"{trial.depth}" for trial in trials],
             "requests/s": [f"{trial.requests_per_s:,.0f}" for trial in trials],
             "MB/s": [number(trial.bytes_per_s / 1e6) for trial in trials],
             "median ms": [number(trial.median_ms) for trial in trials],
             "p95": [number(trial.p95_ms) for trial in trials],
         }
-        yield f"Reading whole files of the source{io_wait}", _table(columns)
+        yield f"Reading whole files of the source at random{io_wait}", _table(columns)
 
 
 def _table(columns: Mapping[str, Sequence[str]]) -> Table:

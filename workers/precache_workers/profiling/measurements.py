@@ -91,15 +91,12 @@ class Throughput:
 
     Attributes
     ----------
-    pattern
-        ``sequential``, in the order of their names, or ``random``.
     depth
         Requests in flight at a time.
     median_ms, p95_ms
         Time of one request.
     """
 
-    pattern: str
     depth: int
     requests: int
     requests_per_s: float

@@ -206,8 +206,8 @@ class DatasetSource:
         )
         line = (
             f"{self.factory}: samples not compared: a later build sees a change of its code{seen}, "
-            f"but no other change of its data{unread}. Give the dataset a method fingerprint(i), "
-            "or build with --compare, which reads all samples"
+            f"and of a few samples, but no other change of its data{unread}. Give the dataset a "
+            "method fingerprint(i), or build with --compare, which reads all samples"
         )
         return (line,)
 
