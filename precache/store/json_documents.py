@@ -63,7 +63,7 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 SmallName = Annotated[
     str,
     Field(
-        pattern=r"^([A-Za-z_]\w*/)?[A-Za-z_]\w*(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)$",
+        pattern=r"^([^./]+/)?[^./]+(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)$",
         max_length=1000,
     ),
 ]

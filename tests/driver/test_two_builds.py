@@ -575,17 +575,17 @@ def test_a_repair_that_lost_its_lease_puts_nothing(
     version = precache.open(store)
     path = Path(version.path, "shards/image/c/0/0")
     path.write_bytes(b"damaged")
-    before, mend, taken = path.read_bytes(), repair.mended_objects, []
+    before, seal, taken = path.read_bytes(), repair.seal_of, []
 
-    def mend_late(*given: Any) -> dict[str, bytes]:
-        monkeypatch.setattr(repair, "mended_objects", mend)
+    def seal_late(root: bytes) -> str | None:
+        monkeypatch.setattr(repair, "seal_of", seal)
         with monkeypatch.context() as patched:
             patched.setattr(leases, "STALE_SECONDS", 0.0)
             taken.append(NamedLease(LocalFolder(store), f"{version.id}-decide").try_acquire())
-        return mend(*given)
+        return seal(root)
 
     monkeypatch.setattr(leases, "HELD_RENEWALS", 0)
-    monkeypatch.setattr(repair, "mended_objects", mend_late)
+    monkeypatch.setattr(repair, "seal_of", seal_late)
     with pytest.raises(BuildError, match=r"took over the lease .*; run the same command again"):
         build_here(source, store, recipe, OPTIONS)
     assert path.read_bytes() == before
