@@ -22,9 +22,9 @@ from precache_workers.sources.base import (
     require_columns,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence, disagree, splits_of
+from precache_workers.sources.columns import LABEL_COLUMNS
 from precache_workers.sources.label_readings import INTEGER, bit_of, quoted
 from precache_workers.sources.labels import decide, is_number, kind_of
-from precache_workers.sources.parquet_tables import LABEL_COLUMNS
 from precache_workers.sources.tables import (
     JSON_LINES,
     Batch,
