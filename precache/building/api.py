@@ -83,8 +83,8 @@ def build(
     source
         A folder of images, containers of samples (tar, Parquet, zip, tables of URIs), as path, URL
         or pattern such as ``data/*.parquet`` and ``shards-{0000..0099}.tar``; folders whose files
-        of one name are one sample, such as ``data/{images,masks}``; or ``python:module:factory``
-        for a torch map-style `Dataset`.
+        of one name are one sample, such as ``data/{images,masks}`` and ``data/{*.jpg,*_gt.png}``;
+        or ``python:module:factory`` for a torch map-style `Dataset`.
     store
         Folder of the store, as path or URL; created if missing.
     recipe
@@ -201,8 +201,9 @@ def build(
         `key_column`, unless the source is a table.
     sample_name
         Part of a name in a tar archive that names a sample: up to the first dot (``first-dot``, as
-        in WebDataset) or the last one (``last-dot``), or each image is a sample (``whole``). By
-        default the first dot; images whose suffixes do not recur in nearly all samples are refused.
+        in WebDataset) or the last one (``last-dot``). By default the first dot; images whose
+        suffixes do not recur in nearly all samples are refused. Of any source, each image is a
+        sample by ``whole``, also those that are called as masks of others.
 
     Raises
     ------

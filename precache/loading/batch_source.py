@@ -24,7 +24,7 @@ import xxhash
 from precache.errors import UsageError
 from precache.loading.class_numbers import compare_classes
 from precache.loading.gpu import resident
-from precache.loading.options import LoaderOptions
+from precache.loading.options import LoaderOptions, require_path
 from precache.loading.position import require_same
 from precache.loading.rank_check import BLOCK
 from precache.loading.selection import Selection
@@ -332,6 +332,8 @@ class BatchSource:
             draw = Draw((self.order.seed, epoch), number, numbers)
             with self._transform_time.counted():
                 batch = run(transform, batch, draw)
+            if batch is None:
+                raise UsageError("the transform returns None; let it return the batch")
         count = 0 if repeated is None else int(repeated.sum())
         if count and mark is not None:
             self._require_mark(batch)
@@ -594,7 +596,7 @@ def open_batch_source(
             return LiveSource(uri, options, closed, end_iterators)
         if not uri.committed:
             raise UsageError(unsupported)
-    name = uri if isinstance(uri, Version) else os.fspath(uri)
+    name = uri if isinstance(uri, Version) else require_path(uri)
     if options.refresh:
         follower = VersionFollower(os.fspath(name), options.storage_options)
         return CurrentVersionSource(follower, name, options, closed, end_iterators)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import multiprocessing
 import operator
 import os
 import reprlib
@@ -21,7 +22,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from precache.errors import StoreError, UsageError
 from precache.loading.class_numbers import compare_classes
-from precache.loading.options import CHOICES, require_choice
+from precache.loading.options import CHOICES, require_choice, require_path
 from precache.loading.slots import as_tensor, require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader, read_small_field
 from precache.runtime.integers import whole
@@ -197,8 +198,9 @@ def _reaches(frame: FrameType, name: str, value: Any) -> bool:
 _OF_STORE = "build with --labels FILE"
 _OF_READING = "give it as CachedDataset(…)"
 _OF_TRANSFORM = "call it on the batches, or give Loader(…, transform=)"
+_TRANSFORMS = ("transform", "transforms", "target_transform")
 _UNUSED = {
-    **dict.fromkeys(("transform", "transforms", "target_transform"), _OF_TRANSFORM),
+    **dict.fromkeys(_TRANSFORMS, _OF_TRANSFORM),
     **dict.fromkeys(("targets", "labels", "classes", "class_to_idx", "keys"), _OF_STORE),
     **dict.fromkeys(("samples", "imgs", "data"), "choose samples by Subset(dataset, indices)"),
     **dict.fromkeys(("fields", "verify", "access", "storage_options"), _OF_READING),
@@ -253,15 +255,18 @@ class CachedDataset(Dataset[Batch]):
         storage_options: StorageOptions = None,
         variant: int = 0,
     ) -> None:
+        for name in _TRANSFORMS:
+            if hasattr(type(self), name):
+                _require_followed(name, type(self))
         for option, value in (("verify", verify), ("access", access)):
             require_choice(option, value, CHOICES[option])
         self.__opened = _OpenedVersion(
-            os.fspath(uri),
+            require_path(uri),
             dict(fields) if isinstance(fields, Mapping) else fields,
             {"verify": verify, "access": access, "storage_options": storage_options},
         )
         self.__reads_together = True
-        CachedDataset.set_epoch(self, variant)
+        self.__epoch = whole("variant", variant, 0)
         if "label" in self.__opened.reader.shapes:
             compare_classes(self.version)
         rows, samples = self.version.rows, len(self.__opened.reader.valid)
@@ -296,16 +301,19 @@ class CachedDataset(Dataset[Batch]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse what samples would not follow, unless a subclass makes them itself."""
-        if name in _UNUSED and _own_method(type(self).__mro__) is None:
-            raise UsageError(
-                f"{name} was set on a {type(self).__name__}, and its samples do not follow it: "
-                f"{_UNUSED[name]}, or make the samples in a subclass, by a __getitem__ of its own"
-            )
+        if name in _UNUSED:
+            _require_followed(name, type(self))
         super().__setattr__(name, value)
 
     def set_epoch(self, epoch: int) -> None:
         """Read the variants of an epoch, as `Loader` does; has no effect on running workers."""
         self.__epoch = whole("epoch", epoch, 0)
+        if self.__opened.reader.variant_period > 1 and multiprocessing.active_children():
+            log.warning(
+                "set_epoch(%d) does not reach workers that run, and these go on with the variants "
+                "of their epoch: give the DataLoader persistent_workers=False, or use a Loader",
+                self.__epoch,
+            )
 
     @property
     def version(self) -> Version:
@@ -448,6 +456,15 @@ def _indices(given: Any, count: int) -> list[int]:
         )
     indices: list[int] = array.tolist()
     return indices
+
+
+def _require_followed(name: str, kind: type) -> None:
+    """Refuse an attribute that samples do not follow, unless a class makes them itself."""
+    if _own_method(kind.__mro__) is None:
+        raise UsageError(
+            f"{name} was set on a {kind.__name__}, and its samples do not follow it: "
+            f"{_UNUSED[name]}, or make the samples in a subclass, by a __getitem__ of its own"
+        )
 
 
 _ROW = CachedDataset.__getitem__

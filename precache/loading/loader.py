@@ -20,7 +20,7 @@ from precache.errors import UsageError
 from precache.loading.batch_source import BatchSource, SourceCounts, open_batch_source
 from precache.loading.cuda_clock import stall_clock
 from precache.loading.options import LoaderOptions
-from precache.loading.position import Epochs, Position, end_all, require_same
+from precache.loading.position import Epochs, Position, end_all, require_same, require_state
 from precache.loading.rank_check import RankCheck
 from precache.loading.ranks import find_rank, require_rank
 from precache.loading.selection import row_numbers
@@ -74,7 +74,7 @@ class Loader(Epochs):
         transform returns, as a `TupleBatch`, whose attribute `repeated` is that mark, or None. What
         is no dict is handed out as the transform returns it.
     order
-        Without shuffle: ``row`` (as stored) or ``key`` (sorted by key).
+        Without shuffle: ``row`` (as stored) or ``key`` (sorted by key as text, `10` before `2`).
     verify
         Check the checksum of each chunk the first time that this process reads it; otherwise only
         those of zstd frames are checked. `precache.verify` reads and checks all bytes at any time.
@@ -404,6 +404,7 @@ class Loader(Epochs):
             The state is of another version, global batch or order, by name. Ranks may be more or
             fewer than they were. With `refresh` the version that it names is opened.
         """
+        require_state(state)
         self._use(self._source.at_state(state))
         require_same(self.identity(), state, "this loader")
         self._position.load(state)

@@ -19,6 +19,7 @@ from precache.transforms import Compose, Transform, require_step
 
 CHOICES: Mapping[str, tuple[Any, ...]] = {
     "shuffle": (True, False, "full", "block"),
+    "drop_last": (True, False),
     "output": ("dict", "tuple"),
     "order": ("row", "key"),
     "verify": (True, False),
@@ -91,7 +92,6 @@ class LoaderOptions:
                 for name, minimum in MINIMUM.items()
                 if values[name] is not None or name not in OPTIONAL
             },
-            "drop_last": bool(values["drop_last"]),
             "device": find_device(values["device"]),
         }
         fields = values["fields"]
@@ -117,6 +117,17 @@ class LoaderOptions:
             raise UsageError(
                 f"cache_limit is {self.cache_limit!r} and there is no cache_dir; give both"
             )
+
+
+def require_path(uri: Any) -> str:
+    """Return a path or URL as text; raise `UsageError` if it is none."""
+    try:
+        return str(os.fspath(uri))
+    except TypeError:
+        raise UsageError(
+            f"a {type(uri).__name__} was given for a store; give its path or URL, and to a Loader "
+            "the rows of a subset as rows=, by their numbers or keys (Version.rows_of_keys)"
+        ) from None
 
 
 def require_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:

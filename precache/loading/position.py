@@ -87,14 +87,21 @@ class Position:
         self._is_next_chosen = True
 
 
+def require_state(state: Any) -> None:
+    """Raise `UsageError` for what is no state."""
+    if not isinstance(state, Mapping):
+        raise UsageError(f"the saved state is {state!r:.60}; give what state_dict() returned")
+
+
 def require_same(own: Mapping[str, Any], state: Mapping[str, Any], owner: str) -> None:
     """Refuse a state that was saved with other settings.
 
     Raises
     ------
     UsageError
-        The first setting that differs, with both values.
+        It is no state; or the first setting that differs, with both values.
     """
+    require_state(state)
     for name, value in own.items():
         if name not in state or state[name] != value:
             way = "open the same version with the same settings, or start a new epoch"
@@ -147,7 +154,8 @@ class Epochs:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse options, which decide when this is made, unless a subclass iterates itself."""
-        option = name in LoaderOptions.__dataclass_fields__ or name in OF_DATALOADER
+        option = name in LoaderOptions.__dataclass_fields__
+        option |= name in OF_DATALOADER and value is not None
         if option and type(self).__iter__.__module__.startswith(__package__):
             raise UsageError(
                 f"{name} was set on a {type(self).__name__}, and its batches would not follow it: "

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from precache.errors import BuildError, UsageError
-from precache.sampling.order import Permutation, positions_from, repeated_positions
+from precache.sampling.order import Permutation, Steps, positions_from, repeated_positions
 from precache.store.live_version import LiveVersion
 from precache.store.row_table import REMOVED
 from precache.store.version import Version
@@ -36,7 +36,7 @@ class CommittedShards:
         """Return at once."""
 
 
-class ShardOrder:
+class ShardOrder(Steps):
     """Rows of each batch of an epoch, shard after shard.
 
     The rows of each shard, without holes, are permuted by (seed, epoch, shard). Step k of all ranks
@@ -77,22 +77,8 @@ class ShardOrder:
             )
 
     @property
-    def global_batch(self) -> int:
-        """Rows of a step of all ranks."""
-        return self.batch_size * self.world_size
-
-    @property
-    def _positions(self) -> int:
-        """Positions of an epoch, over all ranks."""
-        planned = self._version.planned
-        if self.drop_last:
-            return planned - planned % self.global_batch
-        return -(-planned // self.world_size) * self.world_size
-
-    @property
-    def batches(self) -> int:
-        """Batches of an epoch."""
-        return -(-self._positions // self.global_batch)
+    def _count(self) -> int:
+        return self._version.planned
 
     def blocks_at_once(self, block: int) -> int:
         """Return the shards that are in use at a time if at most half of the samples are bad."""
@@ -179,13 +165,6 @@ class ShardOrder:
     def _run(self, epoch: int, start: int, stop: int) -> Generator[np.ndarray, None, None]:
         for number in range(start, stop):
             yield self._rows(epoch, self._own(number))
-
-    def _own(self, number: int) -> np.ndarray:
-        """Positions of this rank in a batch."""
-        first = number * self.global_batch
-        share = min(self.global_batch, self._positions - first) // self.world_size
-        own: np.ndarray = first + self.rank * share + np.arange(share, dtype=np.int64)
-        return own
 
     def _rows(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Rows at positions, which begin again beyond the last row."""

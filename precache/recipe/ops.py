@@ -162,15 +162,7 @@ Computed = Callable[[Any, np.random.Generator | None], Any]
 
 
 class Operation(Declared):
-    """An op of a recipe. Calling it with a value and a random generator computes its output.
-
-    Attributes
-    ----------
-    on_device
-        `precache.transforms` has the op, too.
-    """
-
-    on_device: ClassVar[bool] = False
+    """An op of a recipe. Calling it with a value and a random generator computes its output."""
 
     if TYPE_CHECKING:  # declared by each op
         op: str
@@ -277,9 +269,12 @@ class Decode(Operation):
     icc
         ``srgb`` converts the colours of an image with an embedded ICC profile to sRGB. By default
         profiles are ignored, as most training code does.
+    orientation
+        ``exif`` turns and mirrors an image as its EXIF orientation says; ``stored`` leaves its
+        pixels as the file has them, for masks that were drawn on these.
     """
 
-    OPEN = ("mode",)
+    OPEN = ("mode", "orientation")
     TRIED_SIDES: ClassVar = (20, 11, 5)
     """Shorter sides for which scaled decoding is tried: most JPEGs among the probes then shrink to
     1/2, 1/4 and 1/8. libjpeg's method for each scale does not depend on the size of a picture."""
@@ -291,6 +286,7 @@ class Decode(Operation):
     scaled: bool | PositiveInt = False
     truncated: Literal["fill"] | None = None
     icc: Literal["srgb"] | None = None
+    orientation: Literal["exif", "stored"] = "exif"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -462,8 +458,6 @@ class RandomResizedCrop(Resampling):
     `interpolation` is as in `Resize`.
     """
 
-    on_device = True
-
     op: Literal["random_resized_crop"] = "random_resized_crop"
     size: HeightWidth
     scale: Bounds = (0.08, 1.0)
@@ -507,8 +501,6 @@ class RandomResizedCrop(Resampling):
 class HorizontalFlip(Operation):
     """Mirror left and right with probability `p`, seeded by (recipe seed, key, variant)."""
 
-    on_device = True
-
     op: Literal["horizontal_flip"] = "horizontal_flip"
     p: Annotated[float, Attribute(ge=0, le=1)] = 0.5
 
@@ -526,8 +518,6 @@ class ToDType(Operation):
 
     They are divided by the maximum of their dtype.
     """
-
-    on_device = True
 
     op: Literal["to_dtype"] = "to_dtype"
     dtype: DType

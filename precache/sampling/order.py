@@ -282,14 +282,63 @@ class Shuffle:
         return BlockPermutation(edges, self.window, "block", *key)
 
 
+class Steps:
+    """Division of the positions of an epoch among steps and ranks.
+
+    Step k of `world_size` ranks has the same positions as step k of a single rank with a batch of
+    their total size. All ranks have the same number of batches, of equal sizes.
+    """
+
+    batch_size: int
+    drop_last: bool
+    rank: int
+    world_size: int
+    shuffle: Shuffle | None
+
+    @property
+    def _count(self) -> int:
+        """Number of rows of an epoch."""
+        raise NotImplementedError
+
+    @property
+    def global_batch(self) -> int:
+        """Rows of one step over all ranks."""
+        return self.batch_size * self.world_size
+
+    @property
+    def _positions(self) -> int:
+        """Number of positions of an epoch over all ranks."""
+        count = self._count
+        if self.drop_last:
+            return count - count % self.global_batch
+        return -(-count // self.world_size) * self.world_size
+
+    @property
+    def batches(self) -> int:
+        """Number of batches of an epoch."""
+        return -(-self._positions // self.global_batch)
+
+    def _own(self, number: int) -> np.ndarray:
+        """Return this rank's positions in a batch, ascending.
+
+        They are an equal share of the batch's positions, in order of their nodes.
+        """
+        size = max(0, min(self.global_batch, self._positions - number * self.global_batch))
+        positions = np.arange(size, dtype=np.int64)
+        nodes = self.shuffle.nodes if self.shuffle else 1
+        if nodes > 1:
+            positions = positions[np.argsort(positions % nodes, kind="stable")]
+        share = size // self.world_size
+        own = np.sort(positions[self.rank * share : (self.rank + 1) * share])
+        return own + number * self.global_batch
+
+
 @dataclass(frozen=True)
-class Order:
+class Order(Steps):
     """The rows of an epoch, batch by batch.
 
-    The order does not depend on the number of ranks: step k of `world_size` ranks reads the same
-    rows as step k of a single rank with a batch of their total size. All ranks have the same number
-    of batches, of equal sizes: without `drop_last`, rows from the start of the epoch fill up its
-    end, as in `torch.utils.data.DistributedSampler`.
+    The order does not depend on the number of ranks. Without `drop_last`, rows from the start of
+    the epoch fill up its end, as in `torch.utils.data.DistributedSampler`.
 
     Attributes
     ----------
@@ -317,22 +366,8 @@ class Order:
         return self.shuffle is not None or self.weights is not None
 
     @property
-    def global_batch(self) -> int:
-        """Rows of one step over all ranks."""
-        return self.batch_size * self.world_size
-
-    @property
-    def _positions(self) -> int:
-        """Number of positions of an epoch over all ranks."""
-        count = len(self.valid)
-        if self.drop_last:
-            return count - count % self.global_batch
-        return -(-count // self.world_size) * self.world_size
-
-    @property
-    def batches(self) -> int:
-        """Number of batches of an epoch."""
-        return -(-self._positions // self.global_batch)
+    def _count(self) -> int:
+        return len(self.valid)
 
     def blocks_at_once(self, block: int) -> int:
         """Return the number of blocks of `block` rows that must be available at a time.
@@ -356,7 +391,7 @@ class Order:
     def _nodes_of(self, number: int) -> int:
         """Number of canonical nodes whose rows this rank reads in a batch."""
         nodes = self.shuffle.nodes if self.shuffle else 1
-        return len(np.unique(self._own(number, self._size(number)) % nodes))
+        return len(np.unique(self._own(number) % nodes))
 
     def runs(self, epoch: int, start: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
         """Yield runs of batches that can be read without waiting: one run with all batches."""
@@ -368,7 +403,7 @@ class Order:
         together = max(1, POSITIONS_AT_ONCE // self.batch_size)
         for first in range(start, self.batches, together):
             last = min(first + together, self.batches)
-            batches = [self._own(n, self._size(n)) for n in range(first, last)]
+            batches = [self._own(n) for n in range(first, last)]
             indices = self._wrapped(np.concatenate(batches), permute)
             rows = self.valid(indices) if self.sequence is None else self.sequence[indices]
             for offset in range(0, len(rows), self.batch_size):
@@ -386,7 +421,7 @@ class Order:
         first = 0 if self.weights is not None else len(self.valid)
         if (number + 1) * self.global_batch <= first:
             return None
-        return repeated_positions(self._own(number, self._size(number)), first)
+        return repeated_positions(self._own(number), first)
 
     def repeated(self, number: int) -> np.ndarray | None:
         """Return which rows of a batch come again, to fill up the end of the epoch.
@@ -398,7 +433,7 @@ class Order:
         """
         if self.weights is not None or (number + 1) * self.global_batch <= len(self.valid):
             return None
-        return positions_from(self._own(number, self._size(number)), len(self.valid))
+        return positions_from(self._own(number), len(self.valid))
 
     def _permutation(self, epoch: int) -> Callable[[np.ndarray], np.ndarray] | None:
         if self.weights is not None:
@@ -406,23 +441,6 @@ class Order:
         if self.shuffle is None:
             return None
         return self.shuffle.permutation(self.valid, self.seed, epoch)
-
-    def _size(self, number: int) -> int:
-        """Number of rows of a batch over all ranks."""
-        return max(0, min(self.global_batch, self._positions - number * self.global_batch))
-
-    def _own(self, number: int, size: int) -> np.ndarray:
-        """Return this rank's positions in a batch, ascending.
-
-        They are an equal share of the batch's positions, in order of their nodes.
-        """
-        positions = np.arange(size, dtype=np.int64)
-        nodes = self.shuffle.nodes if self.shuffle else 1
-        if nodes > 1:
-            positions = positions[np.argsort(positions % nodes, kind="stable")]
-        share = size // self.world_size
-        own = np.sort(positions[self.rank * share : (self.rank + 1) * share])
-        return own + number * self.global_batch
 
     def _wrapped(
         self, positions: np.ndarray, permute: Callable[[np.ndarray], np.ndarray] | None

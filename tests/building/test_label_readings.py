@@ -1085,6 +1085,11 @@ def test_labels_of_tar_members_are_read_alike(builds: Builds) -> None:
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
     assert builds.choices("a.tar") == [{"a": "01", "b": "10"}, {"a": 1, "b": 10}]
+    members = {f"{n}.{end}": data for n, label in (("a", 3), ("b", 5))
+               for end, data in (("png", photo(n)), ("cls", b'{"label": %d}' % label))}  # fmt: skip
+    write(builds.root / "a.tar", tar_of(members))
+    assert builds.labels("a.tar") == {"a": 3, "b": 5}
+    assert "are 'label' of JSON objects" in builds.printed
 
 
 TABLES: dict[str, tuple[list[str], list[Labels]]] = {
@@ -1261,11 +1266,146 @@ def test_classes_of_a_column_each_keep_their_order_and_are_one_of_a_sample(build
         )
 
 
+PHOTOS = ["part_1/ISIC_1.png", "part_1/ISIC_2.png", "part_2/ISIC_3.png"]
+HAM = "lesion_id,image_id,dx,age"
+DATA_SETS: dict[str, tuple[str, list[str], list[Labels]]] = {
+    "stems of photos in folders": (
+        "l.csv",
+        [HAM, "H1,ISIC_1,bkl,80.0", "H1,ISIC_2,nv,", "H3,ISIC_3,bkl,75.0"],
+        [
+            {"ISIC_1": "H1", "ISIC_2": "H1", "ISIC_3": "H3"},
+            {"ISIC_1": "bkl", "ISIC_2": "nv", "ISIC_3": "bkl"},
+            {"ISIC_1": "80", "ISIC_2": None, "ISIC_3": "75"},
+        ],
+    ),
+    "a class and a box, without names": (
+        "val_annotations.txt",
+        ["ISIC_1.png\tn02\t0\t3", "ISIC_2.png\tn01\t0\t3", "ISIC_3.png\tn02\t1\t2"],
+        [
+            {"ISIC_1": "n02", "ISIC_2": "n01", "ISIC_3": "n02"},
+            {"ISIC_1": "0", "ISIC_2": "0", "ISIC_3": "1"},
+            {"ISIC_1": "3", "ISIC_2": "3", "ISIC_3": "2"},
+        ],
+    ),
+    "columns of spaces below comments": (
+        "list.txt",
+        ["#Image CLASS-ID", "# 1:Cat 2:Dog", "ISIC_1 1 4", "ISIC_2 1 5", "ISIC_3 2 4"],
+        [
+            {"ISIC_1": "1", "ISIC_2": "1", "ISIC_3": "2"},
+            {"ISIC_1": "4", "ISIC_2": "5", "ISIC_3": "4"},
+        ],
+    ),
+    "columns of words alone, without names": (
+        "list.txt",
+        ["ISIC_1 cat tabby", "ISIC_2 dog pug", "ISIC_3 cat manx"],
+        [
+            {"ISIC_1": "cat", "ISIC_2": "dog", "ISIC_3": "cat"},
+            {"ISIC_1": "tabby", "ISIC_2": "pug", "ISIC_3": "manx"},
+        ],
+    ),
+    "paths of Windows": (
+        "l.csv",
+        [f"C:\\data\\{name},{len(name)}" for name in (n.replace("/", "\\") for n in PHOTOS)],
+        [dict.fromkeys(("ISIC_1", "ISIC_2", "ISIC_3"), "17")],
+    ),
+    "absolute paths, and values": (
+        "l.csv",
+        ["path;age", *(f"/data/train/{name};{n}.5" for n, name in enumerate(PHOTOS))],
+        [{"ISIC_1": 0.5, "ISIC_2": 1.5, "ISIC_3": 2.5}],
+    ),
+    "codes beside their numbers": (
+        "l.csv",
+        ["ISIC_1,007", "ISIC_2,7", "ISIC_3,8"],
+        [
+            {"ISIC_1": "007", "ISIC_2": "7", "ISIC_3": "8"},
+            {"ISIC_1": "7", "ISIC_2": "7", "ISIC_3": "8"},
+        ],
+    ),
+    "classes that a word joins": (
+        "l.csv",
+        ["ISIC_1,scab", "ISIC_2,rust", "ISIC_3,scab and rust"],
+        [
+            {"ISIC_1": {"scab"}, "ISIC_2": {"rust"}, "ISIC_3": {"scab", "rust"}},
+            {"ISIC_1": "scab", "ISIC_2": "rust", "ISIC_3": "scab and rust"},
+        ],
+    ),
+    "names with brackets": (
+        "l.csv",
+        ["ISIC_1,scab (leaf)", "ISIC_2,rust (leaf)", "ISIC_3,scab"],
+        [{"ISIC_1": "scab (leaf)", "ISIC_2": "rust (leaf)", "ISIC_3": "scab"}],
+    ),
+}
+"""File of labels of a public data set's form -> its labels, or those of each command printed."""
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_files_of_labels_as_data_sets_have_them(builds: Builds, name: str) -> None:
+    file, lines, expected = DATA_SETS[name]
+    put(builds.root / "in", *PHOTOS)
+    put_csv(builds.root / file, *lines)
+    if len(expected) > 1:
+        assert builds.choices(f"in --labels {file}") == expected
+    else:
+        assert builds.labels(f"in --labels {file}") == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ("012", [{"a": "ant", "b": "bee", "c": "cat"}]),
+        ("331", [{"a": "cat", "b": "cat", "c": "ant"}]),
+        ("112", [{"a": "bee", "b": "bee", "c": "cat"}]),
+        ("014", []),
+    ],
+)
+def test_class_numbers_are_those_of_a_class_map(
+    builds: Builds, numbers: str, expected: list[Labels]
+) -> None:
+    put(builds.root / "in", "a.png", "b.png", "c.png")
+    rows = [f"{name}.png,{number}" for name, number in zip("abc", numbers, strict=True)]
+    put_csv(builds.root / "labels.csv", "path,label", *rows)
+    put_csv(builds.root / "in/list.csv", "path,label", *rows)
+    write(builds.root / "classes.txt", b"ant\nbee\ncat\n")
+    for source in ("in --labels labels.csv", "in/list.csv"):
+        line = f"{source} --classes classes.txt"
+        if numbers in ("112", "014"):
+            assert builds.choices(line) == expected
+        else:
+            assert [builds.labels(line)] == expected
+
+
+@pytest.mark.parametrize("suffix", ["mat", "json", "xlsx"])
+def test_a_file_of_labels_that_is_no_table_is_refused(builds: Builds, suffix: str) -> None:
+    put(builds.root / "in", "a.png")
+    write(builds.root / f"labels.{suffix}", b"\0\xff")
+    with pytest.raises(SourceError, match=r"and a file of labels is CSV.*: write it as lines key"):
+        precache.build("in", "a.store", address="serial", labels=f"labels.{suffix}")
+
+
+def test_numbers_of_nearly_every_sample_are_values_or_classes(builds: Builds) -> None:
+    put(builds.root / "in", *(f"{number}.png" for number in range(20)))
+    put_csv(builds.root / "labels.csv", *(f"{n}.png,{n + 10}" for n in range(20)))
+    values, classes = builds.choices("in --labels labels.csv")
+    assert (values["7"], classes["7"]) == (17.0, "17")
+
+
+def test_a_path_that_begins_with_a_point_is_the_same(builds: Builds) -> None:
+    put(builds.root, "a.png", "b.png")
+    put_csv(builds.root / "list.csv", "path,label", "./a.png,x", "b.png,y", "a.png,x")
+    assert builds.labels("list.csv") == {"a": "x", "b": "y"}
+    put_csv(builds.root / "list.csv", "path,label", "./a.png,x", "b.png,y", "a.png,y")
+    with pytest.raises(SourceError, match=r"2 samples a.png with the labels x and y"):
+        precache.build("list.csv", "a.store", address="serial")
+
+
 def test_paths_of_another_folder_name_no_sample(builds: Builds) -> None:
     put(builds.root / "in/train", "0.png", "1.png")
     put_csv(builds.root / "labels.csv", "path,label", "val/0.png,cat", "val/1.png,dog")
-    with pytest.raises(SourceError, match=r"no key of labels.csv is in the source.*'val/0.png'"):
-        precache.build("in/train", "a.store", address="serial", labels="labels.csv")
+    for folder, mark in (("val", ""), ("/data/val", ""), ("C:\\val", "\\")):
+        paths = [f"{folder}/{number}.png".replace("/", mark or "/") for number in range(2)]
+        put_csv(builds.root / "labels.csv", "path,label", f"{paths[0]},cat", f"{paths[1]},dog")
+        with pytest.raises(SourceError, match=r"no key of labels.csv is in the source"):
+            precache.build("in/train", "a.store", address="serial", labels="labels.csv")
 
 
 def test_a_column_of_keys_may_be_one_of_the_source_and_of_the_file(builds: Builds) -> None:
@@ -1563,7 +1703,10 @@ def test_names_that_look_alike_are_refused(builds: Builds, names: tuple[str, str
         put(builds.root / "in" / name, f"{number}.png")
     arguments = ("build", "in", "a.store", "--address", "serial")
     assert builds.run(*arguments) == 2
-    assert "which look alike. Choose: rename one; or list the names" in builds.printed
+    assert "which look alike. Choose: " in builds.printed
+    assert "rename one; or list the names" in builds.printed
+    codes = {"0": names[0], "1": names[1]} if names[0].isdecimal() else None
+    assert builds.choices("in") == ([codes] if codes else [])
     if names[1] == names[1].strip() and "\u0301" not in names[1]:
         write(builds.root / "classes.txt", "\n".join(names).encode())
         assert builds.labels("in", "--classes", "classes.txt") == {"0": names[0], "1": names[1]}
@@ -1784,6 +1927,10 @@ def test_a_table_of_a_validation_set_says_that_its_classes_are_numbered_alone(
     assert "The 2 classes are numbered from this source alone" in builds.printed
     builds.labels("val.csv", "--classes", "1.store")
     assert "numbered from this source alone" not in builds.printed
+    put(builds.root, "photos/train/cat/c.png", "photos/val/x/d.png")
+    put_csv(builds.root / "val_labels.csv", "x/d.png,eel")
+    builds.labels("photos/val --labels val_labels.csv")
+    assert "The 1 classes are numbered from this source alone" in builds.printed
 
 
 def test_a_plan_refuses_as_a_build_does_and_no_command_shows_a_secret(builds: Builds) -> None:

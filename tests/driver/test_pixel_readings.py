@@ -43,6 +43,14 @@ def mask(number: int) -> Image.Image:
     return Image.fromarray(np.where(values == 21, 255, values).astype(np.uint8))
 
 
+def depth(number: int) -> Image.Image:
+    """A depth map of 8 bits: flat parts, and a floor in steps."""
+    values = np.full((48, 64), 40 + number, np.uint8)
+    values[10:30, 10:40], values[20:40, 30:60] = 90, 140
+    values[40:] = 150 + np.arange(8)[:, None]
+    return Image.fromarray(values)
+
+
 def in_palette(image: Image.Image) -> Image.Image:
     image = image.copy()
     image.putpalette([(number * 37 + 11) % 256 for number in range(768)])
@@ -120,6 +128,7 @@ MASKS: dict[str, tuple[Make, str, tuple[str, ...]]] = {
     "grey": (mask, "PNG", RESIZE),
     "grey, decoded as grey": (mask, "PNG", (*RESIZE, "--mode", "L")),
     "TIFF": (mask, "TIFF", RESIZE),
+    "flat depth": (depth, "PNG", RESIZE),
     "colours": (lambda n: in_palette(mask(n)).convert("RGB"), "PNG", RESIZE),
     "random crop": (mask, "PNG", ("--random-resized-crop", "40", "--variants", "2")),
     "neighbouring numbers": (lambda n: mask(n).point(lambda v: v % 3), "PNG", RESIZE),
@@ -394,6 +403,143 @@ def test_channels_of_arrays_are_refused_and_the_ways_out_keep_them(
         for key, row in pixels(tmp_path / name).items():
             expected = Channels()[int(key)][0]
             assert np.array_equal(row, expected.transpose(2, 0, 1) if name == "rgba" else expected)
+
+
+# --- frames -------------------------------------------------------------------------------------
+
+
+def put_scene(
+    root: Path,
+    number: int,
+    size: tuple[int, int],
+    exif: int = 1,
+    *,
+    drawn: str = "exif",
+    of_mask: tuple[int, int] | None = None,
+) -> None:
+    """Write a photo of four grey areas, and its mask with their numbers.
+
+    Parameters
+    ----------
+    size
+        Width and height of the photo as it is drawn: turned by EXIF, or as it is stored.
+    """
+    areas = np.random.default_rng(number).permutation(4).reshape(2, 2).astype(np.uint8)
+    scene = Image.fromarray(80 * areas).resize(size, Image.Resampling.NEAREST)
+    back = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90}
+    stored = scene.transpose(back[exif]) if exif in back and drawn == "exif" else scene
+    tags = Image.Exif()
+    tags[0x0112] = exif
+    write(root / f"images/{number}.jpg", encoded(stored, "JPEG", quality=95, exif=tags))
+    mask = Image.fromarray(areas).resize(of_mask or size, Image.Resampling.NEAREST)
+    write(root / f"masks/{number}.png", encoded(mask, "PNG"))
+
+
+def paired_recipe(path: Path, decode: str = "", crop: str = "") -> Path:
+    whole = 'size = [16, 16], interpolation = "nearest"'
+    squash = '{ op = "resize", size = [16, 16], interpolation = "bilinear" }'
+    text = f"""
+        [fields.image]
+        ops = [{{ op = "decode", mode = "L", bits = 16{decode} }}, {crop or squash}]
+        [fields.mask]
+        input = "masks"
+        ops = [{{ op = "decode", mode = "P" }}, {{ op = "resize", {whole} }}]
+    """
+    return write(path, text.encode())
+
+
+FRAMES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "upright": ({"size": (48, 40)}, []),
+    "turned with their masks": ({"size": (48, 40), "exif": 6}, []),
+    "turned without their masks": ({"size": (48, 40), "exif": 6, "drawn": "stored"}, ["stored"]),
+    "square, turned": ({"size": (48, 48), "exif": 6}, ["exif", "stored"]),
+    "square, not turned": (
+        {"size": (48, 48), "exif": 6, "drawn": "stored"},
+        ["exif", "stored"],
+    ),
+    "upside down": ({"size": (48, 40), "exif": 3}, ["exif", "stored"]),
+    "of half the size": ({"size": (48, 40), "of_mask": (24, 20)}, []),
+}
+"""Photos and masks -> the orientations of decode that the refusal names."""
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_masks_lie_on_their_photos_or_are_asked_about(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    scene, expected = FRAMES[name]
+    for number in range(8):
+        put_scene(tmp_path / "in", number, **scene)
+    source, recipe = f"{tmp_path}/in/{{images,masks}}", paired_recipe(tmp_path / "recipe.toml")
+    ways = []
+    for command in ("plan", "build"):
+        status, text = run(capfd, command, source, tmp_path / "0", "--recipe", recipe, *HERE)
+        ways = re.findall(r'orientation = "(\w+)"', text)
+        assert (ways, status) == (expected, 2 if expected else 0), text
+        assert ("another resolution" in text) == ("of_mask" in scene)
+    fits = {}
+    for number, way in enumerate(ways or [""]):
+        store, option = tmp_path / f"{number}", f', orientation = "{way}"' if way else ""
+        own = paired_recipe(tmp_path / "own.toml", option)
+        status, text = run(capfd, "build", source, store, "--recipe", own, *HERE)
+        assert status == 0, text
+        masks = pixels(store, "mask")
+        apart = [abs(row - 80.0 * masks[key]).mean() for key, row in pixels(store).items()]
+        fits[way] = max(apart) < 20
+    assert fits.pop(ways[-1] if scene.get("drawn") else ways[0] if ways else "")
+    assert not any(fits.values())
+
+
+def test_a_mask_of_another_frame_is_a_bad_sample_and_many_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe = paired_recipe(tmp_path / "recipe.toml")
+    for number in range(8):
+        of_mask = (40, 40) if number == 3 else None
+        put_scene(tmp_path / "in", number, (48, 40), of_mask=of_mask)
+    source, store = f"{tmp_path}/in/{{images,masks}}", tmp_path / "store"
+    status, text = run(capfd, "build", source, store, "--recipe", recipe, *HERE)
+    assert status == 0, text
+    assert "1 of 8 samples tried have masks that do not lie on their images" in text
+    [(key, reason)] = precache.open(store).holes.values()
+    assert (key, "40 x 40 px in mask, and 48 x 40 in image" in reason) == ("3.jpg", True)
+    with tarfile.open(tmp_path / "in.tar", "w") as tar:
+        for path in sorted((tmp_path / "in").rglob("*.*")):
+            tar.add(path, f"{path.stem}.{path.parent.name}{path.suffix}")
+    text = recipe.read_text().replace('"masks"', '"masks.png"')
+    (tmp_path / "tar.toml").write_text(text)
+    flags = ("--recipe", tmp_path / "tar.toml", *HERE)
+    assert run(capfd, "build", tmp_path / "in.tar", tmp_path / "of_tar", *flags)[0] == 0
+    assert len(precache.open(tmp_path / "of_tar").holes) == 1
+    for number in range(4):
+        put_scene(tmp_path / "in", number, (48, 40), of_mask=(40, 40))
+    for command in ("plan", "build"):
+        status, text = run(capfd, command, source, tmp_path / "no", "--recipe", recipe, *HERE)
+        assert status == 2
+        assert "4 of 8 samples tried have masks that do not lie on their images" in text
+        assert "Pair the files that belong together" in text
+
+
+def test_a_crop_beside_a_squashed_mask_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(8):
+        put_scene(tmp_path / "in", number, (48, 40))
+    resize = '{ op = "resize", size = 16, interpolation = "bilinear" }'
+    crop = f'{resize}, {{ op = "center_crop", size = 16 }}'
+    recipe = paired_recipe(tmp_path / "recipe.toml", crop=crop)
+    source = f"{tmp_path}/in/{{images,masks}}"
+    for command in ("plan", "build"):
+        text = run(capfd, command, source, tmp_path / "0", "--recipe", recipe, *HERE)[1]
+        assert "8 of 8 samples tried show another part of the scene than in image" in text
+    recipe.write_text(
+        recipe.read_text().replace(
+            'size = [16, 16], interpolation = "nearest" }',
+            'size = 16, interpolation = "nearest" }, { op = "center_crop", size = 16 }',
+        )
+    )
+    text = run(capfd, "build", source, tmp_path / "1", "--recipe", recipe, *HERE)[1]
+    assert "another part" not in text
 
 
 # --- bits ---------------------------------------------------------------------------------------

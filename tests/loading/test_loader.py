@@ -392,6 +392,9 @@ def test_the_end_of_an_epoch_leaves_no_thread(
         (lambda loader: loader[0], "iterate over it in place of a DataLoader"),
         (lambda loader: next(iter(DataLoader(loader, None))), "in place of a DataLoader"),
         (lambda loader: list(DataLoader(loader, num_workers=2)), "in place of a DataLoader"),
+        (lambda loader: loader.load_state_dict(None), "state is None; give what state_dict"),
+        (precache.Loader, "Loader|Mixture was given for a store"),
+        (precache.CachedDataset, "Loader|Mixture was given for a store"),
         (pickle.dumps, "make another one where it is used"),
         (copy.deepcopy, "make another one where it is used"),
         (lambda loader: setattr(loader, "transform", len), "transform was set on a .*: give tr"),
@@ -405,9 +408,18 @@ def test_what_a_loader_would_ignore_is_refused(
 ) -> None:
     loader = precache.Loader(image_store.path, 2)
     with precache.mix([loader]) if mixed else loader as batches:
+        batches.sampler = None  # type: ignore[union-attr]  # as for timm's train.py
         with pytest.raises(UsageError, match=way):
             use(batches)
         assert next(iter(batches))
+
+
+def test_a_transform_that_returns_nothing_is_refused(image_store: BuiltStore) -> None:
+    with (
+        precache.Loader(image_store.path, 2, transform=lambda batch: None) as loader,
+        pytest.raises(UsageError, match="the transform returns None; let it return the batch"),
+    ):
+        next(iter(loader))
 
 
 def test_a_loader_that_iterates_itself_may_have_any_attribute(image_store: BuiltStore) -> None:
@@ -635,6 +647,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "negative batch": ({"batch_size": -4}, "batch_size is -4"),
     "half a batch": ({"batch_size": 2.5}, r"batch_size is 2\.5"),
     "batch of words": ({"batch_size": "4"}, "batch_size is '4'"),
+    "drop_last": ({"drop_last": "no"}, "drop_last is 'no'; choose one of True, False"),
     "output": ({"output": "list"}, "output is 'list'; choose one of dict, tuple"),
     "order": ({"order": "name", "shuffle": False}, "order is 'name'; choose one of row, key"),
     "shuffle": ({"shuffle": "some"}, "shuffle is 'some'; choose one of True, False, full, block"),

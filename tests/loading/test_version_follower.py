@@ -63,6 +63,24 @@ def test_by_default_a_commit_changes_nothing(source: Path, store: Path) -> None:
         assert loader.version.id == loader.state_dict()["version"] == version
 
 
+def test_a_checkpoint_of_another_version_is_refused_with_the_way_to_open_that(
+    source: Path, store: Path
+) -> None:
+    before = precache.open(store).id
+    with precache.Loader(store, batch_size=4, device="cpu") as loader:
+        state = loader.state_dict()
+    write(source / "cat/new.jpg", encoded(cut(77)))
+    build_here(source, store, RECIPES[0])
+    says = rf"'STORE@{before}', or start a new epoch"
+    with (
+        precache.Loader(store, batch_size=4, device="cpu") as loader,
+        pytest.raises(UsageError, match=says),
+    ):
+        loader.load_state_dict(state)
+    with precache.Loader(f"{store}@{before}", batch_size=4, device="cpu") as loader:
+        loader.load_state_dict(state)
+
+
 @pytest.mark.parametrize("options", [{}, {"shuffle": "block"}, {"access": "pread"}])
 def test_it_follows_at_the_beginning_of_an_epoch(
     source: Path, store: Path, options: dict[str, Any]

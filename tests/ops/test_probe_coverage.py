@@ -15,7 +15,13 @@ LIMITS = {
     *("_parts", "_segments", "_cut_png"),  # refuse files of thousands of parts
     *("decode", "_channels_last"),  # arrays and tensors as they are
     *("_formats", "_load_heif", "_decode_tiff", "_as_stored"),  # what not every machine reads
-    *("picture_facts", "_facts", "_most"),  # look at pixels, and make none
+    *(
+        "picture_facts",
+        "_facts",
+        "_most",
+        "frame_of",
+        "Frame.upright",
+    ),  # look at pixels, and make none
     *("_has_other_page", "_is_whole", "_in_srgb", "_values", "_wide_grey_alpha"),  # damaged files
 }
 """Functions with branches that no probe takes."""
@@ -29,6 +35,7 @@ for ops in (
     *([{"op": "decode", "mode": mode}] for mode in ("RGB", "RGBA", "L", "P", "unchanged")),
     *([{"op": "decode", "bits": bits}] for bits in (8, 12)),
     [{"op": "decode", "icc": "srgb"}],
+    [{"op": "decode", "orientation": "stored"}],
     [{"op": "decode", "truncated": "fill"}],
     [{"op": "decode", "scaled": True}, {"op": "resize", "size": 64}],
     [DECODE, {"op": "resize", "size": [40, 30]}],

@@ -100,7 +100,7 @@ def test_data_that_is_not_compared_is_said_with_the_way_out(
     put(tmp_path, DATA)
     name = source(BODY)
     build(name, tmp_path)
-    put(tmp_path, [9, *DATA[1:]])
+    put(tmp_path, [0, 109, *DATA[2:]])  # none of those that are read
     line = [name, str(tmp_path / "store"), "--address", "serial", "--shard-samples", "4"]
     for command in ("plan", "build"):
         assert command_line.main([command, *line]) == 0
@@ -113,7 +113,33 @@ def test_data_that_is_not_compared_is_said_with_the_way_out(
     assert "samples not compared: give the dataset fingerprint(i), or --compare" in plan
     assert command_line.main(["build", *line, "--compare"]) == 0  # the advice
     assert "samples not compared" not in capsys.readouterr().err
-    assert values(tmp_path) == [9, 1, 2, 3, 4, 5, 6, 7]
+    assert values(tmp_path) == [0, 9, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("change", [50, 100], ids=["pixels", "label"])
+def test_other_data_of_the_same_code_are_refused(
+    change: int, source: Module, tmp_path: Path
+) -> None:
+    name, other = source(BODY), [value + change for value in DATA]
+    versions = set()
+    for data in (DATA, other, DATA):
+        put(tmp_path, data)
+        if versions:
+            with pytest.raises(
+                SourceError, match=r"sample 0 of compared_data_\d+:Data is not what"
+            ):
+                build(name, tmp_path)
+        versions.add(build(name, tmp_path, compare=bool(versions)).version)  # the advice
+        assert values(tmp_path) == [value % 100 for value in data]
+        done = build(name, tmp_path)
+        assert done.shards_skipped == done.shards
+    assert len(versions) == 2
+
+
+def test_a_dataset_that_draws_is_not_taken_for_another(source: Module, tmp_path: Path) -> None:
+    name = source("return np.full((8, 8, 3), random.randrange(256), np.uint8), 0")
+    recipe = precache.Recipe.image(variants=1)
+    assert build(name, tmp_path, recipe).version == build(name, tmp_path, recipe).version
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import os
 import re
 import shutil
 import tarfile
+import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,13 @@ import precache
 from precache.cli.main import main
 from precache.errors import BuildError
 from precache.storage.open import open_folder
+from precache.store.row_table import RowTable
+from precache_workers.planning.content_reader import ContentReader
+from precache_workers.runtime.time_limit import FETCHING, samples_at_work
+from precache_workers.sources.base import Fetched
 from precache_workers.sources.containers import ContainerSource
 from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.kinds import open_source
 from precache_workers.sources.manifests import ManifestSource
 from tests.support.building import LONG_AGO, cut, encoded, pixels, write
 
@@ -599,3 +605,21 @@ def test_an_object_that_is_put_again_is_read_once() -> None:
     assert not fetched
     root.put("cat/03.jpg", [photos_from(500)["cat/03.jpg"]])
     assert build("folder", str(root), store).version != first
+
+
+def test_a_touched_photo_that_hangs_is_left_to_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def hang(source: FolderSource, keys: Sequence[str], *others: object) -> list[Fetched]:
+        samples_at_work().begin(FETCHING, *keys, foreign=False)
+        released.wait()
+        return []
+
+    monkeypatch.setattr(FolderSource, "fetch", hang)
+    read = ContentReader(
+        open_source(write_source("folder", tmp_path / "photos", photos_from(0))), 0.5, print
+    )
+    assert read(RowTable.of_keys(["a", "b"]), [0, 1]) == ["", ""]
+    released.set()

@@ -55,7 +55,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("example")
     write_photos(folder / "photos", 264, (260, 258), classes=("cat", "dog"), suffix=".jpg")
     for photo in (folder / "photos").rglob("*.jpg"):
-        mask = Image.new("L", (260, 258), len(photo.name))
+        mask = Image.new("L", (258, 260), len(photo.name))
         mask.putpalette(bytes(range(256)) * 3)
         place = folder / "masks" / photo.relative_to(folder / "photos").with_suffix(".png")
         write(place, encoded(mask, "PNG"))

@@ -190,6 +190,17 @@ def test_a_dataset_reads_one_variant_until_it_is_told_another(
     assert np.array_equal(rows_read(batches), alone[2])
 
 
+def test_workers_that_an_epoch_does_not_reach_are_said(
+    store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = precache.CachedDataset(store)
+    for persistent in (False, True):
+        loader = DataLoader(dataset, 5, num_workers=1, persistent_workers=persistent)
+        list(loader)
+        dataset.set_epoch(1)
+        assert ("set_epoch(1) does not reach workers that run" in caplog.text) == persistent
+
+
 def test_small_fields_have_variants_too(source: Path, tmp_path: Path) -> None:
     function = {
         "op": "function", "function": "tests.recipe.test_variants:brightness", "version": "1",

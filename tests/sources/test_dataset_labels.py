@@ -106,6 +106,8 @@ def test_one_class_number_is_a_label(label: str, source: Module, tmp_path: Path)
         ("image(n)", [-1] * 6),
         ("(image(n),)", [-1] * 6),
         ("{'label': n, 'image': image(n)}", list(range(6))),
+        ("{0: image(n), 1: n}", list(range(6))),
+        ("{1: n, 0: image(n)}", list(range(6))),
         ("{'image': image(n), 'labels': n, 'target': np.array([n])}", list(range(6))),
         ("Named(image(n), 5, n)", list(range(6))),
         ("Numbered(image(n), n)", [-1] * 6),
@@ -430,7 +432,11 @@ def test_labels_of_samples_that_differ_from_the_targets_are_refused(
         ("{n: n for n in range(6)}", "()", r"targets are object \(\)"),
         ("'abcabc'", "()", r"targets are <U6 \(\)"),
         ("[[.5, .5]] * 6", "()", r"target of sample 0 is \[0\.5, 0\.5\]"),
-        ("[b'cat'] * 6", "()", "target of sample 0 is b'cat'; a target is a class name as text"),
+        (
+            "[b'cat'] * 6",
+            "()",
+            "target of sample 0 is b'cat'; a label is a class, a number",
+        ),
     ],
 )
 def test_targets_and_classes_that_do_not_fit_are_refused(

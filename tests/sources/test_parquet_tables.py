@@ -495,7 +495,7 @@ def test_a_text_that_is_repeated_takes_no_memory_each_time(tmp_path: Path) -> No
     columns = {"image": [os.urandom(4) for _ in range(rows)], "label": text}
     source = write(tmp_path / "a.parquet", columns, compression="zstd", store_schema=False)
     before = pa.default_memory_pool().max_memory()
-    with pytest.raises(SourceError, match="column label has a text of more than 4,096 characters"):
+    with pytest.raises(SourceError, match="column label is a text of more than 4,096 characters"):
         listed(source)
     assert pa.default_memory_pool().max_memory() < before + (100 << 20)
 

@@ -315,10 +315,8 @@ class _Build:
         tell(f"{table.samples:,} samples{classes} in {place}{left_out}")
         if listed.ignored:
             self.progress.note(f"Not used, as they are no images: {ignored_text(listed.ignored)}")
-        if self.request.labels is None:  # else its own warning names them
-            listed.warn_of_missing_labels()
-        frozen = draws_in_words(listed.spec.declared)
-        for line in (*listed.notes, *listed.unfollowed(), *frozen):
+        listed.announce(self.progress.note, labels_given=self.request.labels is not None)
+        for line in draws_in_words(listed.spec.declared):
             self.progress.note(line)
         self.timings["list"] = listed.seconds
         listed.keep_index(self.store)

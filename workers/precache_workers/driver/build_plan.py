@@ -58,7 +58,6 @@ from precache_workers.profiling.estimate import Estimate, UnitTimes, estimate
 from precache_workers.sources.base import Source
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may not need
-    from precache_workers.profiling.op_costs import FieldCosts
     from precache_workers.shards.samples import FetchAllTask, Job
 
 TIMED, LEAST_TIMED = 128, 8
@@ -114,9 +113,6 @@ class BuildPlan:
         that is unknown without timing.
     estimate
         None if nothing is to be computed, or timing was not requested.
-    ops
-        Costs of the ops of each field; empty if no sample is to be fetched, or timing was not
-        requested.
     hard_links
         Linked objects take no space; in a bucket the service copies them.
     row_types
@@ -156,7 +152,6 @@ class BuildPlan:
     bytes_linked: int
     bytes_written: int | None
     estimate: Estimate | None
-    ops: tuple[FieldCosts, ...] = ()
     hard_links: bool = True
     rows_failed: int = 0
     fails: bool = False
@@ -196,10 +191,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
     source = source_of(request)
     with BuildProgress(shown) as progress, contextlib.ExitStack() as stack, cleared_on_mismatch():
         listed = list_rows(request, store, source, progress.listed, progress.say)
-        if request.labels is None:  # else its own warning names them
-            listed.warn_of_missing_labels()
-        for line in (*listed.notes, *listed.unfollowed()):
-            progress.note(line)
+        listed.announce(progress.note, labels_given=request.labels is not None)
         progress.phase("Comparing")
         profiler = _Profiler(request, store, source, listed, progress, stack)
         target = requested_target(request, store, listed.spec)
@@ -212,8 +204,6 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         cost = profiler.estimate(work, shards) if shards and timing else None
         plan = _plan(request, store, listed, work, shards, cost)
         plan = replace(plan, pixels=(*draws_in_words(listed.spec.declared), *profiler.pixels))
-        if cost is not None:
-            plan = replace(plan, ops=profiler.time_ops(work, shards))
         progress.finish("Nothing was written")
     return plan
 
@@ -295,21 +285,6 @@ class _Profiler:
                 return self.probe.measure(spec)
             shapes[name] = RowShape(declared.shape, declared.dtype)
         return MeasuredRows(shapes, 0.0)
-
-    def time_ops(self, work: Work, shards: Sequence[ShardPlan]) -> tuple[FieldCosts, ...]:
-        """Measure the ops on samples that are to be fetched."""
-        from precache_workers.profiling.op_costs import time_ops
-        from precache_workers.shards.samples import FetchAllTask
-
-        table, rows = work.target.table, _some_fetched(work, shards)
-        if not len(rows):
-            return ()
-        job = replace(self._job, recipe=self._listed.spec.declared)
-        outcome = self._outcome(time_ops, FetchAllTask.of(job, table, rows))
-        if isinstance(outcome, PrecacheError):
-            raise outcome
-        costs: tuple[FieldCosts, ...] = outcome
-        return costs
 
     def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
         """Estimate the cost of the shards; returns None if all of them are linked."""

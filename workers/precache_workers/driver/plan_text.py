@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from precache_workers.planning.diff import BuildDifferences
     from precache_workers.planning.shard_plan import FieldRows
     from precache_workers.profiling.estimate import Estimate
-    from precache_workers.profiling.op_costs import Choice, FieldCosts
 
 _NAME_WIDTH = 12
 """Width of the column of names."""
@@ -81,7 +80,6 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     yield "bytes", ", ".join(_bytes(plan))
     if plan.estimate is not None:
         yield from _estimate(plan.estimate)
-    yield from _under("ops", [line for costs in plan.ops for line in _ops(costs)])
 
 
 def _differences(
@@ -178,30 +176,3 @@ def _estimate(estimate: Estimate) -> Iterator[tuple[str, str]]:
     basis = f"{estimate.samples} samples" if estimate.samples else "existing rows"
     yield "time", f"{time}; measured on {basis}"
     yield from _under("would fail", [f"{key}: {reason}" for key, reason in estimate.failed])
-
-
-def _ops(costs: FieldCosts) -> Iterator[str]:
-    """Yield which ops of a field to cache, and the costs of its random ops in both ways."""
-    places = {"cache": "cached", "variants": "cached, as variants", "device": "on the device"}
-    for place, words in places.items():
-        ops = [f"{op.op} {plain(op.cpu_ms, 2)}" for op in costs.ops if op.better == place]
-        if ops:
-            yield f"{costs.name}, better {words}: {', '.join(ops)} CPU-ms a sample"
-    if not costs.random and all(op.better == "cache" for op in costs.ops):
-        return
-    several = f"{costs.variants} variants" if costs.variants > 1 else "one draw for all epochs"
-    yield f"{costs.name}, {several if costs.random else 'all cached'}: {_choice(costs.declared)}"
-    if costs.left is not None:
-        yield f"{costs.name}, its last ops by precache.transforms: {_choice(costs.left)}"
-    if costs.shapes_differ:
-        yield (
-            f"{costs.name}: rows differ in shape before its last ops; an exact resize or a crop "
-            "would leave these to the device"
-        )
-
-
-def _choice(choice: Choice) -> str:
-    return (
-        f"{size(choice.nbytes)} a sample stored, {plain(choice.build_cpu_ms, 2)} CPU-ms once and "
-        f"{plain(choice.epoch_cpu_ms, 2)} in every epoch"
-    )

@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -84,6 +84,7 @@ _EIGHT_BITS = frozenset(
     ("1", "L", "P", "LA", "PA", "La", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV")
 )
 _SOS, _EOI = b"\xff\xda", b"\xff\xd9"
+_PNG_EXIF = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 _ICC_PROFILE = b"ICC_PROFILE\0"
 _BY_TIFFFILE = frozenset((1, 8, 32946, 32773, 34925))  # none, Deflate, PackBits, LZMA
 _PREDICTORS = frozenset((1, 2))
@@ -222,7 +223,9 @@ def _decode_jpeg(data: bytes, op: Decode, scratch: Scratch) -> np.ndarray | None
         )
     except ValueError:
         return None
-    return _turned(array, _orientation(data, tags, op)) if tags else array
+    if not tags or op.orientation == "stored":
+        return array
+    return _turned(array, _orientation(data, tags, op))
 
 
 def _turned(array: np.ndarray, orientation: int) -> np.ndarray:
@@ -406,15 +409,15 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
                         "guess; save it with 8 bits"
                     )
                 if op.mode == "unchanged" and _low_bytes(raw):
-                    return np.concatenate([*_wide_colours(data)])
+                    return np.concatenate([*_wide_colours(data, op)])
                 if op.mode == "unchanged" and raw == "LA;16B":
-                    return _wide_grey_alpha(data, image)
+                    return _wide_grey_alpha(data, image, op)
                 if not op.keeps_values and _low_bytes(raw):
                     if op.bits is None and _brightest(image) <= MOST_DIM >> 8:
-                        _require_bright(_widest(data))
+                        _require_bright(_widest(data, op))
                     if op.bits is not None and op.bits < 16:
-                        return _to_array(_narrowed(image, data, op.bits), op)
-                ImageOps.exif_transpose(image, in_place=True)  # no copy of an upright image
+                        return _to_array(_narrowed(image, data, op), op)
+                _turn(image, op)
                 return _to_array(image, op)
         except UnidentifiedImageError:
             raise SampleError(
@@ -459,11 +462,17 @@ def _nearest(mode: str) -> str:
     )
 
 
-def _narrowed(image: Image.Image, data: bytes, bits: int) -> Image.Image:
+def _turn(image: Image.Image, op: Decode) -> None:
+    """Turn an image as EXIF says, unless its stored pixels are wanted."""
+    if op.orientation == "exif":
+        ImageOps.exif_transpose(image, in_place=True)  # no copy of an upright image
+
+
+def _narrowed(image: Image.Image, data: bytes, op: Decode) -> Image.Image:
     """Return an image with 8 bits whose colours have 16, of which fewer are significant."""
     strips = []
-    for values in _wide_colours(data):
-        colours = _highest(values[..., :3], bits)
+    for values in _wide_colours(data, op):
+        colours = _highest(values[..., :3], op.bits or 16)
         alpha = (values[..., 3:] >> 8).astype(np.uint8)
         strips.append(np.concatenate([colours, alpha], axis=2))
     narrow = Image.fromarray(np.concatenate(strips))
@@ -648,12 +657,12 @@ def _brightest(image: Image.Image) -> int:
     return max(int(np.asarray(image.getchannel(colour)).max()) for colour in "RGB")
 
 
-def _widest(data: bytes) -> int:
+def _widest(data: bytes, op: Decode) -> int:
     """Return the largest value of colours of 16 bits, without alpha."""
-    return max(int(values[..., :3].max()) for values in _wide_colours(data))
+    return max(int(values[..., :3].max()) for values in _wide_colours(data, op))
 
 
-def _wide_colours(data: bytes) -> Iterator[np.ndarray]:
+def _wide_colours(data: bytes, op: Decode) -> Iterator[np.ndarray]:
     """Yield the values of colours of 16 bits, (n, W, C) uint16, a strip of rows at a time."""
     with _open(cut(data)) as high, _open(cut(data)) as low:
         raw = _low_bytes(_raw_mode(high))
@@ -663,7 +672,7 @@ def _wide_colours(data: bytes) -> Iterator[np.ndarray]:
             for part in low.tile
         ]
         for image in (high, low):
-            ImageOps.exif_transpose(image, in_place=True)
+            _turn(image, op)
         rows = max(1, STRIP_PIXELS // high.width)
         for top in range(0, high.height, rows):
             end = min(top + rows, high.height)
@@ -671,14 +680,17 @@ def _wide_colours(data: bytes) -> Iterator[np.ndarray]:
             yield next(of_strip).astype(np.uint16) << 8 | next(of_strip)
 
 
-def _wide_grey_alpha(data: bytes, image: Image.Image) -> np.ndarray:
+def _wide_grey_alpha(data: bytes, image: Image.Image, op: Decode) -> np.ndarray:
     """Return the values of a PNG of grey and alpha with 16 bits, (H, W, 2) uint16."""
     import cv2
 
     values = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     if values is None:
         raise SampleError("cannot be decoded by OpenCV, which reads grey and alpha of 16 bits")
-    return _turned(values[..., [0, 3]], image.getexif().get(_ORIENTATION, 1))
+    grey_alpha: np.ndarray = values[..., [0, 3]]
+    if op.orientation == "stored":
+        return grey_alpha
+    return _turned(grey_alpha, image.getexif().get(_ORIENTATION, 1))
 
 
 # --- TIFF, unchanged -----------------------------------------------------------------------------
@@ -720,7 +732,8 @@ def _decode_tiff(data: bytes, op: Decode) -> np.ndarray:
             if page.axes == "SYX":
                 array = np.moveaxis(array, 0, 2)
             array = array.reshape(height, width, -1)
-            orientation = page.tags.valueof(_ORIENTATION, 1)
+            stored = op.orientation == "stored"
+            orientation = 1 if stored else page.tags.valueof(_ORIENTATION, 1)
     except (SampleError, MemoryError):
         raise
     except Exception as error:  # tifffile raises many kinds on broken files
@@ -747,6 +760,42 @@ def _as_stored(data: bytes, op: Decode, page: Any) -> np.ndarray:
         f"({page.dtype}, {page.samplesperpixel} bands) cannot be read; save it with deflate and "
         "no predictor"
     )
+
+
+class Frame(NamedTuple):
+    """Width and height in pixels that a file stores, and EXIF's orientation of it."""
+
+    width: int
+    height: int
+    orientation: int = 1
+
+    def upright(self) -> tuple[int, int]:
+        """Return width and height as EXIF turns them."""
+        turned = 5 <= self.orientation <= 8
+        return (self.height, self.width) if turned else (self.width, self.height)
+
+
+def frame_of(data: Any, op: Decode) -> Frame:
+    """Read the frame of an image file, a Pillow image or an array; raises if it has none."""
+    if isinstance(data, Image.Image):
+        return Frame(*data.size)
+    if not isinstance(data, bytes | bytearray | memoryview):
+        height, width = np.shape(_channels_last(data))[:2]
+        return Frame(width, height)
+    data = bytes(data)
+    if data.startswith(b"\xff\xd8"):
+        with contextlib.suppress(ValueError):
+            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            tags = jpeg_tags(data)
+            return Frame(width, height, _orientation(data, tags, op) if tags else 1)
+    with warnings.catch_warnings(), _settings(op):
+        warnings.simplefilter("ignore")
+        data = cut(data)
+        with _open(data) as image:
+            # Of a PNG, Pillow decodes all pixels to look for EXIF behind them.
+            if image.format == "PNG" and not any(mark in data for mark in _PNG_EXIF):
+                return Frame(*image.size)
+            return Frame(*image.size, int(image.getexif().get(_ORIENTATION, 1)))
 
 
 @dataclass(frozen=True)
@@ -792,7 +841,7 @@ def picture_facts(data: Any, op: Decode) -> PictureFacts:
                 facts = replace(facts, animated=b"acTL" in before_pixels)
         if low is None:
             return facts
-        strips = [np.unique(strip[..., :3]) for strip in _wide_colours(bytes(data))]
+        strips = [np.unique(strip[..., :3]) for strip in _wide_colours(bytes(data), op)]
     return replace(facts, widest=_most(strips), values=max(map(len, strips)))
 
 

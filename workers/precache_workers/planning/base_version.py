@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,37 +24,65 @@ from precache_workers.planning.target_version import TargetVersion, VersionSpec
 
 
 @dataclass(frozen=True)
+class BaseArray:
+    """An array of a committed version with rows of a field, with all ops or some.
+
+    Attributes
+    ----------
+    objects, sums
+        Size and XXH3-64 of each shard; sums by channel of each shard.
+    """
+
+    match: FieldMatch
+    version: Version
+    objects: np.ndarray
+    sums: np.ndarray | None
+
+    @property
+    def folder(self) -> Folder:
+        """Folder of the version."""
+        return self.version.folder
+
+    def shard(self, shard: int, rows: int, rows_per_shard: int) -> BaseField:
+        """Return the object of a shard of so many rows."""
+        match, attributes = self.match, self.version.attributes
+        assert attributes is not None  # a version of ours
+        size, xxh3 = self.objects[shard].tolist()
+        return BaseField(
+            match,
+            self.folder,
+            attributes.edition,
+            f"{match.array}/c/{shard}" + "/0" * len(match.shape.shape),
+            ShardObject(size, xxh3, match.shape.padded_nbytes(rows, rows_per_shard)),
+            None if self.sums is None else ChannelSums.of(self.sums[shard].tolist()),
+        )
+
+
+@dataclass(frozen=True)
 class BaseVersion:
     """A committed version whose rows are the first rows of the table to be built.
 
     Attributes
     ----------
     fields
-        Field -> how far the version has its rows.
+        Field -> its rows, of this version, or of another with the same samples.
     same, content, holes, retries
         As in `BaseShard`, for all rows; holes by row.
-    objects, sums
-        Field -> size and XXH3-64 of each shard; sums by channel of each shard.
     labels
         Labels by row that came with the samples; None if others are known.
     candidates
         Number of versions, this one among them, that have rows of some field.
-    others
-        Field -> another version that has its rows, where this version has none.
     """
 
     version: Version
-    fields: Mapping[str, FieldMatch]
+    fields: Mapping[str, BaseArray]
     rows_per_shard: int
     same: np.ndarray
     content: Sequence[str]
     holes: Mapping[int, str]
-    objects: Mapping[str, np.ndarray]
-    sums: Mapping[str, np.ndarray | None]
     labels: np.ndarray | None = None
     candidates: int = 1
     retries: bool = False
-    others: Mapping[str, Version] = field(default_factory=dict)
 
     def with_retries(self) -> BaseVersion:
         """Return the same version with all its holes to be tried again."""
@@ -71,14 +99,8 @@ class BaseVersion:
 
     def shapes(self) -> dict[str, RowShape]:
         """Row shapes of the fields that have all their ops applied: these shapes stay."""
-        return {name: match.shape for name, match in self.fields.items() if match.finished}
-
-    def folder_of(self, name: str) -> Folder:
-        """Folder of the version that has the rows of a field."""
-        return self._version_of(name).folder
-
-    def _version_of(self, name: str) -> Version:
-        return self.others.get(name, self.version)
+        matches = {name: array.match for name, array in self.fields.items()}
+        return {name: match.shape for name, match in matches.items() if match.finished}
 
     def nbytes_to_write(self, rows: int, recipe: Recipe) -> int:
         """Estimate the bytes of a version of so many rows that are no links to this one."""
@@ -86,8 +108,8 @@ class BaseVersion:
         linked = np.logical_and.reduceat(self.same, starts)
         needed = 0.0
         for name in self.shapes():
-            match = self.fields[name]
-            sizes = self.objects[name][:, 0].astype(np.float64)
+            match = self.fields[name].match
+            sizes = self.fields[name].objects[:, 0].astype(np.float64)
             if recipe.fields[name].stored_as.name == "raw":
                 sizes = np.full(len(starts), match.shape.nbytes * len(self.same) / len(starts))
             added = (rows / len(self.same) - 1) * sizes.sum()
@@ -102,11 +124,12 @@ class BaseVersion:
         part = slice(rows.start, min(rows.stop, len(self.content)))
         if part.start >= part.stop:
             return None
+        count = part.stop - part.start
         return BaseShard(
             fields={
-                name: self._field(name, shard)
-                for name, match in self.fields.items()
-                if not match.finished or match.shape == target.shapes[name]
+                name: array.shard(shard, count, self.rows_per_shard)
+                for name, array in self.fields.items()
+                if not array.match.finished or array.match.shape == target.shapes[name]
             },
             same=self.same[part].tolist(),
             content=self.content[part],
@@ -121,20 +144,6 @@ class BaseVersion:
         removed, rows = target.table.removed, range(part.start, part.stop)
         labels = zip(rows, self.labels[part].tolist(), strict=True)
         return [-1 if row in removed else label for row, label in labels]
-
-    def _field(self, name: str, shard: int) -> BaseField:
-        size, xxh3 = self.objects[name][shard].tolist()
-        sums, match, own = self.sums[name], self.fields[name], self._version_of(name)
-        assert own.attributes is not None  # a version of ours
-        rows = min(self.rows_per_shard, len(self.content) - shard * self.rows_per_shard)
-        return BaseField(
-            match,
-            own.folder,
-            own.attributes.edition,
-            f"{match.array}/c/{shard}" + "/0" * len(match.shape.shape),
-            ShardObject(size, xxh3, match.shape.padded_nbytes(rows, self.rows_per_shard)),
-            None if sums is None else ChannelSums.of(sums[shard].tolist()),
-        )
 
 
 Candidate = tuple[Folder, Attributes, Mapping[str, FieldMatch]]
@@ -186,13 +195,7 @@ def _with_other_versions(
             continue
         other = _read(folder, attributes, begun, table)
         if other is not None and _has_samples_of(other, base):
-            return replace(
-                base,
-                fields={**base.fields, **other.fields},
-                objects={**base.objects, **other.objects},
-                sums={**base.sums, **other.sums},
-                others=dict.fromkeys(other.fields, other.version),
-            )
+            return replace(base, fields={**base.fields, **other.fields})
     return base
 
 
@@ -222,16 +225,22 @@ def _read(
         if others or any(match.refuses_more for match in matches.values()):
             for row in holes:  # it may be due to a field or a refusal that the recipe has no more
                 content[row] = ""
-        tables = {name: version.shard_table(match.array) for name, match in matches.items()}
+        fields = {
+            name: BaseArray(
+                match,
+                version,
+                np.asarray(version.shard_table(match.array)),
+                version.shard_sums(match.array),
+            )
+            for name, match in matches.items()
+        }
         return BaseVersion(
             version=version,
-            fields=matches,
+            fields=fields,
             rows_per_shard=attributes.rows_per_shard,
             same=same,
             content=content,
             holes=holes,
-            objects={name: rows for name, rows in tables.items() if rows is not None},
-            sums={name: version.shard_sums(match.array) for name, match in matches.items()},
             labels=version.labels if has_labels_with_samples(before) else None,
         )
     except (DamageError, StorageError, StoreError):

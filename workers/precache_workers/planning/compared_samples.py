@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from precache.errors import DamageError, SourceError, StorageError, StoreError
+from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
+from precache.store.columns import Texts
 from precache.store.open import open_own_unchecked
 from precache.store.row_table import RowTable, read_etags
 from precache.store.version import ROW_TABLE
-from precache_workers.planning.source_record import listed_as, with_label
+from precache_workers.planning.source_record import listed_as, stored_tables, with_label
 from precache_workers.planning.stored_versions import latest_of
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources.base import Fetched, Sample, Tick
@@ -23,6 +25,9 @@ READ_TWICE = 64
 """Samples that are read twice; a task reads those that changed again, too."""
 
 READ_AT_ONCE = 16
+
+SPOTS = 4
+"""Samples that are read although they count as unchanged."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,45 @@ def note_of_held_data(store: Folder, source: DatasetSource, table: RowTable) -> 
         "the dataset spares reading them"
     )
     return (line,)
+
+
+def require_spots(store: Folder, read: DatasetReader, table: RowTable) -> None:
+    """Read a few samples that count as unchanged.
+
+    So data of another folder are seen, which the same code reads by relative paths. A sample of
+    which two reads differ says nothing.
+
+    Raises
+    ------
+    SourceError
+        One differs from the latest version that reads the same parts of samples.
+    """
+    latest = latest_of(store, table.source)
+    if latest is None or _inputs(latest[1].recipe) != read.source.fields:
+        return
+    stored = next(stored_tables(store, table.source, read.brings_labels, deep=False), None)
+    if stored is None:
+        return
+    rows = np.unique(np.linspace(0, len(table) - 1, SPOTS).astype(int)).tolist()
+    places = Texts(stored["key"]).find(table.keys.take(np.array(rows)))
+    contents, etags = Texts(stored["content"]), Texts(stored["etag"])
+    for row, place in zip(rows, places.tolist(), strict=True):
+        if place < 0 or not contents[place] or etags[place] != table.etags[row]:
+            continue
+        first, second = (read(table, [row]) for _ in range(2))
+        if first != second:
+            return
+        if first[0] not in ("", contents[place]):
+            raise SourceError(
+                f"sample {table.keys[row]} of {read.source.factory} is not what version "
+                f"{latest[1].version[:8]} has of it, although the code is the same: its data "
+                "changed, or it reads by relative paths in another folder. Build with --compare, "
+                "which reads all samples, or give the dataset a method fingerprint(i)"
+            )
+
+
+def _inputs(recipe: Recipe) -> tuple[tuple[str, str | int | None], ...]:
+    return tuple((name, declared.input) for name, declared in recipe.fields.items())
 
 
 def differs(key: str) -> SourceError:

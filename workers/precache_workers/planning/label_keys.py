@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 from unicodedata import normalize
 
 from precache_workers.sources.base import is_image
+from precache_workers.sources.label_readings import is_split
 
 FORMS = (
-    "by key", "by their paths", "without the suffix of their key", "by file name alone",
-    "by file name alone, without its suffix", "by paths that end in their keys",
-    "by paths that end in their keys without suffix",
+    "by key", "by their paths", "by file name alone", "without suffix",
+    "by file name alone, without suffix", "by absolute paths that end in their keys",
+    "by absolute paths without suffix",
 )  # fmt: skip
 """How values may name samples; a form counts only if no value is of an earlier one."""
+
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
 
 
 class Fit(NamedTuple):
@@ -75,11 +79,11 @@ class SampleKeys:
         if len(paths) > 1:  # a path that names two samples names none
             return
         yield from ((1, rows) for rows in paths)
-        yield 2, _rows(names, self._stems)
-        yield 3, _rows(names, self._ends(self._images))
-        yield 4, _rows(names, self._ends(self._image_stems))
-        for form, keys in ((5, self._images), (6, self._image_stems)):
-            row_of = {name: _row_at_end(name.strip(), keys) for name in {*names}}
+        yield 2, _rows(names, self._file_names)
+        yield 3, _rows(names, self._stems)
+        yield 4, _rows(names, self._file_stems)
+        for form, keys in ((5, self._numbers), (6, self._stems)):
+            row_of = {name: self._row_at_end(name.strip(), keys) for name in {*names}}
             found = [row for row in row_of.values() if row >= 0]
             if len({*found}) == len(found):
                 yield form, tuple(row_of[name] for name in names)
@@ -122,45 +126,46 @@ class SampleKeys:
         rows = enumerate(map(composed, self.keys))
         return {first: row for row, key in rows if (first := self._numbers[key]) != row}
 
+    def _row_at_end(self, path: str, keys: Mapping[str, int]) -> int:
+        """Return the row of the key that an absolute path ends in; -1 if it is of another split."""
+        if not _ABSOLUTE.match(path):
+            return -1
+        tail = path
+        while tail and tail not in keys:
+            tail = tail.partition("/")[2]
+        own, theirs = (
+            {*filter(is_split, folder.split("/"))}
+            for folder in (self._source, path.removesuffix(tail))
+        )
+        return -1 if own and theirs and own.isdisjoint(theirs) else keys.get(tail, -1)
+
     @cached_property
     def _has_backslash(self) -> bool:
         return any("\\" in key for key in self.keys)
 
+    @property
+    def _images(self) -> Iterator[tuple[str, int]]:
+        return ((key, row) for key, row in self._numbers.items() if is_image(key))
+
+    @cached_property
+    def _file_names(self) -> dict[str, int]:
+        return _of_one((key.rpartition("/")[2], row) for key, row in self._images)
+
     @cached_property
     def _stems(self) -> dict[str, int]:
-        stems = {_stem(key): row for key, row in self._numbers.items()}
-        return stems if len(stems) == len(self.keys) else {}
+        return _of_one((key.rpartition(".")[0], row) for key, row in self._images)
 
     @cached_property
-    def _images(self) -> dict[str, int]:
-        return {key: row for key, row in self._numbers.items() if is_image(key)}
-
-    @cached_property
-    def _image_stems(self) -> dict[str, int]:
-        return {_stem(key): row for key, row in self._images.items()} if self._stems else {}
-
-    @staticmethod
-    def _ends(keys: Mapping[str, int]) -> dict[str, int]:
-        """Return the ends of keys, from a folder or file name on, that are of one key alone."""
-        ends: dict[str, int] = {}
-        for key, row in keys.items():
-            for end in _tails(key)[1:]:
-                ends[end] = -1 if end in ends else row
-        return ends
+    def _file_stems(self) -> dict[str, int]:
+        return _of_one((stem.rpartition("/")[2], row) for stem, row in self._stems.items())
 
 
-def _stem(key: str) -> str:
-    return key.rpartition(".")[0] if is_image(key) else key
-
-
-def _tails(name: str) -> list[str]:
-    """Return a path, and what is left of it after each of its folders."""
-    parts = name.split("/")
-    return ["/".join(parts[start:]) for start in range(len(parts))]
-
-
-def _row_at_end(path: str, keys: Mapping[str, int]) -> int:
-    return next((keys[tail] for tail in _tails(path) if tail in keys), -1)
+def _of_one(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return the row of each name; -1 for a name of several."""
+    rows: dict[str, int] = {}
+    for name, row in pairs:
+        rows[name] = -1 if name in rows else row
+    return rows
 
 
 def _rows(names: Sequence[str], numbers: dict[str, int]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ count and an example. More than a few of them are refused, as they are rarely in
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,17 +98,17 @@ def override_labels(
     chosen = label_column is not None
     decided = _decided(file, known, where, rules, chosen=chosen, has_map=bool(classes))
     lines = pa.array([line_of.get(row) for row in range(len(table))], pa.int64())
-    of_rows = replace(decided, values=decided.values.take(lines))
+    given = decided.values.take(lines)
     if not are_classes(table.labels):  # of another kind than those of the file
-        table = _relabelled(table, [-1] * len(table), ())
+        table = replace(table, labels=np.full(len(table), -1), classes=())
     merges = decided.kind in (None, "names", "numbers")
-    if not merges:
-        column = encode(of_rows, table.keys, where, rules, file.classes)
-        labelled = replace(table, labels=column.values, classes=column.classes)
-    elif decided.kind == "numbers":
-        labelled = _numbered(table, of_rows.values, line_of, where, named=not classes)
-    else:
-        labelled = _named(table, of_rows.values, line_of, where, rules, file.classes)
+    names = file.classes
+    if decided.kind == "numbers":
+        given, names = _with_numbers(table, given, lines, where, named=not classes)
+    elif merges:
+        given, names = _with_names(table, given, lines, where, rules, file.classes)
+    column = encode(replace(decided, values=given), table.keys, where, rules, names)
+    labelled = replace(table, labels=column.values, classes=column.classes)
     if not classes and (
         alike := doubts_of_classes(labelled.classes, where, are_codes=rules.kind == "name")
     ):
@@ -123,8 +123,7 @@ def override_labels(
         notes.append(note)
     elif labelled.classes != table.classes and not file.classes:  # else said of the source
         notes += note_of_order(labelled.classes)
-    given = of_rows.values.is_valid().to_pylist()
-    if empty := sum(not given[row] for row in line_of):
+    if empty := given.take(pa.array([*line_of])).null_count:
         notes.append(f"{empty:,} lines of {where} have no label, and their samples get none")
     refusable = len(notes)
     if unmatched:
@@ -240,10 +239,10 @@ def _decided(
     return decided
 
 
-def _numbered(
-    table: RowTable, numbers: Any, line_of: Mapping[int, int], where: str, *, named: bool
-) -> RowTable:
-    """Give the rows of lines class numbers, which are those of the source's classes.
+def _with_numbers(
+    table: RowTable, given: Any, lines: Any, where: str, *, named: bool
+) -> tuple[Any, tuple[str, ...]]:
+    """Return class numbers of all rows, which are those of the source's classes, and the names.
 
     Parameters
     ----------
@@ -251,42 +250,33 @@ def _numbered(
         Each number gets a name.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    labels, most = table.labels.tolist(), max(MOST_EMPTY_CLASSES, len(table))
-    for row, number in zip(line_of, numbers.take(pa.array([*line_of])).to_pylist(), strict=True):
-        labels[row] = -1 if number is None else number
-        if not -1 <= labels[row] <= most:
-            raise SourceError(
-                f"{where} gives {short(table.keys[row])} the class number {number}; with "
-                f"{len(table):,} samples they are from 0 to {most:,}, and -1 for none. Number the "
-                "classes without gaps, or give names"
-            )
-    kept = table.classes if len(line_of) < len(table) else ()
-    names = map(str, range(len(kept), max(labels) + 1)) if named or kept else ()
-    return _relabelled(table, labels, (*kept, *names))
+    most = max(MOST_EMPTY_CLASSES, len(table))
+    wrong = pc.or_kleene(pc.less(given, 0), pc.greater(given, most))
+    if (row := pc.index(wrong, True).as_py()) >= 0:
+        raise SourceError(
+            f"{where} gives {short(table.keys[row])} the class number {given[row]}; with "
+            f"{len(table):,} samples they are from 0 to {most:,}, and -1 for none. Number the "
+            "classes without gaps, or give names"
+        )
+    own = pa.array(table.labels, mask=table.labels < 0)
+    numbers = pc.if_else(lines.is_valid(), given, own)
+    kept = table.classes if lines.null_count else ()
+    top = (pc.max(numbers).as_py() or 0) if numbers.null_count < len(numbers) else -1
+    return numbers, (*kept, *map(str, range(len(kept), top + 1))) if named or kept else ()
 
 
-def _named(
-    table: RowTable,
-    given: Any,
-    line_of: Collection[int],
-    where: str,
-    rules: LabelRules,
-    first: Sequence[str],
-) -> RowTable:
-    """Number classes in the order of their names, after those that come first."""
+def _with_names(
+    table: RowTable, given: Any, lines: Any, where: str, rules: LabelRules, first: Sequence[str]
+) -> tuple[Any, tuple[str, ...]]:
+    """Return the names of classes of all rows, and those of all classes: `first`, then in order."""
     known = dict(enumerate(table.classes))
     names = [known.get(n, str(n)) if n >= 0 else None for n in table.labels.tolist()]
     spelt = {composed(name): name for name in names if name is not None}
-    texts = given.to_pylist()
-    for row in line_of:
+    texts, has_line = given.to_pylist(), lines.is_valid().to_pylist()
+    for row in np.flatnonzero(has_line).tolist():
         text = texts[row]
         names[row] = None if text is None else spelt.setdefault(composed(text), text)
-    classes = in_order({name for name in names if name} - {*first}, rules.order, where)
-    column = encode(Decided(column_of(names)), table.keys, where, rules, (*first, *classes))
-    return replace(table, labels=column.values, classes=column.classes)
-
-
-def _relabelled(table: RowTable, labels: Iterable[int], classes: tuple[str, ...]) -> RowTable:
-    numbers = np.fromiter(labels, np.int64, len(table))
-    return replace(table, labels=numbers, classes=classes)
+    others = in_order({name for name in names if name} - {*first}, rules.order, where)
+    return column_of(names), (*first, *others)

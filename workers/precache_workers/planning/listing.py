@@ -26,7 +26,11 @@ from precache.store.open import split_uri
 from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix, place_digest
 from precache_workers.ops.identity import decides, function_digests
 from precache_workers.planning.class_maps import class_folders, freeze_classes, read_classes
-from precache_workers.planning.compared_samples import DatasetReader, note_of_held_data
+from precache_workers.planning.compared_samples import (
+    DatasetReader,
+    note_of_held_data,
+    require_spots,
+)
 from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.labels import override_labels
 from precache_workers.planning.request import Request, label_rules, source_has_columns
@@ -141,6 +145,19 @@ class ListedSource:
     def known_labels(self) -> np.ndarray:
         """Labels by row, as far as they are known before samples are fetched."""
         return self.spec.table.labels if self.labels is None else self.labels
+
+    def announce(self, note: Callable[[str], None], *, labels_given: bool) -> None:
+        """Pass on the lines about the listing.
+
+        Parameters
+        ----------
+        labels_given
+            Whether labels are those of a file, whose own warning names samples without one.
+        """
+        if not labels_given:
+            self.warn_of_missing_labels()
+        for line in (*self.notes, *self.unfollowed()):
+            note(line)
 
     def warn_of_missing_labels(self) -> None:
         """Log a warning if some samples have a label, and others have none."""
@@ -308,6 +325,8 @@ def _recall(
     if not isinstance(source, DatasetSource):
         return known(ContentReader(source, request.sample_timeout, say)), {}
     reader = DatasetReader(source, request.sample_timeout, say, tick, request.compare)
+    if not source.compares and not request.recompute:
+        require_spots(store, replace(reader, tick=lambda count: None, contents={}), listing)
     # What one recipe reads of a sample settles nothing for another.
     inputs = repr((source.fields, source.labels_given))
     recalled = known(reader, read_all=request.compare, read_touched=False, inputs=inputs)
@@ -321,9 +340,11 @@ def _label_notes(request: Request, source: Source, table: RowTable) -> list[str]
         return [f"Labels are multi-hot: several of {labels.shape[1]:,} classes for each sample"]
     if not are_classes(labels):
         return ["Labels are numbers: float32, NaN for none"]
-    later = _is_later_split(_named_split(shown(request.source)))
+    places = [shown(request.source), *([request.labels] if request.labels else [])]
+    later = any(_is_later_split(_named_split(place)) for place in places)
     by_name = table.classes and list(table.classes) == sorted(table.classes)
-    if later and by_name and request.classes is None and not _splits_beside(source):
+    compared = request.labels is None and _splits_beside(source)  # as by `_doubt_of_split`
+    if later and by_name and request.classes is None and not compared:
         classes = f"The {len(table.classes):,} classes are numbered from this source alone"
         others = "if the training data may have others, give their store or folder by --classes"
         return [f"{classes}; {others}"]

@@ -105,8 +105,7 @@ def plan_shards(work: Work) -> Iterator[ShardPlan]:
 
 def _sizes(base: BaseVersion) -> dict[tuple[str, str], int]:
     """Bytes of the objects of base versions, by version and name."""
-    folders = {name: base.folder_of(name) for name in base.fields}
-    arrays = {(folders[n].name, match.array): folders[n] for n, match in base.fields.items()}
+    arrays = {(a.folder.name, a.match.array): a.folder for a in base.fields.values()}
     return {
         (version, name): size
         for (version, array), folder in arrays.items()

@@ -210,7 +210,7 @@ def recall(
     known = [recorded]
     if len(wanted):
         deep = read_all or bool((ctimes[wanted] >= 0).any())
-        tables = _stored(store, listing.source, read.brings_labels, deep)
+        tables = stored_tables(store, listing.source, read.brings_labels, deep)
         known += [_known_of(table, listing, wanted, brings=False) for table in tables]
     alike, touched = _with_content(known, listing)
     alike &= ~exact & ~settled & (ctimes >= 0) & (listing.sizes <= most_bytes)
@@ -283,7 +283,7 @@ def _known_of(table: Any, listing: RowTable, rows: np.ndarray, brings: bool) -> 
     return _Known(rows, alike, contents, numbers_of(table["known_mtime_ns"]), etags)
 
 
-def _stored(store: Folder, source: str, brings: bool, deep: bool) -> Iterator[Any]:
+def stored_tables(store: Folder, source: str, brings: bool, deep: bool) -> Iterator[Any]:
     """Yield tables with the columns of a record of the versions of a source, the latest first.
 
     Parameters
@@ -303,7 +303,7 @@ def _stored(store: Folder, source: str, brings: bool, deep: bool) -> Iterator[An
                 contents = _labelled(contents, version.labels)
             elif brings:
                 contents = Texts.repeated([""], [len(table)])
-            yield _as_record(table, contents)
+            yield as_record(table, contents)
         if not number and deep and not brings:
             yield from _begun(store, source)
 
@@ -324,10 +324,10 @@ def _begun(store: Folder, source: str) -> Iterator[Any]:
                 for row, content in zip(target.rows_of(shard), receipt.content, strict=True)
             }
             blank = Texts.repeated([""], [len(target.table)])
-            yield _as_record(target.table, blank.replaced(contents))
+            yield as_record(target.table, blank.replaced(contents))
 
 
-def _as_record(table: RowTable, contents: Texts) -> Any:
+def as_record(table: RowTable, contents: Texts) -> Any:
     """Return a row table with the columns of a record."""
     import pyarrow.compute as pc
 
@@ -413,11 +413,10 @@ def _by_content(
     identities: dict[int, _Identity] = {}
     others: set[int] = set()
     for part in known:
-        rows, contents = part.rows.tolist(), part.contents
-        for place, row in enumerate(rows):
-            if row not in found or not (content := contents[place]):
-                continue
-            if content == found[row]:
+        places = np.flatnonzero(np.isin(part.rows, list(found)) & ~part.contents.is_blank)
+        for place in places.tolist():
+            row = int(part.rows[place])
+            if part.contents[place] == found[row]:
                 identities.setdefault(row, (int(part.mtimes[place]), part.etags[place]))
             elif part.alike[place]:
                 others.add(row)

@@ -1,7 +1,7 @@
 """The harness that runs samples through ops and measures CPU and wall time by stage.
 
-The probe, the estimate of a plan, the costs of ops and the doctor all run samples here; their
-figures are arithmetic on its results.
+The probe, the estimate of a plan and the doctor all run samples here; their figures are arithmetic
+on its results.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from precache.recipe.ops import Decode, Op, Resampling
 from precache.recipe.recipe import Field
 from precache_workers.ops.decoding import PictureFacts, picture_facts
 from precache_workers.ops.field_recipe import FieldRecipe
+from precache_workers.profiling.frame_readings import FrameReadings
 from precache_workers.sources.base import Sample
 
 FEW_VALUES, PIXELS_A_VALUE = 32, 8
@@ -101,12 +102,14 @@ class PixelReadings:
         self.fields = fields
         self._recipes = recipes
         self._seen = {name: _Seen() for name in fields}
+        self._frames = FrameReadings(fields, recipes)
 
     def look(self, sample: Sample, key: str) -> None:
         """Add a sample; one that cannot be decoded is left to the ops, which say why."""
         for name, recipe in self._recipes.items():
             with contextlib.suppress(Exception):
                 self._look(name, recipe, sample, key)
+        self._frames.look(sample, key)
 
     def _look(self, name: str, recipe: FieldRecipe, sample: Sample, key: str) -> None:
         ops, seen = self.fields[name].ops, self._seen[name]
@@ -149,6 +152,7 @@ class PixelReadings:
 
     def require_clear(self) -> None:
         """Raise `RecipeError` if samples suggest another reading than one that was not stated."""
+        self._frames.require_clear()
         for name, seen in self._seen.items():
             first = self.fields[name].ops[0] if seen.wide else None
             if isinstance(first, Decode) and not first.keeps_values:
@@ -262,7 +266,7 @@ class PixelReadings:
                     f"{name}: {seen.wide} of {seen.tried} samples tried have 16 bits, of which the "
                     f"highest 8 are kept; to keep all: {_either(*KEEPS_ALL, alone)}"
                 )
-        return tuple(lines)
+        return (*lines, *self._frames.notes())
 
 
 def _either(flags: str, options: str, alone: bool) -> str:

@@ -14,6 +14,7 @@ from precache.storage.base import Folder
 from precache.store.layout import RowShape
 from precache.store.receipts import Receipt
 from precache_workers.ops.identity import installed_versions
+from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.base_shard import BaseShard
 from precache_workers.planning.compared_samples import differs
 from precache_workers.planning.shard_actions import RowActions, ShardActions, decide_actions
@@ -148,7 +149,7 @@ def _build(task: ShardTask, base: BaseShard, opened: Mapping[str, BaseRows]) -> 
     writers = field_writers(
         recipe, shapes, task.rows_per_shard, ops=ops, actions=actions, base=opened
     )
-    rows = _Rows(task, actions, writers, timing)
+    rows = _Rows(task, actions, writers, timing, MaskFrames(recipe.fields, ops) if ops else None)
     with contextlib.nullcontext() if actions.linked else one_thread():
         rows.make()
     if rows.unfetched and not task.accept_missing:
@@ -205,7 +206,9 @@ class _Rows:
         actions: ShardActions,
         writers: Mapping[str, FieldWriter],
         timing: Timing,
+        frames: MaskFrames | None,
     ) -> None:
+        self._frames = frames
         self._task, self._actions, self._writers, self._timing = task, actions, writers, timing
         self._at_work = samples_at_work()
         self.content: list[str] = []
@@ -238,9 +241,7 @@ class _Rows:
             sample, reason = self._sample_of(place, fetched)
             content = sample.content
             row = self._actions.with_sample(place, content, reason)
-        reason = self._at_work.work(
-            DECODING, key, stage_rows, row.fields, self._writers, place, key, sample
-        )
+        reason = self._at_work.work(DECODING, key, self._stage, row, place, key, sample)
         if reason:
             stage_rows(self._actions.hole(place, reason).fields, self._writers, place)
         reason = reason or row.hole
@@ -254,6 +255,13 @@ class _Rows:
         spent += timing.charge("encode")
         if sample is not None:
             timing.note(task.first_row + place, spent, sample.nbytes)
+
+    def _stage(self, row: RowActions, place: int, key: str, sample: Sample | None) -> str:
+        """Stage a row; returns the reason if it is a hole."""
+        fault = ""
+        if self._frames is not None and sample is not None and not row.hole:
+            fault = self._frames.fault(sample)
+        return fault or stage_rows(row.fields, self._writers, place, key, sample)
 
     def _sample_of(self, place: int, fetched: Fetched) -> tuple[Sample, str]:
         """Return a sample, empty if it could not be fetched, and the reason of a hole."""

@@ -51,10 +51,9 @@ from precache_workers.sources.labels import (
     Label,
     MixedLabelsError,
     column_of,
-    decide,
-    encode,
     kind_of,
     label_of,
+    read_column,
 )
 from precache_workers.user_code.loading import load_object
 
@@ -207,8 +206,8 @@ class DatasetSource:
         )
         line = (
             f"{self.factory}: samples not compared: a later build sees a change of its code{seen}, "
-            f"but no other change of its data{unread}. Give the dataset a method fingerprint(i), "
-            "or build with --compare, which reads all samples"
+            f"and of a few samples, but no other change of its data{unread}. Give the dataset a "
+            "method fingerprint(i), or build with --compare, which reads all samples"
         )
         return (line,)
 
@@ -542,10 +541,9 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
         floats = labels.dtype.kind == "f" and labels.ndim == 1
         column = column.cast(pa.float64() if floats else pa.large_list(pa.int64()))
     keys = [f"number {row}" for row in range(count)]
-    decided = decide(column, keys, where, rules, classes=listed)
-    encoded = encode(decided, keys, where, rules, listed)
+    encoded = read_column(column, keys, where, rules, classes=listed)
     notes = encoded.notes
-    if listed and not classes and "names" in str(decided.kind):
+    if listed and not classes and encoded.classes:
         notes += (f"Classes are numbered as the categories of `targets`: {quoted(listed)}",)
     known = KnownLabels(values, encoded.values)
     return _Labels(encoded.classes, known, notes, encoded.doubts)
@@ -588,7 +586,4 @@ def _label(row: int, some: Any) -> Label | None:
             value = [part.item() if hasattr(part, "item") else part for part in value]
         return label_of(value)
     except (TypeError, ValueError) as error:
-        raise SourceError(
-            f"the dataset's target of sample {row} {error}; a target is a class name as text, a "
-            "number, or a list of these"
-        ) from None
+        raise SourceError(f"the dataset's target of sample {row} {error}") from None

@@ -128,6 +128,8 @@ def read_item(item: Any, number: int, reading: Reading) -> Item:
         The item has a label that is not understood, or several; the message begins with its part.
     """
     named = not isinstance(item, tuple | list) and isinstance(item, Mapping)
+    if named and {*item} == {*range(len(item))}:  # a tuple in another form
+        named, item = False, [item[place] for place in range(len(item))]
     if named:
         parts = dict(item)
     else:

@@ -140,15 +140,16 @@ def label_of(value: Any) -> Label | None:
             return None if math.isnan(value) else value
         case list() | tuple():
             return _list_of(value)
-    raise ValueError(f"is {printable(repr(value)[:60])}")
+    text = printable(repr(value)[:60])
+    raise ValueError(f"is {text}; a label is a class, a number, or a list of classes")
 
 
 def _list_of(values: Sequence[Any]) -> list[Any] | None:
     if len(values) > MOST_CLASSES:
         raise ValueError(f"is a list of {len(values):,} values; up to {MOST_CLASSES:,} are allowed")
     types = {type(value) for value in values}
-    if types == {str} and max(map(len, values)) > MOST_TEXT:
-        raise ValueError(f"has a text of more than {MOST_TEXT:,} characters")
+    if types == {str}:
+        return [label_of(value) or "" for value in values]
     if types in ({bool}, {float}) and all(value in (0, 1) for value in values):
         return [*map(bool, values)]
     if types == {int} and not 0 <= min(values) <= max(values) < MOST_CLASSES:
@@ -162,7 +163,9 @@ def _list_of(values: Sequence[Any]) -> list[Any] | None:
     return [*values] or None
 
 
-def _kind_of(label: Label) -> Kind:
+def _kind_of(label: Label | None) -> Kind | None:
+    if label is None:
+        return None
     if isinstance(label, list):
         return "several names" if isinstance(label[0], str) else "several numbers"
     return "names" if isinstance(label, str) else "values" if type(label) is float else "numbers"
@@ -179,23 +182,16 @@ class MixedLabelsError(ValueError):
 
     Attributes
     ----------
-    kinds
-        Kind -> number of the first label or column of it; the last one does not fit another.
+    one, other
+        The numbers and kinds of two that do not fit, in order.
     """
 
-    def __init__(self, kinds: Mapping[Kind, int]) -> None:
-        super().__init__(f"are {' and '.join(sorted(kinds))}")
-        self.kinds = kinds
-
-    @property
-    def two(self) -> list[tuple[int, Kind]]:
-        """The numbers and kinds of the one that does not fit, and of one before it."""
-        *before, last = self.kinds
-        other = next(kind for kind in before if joined((kind, last)) is None)
-        return [(self.kinds[kind], kind) for kind in (other, last)]
+    def __init__(self, one: tuple[int, Kind], other: tuple[int, Kind]) -> None:
+        super().__init__(f"are {' and '.join(sorted((one[1], other[1])))}")
+        self.one, self.other = one, other
 
 
-def _common(kinds: Iterable[tuple[int, Kind | None]], *, typed: bool) -> Kind | None:
+def _common(kinds: Iterable[Kind | None], *, typed: bool) -> Kind | None:
     """Return the kind of a column that holds labels of several kinds; None for no label.
 
     Raises
@@ -204,11 +200,12 @@ def _common(kinds: Iterable[tuple[int, Kind | None]], *, typed: bool) -> Kind | 
         There is none.
     """
     found: dict[Kind, int] = {}
-    for number, kind in kinds:
+    for number, kind in enumerate(kinds):
         if kind is not None and kind not in found:
+            other = next((one for one in found if typed and joined((one, kind)) is None), None)
+            if other is not None:
+                raise MixedLabelsError((found[other], other), (number, kind))
             found[kind] = number
-            if typed and joined(found) is None:
-                raise MixedLabelsError(found)
     if not typed and found and ("names" in found or joined(found) is None):
         return "names"  # their text is read once all is known
     return joined(found) if found else None
@@ -227,15 +224,14 @@ def column_of(labels: Sequence[Label | None], *, typed: bool = True) -> Any:
     MixedLabelsError
         There is no such type.
     """
-    kinds = ((row, None if label is None else _kind_of(label)) for row, label in enumerate(labels))
-    return _array(labels, _common(kinds, typed=typed))
+    return _array(labels, _common(map(_kind_of, labels), typed=typed))
 
 
-def differing(where: str, key: str, label: Label | None, others: Iterable[Kind]) -> SourceError:
-    """Return the error of a label that is of another kind than those before it."""
+def differing(where: str, key: str, label: Label | None, other: Kind) -> SourceError:
+    """Return the error of a label that is of another kind than one before it."""
     return SourceError(
         f"{where}: the label of {printable(key)} is {printable(str(label)[:60])}, and others are "
-        f"{' or '.join(sorted(others))}; make them alike, or choose others by --label-column"
+        f"{other}; make them alike, or choose others by --label-column"
     )
 
 
@@ -326,8 +322,7 @@ def join_columns(columns: Sequence[Any], *, typed: bool = True) -> Any:
     types = {column.type for column in columns if kind_of(column.type) is not None}
     if len(types) <= 1:
         return pa.concat_arrays([column.cast(*types) for column in columns] if types else columns)
-    kinds = enumerate(kind_of(column.type) for column in columns)
-    common = _common(kinds, typed=typed)
+    common = _common((kind_of(column.type) for column in columns), typed=typed)
     return _array([label for column in columns for label in column.to_pylist()], common)
 
 
@@ -444,7 +439,7 @@ def decide(
     if known and not chosen and {*found.texts} <= {*known}:
         return Decided(found.mapped(found.texts, "names"))
     if kind == "names" and not typed:
-        lists = {text: parsed for text in found.texts if (parsed := _parsed(text)) is not None}
+        lists = {text: parsed for text in found.texts if (parsed := _json(text, list)) is not None}
         for row, text in enumerate(found.texts):
             if text not in lists and _LIST.fullmatch(text):
                 key = printable(keys[found.row(row)])
@@ -480,7 +475,12 @@ def decide(
     if words := sorted(filter(is_nothing, found.texts)):
         count = found.counted(words)
         notes.append(f"{count:,} labels that are {quoted(words)} are taken as none")
-    if is_file and kind == "values" and _are_whole(found):
+    # A column of class numbers with a blank cell is often written so.
+    if (
+        is_file
+        and kind == "values"
+        and all(is_nothing(t) or _WHOLE.fullmatch(t) for t in found.texts)
+    ):
         kind = "numbers"
         found = _Different(found.mapped([_number_of(n, kind) for n in found.labels], kind))
     doubts = _doubts_of_numbers(found, kind, where, listed=bool(classes))
@@ -516,37 +516,24 @@ def _number_of(label: Label, kind: Kind | None) -> int | float | None:
     return int(label) if whole else int(float(label))  # type: ignore[arg-type]
 
 
-def _are_whole(found: _Different) -> bool:
-    """Return True for numbers with a fraction that is zero, as of a column with a blank cell."""
-    return all(is_nothing(text) or _WHOLE.fullmatch(text) for text in found.texts)
-
-
-def _parsed(text: str) -> list[Any] | None:
-    """Parse a JSON list; returns None for any other text."""
-    if not text.startswith("["):
-        return None
+def _json(text: str, type_: type) -> Any:
+    """Parse a JSON list or object; returns None for any other text."""
     try:
-        value = json.loads(text)
+        value = json.loads(text) if text.startswith(("[", "{")) else None
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, list) else None
+    return value if isinstance(value, type_) else None
 
 
 def _of_objects(found: _Different) -> tuple[str, Any] | None:
     """Return the one name and the values of labels that are all JSON objects; None if not."""
-    labels: list[Label | None] = []
-    names: set[str] = set()
-    for text in found.texts:
-        try:
-            item = json.loads(text) if text.startswith("{") else None
-            [(name, value)] = item.items() if isinstance(item, dict) else []
-            labels.append(label_of(value))
-        except (ValueError, RecursionError):
-            return None
-        names.add(name)
+    items = [_json(text, dict) or {} for text in found.texts]
+    names = {name for item in items for name in (item if len(item) == 1 else ("", "several"))}
     if len(names) != 1:
         return None
-    return names.pop(), found.mapped([None if v is None else _text(v) for v in labels], "names")
+    [name] = names
+    values = [_text(item[name]) for item in items]
+    return name, found.mapped(values, "names")
 
 
 def _with_lists(
@@ -560,20 +547,18 @@ def _with_lists(
         A list is invalid, or the labels have kinds that cannot be combined.
     """
     labels: list[Label | None] = []
-    kinds: set[Kind] = set()
     for number, text in enumerate(found.texts):
         alone = int(text) if _CLASS_NUMBER.fullmatch(text) else text
         try:
-            label = label_of(lists.get(text, alone))
+            labels.append(label_of(lists.get(text, alone)))
         except ValueError as error:
             key = printable(keys[found.row(number)])
             raise SourceError(f"{where}: the label of {key} {error}") from None
-        labels.append(label)
-        kind = None if label is None else _kind_of(label)
-        if kind is not None and joined(kinds | {kind}) is None:
-            raise differing(where, keys[found.row(number)], text, kinds)
-        kinds |= {kind} if kind else set()
-    return found.mapped(labels, joined(kinds) if kinds else None)
+    try:
+        return found.mapped(labels, _common(map(_kind_of, labels), typed=True))
+    except MixedLabelsError as error:
+        row, [_, kind] = error.other[0], error.one
+        raise differing(where, keys[found.row(row)], found.texts[row], kind) from None
 
 
 def _of_lists(
@@ -676,9 +661,9 @@ def _of_bits(
         text = f"the columns {columns} of {where} have -1 beside 0 and 1"
         ways = (no_label(["-1"]), "if it counts as 0"), ((), "write 0 or 1")
         doubts = (Doubt.of(text, *ways),)
-    words = [*(["-1"] if has_minus else []), *(["blank cells"] if flat.null_count else [])]
-    count = " and ".join(words) + (" counts as 0" if words == ["-1"] else " count as 0")
-    notes = [f"In the columns {columns}, {count}"] if words else []
+    notes = [f"In the columns {columns}, -1 counts as 0"] if has_minus else []
+    if flat.null_count:
+        notes.append(f"In the columns {columns}, {flat.null_count:,} blank cells count as 0")
     bits = np.zeros((len(values), len(classes)), np.bool_)
     bits[numbers_of(values.is_valid())] = (numbers_of(flat.fill_null(0)) == 1).reshape(
         -1, len(classes)
@@ -927,6 +912,21 @@ def encode(
     notes = (*decided.notes, *note_of_order(names))
     alike = doubts_of_classes(names, where, are_codes=rules.kind == "name")
     return LabelColumn(values, names, notes, (*decided.doubts, *alike))
+
+
+def read_column(
+    values: Any,
+    keys: Sequence[str],
+    where: str,
+    rules: LabelRules = NO_RULES,
+    *,
+    classes: Sequence[str] = (),
+    typed: bool = True,
+    folders: bool = False,
+) -> LabelColumn:
+    """Decide the reading of labels, and encode them; see `decide` and `encode`."""
+    decided = decide(values, keys, where, rules, classes=classes, typed=typed, folders=folders)
+    return encode(decided, keys, where, rules, classes)
 
 
 def _encoded(

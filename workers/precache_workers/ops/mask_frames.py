@@ -1,0 +1,149 @@
+"""Frames of masks beside those of their images: columns of one sample that show one scene.
+
+A mask that is neither as large as its image, upright, nor the same at another scale, does not lie
+on it: it belongs to another photo, or was drawn before EXIF turned that one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from precache.recipe.ops import CenterCrop, Decode, HorizontalFlip, Op, Resampling, Resize, ToDType
+from precache.recipe.recipe import Field
+from precache.recipe.resampling import resized_shape
+from precache.recipe.variants import field_of
+from precache_workers.ops.decoding import Frame, frame_of
+from precache_workers.ops.field_recipe import FieldRecipe
+from precache_workers.sources.base import Sample
+
+EDGE = 1.0
+"""Pixels of a row by which the parts that two fields take may differ, by rounding."""
+
+
+class Pair(NamedTuple):
+    """The frames of a mask and of its image in one sample."""
+
+    mask: str
+    image: str
+    of_mask: Frame
+    of_image: Frame
+    decodes: tuple[Decode, Decode]
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Width and height of both as they are decoded."""
+        mask, image = (
+            frame[:2] if op.orientation == "stored" else frame.upright()
+            for frame, op in zip((self.of_mask, self.of_image), self.decodes, strict=True)
+        )
+        return mask, image
+
+    @property
+    def fits(self) -> bool:
+        return _alike(*self.sizes)
+
+    @property
+    def fits_as_stored(self) -> bool:
+        """True if the mask fits the image as its file stores it."""
+        return _alike(self.sizes[0], self.of_image[:2])
+
+    @property
+    def is_turned(self) -> bool:
+        """True if EXIF turns the image alone."""
+        return self.of_image.orientation not in (self.of_mask.orientation, 1)
+
+    def __str__(self) -> str:
+        (width, height), (others, rows) = self.sizes
+        turned = self.is_turned and self.decodes[1].orientation == "exif"
+        by_exif = f", turned by EXIF orientation {self.of_image.orientation}" if turned else ""
+        return (
+            f"{width} x {height} px in {self.mask}, and {others} x {rows} in {self.image}{by_exif}"
+        )
+
+
+class MaskFrames:
+    """The fields of a recipe that are masks, with the image that each lies on: the first other.
+
+    Parameters
+    ----------
+    fields, recipes
+        By name, or by array of a variant.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], recipes: Mapping[str, FieldRecipe]) -> None:
+        self._fields, self._recipes = fields, recipes
+        named = {field_of(name): name for name, field in fields.items() if _decode(field)}
+        masks = [name for name in named.values() if _is_mask(fields[name])]
+        images = [name for name in named.values() if name not in masks] or masks
+        self._pairs = [(mask, images[0]) for mask in masks if mask != images[0]]
+
+    def of(self, sample: Sample) -> Iterator[Pair]:
+        """Yield the masks that come from another part of a sample than their image."""
+        for mask, image in self._pairs:
+            with contextlib.suppress(Exception):  # the ops say why it cannot be decoded
+                data, other = (self._recipes[name].input(sample) for name in (mask, image))
+                if data is not other:
+                    decodes = _decode(self._fields[mask]), _decode(self._fields[image])
+                    assert decodes[0] is not None
+                    assert decodes[1] is not None
+                    frames = frame_of(data, decodes[0]), frame_of(other, decodes[1])
+                    yield Pair(mask, image, *frames, (decodes[0], decodes[1]))
+
+    def fault(self, sample: Sample) -> str:
+        """Return the reason why a sample has no row, as a mask does not lie on its image."""
+        unlike = [pair for pair in self.of(sample) if not pair.fits]
+        return f"its mask does not lie on its image: {unlike[0]}" if unlike else ""
+
+    def are_apart(self, pair: Pair) -> bool:
+        """Return True if ops take other parts of the scene for a mask than for its image."""
+        mask, image = (
+            _part(self._fields[name].ops, *size)
+            for name, size in zip((pair.mask, pair.image), pair.sizes, strict=True)
+        )
+        return mask is not None and image is not None and bool(np.abs(mask - image).max() > EDGE)
+
+
+def _decode(field: Field) -> Decode | None:
+    first = field.ops[0] if field.ops else None
+    return first if isinstance(first, Decode) else None
+
+
+def _is_mask(field: Field) -> bool:
+    """Return True if a field keeps values: its mode does, or no op that resizes blends them."""
+    decode = _decode(field)
+    resized = [op.interpolation for op in field.ops if isinstance(op, Resampling)]
+    return (decode is not None and decode.keeps_values) or {*resized} == {"nearest"}
+
+
+def _alike(size: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return True for sizes that are equal but for scale, up to a pixel."""
+    return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)
+
+
+def _part(ops: tuple[Op, ...], width: int, height: int) -> np.ndarray | None:
+    """Return the part that ops take, in pixels of the row: top, left, bottom and right.
+
+    None if they draw it, or a function may.
+    """
+    top, left, bottom, right = 0.0, 0.0, 1.0, 1.0
+    for op in ops:
+        match op:
+            case Resize():
+                height, width = resized_shape(height, width, op.size)
+            case CenterCrop():
+                part = op.part(height, width)
+                if part is None:
+                    return None
+                high, wide = (bottom - top) / height, (right - left) / width
+                top, bottom = top + high * part[0].start, top + high * part[0].stop
+                left, right = left + wide * part[1].start, left + wide * part[1].stop
+                height, width = op.size
+            case Decode() | HorizontalFlip() | ToDType():
+                pass
+            case _:
+                return None
+    return np.array([top, left, bottom, right]) * min(height, width)
