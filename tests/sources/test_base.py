@@ -304,6 +304,8 @@ def test_two_links_to_one_folder_are_two_classes(tmp_path: Path) -> None:
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"nowhere does not exist; give a folder of images"):
         listed(tmp_path / "nowhere")
+    with pytest.raises(SourceError, match=rf"is a pattern.*; .* folder, as {tmp_path}$"):
+        open_source(str(tmp_path / "*/*.png")).list(lambda count: None)
 
 
 def test_a_file_is_no_source(tmp_path: Path) -> None:

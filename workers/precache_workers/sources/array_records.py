@@ -5,7 +5,6 @@ A record has no time, and its reader exposes no checksum: its identity is that o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,23 +16,18 @@ from precache.storage.base import FileInfo, Folder
 from precache.store.locations import Container
 from precache_workers.sources.base import NO_COLUMNS, Columns
 from precache_workers.sources.containers import (
-    GrowingRows,
+    AT_ONCE,
     Members,
     Read,
-    TimeUpError,
+    Rows,
     Wanted,
     container_etag,
-    no_rows,
+    in_batches,
 )
-from precache_workers.sources.tf_examples import (
-    Parts,
-    parts_of,
-    require_label,
-    sample_of,
-)
+from precache_workers.sources.tf_examples import sample_of, samples_of
 
-UNIT_RECORDS, LISTED_RECORDS = 32, 256
-"""Numbers of records that are read at once: to fetch samples, and to list them."""
+UNIT_RECORDS = 32
+"""Number of records that are read at once to fetch samples."""
 
 FORMAT_NOUN = "an ArrayRecord file"
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
@@ -44,9 +38,7 @@ class ArrayRecordFormat:
     """ArrayRecord files on a local disk; see the module."""
 
     columns: Columns = NO_COLUMNS
-    noun: str = FORMAT_NOUN
     suffixes: tuple[str, ...] = (".array_record", ".arrayrecord")
-    typed: bool = True
     checks_members: bool = False
 
     def places(self) -> Any:
@@ -55,33 +47,19 @@ class ArrayRecordFormat:
 
         return pa.int64()
 
-    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, rows = Members(rows=no_rows(self.places())), GrowingRows(self.places())
+    def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows]:
         where, etag = folder.path(file.name), container_etag(file)
-        first: Parts | None = None
         with _opened(folder, file) as reader:
             count = reader.num_records()
-            for start in range(0, count, LISTED_RECORDS):
-                if time.monotonic() > until:
-                    raise TimeUpError
-                numbers = range(start, min(start + LISTED_RECORDS, count))
-                for number, record in zip(numbers, _records(reader, numbers), strict=True):
-                    try:
-                        if isinstance(record, SampleError):
-                            raise ValueError(str(record))
-                        parts = parts_of(record, self.columns)
-                    except ValueError as error:
-                        if not number and isinstance(record, bytes):
-                            raise SourceError(f"{where}: in its first record, {error}") from None
-                        parts = Parts(key=f"{file.name}/{number}")  # it will be a hole
-                    first = first or parts
-                    if parts.image:
-                        members.notes[parts.note] += 1
-                    unit, size = number // UNIT_RECORDS, len(parts.image)
-                    rows.add(parts.key, number, unit=unit, size=size, etag=etag, label=parts.label)
-        members.take(rows, file.name, self.columns.key, where)
-        require_label(members, self.columns, first, where)
-        return members
+            records = (
+                (record, {"place": number, "unit": number // UNIT_RECORDS, "etag": etag})
+                for start in range(0, count, AT_ONCE)
+                for number, record in enumerate(
+                    _records(reader, range(start, min(start + AT_ONCE, count))), start
+                )
+            )
+            samples = samples_of(records, self.columns, file, where, members)
+            yield from in_batches(samples, self.places())
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         with _opened(folder, FileInfo(container.name, container.size, -1)) as reader:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import json
 import struct
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,26 +25,26 @@ from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.storage.base import FileInfo, Folder, is_name, required
 from precache.store.locations import Container
 from precache_workers.sources.base import NO_COLUMNS, Columns, Sample
+from precache_workers.sources.columns import (
+    ChosenColumns,
+    choose_images,
+    leaf,
+    row_labels,
+    texts_of,
+)
 from precache_workers.sources.containers import (
     UNIT_BYTES,
-    GrowingRows,
     Members,
     Read,
-    TimeUpError,
+    Rows,
     Wanted,
     container_etag,
-    no_rows,
+    rows_of,
     structs,
 )
 from precache_workers.sources.file_ranges import read_parts, require_size
 from precache_workers.sources.labels import BYTES_OF
-from precache_workers.sources.parquet_tables import (
-    ChosenColumns,
-    choose_columns,
-    damaged,
-    row_labels,
-    texts_of,
-)
+from precache_workers.sources.parquet_tables import damaged
 
 MAGIC = b"ARROW1"
 MOST_MESSAGE_METADATA = 16 << 20
@@ -63,9 +62,7 @@ class ArrowFormat:
     """Arrow files with images; see the module."""
 
     columns: Columns = NO_COLUMNS
-    noun: str = "an Arrow table"
     suffixes: tuple[str, ...] = (".arrow",)
-    typed: bool = True
     checks_members: bool = False
 
     def places(self) -> Any:
@@ -74,43 +71,35 @@ class ArrowFormat:
 
         return pa.struct({"start": pa.int64(), "size": pa.int64()})
 
-    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
+    def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows]:
         where = folder.path(file.name)
         require_size(folder, file)
-        members, schema, chosen = Members(rows=no_rows(self.places())), None, None
-        rows = GrowingRows(self.places())
+        schema, chosen, split = None, None, file.name.rpartition("/")[0]
         with damaged(where):
             for message in _messages(folder, file, where):
-                if time.monotonic() > until:
-                    raise TimeUpError
                 if message.kind == _SCHEMA:
                     schema = message.schema()
-                    chosen = choose_columns(schema, self.columns, where)
+                    chosen = choose_images(schema, self.columns, where)
                     _require_plain(schema, chosen, where)
-                    chosen.describe(members, schema)
+                    chosen.describe(members)
                 elif message.kind == _BATCH and chosen is not None:
-                    names, labels, starts, sizes = _rows(
-                        folder, file.name, message, schema, chosen, self.columns.key, members
-                    )
-                    units = np.maximum(starts, 0) // UNIT_BYTES
-                    rows.extend(
+                    batch, starts, sizes = _read_batch(folder, file.name, message, schema, chosen)
+                    names = texts_of(leaf(batch, chosen.name), chosen.name) if chosen.name else ""
+                    if split:
+                        line = f"samples in {split}/; to take them alone, name it as the source"
+                        members.notes[f"{{count}} {line}"] += len(batch)
+                    yield rows_of(
                         names,
                         structs(self.places(), (starts, sizes)),
-                        units=units,
+                        units=np.maximum(starts, 0) // UNIT_BYTES,
                         sizes=sizes,
-                        etag=container_etag(file),
-                        labels=labels,
+                        etags=container_etag(file),
+                        labels=row_labels(batch, chosen, members),
                     )
                 else:
                     raise SourceError(
                         f"{where} has dictionaries, or batches without a schema; {_WAY_OUT}"
                     )
-        members.take(rows, file.name, self.columns.key, where)
-        split, slash, _ = file.name.rpartition("/")
-        if slash:
-            line = f"{{count}} samples in {split}/; to take them alone, name it as the source"
-            members.notes[line] += len(members.rows)
-        return members
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = [(place["start"], place["size"]) for place in wanted.places.to_pylist()]
@@ -250,16 +239,10 @@ def _slot(data: bytes, table: int, number: int) -> int:
 # --- rows ---------------------------------------------------------------------------------------
 
 
-def _rows(
-    folder: Folder,
-    name: str,
-    message: _Message,
-    schema: Any,
-    chosen: ChosenColumns,
-    key: str | None,
-    members: Members,
-) -> tuple[Sequence[str], Any, np.ndarray, np.ndarray]:
-    """Return names, labels, starts and sizes of the images of rows; -1 for rows without one.
+def _read_batch(
+    folder: Folder, name: str, message: _Message, schema: Any, chosen: ChosenColumns
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Return the columns of a batch that a listing reads; starts and sizes of its images, or -1.
 
     Only the buffers of names, labels and image offsets are read. The others stay zeros: pyarrow
     does not use their content.
@@ -272,8 +255,8 @@ def _rows(
     )  # pages that are not used take no memory
     whole[:prefix] = np.frombuffer(message.metadata, np.uint8)
     memory = pa.py_buffer(whole)
-    wanted = (chosen.image, *chosen.listed, key)
-    taken = [column for column in schema.names if column in wanted]
+    key = (chosen.name or "").partition(".")[0] if chosen.name not in schema.names else chosen.name
+    taken = [n for n in schema.names if n in (chosen.image, *chosen.listed, key)]
     batch = pa.ipc.read_record_batch(memory, schema).select(taken)
     image = batch.column(chosen.image)
     column = image.field("bytes") if chosen.struct else image
@@ -291,26 +274,20 @@ def _rows(
         if len(data) != length:
             raise StorageError(f"{folder.path(name)} became shorter while it was read")
         whole[start : start + length] = np.frombuffer(data, np.uint8)
-    _validate(batch, key)
+    _validate(batch, chosen.name)
     present = np.asarray(image.is_valid()) & np.asarray(column.is_valid())
     width = np.int64 if pa.types.is_large_binary(column.type) else np.int32
     offsets = np.zeros(1, width)
     if len(column):
         offsets = np.frombuffer(column.buffers()[1], width)[: len(column) + 1]
     starts = np.where(present, message.body + images + offsets[:-1], -1)
-    sizes = np.where(present, np.diff(offsets), -1)
-    empty = [""] * len(column)
-    labels = row_labels(batch, chosen, members)
-    if key is not None:
-        names = texts_of(batch.column(key), key)
-    else:
-        names = texts_of(image.field("path"), "path") if chosen.paths else empty
-    return names, labels, starts, sizes
+    return batch, starts, np.where(present, np.diff(offsets), -1)
 
 
 def _validate(batch: Any, key: str | None) -> None:
     """Raise `ArrowInvalid` for a malformed batch; keys need not be UTF-8."""
-    if key is not None and str(batch.column(key).type) in BYTES_OF:
+    kind = str(batch.schema.field(key).type) if key in batch.schema.names else ""
+    if kind in BYTES_OF:
         place, column = batch.schema.get_field_index(key), batch.column(key)
-        batch = batch.set_column(place, key, column.view(BYTES_OF[str(column.type)]))
+        batch = batch.set_column(place, key, column.view(BYTES_OF[kind]))
     batch.validate(full=True)

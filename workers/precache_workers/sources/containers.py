@@ -1,7 +1,7 @@
 """Sources whose samples lie in containers: archives and tables, files with many samples each.
 
-A format scans a container for its members and reads them. All formats share the naming of
-containers, their concurrent listing, the index of unchanged containers, and fetching.
+A format scans a container for its samples, as columns of Arrow, and reads them. All formats share
+the naming of containers, their concurrent listing, the index of unchanged containers, and fetching.
 
 A sample's key is the name of its container relative to the common folder, a slash, and the sample's
 name in the container; a table with a key column gives the key itself. Where it lies is its
@@ -27,13 +27,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import xxhash
 from pydantic import NonNegativeInt, TypeAdapter
-from pydantic_core import to_jsonable_python
 
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import (
     LONGEST_NAME,
+    NO_FILE,
+    NO_NAME,
     NOT_UTF8,
     REPEATED,
     SAME_KEY,
@@ -47,12 +48,11 @@ from precache.store.row_table import RowTable, read_columns
 from precache.units import size as in_units
 from precache_workers.runtime.time_limit import FETCHING, samples_at_work
 from precache_workers.sources.base import (
-    FILES_PER_TICK,
     IMAGE_SUFFIXES,
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
     NO_RULES,
-    Doubt,
+    Columns,
     Fetched,
     Folders,
     LabelRules,
@@ -98,235 +98,146 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-_INDEXED = TypeAdapter(
-    list[
-        tuple[
-            str, int, int, str, int, NonNegativeInt,
-            tuple[
-                bool, tuple[str, ...], dict[str, NonNegativeInt],
-                dict[str, NonNegativeInt], dict[str, str], dict[str, NonNegativeInt],
-                dict[str, tuple[NonNegativeInt, str]], ColumnEvidence, dict[str, bool], bool,
-            ],
-        ]
-    ]
-)  # fmt: skip
-"""Containers of an index: the fields of `FileInfo`, the number of samples, and the attributes of
-`Members` that are not columns, after whether it has labels."""
-
-INDEX_RULES = b"10"
+INDEX_RULES = b"11"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
-_INDEX_COLUMNS = {
-    "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string",
-    "unit": "int32", "nbytes": "int64",
-}  # fmt: skip
+AT_ONCE = 256
+"""Samples that are Python objects at a time, where a format lists them one by one."""
 
 INDEXED_ROWS = 1 << 16
 """Rows of an index that are converted at a time."""
 
+_CODED = "dictionary<values=string, indices=int32, ordered=0>"
+_INDEX_COLUMNS = {
+    "key": "large_string", "size": "int64", "mtime_ns": "int64", "etag": _CODED, "unit": "int32",
+    "nbytes": "int64",
+}  # fmt: skip
+
 _NO_NAME = r"(?:^|/)\.{0,2}(?:/|$)|\x00"
 """Regular expression of RE2 that is found in what `is_name` refuses, but for its length."""
 
+Rows = Any
+"""The samples of containers, an Arrow record batch: the key (in a scan the name, whose bytes need
+not be UTF-8), size, mtime_ns and etag; unit, nbytes and place as in `Locations`; and the label as
+in `labels.column_of`, of type null if there are none."""
 
-class TimeUpError(Exception):
-    """The time for a listing is up."""
+
+def rows_of(
+    names: Sequence[str],
+    places: Any,
+    *,
+    sizes: np.ndarray | int = -1,
+    mtimes: np.ndarray | int = -1,
+    etags: Sequence[str] | str = "",
+    labels: Any = None,
+    units: np.ndarray | int = 0,
+    nbytes: np.ndarray | int = 0,
+) -> Rows:
+    """Return the columns of some samples; one value stands for all, as do no names."""
+    import pyarrow as pa
+
+    count, growing = len(places), GrowingTexts()
+    growing.extend(names or Texts.repeated([""], [count]))
+    if isinstance(etags, str):
+        etag = Texts.repeated([etags], [count]).arrow
+    else:
+        etag = Texts(etags).plain.dictionary_encode()
+    labels = pa.nulls(count) if labels is None else labels
+    size, mtime, nbyte, unit = (
+        arrow_of(np.broadcast_to(np.asarray(number, kind), count))
+        for number, kind in ((sizes, "i8"), (mtimes, "i8"), (nbytes, "i8"), (units, "i4"))
+    )
+    columns = [growing.texts().arrow, size, mtime, etag, unit, nbyte, places, labels]
+    return pa.RecordBatch.from_arrays(columns, [*_INDEX_COLUMNS, "place", "label"])
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
-    """The samples of containers, by column.
+def joined_rows(parts: list[Rows], labels: Any) -> Rows:
+    """Return the samples of all parts, with all their labels, and clear the list."""
+    import pyarrow as pa
 
-    Attributes
-    ----------
-    labels
-        Labels as an Arrow array, as of `labels.column_of`; of nulls if there are none.
-    units, places, nbytes
-        As in `Locations`.
+    parts[:] = [part.drop_columns(["label"]) for part in parts]
+    table = pa.Table.from_batches(parts).unify_dictionaries()
+    parts.clear()
+    names, arrays = table.column_names, []
+    while table.num_columns:  # the parts of a column are dropped before the next one is copied
+        arrays.append(table.column(0).combine_chunks())
+        table = table.remove_column(0)
+    return pa.RecordBatch.from_arrays([*arrays, labels], [*names, "label"])
+
+
+def rows_of_one(parts: list[Rows], where: str) -> Rows:
+    """Return the samples of the parts of one container, and clear the list.
+
+    Raises
+    ------
+    SourceError
+        Their labels have kinds that cannot be combined.
     """
-
-    keys: Texts
-    sizes: np.ndarray
-    mtimes: np.ndarray
-    etags: Texts
-    labels: Any
-    units: np.ndarray
-    places: Any
-    nbytes: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @classmethod
-    def of(
-        cls,
-        keys: Texts,
-        places: Any,
-        *,
-        units: np.ndarray,
-        etags: Texts | str,
-        labels: Any = None,
-        sizes: np.ndarray | None = None,
-        mtimes: np.ndarray | None = None,
-        nbytes: np.ndarray | None = None,
-    ) -> Rows:
-        """Return the columns of some samples; what is not given is unknown."""
-        import pyarrow as pa
-
-        count = len(keys)
-        return cls(
-            keys=keys,
-            sizes=np.full(count, -1) if sizes is None else sizes.astype(np.int64),
-            mtimes=np.full(count, -1) if mtimes is None else mtimes.astype(np.int64),
-            etags=Texts.repeated([etags], [count]) if isinstance(etags, str) else etags,
-            labels=pa.nulls(count) if labels is None else labels,
-            units=units.astype(np.int32),
-            places=places,
-            nbytes=np.zeros(count, np.int64) if nbytes is None else nbytes.astype(np.int64),
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[Rows], labels: Any) -> Rows:
-        """Return the samples of several containers, one after the other, with labels of all."""
-        import pyarrow as pa
-
-        if len(parts) == 1:
-            return parts[0]
-        arrays = ("sizes", "mtimes", "units", "nbytes")
-        return cls(
-            keys=Texts.joined([part.keys for part in parts]),
-            etags=Texts.joined([part.etags for part in parts]),
-            labels=labels,
-            places=pa.concat_arrays([part.places for part in parts]),
-            **{name: np.concatenate([getattr(p, name) for p in parts]) for name in arrays},
-        )
-
-    def take(self, kept: np.ndarray) -> Rows:
-        """Return the samples that a column of bools tells to keep."""
-        return Rows(
-            keys=self.keys.take(kept),
-            sizes=self.sizes[kept],
-            mtimes=self.mtimes[kept],
-            etags=self.etags.take(kept),
-            labels=self.labels.filter(arrow_of(kept)),
-            units=self.units[kept],
-            places=self.places.filter(arrow_of(kept)),
-            nbytes=self.nbytes[kept],
-        )
+    try:
+        labels = join_columns([part["label"] for part in parts])
+    except MixedLabelsError as error:
+        number, [_, kind] = error.other[0], error.one
+        row = parts[number]["label"].is_valid().index(True).as_py()
+        [name] = names_of(parts[number].slice(row, 1))
+        before = sum(len(part) for part in parts[:number])
+        label = parts[number]["label"][row].as_py()
+        raise differing(where, name or f"number {before + row}", label, kind) from None
+    return joined_rows(parts, labels)
 
 
-class GrowingRows:
-    """Samples that are listed one by one, as columns.
+def with_column(rows: Rows, name: str, values: Any) -> Rows:
+    """Return the samples with other values in a column."""
+    return rows.set_column(rows.schema.get_field_index(name), name, values)
+
+
+def names_of(rows: Rows) -> Iterator[str]:
+    """Yield the names of samples; bytes that are not UTF-8 become surrogates."""
+    return (bytes(name.as_buffer()).decode("utf-8", "surrogateescape") for name in rows["key"])
+
+
+class Place(NamedTuple):
+    """A sample of a format that lists them one by one: the columns of `rows_of`."""
+
+    name: str
+    place: Any
+    size: int = -1
+    unit: int = 0
+    etag: str = ""
+    label: Label | None = None
+
+
+def in_batches(samples: Iterator[Place], places: Any) -> Iterator[Rows]:
+    """Yield samples as columns.
 
     Parameters
     ----------
     places
         Arrow type of the places.
     """
+    import pyarrow as pa
 
-    def __init__(self, places: Any) -> None:
-        self._names, self._etags = GrowingTexts(), GrowingTexts()
-        self._type, self._places = places, list[Any]()
-        self._sizes, self._units, self._nbytes = array("q"), array("q"), array("q")
-        self._labels: list[Label | None] = []
-        self._columns: list[Any] = []
-        self._different: set[str] = set()
-        self._new: list[tuple[str, str, Any]] = []
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    def add(
-        self,
-        name: str,
-        place: Any,
-        *,
-        unit: int = 0,
-        size: int = -1,
-        etag: str = "",
-        label: Label | None = None,
-    ) -> None:
-        """Add a sample."""
-        self._new.append((name, etag, place))
-        self._sizes.append(size)
-        self._units.append(unit)
-        self._nbytes.append(0)
-        self._labels.append(label)
-        if len(self._new) == FILES_PER_TICK:
-            self._settle()
-
-    def extend(
-        self,
-        names: Sequence[str],
-        places: Any,
-        *,
-        units: np.ndarray,
-        sizes: np.ndarray,
-        etag: str,
-        labels: Any,
-        nbytes: int = 0,
-    ) -> None:
-        """Add samples; not to be mixed with those that are added one by one."""
-        self._settle()
-        self._names.extend(names)
-        self._etags.extend([etag] * len(names))
-        self._different.add(etag)
-        self._places.append(places)
-        self._sizes.frombytes(sizes.astype(np.int64).tobytes())
-        self._units.frombytes(units.astype(np.int64).tobytes())
-        self._nbytes.frombytes(np.full(len(names), nbytes, np.int64).tobytes())
-        self._columns.append(labels)
-
-    def _settle(self) -> None:
-        import pyarrow as pa
-
-        names, etags, places = zip(*self._new, strict=True) if self._new else ((), (), ())
-        self._names.extend(names)
-        self._etags.extend(etags)
-        self._different.update(etags)
-        self._places.append(pa.array(places, self._type))
-        self._new = []
-
-    def rows(self, where: str = "") -> tuple[Rows, list[int]]:
-        """Return the samples, with their names as keys, and those whose names are not UTF-8.
-
-        Raises
-        ------
-        SourceError
-            Their labels have kinds that cannot be combined.
-        """
-        import pyarrow as pa
-
-        self._settle()
+    while some := list(itertools.islice(samples, AT_ONCE)):
+        names, where, sizes, units, etags, labels = zip(*some, strict=True)
+        numbers = {"sizes": np.array(sizes), "units": np.array(units)}
         try:
-            labels = join_columns([*self._columns, column_of(self._labels)])
-        except MixedLabelsError as error:
-            row, [_, kind] = error.other[0], error.one
-            name = self._names.texts()[row] or f"number {row}"
-            raise differing(where, name, self._labels[row], kind) from None
-        rows = Rows.of(
-            self._names.texts(),
-            pa.concat_arrays(self._places),
-            units=np.array(self._units),
-            etags=next(iter(self._different)) if len(self._different) == 1 else self._etags.texts(),
-            labels=labels,
-            sizes=np.array(self._sizes),
-            nbytes=np.array(self._nbytes),
-        )
-        return rows, self._names.wrong
-
-
-def no_rows(places: Any) -> Rows:
-    """Return no samples, with places of an Arrow type."""
-    return GrowingRows(places).rows()[0]
+            column = column_of(labels)
+        except MixedLabelsError:  # that of the container names the sample
+            yield from (rows for one in some for rows in in_batches(iter([one]), places))
+        else:
+            yield rows_of(names, pa.array(where, places), etags=etags, labels=column, **numbers)
 
 
 @dataclass(kw_only=True)
 class Members:
-    """The samples of one container.
+    """Facts about the samples of one container, or of all.
 
     Attributes
     ----------
+    count
+        Number of samples.
+    has_labels
+        Some of its samples have labels.
     classes
         Names of all classes, by number, if the container has them.
     ignored, left_out, examples
@@ -343,14 +254,15 @@ class Members:
         As in `Container`.
     """
 
-    rows: Rows
+    count: NonNegativeInt = 0
+    has_labels: bool = False
     classes: tuple[str, ...] = ()
     ignored: Counter[str] = field(default_factory=Counter)
     others: dict[str, bool] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
-    combinations: dict[str, tuple[int, str]] = field(default_factory=dict)
+    combinations: dict[str, tuple[NonNegativeInt, str]] = field(default_factory=dict)
     evidence: ColumnEvidence = field(default_factory=ColumnEvidence)
     forward: bool = False
 
@@ -367,43 +279,83 @@ class Members:
         self.left_out[reason] += 1
         self.examples.setdefault(reason, printable(name))
 
-    def remove(self, rows: Mapping[int, str]) -> None:
-        """Leave out the samples at some rows, each for its reason."""
-        kept = np.ones(len(self.rows), np.bool_)
-        for row, reason in rows.items():
-            self.leave_out(reason, _shown(self.rows.keys, row))
+    def keep(self, rows: Rows, reasons: Mapping[int, str]) -> np.ndarray:
+        """Leave out the samples at some rows, each for its reason; returns which are kept."""
+        kept = np.ones(len(rows), np.bool_)
+        for row, reason in reasons.items():
+            [name] = names_of(rows.slice(row, 1))
+            self.leave_out(reason, name)
             kept[row] = False
-        self.rows = self.rows.take(kept) if rows else self.rows
+        return kept
 
-    def take(
-        self, growing: GrowingRows, container: str, key: str | None = None, where: str = ""
-    ) -> None:
-        """Take rows by their names in the container, or by values of a column of keys.
+    def add(self, other: Members) -> None:
+        """Add what is counted of another container."""
+        self.count += other.count
+        self.ignored += other.ignored
+        self.left_out += other.left_out
+        self.notes += other.notes
+        self.examples = other.examples | self.examples
+        self.combinations = {**merged([self.combinations, other.combinations])}
+        for folder, may_be_class in other.others.items():
+            self.others[folder] = self.others.get(folder, False) or may_be_class
 
-        Names from a column of keys are used as they are. Otherwise the container's name comes
-        first, and rows are numbered unless all names differ.
-
-        Raises
-        ------
-        SourceError
-            The column of keys has no value in some row.
-        """
-        self.rows, wrong = growing.rows(where or container)
-        names = self.rows.keys
-        if key is not None:
-            if names.is_blank.any():
-                raise SourceError(f"{where}: some of its {key} are missing or empty")
-        elif not are_names(names).all() or (names.counts() > 1).any():
-            names, wrong = Texts(map(str, range(len(names)))), []
-        if key is None:
-            names = names.between(f"{container}/")
-        self.rows = replace(self.rows, keys=names)
-        self.remove(dict.fromkeys(wrong, NOT_UTF8))
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines for the user, with their counts."""
+        return tuple(text.replace("{count}", f"{n:,}") for text, n in self.notes.items())
 
 
-def _shown(keys: Texts, row: int) -> str:
-    """Return a key, of which some bytes may not be UTF-8."""
-    return bytes(keys.arrow[row].as_buffer()).decode("utf-8", "surrogateescape")
+Listed = Sequence[tuple[FileInfo, Members]]
+_INDEXED = TypeAdapter(list[tuple[FileInfo, Members]])
+
+
+def named_rows(
+    rows: Rows, members: Members, file: FileInfo, where: str, columns: Columns | None
+) -> Rows:
+    """Give the samples of a container their keys.
+
+    Values of a column of keys are used as they are. Otherwise the container's name comes first, and
+    rows of tables are numbered unless all names differ.
+
+    Parameters
+    ----------
+    columns
+        Columns of a table as the user chose them; None for an archive.
+
+    Raises
+    ------
+    SourceError
+        The column of keys has no value in some row.
+    """
+    names, key = Texts(rows["key"]), None if columns is None else columns.key
+    reasons: dict[int, str] = {}
+    if key is not None and names.is_blank.any():
+        raise SourceError(f"{where}: some of its {key} are missing or empty")
+    is_again = names.counts() > 1
+    if columns is None:
+        reasons = dict.fromkeys(np.flatnonzero(is_again).tolist(), SAME_KEY)
+    elif key is None and (is_again.any() or not are_names(names).all()):
+        names = Texts(map(str, range(len(rows))))
+    reasons |= dict.fromkeys(np.flatnonzero(~are_utf8(names)).tolist(), NOT_UTF8)
+    if key is None:
+        names = names.between(f"{file.name}/")
+    rows = with_column(rows, "key", names.arrow)
+    if reasons:
+        rows = rows.filter(arrow_of(members.keep(rows, reasons)))
+    members.count = len(rows)
+    members.has_labels = kind_of(rows["label"].type) is not None
+    return rows
+
+
+def are_utf8(names: Texts) -> np.ndarray:
+    """Return which texts are UTF-8, whatever bytes they have: (names,) bool."""
+    import pyarrow as pa
+
+    try:
+        names.arrow.validate(full=True)
+    except pa.ArrowInvalid:
+        return np.array([*map(is_utf8, names_of({"key": names.arrow}))])
+    return np.ones(len(names), np.bool_)
 
 
 def are_names(names: Texts) -> np.ndarray:
@@ -433,16 +385,13 @@ class Format(Protocol):
     """A kind of container. Workers receive it as a pickle."""
 
     @property
-    def noun(self) -> str:
-        """Name of the kind with its article, such as ``a tar archive``."""
-
-    @property
     def suffixes(self) -> tuple[str, ...]:
         """Suffixes of its files, in lower case."""
 
     @property
-    def typed(self) -> bool:
-        """False if labels are text whose kind is inferred, or else the folders of names."""
+    def columns(self) -> Columns | None:
+        """Columns of a table as the user chose them; None for an archive of files, whose labels are
+        texts beside them, or else their folders."""
 
     @property
     def checks_members(self) -> bool:
@@ -451,15 +400,15 @@ class Format(Protocol):
     def places(self) -> Any:
         """Return the Arrow type of places."""
 
-    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        """List the members of a container.
+    def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
+        """Yield the samples of a container, many at a time, and note facts about them.
+
+        It may yield None, so that the time is checked.
 
         Raises
         ------
         SourceError, StorageError
             It is damaged or hostile; it cannot be read.
-        TimeUpError
-            `time.monotonic()` is past `until`.
         """
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
@@ -493,133 +442,119 @@ class ContainerSource:
         files = self._located([key]).containers
         return (self.folder, files[0].name) if files else None
 
+    def __str__(self) -> str:
+        return str(self.containers)
+
     # --- listing --------------------------------------------------------------------------------
 
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         until = time.monotonic() + seconds
-        left_out = Counter[str]()
-        files = self.containers.files(left_out)
+        whole = Members()
+        files = self.containers.files(whole.left_out)
         known = _read_index(index, self.format.places()) if index is not None else {}
         listed: list[tuple[FileInfo, Members]] = []
-        count = 0
-        for file, members in zip(files, self._scans(files, known, until), strict=False):
+        parts: list[Rows] = []
+        for file, (members, rows) in zip(files, self._scans(files, known, until), strict=False):
             listed.append((file, members))
-            count += len(members.rows)
-            tick(count)
+            parts.append(rows)
+            whole.add(members)
+            tick(whole.count)
             if time.monotonic() > until and len(listed) < len(files):
                 break
         complete = len(listed) == len(files)
-        whole = Members(rows=no_rows(self.format.places()))
-        whole.left_out = sum((members.left_out for _, members in listed), +left_out)
-        for _, members in reversed(listed):
-            whole.examples |= members.examples
-        if not count:
-            raise self._nothing(listed, complete, whole)
-        fresh = complete and any(_identity(file) not in known for file in files)
-        wanted = fresh or len(known) != len(files)
-        known = {}
-        empty, rows = whole.rows, [members.rows for _, members in listed]
-        for _, members in listed:
-            members.rows = empty  # they would take as much memory again
-        columns = [some.labels for some in rows]
-        labels, classes = join_labels(listed, columns, self, typed=self.format.typed)
-        counts, whole.rows = [len(some) for some in rows], Rows.joined(rows, labels)
-        del rows
-        one_type = len(_label_types(columns)) < 2
-        index = _write_index(listed, columns, whole.rows) if wanted and one_type else None
+        if not whole.count:
+            raise self._nothing(complete, whole)
+        fresh = len(known) != len(files) or any(file not in known for file in files)
+        known.clear()
+        columns = [rows["label"] for rows in parts]
+        typed = self.format.columns is not None
+        labels, classes = join_labels(listed, columns, whole, self, typed=typed)
+        one_type = len({c.type for c in columns if kind_of(c.type) is not None}) < 2
         del columns
-        located = Locations(
-            places=whole.rows.places,
-            containers=tuple(_container(file, members.forward) for file, members in listed),
-            files=np.repeat(np.arange(len(listed), dtype=np.int32), counts),
-            units=whole.rows.units,
-            nbytes=whole.rows.nbytes,
+        rows = joined_rows(parts, labels)
+        index = _write_index(listed, rows) if fresh and one_type else None
+        numbers = np.repeat(
+            np.arange(len(listed), dtype=np.int32), [members.count for _, members in listed]
         )
-        ctimes = np.repeat(np.array([file.ctime_ns for file, _ in listed], np.int64), counts)
-        if whole.rows.etags[0].startswith(CHECKSUM):
-            ctimes[:] = -1
-        named = getattr(self.format, "columns", NO_COLUMNS)
-        if named.key is not None or _are_nested(files):  # else containers have no key in common
-            kept = leave_out_repeated(whole, self, lambda row: _record(whole.rows, row))
-            if not kept.all():
-                located, ctimes = located.take(np.flatnonzero(kept)), ctimes[kept]
-        notes = notes_of(listed)
-        inputs = SampleInputs(merged(members.combinations for _, members in listed))
+        if (self.format.columns or NO_COLUMNS).key is not None or _nested(files):
+            kept = kept_of_repeated(whole, rows, self, functools.partial(_record, rows))
+            rows, numbers = rows.filter(arrow_of(kept)), numbers[kept]
+        inputs, notes, places = SampleInputs(whole.combinations), whole.lines, rows["place"]
         if inputs:
             rule = getattr(self.format, "sample_name", None)
             if rule is None:
                 inputs.require_clear(self)
             notes = (*notes, inputs.note("last" if rule == "last-dot" else "first"))
-            located = replace(located, places=inputs.with_all(located.places))
-        evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
-        labelled = row_table(
-            listed,
-            whole.rows,
-            located,
+            places = inputs.with_all(places)
+        located = Locations(
+            places=places,
+            containers=tuple(
+                Container(f.name, f.size, container_etag(f), f.ctime_ns, members.forward)
+                for f, members in listed
+            ),
+            files=numbers,
+            units=numbers_of(rows["unit"]),
+            nbytes=numbers_of(rows["nbytes"]),
+        )
+        ctimes = np.array([file.ctime_ns for file, _ in listed], np.int64)[numbers]
+        if str(rows["etag"][0]).startswith(CHECKSUM):
+            ctimes[:] = -1
+        listing = listing_of(
             self,
-            self.folder,
-            self.rules,
-            classes=classes,
-            typed=self.format.typed,
-            paths=not self.format.typed,
-            order=evidence.classes,
-        )
-        names = [file.name for file in files]
-        read = read_split_files(self.containers, names, named.label or evidence.label, self.rules)
-        guesses, doubts = evidence.reading(self, all_splits=self.rules.all_splits)
-        _listings[self.index_name] = labelled.table
-        return Listing(
-            labelled.table,
-            dict(sum((members.ignored for _, members in listed), Counter[str]())),
-            complete,
-            dict(whole.left_out),
-            whole.examples,
-            index,
-            (*notes, *read[0], *guesses, *labelled.notes),
+            listed,
+            whole,
+            rows,
+            located,
             ctimes,
-            (*read[1], *doubts, *labelled.doubts),
+            classes=classes,
+            columns=self.format.columns,
+            typed=typed,
         )
+        _listings[self.index_name] = listing.table
+        return replace(listing, complete=complete, index=index, notes=(*notes, *listing.notes))
 
     def _scans(
-        self, files: Sequence[FileInfo], known: Mapping[tuple[Any, ...], Members], until: float
-    ) -> Iterator[Members]:
-        """Yield the members of each container until the time is up."""
+        self,
+        files: Sequence[FileInfo],
+        known: Mapping[FileInfo, tuple[Members, Rows]],
+        until: float,
+    ) -> Iterator[tuple[Members, Rows]]:
+        """Yield the samples of each container until the time is up."""
+        import pyarrow as pa
 
-        def scan(file: FileInfo) -> Members | None:
-            held = known.get(_identity(file))
-            if held is not None:
+        places = self.format.places()
+
+        def scan(file: FileInfo) -> tuple[Members, Rows] | None:
+            if (held := known.get(file)) is not None:
                 return held
+            where, members = self.folder.path(file.name), Members()
+            parts = [rows_of((), pa.array([], places))]
             try:
-                return self.format.scan(self.folder, file, until)
-            except TimeUpError:
-                return None
+                for rows in self.format.scan(self.folder, file, members):
+                    if time.monotonic() > until:
+                        return None
+                    if rows is not None:
+                        parts.append(rows)
+                rows = rows_of_one(parts, where)
+                return members, named_rows(rows, members, file, where, self.format.columns)
             except MemoryError:
-                raise SourceError(f"{self.folder.path(file.name)} takes too much memory") from None
+                raise SourceError(f"{where} takes too much memory") from None
 
         threads = LOCAL_THREADS if self.folder.local("") else REMOTE_THREADS
-        for members in prefetch(scan, files, threads, threads + 1):
-            if members is None:
+        for scanned in prefetch(scan, files, threads, threads + 1):
+            if scanned is None:
                 return
-            yield members
+            yield scanned
 
-    def _nothing(
-        self,
-        listed: Sequence[tuple[FileInfo, Members]],
-        complete: bool,
-        whole: Members,
-    ) -> SourceError:
-        ignored = sum(members.ignored.total() for _, members in listed)
+    def _nothing(self, complete: bool, whole: Members) -> SourceError:
         if not complete:
             return SourceError(f"the source {self} was not listed in time; give more seconds")
-        if not (ignored or whole.left_out):
+        if not (whole.ignored or +whole.left_out):
             return SourceError(f"the source {self} is empty: it has no sample")
         return SourceError(
-            f"the source {self} has no image ({ignored} other members); images end in "
-            f"{', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(whole.left_out, whole.examples)}"
+            f"the source {self} has no image ({whole.ignored.total()} other members); images end "
+            f"in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(whole.left_out, whole.examples)}"
         )
-
-    def __str__(self) -> str:
-        return str(self.containers)
 
     # --- fetching -------------------------------------------------------------------------------
 
@@ -700,14 +635,55 @@ def structs(kind: Any, columns: Sequence[np.ndarray]) -> Any:
     return pa.StructArray.from_arrays([arrow_of(n) for n in columns], names).cast(kind)
 
 
-def member_names(names: Sequence[str], container: str) -> tuple[Names, np.ndarray]:
-    """Return the names of members without ``./``, and which are keys below their container."""
+class FileNames(NamedTuple):
+    """Names of files in an archive, and which are images that are taken, and which are labels."""
+
+    names: Texts
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def file_names(
+    listed: Sequence[str], regular: np.ndarray, container: str, members: Members, labels: str = ""
+) -> FileNames:
+    """Tell images from labels and others in an archive, whose names lose ``./``; count the others.
+
+    Parameters
+    ----------
+    listed
+        Names; those of `Texts` may have bytes that are not UTF-8.
+    regular
+        Which are files: (names,) bool.
+    labels
+        Regular expression of the names of labels.
+    """
     import pyarrow.compute as pc
 
-    found = Names.of([name.removeprefix("./") for name in names])
-    longest = LONGEST_NAME - len(container) - 1
-    short = numbers_of(pc.utf8_length(found.texts.plain)) <= longest
-    return found, are_names(found.texts) & short
+    if isinstance(listed, Texts) and are_utf8(listed).all():
+        texts = listed.plain
+        if pc.any(pc.starts_with(texts, "./")).as_py():
+            texts = pc.replace_substring_regex(texts, r"^\./", "")
+        found = Names.of(Texts(texts))
+    else:
+        listed = [*(names_of({"key": listed.arrow}) if isinstance(listed, Texts) else listed)]
+        found = Names.of([name.removeprefix("./") for name in listed])
+    lengths = numbers_of(pc.utf8_length(found.texts.plain))
+    named = are_names(found.texts) & (lengths <= LONGEST_NAME - len(container) - 1)
+    usable = regular & named
+    members.left_out[NO_FILE] += int((~regular).sum())
+    members.left_out[NO_NAME] += int((regular & ~named).sum())
+    others = usable & ~found.images
+    are_labels = np.zeros(len(others), np.bool_)
+    if labels:
+        are_labels = others & found.texts.matching(labels, ignore_case=True)
+    reasons = {**found.left_out, **{row: NOT_UTF8 for row in found.wrong if are_labels[row]}}
+    for row, reason in reasons.items():
+        if usable[row]:
+            members.leave_out(reason, f"{container}/{listed[row].removeprefix('./')}")
+    for row in np.flatnonzero(others & ~are_labels).tolist():
+        members.ignore(container, f"{container}/{listed[row].removeprefix('./')}")
+    are_labels[[*found.wrong]] = False
+    return FileNames(found.texts, usable & found.kept, are_labels)
 
 
 def last_of_each(names: Texts) -> np.ndarray:
@@ -744,79 +720,21 @@ def container_etag(file: FileInfo) -> str:
     return xxhash.xxh3_64_hexdigest(times.encode())
 
 
-def _container(file: FileInfo, forward: bool) -> Container:
-    return Container(file.name, file.size, container_etag(file), file.ctime_ns, forward)
-
-
-def _are_nested(files: Sequence[FileInfo]) -> bool:
+def _nested(files: Sequence[FileInfo]) -> bool:
     """Return True if the name of a container is that of a folder with another, as in a bucket."""
     names = sorted(f"{file.name}/" for file in files)
     return any(name.startswith(before) for before, name in itertools.pairwise(names))
 
 
-def _identity(file: FileInfo) -> tuple[Any, ...]:
-    """Return a value that is equal for an unchanged container; unique if nothing identifies it."""
-    known = file.etag or file.mtime_ns >= 0
-    return (*file,) if known else (file.name, object())
-
-
-def _label_types(columns: Sequence[Any]) -> set[Any]:
-    """Return the types of those columns that have labels."""
-    return {column.type for column in columns if kind_of(column.type) is not None}
-
-
-def join_labels(
-    listed: Sequence[tuple[FileInfo, Members]],
-    columns: Sequence[Any],
-    source: object,
-    *,
-    typed: bool,
-) -> tuple[Any, tuple[str, ...]]:
-    """Return the labels of all containers as one column, and the names of classes by number.
-
-    Where some have labels beside their images, folders of names are no labels in others.
-
-    Raises
-    ------
-    SourceError
-        Labels of two containers have kinds that cannot be combined, or other names of classes.
-    """
-    try:
-        labels = join_columns(columns, typed=typed)
-    except MixedLabelsError as error:
-        (one, kind), (other, its_kind) = error.one, error.other
-        raise _unlike(listed[one][0], listed[other][0], source, f"{kind}, {its_kind}") from None
-    note = (
-        "{count} samples lie in containers without labels beside images, as others have: folders "
-        "of names are no labels there"
-    )
-    files: dict[tuple[str, ...], FileInfo] = {}
-    for (file, members), column in zip(listed, columns, strict=True):
-        if kind_of(column.type) is not None:
-            files.setdefault(members.classes, file)
-        elif not typed and kind_of(labels.type) is not None:
-            members.notes = members.notes + Counter({note: len(column)})
-    if len(files) > 1:
-        first, second, *_ = files.values()
-        raise _unlike(first, second, source, str(kind_of(labels.type)))
-    return labels, next(iter(files), ())
-
-
-def _unlike(one: FileInfo, other: FileInfo, source: object, kinds: str) -> SourceError:
-    return SourceError(
-        f"labels of {printable(one.name)} and {printable(other.name)} in {source} differ in kind "
-        f"({kinds}) or in class names; make them alike"
-    )
-
-
 def _record(rows: Rows, row: int) -> object:
     """Return a value that is equal for samples of equal bytes; None if that is unknown."""
-    etag = rows.etags[row]
-    return (etag, int(rows.sizes[row])) if etag.startswith(CHECKSUM) else None
+    etag = str(rows["etag"][row])
+    return (etag, rows["size"][row].as_py()) if etag.startswith(CHECKSUM) else None
 
 
-def leave_out_repeated(
+def kept_of_repeated(
     whole: Members,
+    rows: Rows,
     source: object,
     content_of: Callable[[int], object],
     way_out: str = "rename or remove all but one",
@@ -835,26 +753,22 @@ def leave_out_repeated(
     SourceError
         Samples of one key have different labels, or no key names one sample.
     """
-    keys, labels = whole.rows.keys, whole.rows.labels
-    kept = np.ones(len(keys), np.bool_)
-    rows_of: dict[str, list[int]] = {}
+    keys, labels = Texts(rows["key"]), rows["label"]
+    rows_of_key: dict[str, list[int]] = {}
     for row in np.flatnonzero(keys.counts() > 1).tolist():
-        rows_of.setdefault(keys[row], []).append(row)
+        rows_of_key.setdefault(keys[row], []).append(row)
     left_out: dict[int, str] = {}
-    for key, rows in rows_of.items():
-        different = sorted({*texts_of_labels(labels.take(rows))})
+    for key, some in rows_of_key.items():
+        different = sorted({*texts_of_labels(labels.take(some))})
         if len(different) > 1:
             two = " and ".join(printable(label) or "none" for label in different[:2])
-            raise SourceError(_repeated(source, f"{key} with the labels {two}", rows, way_out))
-        contents = {content_of(row) for row in rows}
+            raise SourceError(_repeated(source, f"{key} with the labels {two}", some, way_out))
+        contents = {content_of(row) for row in some}
         equal = len(contents) == 1 and None not in contents
-        reason = REPEATED if equal else SAME_KEY
-        left_out |= dict.fromkeys(rows[1:] if equal else rows, reason)
+        left_out |= dict.fromkeys(*((some[1:], REPEATED) if equal else (some, SAME_KEY)))
     if len(left_out) == len(keys):
-        raise SourceError(_repeated(source, keys[0], rows_of[keys[0]], way_out))
-    whole.remove(left_out)
-    kept[list(left_out)] = False
-    return kept
+        raise SourceError(_repeated(source, keys[0], rows_of_key[keys[0]], way_out))
+    return whole.keep(rows, left_out)
 
 
 def _repeated(source: object, key: str, rows: Sequence[int], way_out: str) -> str:
@@ -864,88 +778,118 @@ def _repeated(source: object, key: str, rows: Sequence[int], way_out: str) -> st
     )
 
 
-def notes_of(listed: Sequence[tuple[FileInfo, Members]]) -> tuple[str, ...]:
-    """Return the lines for the user, with their counts over all containers."""
-    counts = sum((members.notes for _, members in listed), Counter[str]())
-    return tuple(text.replace("{count}", f"{count:,}") for text, count in counts.items())
+def join_labels(
+    listed: Listed, columns: Sequence[Any], whole: Members, source: object, *, typed: bool
+) -> tuple[Any, tuple[str, ...]]:
+    """Return the labels of all containers as one column, and the names of classes by number.
+
+    Where some have labels beside their images, folders of names are no labels in others.
+
+    Raises
+    ------
+    SourceError
+        Labels of two containers have kinds that cannot be combined, or other names of classes.
+    """
+    try:
+        labels = join_columns(columns, typed=typed)
+    except MixedLabelsError as error:
+        (one, kind), (other, its_kind) = error.one, error.other
+        raise _unlike(listed[one][0], listed[other][0], source, f"{kind}, {its_kind}") from None
+    files: dict[tuple[str, ...], FileInfo] = {}
+    for (file, members), column in zip(listed, columns, strict=True):
+        if kind_of(column.type) is not None:
+            files.setdefault(members.classes, file)
+        elif not typed and kind_of(labels.type) is not None:
+            whole.notes[
+                "{count} samples lie in containers without labels beside images, as others have: "
+                "folders of names are no labels there"
+            ] += len(column)
+    if len(files) > 1:
+        first, second, *_ = files.values()
+        raise _unlike(first, second, source, str(kind_of(labels.type)))
+    return labels, next(iter(files), ())
 
 
-@dataclass(frozen=True)
-class LabelledRows:
-    """Members as a row table, with the lines and doubts about their labels."""
-
-    table: RowTable
-    notes: tuple[str, ...]
-    doubts: tuple[Doubt, ...]
+def _unlike(one: FileInfo, other: FileInfo, source: object, kinds: str) -> SourceError:
+    return SourceError(
+        f"labels of {printable(one.name)} and {printable(other.name)} in {source} differ in kind "
+        f"({kinds}) or in class names; make them alike"
+    )
 
 
-def row_table(
-    listed: Sequence[tuple[FileInfo, Members]],
+def listing_of(
+    source: Any,
+    listed: Listed,
+    whole: Members,
     rows: Rows,
     located: Locations,
-    source: object,
-    folder: Folder,
-    rules: LabelRules = NO_RULES,
+    ctimes: np.ndarray,
     *,
-    classes: tuple[str, ...] = (),
-    typed: bool = True,
-    paths: bool = False,
-    order: tuple[str, ...] = (),
-) -> LabelledRows:
-    """Return the members of all containers as a row table, with encoded labels.
+    classes: tuple[str, ...],
+    columns: Columns | None,
+    typed: bool,
+) -> Listing:
+    """Return the samples of all containers as a listing, with encoded labels.
 
     Parameters
     ----------
-    folder
-        The folder that keys are relative to, or locations.
+    source
+        A `ContainerSource`, or one of its attributes `containers`, `folder` and `rules`.
     classes
         Names of classes by number, if the containers have them.
-    typed
+    columns
         As in `Format`.
-    paths
-        Labels may be the first folders of the members' names.
-    order
-        Names of classes by number, if the type of the labels orders them.
+    typed
+        False if labels are text without a type.
     """
-    labels = rows.labels
-    kind, is_folder = kind_of(labels.type), False
+    rules, where, labels = source.rules, str(source), rows["label"]
+    evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
+    kind = kind_of(labels.type)
     if kind == "names":
-        classes = order if rules.kind in (None, "name") and not rules.separator else ()
-    notes: tuple[str, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
-    if paths:
-        names = _names_of(rows.keys, located)
+        classes = evidence.classes if rules.kind in (None, "name") and not rules.separator else ()
+    keys = Texts(rows["key"])
+    files = [file.name for file, _ in listed]
+    label = (columns or NO_COLUMNS).label or evidence.label
+    of_files = read_split_files(source.containers, files, label, rules)
+    of_columns = evidence.reading(source, all_splits=rules.all_splits)
+    notes, doubts = [*of_files[0], *of_columns[0]], [*of_files[1], *of_columns[1]]
+    is_folder = columns is None and kind is None
+    if columns is None:
+        names = _names_of(keys, located)
         folders = Folders(names)
-        if is_folder := kind is None:
-            others: dict[str, bool] = {}
-            for _, members in listed:
-                others |= {n: may or others.get(n, False) for n, may in members.others.items()}
-            bare_in = functools.partial(bare_folders, others)
+        if is_folder:
+            bare_in = functools.partial(bare_folders, whole.others)
             reading = read_folders(names, rules, source, bare_in=bare_in)
-            notes, doubts = (*notes, *reading.notes), reading.doubts
-            level = reading.level
-            of_folders = folders.each(lambda some: folder_labels(some, level))
+            notes, doubts = [*notes, *reading.notes], [*doubts, *reading.doubts]
+            of_folders = folders.each(lambda some: folder_labels(some, reading.level))
             labels = column_of([label or None for label in of_folders])
-        notes = (*notes, *notes_of_folders(folders.names))
+        notes += notes_of_folders(folders.names)
         del names, folders
     if rules.level is not None and not is_folder:
-        raise SourceError(f"{source} has labels that are not its folders; leave out --label-level")
-    where = str(source)
-    is_typed = typed or is_folder
+        raise SourceError(f"{where} has labels that are not its folders; leave out --label-level")
+    typed = typed or is_folder
     column = read_column(
-        labels, rows.keys, where, rules, classes=classes, typed=is_typed, folders=is_folder
+        labels, keys, where, rules, classes=classes, typed=typed, folders=is_folder
     )
     table = RowTable(
-        keys=rows.keys,
-        sizes=rows.sizes,
-        mtimes=rows.mtimes,
-        etags=rows.etags,
+        keys=keys,
+        sizes=numbers_of(rows["size"]),
+        mtimes=numbers_of(rows["mtime_ns"]),
+        etags=Texts(rows["etag"]),
         labels=column.values,
         classes=column.classes,
         locations=located,
-        source=source_of(folder),
+        source=source_of(source.folder),
     )
-    return LabelledRows(table, (*notes, *column.notes), (*doubts, *column.doubts))
+    return Listing(
+        table,
+        dict(whole.ignored),
+        left_out=dict(+whole.left_out),
+        examples=whole.examples,
+        notes=(*notes, *column.notes),
+        ctimes=ctimes,
+        doubts=(*doubts, *column.doubts),
+    )
 
 
 def _names_of(keys: Texts, located: Locations) -> Texts:
@@ -964,51 +908,21 @@ def _names_of(keys: Texts, located: Locations) -> Texts:
 # --- index --------------------------------------------------------------------------------------
 
 
-def _write_index(
-    listed: Sequence[tuple[FileInfo, Members]], labels: Sequence[Any], rows: Rows
-) -> bytes:
-    """Serialise the members of all containers: a Parquet file after its XXH3-128 digest.
-
-    Parameters
-    ----------
-    labels
-        The labels of each container, all of one type.
-    """
+def _write_index(listed: Listed, rows: Rows) -> bytes:
+    """Serialise the members of all containers: a Parquet file after its XXH3-128 digest."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    described = [
-        [
-            *file, len(column),
-            [
-                kind_of(column.type) is not None, members.classes, members.ignored,
-                members.left_out, members.examples, members.notes, members.combinations,
-                to_jsonable_python(members.evidence), members.others, members.forward,
-            ],
-        ]
-        for (file, members), column in zip(listed, labels, strict=True)
-    ]  # fmt: skip
-    types = {name: pa.type_for_alias(kind) for name, kind in _INDEX_COLUMNS.items()}
-    metadata = {"containers": json.dumps(described), "rules": INDEX_RULES}
-    types |= {"label": rows.labels.type, "place": rows.places.type}
-    schema = pa.schema(types, metadata)
-    sink = io.BytesIO()
-    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-        for start in range(0, len(rows), INDEXED_ROWS):
-            part = slice(start, start + INDEXED_ROWS)
-            texts = rows.keys[part], rows.etags[part]
-            keys, etags = (text.plain.cast(pa.string()) for text in texts)
-            numbers = (rows.sizes, rows.mtimes, rows.units, rows.nbytes)
-            sizes, mtimes, units, nbytes = (arrow_of(column[part]) for column in numbers)
-            columns = [keys, sizes, mtimes, etags, units, nbytes]
-            arrays = [*columns, rows.labels[part], rows.places[part]]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+    table, sink = pa.Table.from_batches([rows]), io.BytesIO()
+    metadata = {"containers": _INDEXED.dump_json([*listed]), "rules": INDEX_RULES}
+    table = table.replace_schema_metadata(metadata)
+    pq.write_table(table, sink, compression="zstd", row_group_size=INDEXED_ROWS)
     data = sink.getvalue()
     return xxhash.xxh3_128_digest(data) + data
 
 
-def _read_index(data: bytes, places: Any) -> dict[tuple[Any, ...], Members]:
-    """Parse an index: identity of a container -> its members; empty if the index is invalid.
+def _read_index(data: bytes, places: Any) -> dict[FileInfo, tuple[Members, Rows]]:
+    """Parse an index: a container -> its members; empty if the index is invalid.
 
     The index comes from a store and is not trusted: places are checked again when they are read.
 
@@ -1020,49 +934,41 @@ def _read_index(data: bytes, places: Any) -> dict[tuple[Any, ...], Members]:
     digest, data = data[:16], data[16:]
     if xxhash.xxh3_128_digest(data) != digest:
         return {}
+    known: dict[FileInfo, tuple[Members, Rows]] = {}
     try:
-        types = {**_INDEX_COLUMNS, "place": str(places)}
-        table = read_columns(data, types, "the index of a source")
+        table = read_columns(data, {**_INDEX_COLUMNS, "place": str(places)}, "an index")
         table.validate(full=True)
         labels = _indexed_labels(data)
-        containers = _INDEXED.validate_json(table.schema.metadata[b"containers"])
-        listed = sum(container[5] for container in containers)
-        if listed != len(table) or table.schema.metadata.get(b"rules") != INDEX_RULES:
+        listed = _INDEXED.validate_json(table.schema.metadata[b"containers"])
+        counts = [members.count for _, members in listed]
+        if sum(counts) != len(table) or table.schema.metadata.get(b"rules") != INDEX_RULES:
             return {}
-        known, start = {}, 0
-        for name, size, mtime, etag, ctime, count, rest in containers:
-            has_labels, classes, ignored, left_out, examples, noted, combinations = rest[:7]
-            part = table.slice(start, count)
-            of_part = labels.slice(start, count) if has_labels else None
-            start += count
-            rows = Rows.of(
+        for (file, members), end in zip(listed, itertools.accumulate(counts), strict=True):
+            part = table.slice(end - members.count, members.count)
+            of_part = labels.slice(end - members.count, members.count)
+            rows = rows_of(
                 Texts(part["key"]),
                 part["place"].combine_chunks().cast(places),
-                units=numbers_of(part["unit"]),
-                etags=Texts(part["etag"]),
-                labels=of_part,
                 sizes=numbers_of(part["size"]),
                 mtimes=numbers_of(part["mtime_ns"]),
+                etags=Texts(part["etag"]),
+                labels=of_part if members.has_labels else None,
+                units=numbers_of(part["unit"]),
                 nbytes=numbers_of(part["nbytes"]),
             )
-            members = Members(
-                rows=rows,
-                classes=classes,
-                ignored=Counter(ignored),
-                left_out=Counter(left_out),
-                examples=examples,
-                notes=Counter(noted),
-                combinations=combinations,
-                evidence=rest[7],
-                others=rest[8],
-                forward=rest[9],
-            )
-            if count:  # raises for invalid labels: they must not count as the source's
-                read_column(rows.labels, rows.keys, name, classes=classes)
-            known[name, size, mtime, etag, ctime] = members
+            if members.count:  # raises for invalid labels: they must not count as the source's
+                keys, classes = Texts(rows["key"]), members.classes
+                read_column(rows["label"], keys, file.name, classes=classes)
+            if _is_identified(file):
+                known[file] = members, rows
     except (PrecacheError, ArithmeticError, LookupError, TypeError, ValueError):
         return {}
     return known
+
+
+def _is_identified(file: FileInfo) -> bool:
+    """Return True if a change of a file would be seen."""
+    return bool(file.etag) or file.mtime_ns >= 0
 
 
 def _indexed_labels(data: bytes) -> Any:

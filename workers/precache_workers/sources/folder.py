@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import os
+import re
 import time
 from array import array
 from collections import Counter
@@ -86,7 +87,7 @@ class FolderSource:
     def list(self, tick: Tick, seconds: float = math.inf, index: bytes | None = None) -> Listing:
         until = time.monotonic() + seconds
         if (kind := self.folder.kind()) != "folder":
-            raise SourceError(f"the source {self.folder} {_no_folder(kind)}")
+            raise SourceError(f"the source {self.folder} {_no_folder(kind, str(self.folder))}")
         files = _Images()
         ignored, complete, left_out = Counter[str](), True, Counter[str]()
         container, table_file, examples = "", "", dict[str, str]()
@@ -325,8 +326,11 @@ def _how_to_read(folder: Folder, name: str) -> str:
     return f"{name} is {noun}: give '{folder.path(pattern)}' to read all of them"
 
 
-def _no_folder(kind: str | None) -> str:
+def _no_folder(kind: str | None, name: str) -> str:
     """Return the message for a source that is not a folder."""
+    if kind is None and re.search(r"[*?\[]", name):
+        root = re.split(r"/[^/]*[*?\[]", name)[0]
+        return f"is a pattern, as for archives and tables; of images give their folder, as {root}"
     if kind is None:
         return "does not exist; give a folder of images"
     return "is not a folder; give a folder of images, or --source-kind for a file with many samples"

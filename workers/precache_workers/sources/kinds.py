@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from precache.errors import SourceError, UsageError, missing_library
 from precache.messages import shown
@@ -26,7 +27,6 @@ from precache_workers.sources.base import (
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
     NO_RULES,
-    TAR_SUFFIXES,
     Columns,
     LabelRules,
     Source,
@@ -156,30 +156,31 @@ def _open_lmdb(spec: SourceSpec) -> Source:
     return open_containers(replace(spec, uri=uri), LMDBFormat())
 
 
+def _containers(format_: Any, *options: str) -> SourceKind:
+    """Return the kind of containers of a format, which is made from options of a `SourceSpec`."""
+
+    def open_one(spec: SourceSpec) -> Source:
+        return open_containers(spec, format_(*(getattr(spec, name) for name in options)))
+
+    return SourceKind(
+        open_one,
+        format_.suffixes,
+        columns="columns" in options,
+        sample_names="sample_name" in options,
+    )
+
+
 KINDS: dict[str, SourceKind] = {
     "folder": SourceKind(_open_folder, columns=False),
     "folders": SourceKind(_open_paired, columns=False),
     "python": SourceKind(_open_dataset, schemes=("python",), columns=False),
-    "tar": SourceKind(
-        lambda spec: open_containers(spec, TarFormat(spec.sample_name)),
-        TAR_SUFFIXES,
-        columns=False,
-        sample_names=True,
-    ),
-    "parquet": SourceKind(
-        lambda spec: open_containers(spec, ParquetFormat(spec.columns)), (".parquet",)
-    ),
-    "arrow": SourceKind(_open_arrow, (".arrow",)),
-    "tfrecord": SourceKind(
-        lambda spec: open_containers(spec, TFRecordFormat(spec.columns)),
-        (".tfrecord", ".tfrecords"),
-    ),
-    "arrayrecord": SourceKind(
-        lambda spec: open_containers(spec, ArrayRecordFormat(spec.columns)),
-        (".array_record", ".arrayrecord"),
-    ),
-    "lmdb": SourceKind(_open_lmdb, (".lmdb", "data.mdb"), columns=False),
-    "zip": SourceKind(lambda spec: open_containers(spec, ZipFormat()), (".zip",), columns=False),
+    "tar": _containers(TarFormat, "sample_name"),
+    "parquet": _containers(ParquetFormat, "columns"),
+    "arrow": SourceKind(_open_arrow, ArrowFormat.suffixes),
+    "tfrecord": _containers(TFRecordFormat, "columns"),
+    "arrayrecord": _containers(ArrayRecordFormat, "columns"),
+    "lmdb": SourceKind(_open_lmdb, LMDBFormat.suffixes, columns=False),
+    "zip": _containers(ZipFormat),
     "manifest": SourceKind(_open_manifest, manifests.TABLE_SUFFIXES),
 }
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from precache.errors import SourceError, needs
@@ -25,7 +24,6 @@ from precache.messages import printable
 from precache.storage.base import NO_NAME, FileInfo, Folder, is_name
 from precache.store.locations import Container
 from precache_workers.sources.base import (
-    FILES_PER_TICK,
     Fetched,
     Sample,
     hidden_as,
@@ -33,14 +31,16 @@ from precache_workers.sources.base import (
     starts_as_image,
 )
 from precache_workers.sources.containers import (
-    GrowingRows,
     Members,
+    Place,
     Read,
-    TimeUpError,
+    Rows,
     Wanted,
     container_etag,
-    no_rows,
+    in_batches,
+    names_of,
     too_large_error,
+    with_column,
 )
 from precache_workers.sources.labels import MOST_TEXT
 
@@ -58,9 +58,8 @@ _lock = threading.Lock()
 class LMDBFormat:
     """Databases on a local disk; see the module."""
 
-    noun: str = "an LMDB database"
     suffixes: tuple[str, ...] = ("data.mdb", ".lmdb")
-    typed: bool = False
+    columns: None = None
     checks_members: bool = False
 
     def places(self) -> Any:
@@ -69,47 +68,16 @@ class LMDBFormat:
 
         return pa.large_binary()
 
-    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
+    def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
         import pyarrow as pa
 
-        members, rows = Members(rows=no_rows(self.places())), GrowingRows(self.places())
-        dotted = set[str]()
-        labels, where, etag = dict[str, str](), folder.path(file.name), container_etag(file)
-        with _opened(folder, file) as transaction:
-            for number, (name, value) in enumerate(transaction.cursor()):
-                if number % FILES_PER_TICK == 0 and time.monotonic() > until:
-                    raise TimeUpError
-                full = bytes(name).decode("utf-8", "surrogateescape")
-                text = full.removeprefix("./")
-                if text in dotted:
-                    raise SourceError(
-                        f"{where} has two values under {printable(text)}, of which one begins with "
-                        "./; remove one"
-                    )
-                dotted |= {text} if text != full else set()
-                if _LABEL.fullmatch(name_of_label := _SUFFIX.sub(".cls", text)):
-                    label = _label(value, f"{where}: {printable(text)}")
-                    if (before := labels.setdefault(name_of_label, label)) != label:
-                        raise SourceError(
-                            f"{where} has two labels under {printable(name_of_label)}, in upper "
-                            f"and lower case: {printable(before)} and {printable(label)}; remove "
-                            "one"
-                        )
-                elif not (is_image(text) or starts_as_image(value)):
-                    members.ignore(file.name, f"{file.name}/{text}")
-                elif not all(map(is_name, (text, f"{file.name}/{text}"))):
-                    members.left_out[NO_NAME] += 1
-                elif reason := hidden_as(text):
-                    members.leave_out(reason, f"{file.name}/{text}")
-                else:
-                    unit, size = len(rows) // UNIT_SAMPLES, len(value)
-                    rows.add(text, bytes(name), unit=unit, size=size, etag=etag)
-        members.take(rows, file.name)
-        if labels:
-            names = (key[len(file.name) + 1 :] for key in members.rows.keys)
-            texts = pa.array([_label_of(name, labels) for name in names], pa.large_string())
-            members.rows = replace(members.rows, labels=texts)
-        return members
+        labels, parts = dict[str, str](), list[Rows]()
+        for rows in in_batches(_samples(folder, file, members, labels), self.places()):
+            parts.append(rows)
+            yield None
+        for rows in parts:
+            texts = [_label_of(name, labels) for name in names_of(rows)] if labels else None
+            yield with_column(rows, "label", pa.array(texts, pa.large_string())) if texts else rows
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         file = FileInfo(container.name, container.size, -1)
@@ -124,6 +92,47 @@ class LMDBFormat:
                 else:
                     fetched.append(Sample.of(bytes(value)))
         return fetched
+
+
+def _samples(
+    folder: Folder, file: FileInfo, members: Members, labels: dict[str, str]
+) -> Iterator[Place]:
+    """Yield the samples of a database, without their labels.
+
+    Parameters
+    ----------
+    labels
+        Output: name of a label -> its text.
+    """
+    where, etag, count = folder.path(file.name), container_etag(file), 0
+    dotted = set[str]()
+    with _opened(folder, file) as transaction:
+        for name, value in transaction.cursor():
+            full = bytes(name).decode("utf-8", "surrogateescape")
+            text = full.removeprefix("./")
+            if text in dotted:
+                raise SourceError(
+                    f"{where} has two values under {printable(text)}, of which one begins with ./; "
+                    "remove one"
+                )
+            dotted |= {text} if text != full else set()
+            if _LABEL.fullmatch(name_of_label := _SUFFIX.sub(".cls", text)):
+                label = _label(value, f"{where}: {printable(text)}")
+                if (before := labels.setdefault(name_of_label, label)) != label:
+                    raise SourceError(
+                        f"{where} has two labels under {printable(name_of_label)}, in upper and "
+                        f"lower case: {printable(before)} and {printable(label)}; remove one"
+                    )
+            elif not (is_image(text) or starts_as_image(value)):
+                members.ignore(file.name, f"{file.name}/{text}")
+            elif not all(map(is_name, (text, f"{file.name}/{text}"))):
+                members.left_out[NO_NAME] += 1
+            elif reason := hidden_as(text):
+                members.leave_out(reason, f"{file.name}/{text}")
+            else:
+                unit = count // UNIT_SAMPLES
+                count += 1
+                yield Place(text, bytes(name), size=len(value), unit=unit, etag=etag)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
@@ -31,7 +31,7 @@ from precache.runtime.ordered_map import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import NOT_UTF8, FileInfo, Folder, is_name, left_out_text
 from precache.storage.open import StorageOptions, open_folder
-from precache.store.columns import Texts
+from precache.store.columns import Texts, arrow_of
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
 from precache_workers.sources.base import (
@@ -48,30 +48,24 @@ from precache_workers.sources.base import (
     is_image,
     is_utf8,
     locations_by_key,
-    require_columns,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
+from precache_workers.sources.columns import LABEL_COLUMNS, ChosenColumns, choose, plain_name
 from precache_workers.sources.container_names import REQUESTS, Containers
 from precache_workers.sources.containers import (
-    GrowingRows,
     Members,
     Rows,
     join_labels,
-    leave_out_repeated,
-    no_rows,
-    notes_of,
-    row_table,
+    joined_rows,
+    kept_of_repeated,
+    listing_of,
+    rows_of,
+    rows_of_one,
+    with_column,
 )
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
-from precache_workers.sources.label_readings import quoted
-from precache_workers.sources.parquet_tables import (
-    LABEL_COLUMNS,
-    class_names,
-    may_be_binary,
-    may_name_splits,
-)
-from precache_workers.sources.splits import notes_of_folders, read_split_files
+from precache_workers.sources.splits import notes_of_folders
 from precache_workers.sources.tables import (
     JSON_LINES,
     Batch,
@@ -130,73 +124,69 @@ class ManifestSource:
         import pyarrow as pa
 
         until = time.monotonic() + seconds
+        whole, complete = Members(), True
         listed: list[tuple[FileInfo, Members]] = []
-        parts, complete = [], True
-        uris: dict[str, str] = {}
-        whole = Members(rows=no_rows(pa.large_string()))
-        files = self.containers.files(whole.left_out)
-        for file in files:
-            members, rows = Members(rows=whole.rows), GrowingRows(pa.large_string())
-            complete = self._scan(file, members, rows, uris, until)
-            parts.append(rows.rows()[0])
+        parts: list[Rows] = []
+        rivals: dict[str, str] = {}
+        for file in self.containers.files(whole.left_out):
+            members, of_file = Members(), list[Rows]()
+            for rows in self._scan(file, members, rivals):
+                of_file.append(rows)
+                if complete := time.monotonic() <= until:
+                    continue
+                break
+            of_file = of_file or [rows_of((), pa.array([], pa.large_string()))]
+            parts.append(rows_of_one(of_file, self.folder.path(file.name)))
+            members.count = len(parts[-1])
             listed.append((file, members))
-            whole.left_out += members.left_out
-            whole.examples = members.examples | whole.examples
+            whole.add(members)
             if not complete:
                 break
-        typed = all(file.name.lower().endswith(".parquet") for file, _ in listed)
-        columns = [part.labels for part in parts]
-        labels, classes = join_labels(listed, columns, self, typed=typed)
-        whole.rows = Rows.joined(parts, labels)
-        del parts
-        if not len(whole.rows):
+        if not whole.count:
             raise SourceError(
                 f"the source {self} names no file; the first line of CSV and TSV names columns"
                 f"{left_out_text(+whole.left_out, whole.examples)}"
             )
+        typed = all(file.name.lower().endswith(".parquet") for file, _ in listed)
+        labels = [rows["label"] for rows in parts]
+        labels, classes = join_labels(listed, labels, whole, self, typed=typed)
+        rows = joined_rows(parts, labels)
         way_out = "remove all but one, or name samples by --key-column"
-        every = whole.rows.places
-        leave_out_repeated(whole, self, lambda row: every[row].as_py(), way_out)
-        keys, locations = whole.rows.keys, Texts(whole.rows.places)
+        every = rows["place"]
+        kept = kept_of_repeated(whole, rows, self, lambda row: every[row].as_py(), way_out)
+        rows = rows.filter(arrow_of(kept))
+        keys, locations = Texts(rows["key"]), Texts(rows["place"])
         numbers, etags = np.full((3, len(keys)), -1, np.int64), list[str]()
-        infos = self._infos(locations)
-        for row, (key, where, info) in enumerate(zip(keys, locations, infos, strict=True)):
+        infos = zip(keys, locations, self._infos(locations), strict=True)
+        for row, (key, where, info) in enumerate(infos):
             etags.append(_etag(key, where, info) if info else "")
             if info is not None:
                 numbers[:, row] = info.size, info.mtime_ns, info.ctime_ns
         sizes, mtimes, ctimes = numbers
-        whole.rows = replace(whole.rows, sizes=sizes, mtimes=mtimes, etags=Texts(etags))
-        tick(len(whole.rows))
-        evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
-        labelled = row_table(
-            listed,
-            whole.rows,
-            Locations.alone(whole.rows.places),
+        for name, column in (("size", arrow_of(sizes)), ("mtime_ns", arrow_of(mtimes)),
+            ("etag", Texts(etags).arrow)):  # fmt: skip
+            rows = with_column(rows, name, column)
+        tick(len(rows))
+        listing = listing_of(
             self,
-            self.folder,
-            self.rules,
+            listed,
+            whole,
+            rows,
+            Locations.alone(rows["place"]),
+            ctimes,
             classes=classes,
+            columns=self.columns,
             typed=typed,
-            order=evidence.classes,
         )
-        names = [file.name for file in files]
-        read = read_split_files(self.containers, names, evidence.label, self.rules)
-        guesses, of_columns = evidence.reading(self, all_splits=self.rules.all_splits)
-        rivals = [*uris, *uris.values()]
-        of_uris = doubt_of_rivals("--image-column", rivals, "name other images", self)
-        place = self._doubt_of_place(locations[0], bool((numbers[:, 0] >= 0).any()))
-        doubts = (*read[1], *of_columns, *labelled.doubts, *of_uris, *place)
+        names = [*rivals, *rivals.values()]
+        of_uris = doubt_of_rivals("--image-column", names, "name other images", self)
+        place = self._doubt_of_place(locations[0], bool(max(numbers[:, 0]) >= 0))
         of_folders = notes_of_folders(Folders(locations).names)
-        notes = (*notes_of(listed), *read[0], *of_folders, *guesses, *labelled.notes)
-        return Listing(
-            labelled.table,
-            {},
-            complete,
-            dict(+whole.left_out),
-            whole.examples,
-            notes=notes,
-            ctimes=ctimes,
-            doubts=doubts,
+        return replace(
+            listing,
+            complete=complete,
+            notes=(*whole.lines, *of_folders, *listing.notes),
+            doubts=(*listing.doubts, *of_uris, *place),
         )
 
     def _doubt_of_place(self, location: str, is_there: bool) -> Sequence[Doubt]:
@@ -225,97 +215,83 @@ class ManifestSource:
         way = (str(folders[0]), "--labels", str(self)), "builds that folder, labelled by the table"
         return [Doubt.of(text, way, ((), "write the folder into the table"))]
 
-    def _scan(
-        self,
-        file: FileInfo,
-        members: Members,
-        rows: GrowingRows,
-        uris: dict[str, str],
-        until: float,
-    ) -> bool:
-        """Add the rows of a table; returns False if the time is up.
+    def _scan(self, file: FileInfo, members: Members, rivals: dict[str, str]) -> Iterator[Rows]:
+        """Yield the rows of a table.
 
         Parameters
         ----------
-        uris
+        rivals
             Output: the guessed column of URIs -> one that names other images.
         """
-        where = self.folder.path(file.name)
-        chosen: _Chosen | None = None
-        classes: tuple[str, ...] | None = None
+        import pyarrow as pa
 
-        def wanted(schema: Any) -> Iterator[str]:
-            nonlocal chosen, classes
-            chosen = self._chosen(schema.names, where)
-            classes = class_names(schema, chosen.labels)
-            yield from filter(None, (chosen.uri, *chosen.labels, chosen.key))
-            for name in chosen.others:
-                is_bit = not chosen.labels and may_be_binary(schema, name)
-                usual = _plain(name) in (*LABEL_COLUMNS, *URI_NAMES)
-                if is_bit or usual or may_name_splits(schema, name):
-                    yield name
+        where = self.folder.path(file.name)
+        chosen: ChosenColumns | None = None
+
+        def wanted(schema: Any) -> Iterable[str]:
+            nonlocal chosen
+            chosen = self._chosen(schema, where)
+            chosen.describe(members, "URIs")
+            uris = [name for name in chosen.others if plain_name(name) in URI_NAMES]
+            return filter(None, (chosen.image, chosen.name, *chosen.listed, *uris))
 
         with open_file(self.folder, file) as stream:
-            for number, batch in enumerate(read_batches(stream, file.name, where, wanted)):
-                if number and time.monotonic() > until:
-                    return False
-                chosen = chosen or self._chosen(self._names(file, batch), where, batch)
-                if not number:
-                    members.notes[chosen.note()] += 1
-                    several = chosen.labels if len(chosen.labels) > 1 else ()
-                    members.classes = several if classes is None else classes
-                    members.evidence = chosen.evidence(self.columns)
+            for batch in read_batches(stream, file.name, where, wanted):
+                if chosen is None:
+                    names = self._names(file, batch)
+                    if not all(map(is_utf8, names)):
+                        raise SourceError(
+                            f"{where} cannot be read: its columns are not UTF-8; save it as UTF-8"
+                        )
+                    schema = pa.schema([(name, pa.string()) for name in names])
+                    chosen = self._chosen(schema, where, batch)
+                    chosen.describe(members, "URIs")
                 _look(members.evidence, batch)
                 if order := batch.order(members.evidence.label):
                     members.evidence.orders.add(order)
-                self._add(batch, chosen, file.name, members, rows)
-                if not uris and self.columns.image is None:
-                    uris |= _rival_of_uris(batch, chosen)
-        return True
+                yield self._rows(batch, chosen, file.name, members)
+                if not rivals and self.columns.image is None:
+                    rivals |= _rival_of_uris(batch, chosen)
 
-    def _add(
-        self, batch: Batch, chosen: _Chosen, name: str, members: Members, rows: GrowingRows
-    ) -> None:
-        """Add the rows of a batch."""
+    def _rows(self, batch: Batch, chosen: ChosenColumns, name: str, members: Members) -> Rows:
         import pyarrow as pa
 
         where = self.folder.path(name)
         labels = read_labels(batch, chosen.labels, where, self.rules.none)
-        taken: dict[int, tuple[str, str]] = {}
         # Images of Hugging Face are dicts with a path.
-        uris = [u.get("path") if isinstance(u, dict) else u for u in batch.columns[chosen.uri]]
-        keys = uris if chosen.key is None else batch.columns[chosen.key]
+        cells = batch.columns[chosen.image]
+        uris = [cell.get("path") if isinstance(cell, dict) else cell for cell in cells]
+        key_column = self.columns.key
+        keys = uris if key_column is None else batch.columns[key_column]
+        taken: dict[int, tuple[str, str]] = {}
         for row, (number, uri, key) in enumerate(zip(batch.lines, uris, keys, strict=True)):
             line = f"line {number} of {where}"
             if not isinstance(uri, str) or not uri:
-                raise SourceError(f"{line} has no {chosen.uri}, which must be a path or URL")
+                raise SourceError(f"{line} has no {chosen.image}, which must be a path or URL")
             if key is None or key == "":
-                raise SourceError(f"{line} has no {chosen.key}, which must name its sample")
+                raise SourceError(f"{line} has no {key_column}, which must name its sample")
             # Keys are stored: they must not contain credentials of a URL.
-            text = shown(uri).removeprefix("./") if chosen.key is None else str(key)
+            text = shown(uri).removeprefix("./") if key_column is None else str(key)
             location = self._location(uri, name, line)
             if is_utf8(text) and is_utf8(location):
                 taken[row] = text, location
             else:
                 members.leave_out(NOT_UTF8, text)
         names, places = zip(*taken.values(), strict=True) if taken else ((), ())
-        rows.extend(
-            names,
-            pa.array(places, pa.large_string()),
-            units=np.zeros(len(taken)),
-            sizes=np.full(len(taken), -1),
-            etag="",
-            labels=labels.take(pa.array([*taken], pa.int64())),
-        )
+        labels = labels.take(pa.array([*taken], pa.int64()))
+        return rows_of(names, pa.array(places, pa.large_string()), labels=labels)
 
-    def _chosen(self, names: Sequence[str], where: str, batch: Batch | None = None) -> _Chosen:
-        return _Chosen.of(names, self.columns, where, batch)
+    def _chosen(self, schema: Any, where: str, batch: Batch | None = None) -> ChosenColumns:
+        def guess(schema: Any, features: object) -> str:
+            return _uri_column(schema.names, where, batch)
+
+        return choose(schema, self.columns, where, guess, typed=batch is None)
 
     def _names(self, file: FileInfo, batch: Batch) -> Sequence[str]:
         """Return the columns: of the first rows, or of all rows of JSON if these have no label."""
         names = list(batch.columns)
         labels = {*self.columns.labels(names)} or {*LABEL_COLUMNS}
-        if not file.name.lower().endswith(JSON_LINES) or labels & {*map(_plain, names), *names}:
+        if not file.name.lower().endswith(JSON_LINES) or labels & {*map(plain_name, names), *names}:
             return names
         where = self.folder.path(file.name)
         with open_file(self.folder, file) as stream:
@@ -420,66 +396,26 @@ class ManifestSource:
         return open_folder(root, self.options, follow_links=self.follow_links)
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """The columns of a table that are read, and the others."""
-
-    uri: str
-    labels: tuple[str, ...]
-    key: str | None
-    others: tuple[str, ...]
-
-    @classmethod
-    def of(cls, names: Sequence[str], columns: Columns, where: str, batch: Batch | None) -> _Chosen:
-        labels = columns.labels(names)
-        require_columns(names, (columns.image, *filter(None, labels), columns.key), where)
-        if not all(map(is_utf8, names)):
-            raise SourceError(
-                f"{where} cannot be read: its columns are not UTF-8; save it as UTF-8"
-            )
-        lower = {_plain(name): name for name in reversed(names)}
-        uri = columns.image or next((lower[name] for name in URI_NAMES if name in lower), None)
-        marks = [mark for mark in ";,\t|" if len(names) == 1 and mark in names[0]]
-        if uri is None and marks:
-            raise SourceError(
-                f"{where}: {marks[0]!r} does not separate columns; commas do, semicolons if the "
-                "first line has no comma, and in .tsv tabs"
-            )
-        if uri is None:
-            cells = batch.columns if batch is not None else {}
-            firsts = {name: values[0] for name, values in cells.items()}
-            named = [n for n, value in firsts.items() if isinstance(value, str) and is_image(value)]
-            uri = named[0] if len(named) == 1 and not any(map(is_image, names)) else None
-        if uri is None:
-            raise SourceError(
-                f"{where} has no column of URIs; its first line names "
-                f"{', '.join(map(repr, names[:20]))}. Choose one by --image-column, or let the "
-                f"first line name it {' or '.join(URI_NAMES[:3])}. If its rows label the images of "
-                "a folder, build that folder with --labels"
-            )
-        guess = next((lower[name] for name in LABEL_COLUMNS if name in lower), None)
-        if not labels and guess not in (None, uri):
-            labels = (str(guess),)
-        used = {uri, *labels, columns.key}
-        others = tuple(name for name in names if name not in used)
-        return cls(uri, tuple(filter(None, labels)), columns.key, others)
-
-    def evidence(self, columns: Columns) -> ColumnEvidence:
-        """Return what is known of columns before rows are read."""
-        guessed = columns.label is None
-        label = self.labels[0] if self.labels else ""
-        bits = {n: set[int]() for n in self.others if guessed and not label}
-        rivals = {n: set[tuple[str, str]]() for n in self.others if _plain(n) in LABEL_COLUMNS}
-        splits: dict[str, list[str]] = {name: [] for name in self.others}
-        rivals = rivals if guessed and label else {}
-        return ColumnEvidence(label, bits, splits, rivals)
-
-    def note(self) -> str:
-        """Describe the choice in a line."""
-        labels = f"labels from {quoted(self.labels)}" if self.labels else "no labels"
-        labels += "" if self.labels else " (--label-column)"
-        others = f"; not used: {quoted(self.others, 8)}" if self.others else ""
-        return f"URIs from the column {self.uri!r}, {labels}{others}"
+def _uri_column(names: Sequence[str], where: str, batch: Batch | None) -> str:
+    """Return the column of URIs: one of a usual name, or the only one with names of images."""
+    lower = {plain_name(name): name for name in reversed(names)}
+    if named := [lower[name] for name in URI_NAMES if name in lower]:
+        return named[0]
+    marks = [mark for mark in ";,\t|" if len(names) == 1 and mark in names[0]]
+    if marks:
+        raise SourceError(
+            f"{where}: {marks[0]!r} does not separate columns; commas do, semicolons if the first "
+            "line has no comma, and in .tsv tabs"
+        )
+    firsts = {name: values[0] for name, values in batch.columns.items()} if batch else {}
+    named = [n for n, value in firsts.items() if isinstance(value, str) and is_image(value)]
+    if len(named) == 1 and not any(map(is_image, names)):
+        return named[0]
+    raise SourceError(
+        f"{where} has no column of URIs; its first line names {', '.join(map(repr, names[:20]))}. "
+        f"Choose one by --image-column, or let the first line name it {' or '.join(URI_NAMES[:3])}"
+        ". If its rows label the images of a folder, build that folder with --labels"
+    )
 
 
 def _look(evidence: ColumnEvidence, batch: Batch) -> None:
@@ -492,14 +428,14 @@ def _look(evidence: ColumnEvidence, batch: Batch) -> None:
     evidence.look(texts, texts)
 
 
-def _rival_of_uris(batch: Batch, chosen: _Chosen) -> dict[str, str]:
+def _rival_of_uris(batch: Batch, chosen: ChosenColumns) -> dict[str, str]:
     """Return the column of URIs -> one of a usual name that has other images; empty for none."""
     for name in chosen.others:
-        if _plain(name) in URI_NAMES and name in batch.columns:
-            for uri, other in zip(batch.columns[chosen.uri], batch.columns[name], strict=True):
+        if plain_name(name) in URI_NAMES and name in batch.columns:
+            for uri, other in zip(batch.columns[chosen.image], batch.columns[name], strict=True):
                 paths = str(uri), str(other)
                 if all(map(is_image, paths)) and len({p.rpartition("/")[2] for p in paths}) > 1:
-                    return {chosen.uri: name}
+                    return {chosen.image: name}
     return {}
 
 
@@ -511,11 +447,6 @@ def _etag(key: str, location: str, info: FileInfo) -> str:
     if key == location or not (info.etag or info.mtime_ns >= 0):
         return info.etag
     return xxhash.xxh3_64_hexdigest(json.dumps([info.etag, shown(location)]).encode())
-
-
-def _plain(name: str) -> str:
-    """Normalise the name of a column, to compare it with usual names."""
-    return name.strip().lower()
 
 
 def _root(location: str) -> str:

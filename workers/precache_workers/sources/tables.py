@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 from precache.errors import SourceError
 from precache.messages import printable
 from precache_workers.sources.base import is_utf8
+from precache_workers.sources.columns import is_ordered
 from precache_workers.sources.labels import (
     Label,
     bits_column,
@@ -23,12 +24,7 @@ from precache_workers.sources.labels import (
     typed_column,
     values_of,
 )
-from precache_workers.sources.parquet_tables import (
-    LISTED_ROWS,
-    damaged,
-    is_ordered,
-    open_table,
-)
+from precache_workers.sources.parquet_tables import LISTED_ROWS, damaged, open_table
 
 JSON_LINES = (".jsonl", ".ndjson")
 LONGEST_LINE = 1 << 20

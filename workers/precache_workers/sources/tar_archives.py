@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import math
 import re
-import time
 import zlib
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
@@ -31,9 +29,6 @@ import xxhash
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
 from precache.storage.base import (
-    NO_FILE,
-    NO_NAME,
-    NOT_UTF8,
     REPLACED,
     SAME_KEY,
     FileInfo,
@@ -52,12 +47,11 @@ from precache_workers.sources.containers import (
     Members,
     Read,
     Rows,
-    TimeUpError,
     Wanted,
     container_etag,
+    file_names,
     last_of_each,
-    member_names,
-    no_rows,
+    rows_of,
     units_of,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts, require_size
@@ -80,9 +74,8 @@ class TarFormat:
     """Tar archives; see the module."""
 
     sample_name: SampleName | None = None
-    noun: str = "a tar archive"
     suffixes: tuple[str, ...] = TAR_SUFFIXES
-    typed: bool = False
+    columns: None = None
     checks_members: bool = True
 
     def places(self) -> Any:
@@ -92,8 +85,8 @@ class TarFormat:
         numbers = {"offset": pa.int64(), "size": pa.int64(), "crc": pa.int64()}
         return pa.list_(pa.field("element", pa.struct({**numbers, "suffix": pa.string()})))
 
-    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, where = Members(rows=no_rows(self.places())), folder.path(file.name)
+    def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
+        where = folder.path(file.name)
         with open_file(folder, file, likely=between_members(folder, file)) as packed:
             compression = compression_of(packed.read(BLOCK), where)
             packed.seek(0)
@@ -105,13 +98,11 @@ class TarFormat:
                 members.forward = True
             samples = _ArchiveSamples(self, file, members, where)
             for some in read_members(stream, where, math.inf if compression else file.size):
-                if time.monotonic() > until:
-                    raise TimeUpError
                 samples.add(some)
+                yield None
             if isinstance(stream, DecompressedFile):
                 stream.finish()
-        samples.finish()
-        return members
+        yield samples.finish()
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = [[_Image(**image) for image in images] for images in wanted.places.to_pylist()]
@@ -204,48 +195,35 @@ class _ArchiveSamples:
 
     def add(self, some: MemberColumns) -> None:
         """Add members of the archive."""
-        members, prefix = self._members, f"{self._file.name}/"
-        found, named = member_names(some.names, self._file.name)
-        usable = some.regular & named
-        members.left_out += Counter(
-            {NO_FILE: int((~some.regular).sum()), NO_NAME: int((some.regular & ~named).sum())}
-        )
-        for row, reason in found.left_out.items():
-            if usable[row]:
-                members.leave_out(reason, prefix + some.names[row].removeprefix("./"))
-        others = usable & ~found.images
-        is_label = others & found.texts.matching(r"\.cls$", ignore_case=True)
-        for row in np.flatnonzero(others & ~is_label).tolist():
-            members.ignore(self._file.name, prefix + some.names[row].removeprefix("./"))
-        for row in found.wrong:
-            if is_label[row]:
-                members.leave_out(NOT_UTF8, prefix + some.names[row].removeprefix("./"))
-                is_label[row] = False
-        self._label_names.extend(found.texts.take(is_label))
-        for row in np.flatnonzero(is_label).tolist():
-            self._labels.append(self._label(some, row))
-        kept = usable & found.kept
-        self._names.extend(found.texts.take(kept))
-        numbers = some.sizes, some.mtimes, some.offsets, some.crcs
-        self._numbers.append(np.stack(numbers)[:, kept])
+        found = file_names(some.names, some.regular, self._file.name, self._members, r"\.cls$")
+        self._names.extend(found.names.take(found.images))
+        images = np.flatnonzero(found.images)
+        numbers = [column[images] for column in (some.sizes, some.mtimes, some.offsets)]
+        crcs = [zlib.crc32(some.headers[row]) for row in images.tolist()]
+        self._numbers.append(np.array([*numbers, crcs], np.int64))
+        rows = np.flatnonzero(found.labels)
+        self._label_names.extend(found.names.take(rows))
+        for row in rows.tolist():
+            data = some.labels[row]
+            label = self._known.get(data)
+            if label is None or not data:
+                name = printable(found.names[row])
+                label = self._known[data] = self._label(data, some.sizes[row], name)
+            self._labels.append(label)
 
-    def _label(self, some: MemberColumns, row: int) -> str:
-        data = some.labels[row]
-        if (label := self._known.get(data)) is not None and some.sizes[row] == len(data):
-            return label
-        name = printable(some.names[row])
-        if some.sizes[row] > MOST_TEXT:
+    def _label(self, data: bytes, size: int, name: str) -> str:
+        if size > MOST_TEXT:
             raise SourceError(
-                f"{self._where}: {name} has {some.sizes[row]:,} bytes; a .cls member has a class "
-                "number or name"
+                f"{self._where}: {name} has {size:,} bytes; a .cls member has a class number or "
+                "name"
             )
         try:
-            return self._known.setdefault(data, data.decode("utf-8-sig").strip())
+            return data.decode("utf-8-sig").strip()
         except UnicodeDecodeError:
             raise SourceError(f"{self._where}: {name} is not UTF-8") from None
 
-    def finish(self) -> None:
-        """Add all samples to the members of the archive."""
+    def finish(self) -> Rows:
+        """Return all samples."""
         members, prefix = self._members, f"{self._file.name}/"
         names = self._names.texts()
         numbers = np.concatenate([np.zeros((4, 0), np.int64), *self._numbers], axis=1)
@@ -269,54 +247,41 @@ class _ArchiveSamples:
         sizes, mtimes, offsets, crcs = numbers[:, is_last][:, order]
         suffixes = [suffixes[row] for row in order.tolist()]
         keys, stems = names.take(first).between(prefix), stems.take(first)
-        kept = self._distinct(keys, starts, counts, suffixes)
-        self._count_combinations(keys, kept, starts, counts, suffixes)
+        kept = self._combined(keys, starts, counts, suffixes)
         times, etags = self._identities(starts, counts, suffixes, sizes, mtimes)
-        labels = self._labels_of(stems, keys, kept)
+        labels = self._labels_of(stems, kept) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
         columns = (*map(arrow_of, (offsets, sizes, crcs)), Texts(suffixes).arrow)
-        members.rows = Rows.of(
-            keys.take(kept),
+        return rows_of(
+            names.take(first).take(kept),
             _lists(columns, starts, self._type).filter(arrow_of(kept)),
-            units=np.zeros(int(kept.sum()))
-            if members.forward
-            else units_of(offsets[starts][kept], nbytes[kept]),
+            units=0 if members.forward else units_of(offsets[starts][kept], nbytes[kept]),
             etags=etags.take(kept),
             labels=labels,
             sizes=nbytes[kept],
             mtimes=times[kept],
         )
 
-    def _distinct(
+    def _combined(
         self, keys: Texts, starts: np.ndarray, counts: np.ndarray, suffixes: Sequence[str]
     ) -> np.ndarray:
-        """Leave out samples with two images of one suffix; returns which are kept."""
-        kept = np.ones(len(keys), np.bool_)
-        for row in np.flatnonzero(counts > 1).tolist():
-            some = suffixes[starts[row] : starts[row] + counts[row]]
-            if len(set(some)) < len(some):
-                self._members.leave_out(SAME_KEY, keys[row])
-                kept[row] = False
-        return kept
+        """Count the samples by the suffixes of their images; returns which are kept.
 
-    def _count_combinations(
-        self,
-        keys: Texts,
-        kept: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        suffixes: Sequence[str],
-    ) -> None:
-        """Count the samples by the suffixes of their images."""
-        found: dict[tuple[str, ...], list[int]] = {}
-        rows = np.flatnonzero(kept).tolist()
-        for row, start, count in zip(
-            rows, starts[kept].tolist(), counts[kept].tolist(), strict=True
-        ):
-            seen = found.setdefault(tuple(suffixes[start : start + count]), [0, row])
-            seen[0] += 1
-        for combination, (number, row) in found.items():
-            count_combination(self._members.combinations, combination, keys[row], number)
+        Those with two images of one suffix are left out.
+        """
+        rows_of: dict[tuple[str, ...], list[int]] = {}
+        for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+            rows_of.setdefault(tuple(suffixes[start : start + count]), []).append(row)
+        kept = np.ones(len(keys), np.bool_)
+        for combination, rows in rows_of.items():
+            if len({*combination}) < len(combination):
+                kept[rows] = False
+                for row in rows:
+                    self._members.leave_out(SAME_KEY, keys[row])
+            else:
+                counted = self._members.combinations
+                count_combination(counted, combination, keys[rows[0]], len(rows))
+        return kept
 
     def _identities(
         self,
@@ -349,13 +314,11 @@ class _ArchiveSamples:
                 own[row], times[row] = xxhash.xxh3_64_hexdigest(text.encode()), -1
         return times, etags.replaced(own)
 
-    def _labels_of(self, stems: Texts, keys: Texts, kept: np.ndarray) -> Any:
+    def _labels_of(self, stems: Texts, kept: np.ndarray) -> Any:
         """Return the labels of the samples that are kept: the texts of ``.cls`` members."""
         import pyarrow as pa
 
         members, prefix = self._members, f"{self._file.name}/"
-        if not self._labels:
-            return None
         names = self._label_names.texts()
         theirs, _ = self._split(names)
         labels: dict[str, tuple[str, str]] = {}

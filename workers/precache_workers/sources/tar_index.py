@@ -13,7 +13,7 @@ import re
 from precache.errors import StorageError
 from precache.storage.base import FileInfo, Folder
 from precache_workers.sources.file_ranges import BLOCK_BYTES
-from precache_workers.sources.tar_members import padded
+from precache_workers.sources.tar_members import BLOCK
 
 _PLACE = re.compile(rb" (\d{1,18}) (\d{1,18})(?=[ \r\n]|$)")
 
@@ -41,5 +41,5 @@ def between_members(folder: Folder, file: FileInfo) -> list[tuple[int, int]]:
     for offset, size in sorted((at, size) for at, size in places if size >= LARGE_BYTES):
         if start < offset and offset + size <= file.size:
             parts.append((start, offset))
-            start = offset + padded(size)
+            start = offset + (size + BLOCK - 1) // BLOCK * BLOCK
     return [*parts, (start, file.size)] if parts else []

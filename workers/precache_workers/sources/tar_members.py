@@ -1,16 +1,21 @@
-"""Members of tar archives (ustar, GNU, or pax of POSIX.1-2001), read from front to back."""
+"""Members of tar archives (ustar, GNU, or pax of POSIX.1-2001), read from front to back.
+
+Headers of files in ASCII digits, as nearly all are, become columns; `tarfile` reads all others.
+"""
 
 from __future__ import annotations
 
+import io
+import re
 import tarfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from precache.errors import SourceError
 from precache.messages import printable
+from precache.store.columns import Texts, numbers_of
 from precache_workers.sources.compressed import DecompressedFile
 from precache_workers.sources.labels import MOST_TEXT
 
@@ -22,133 +27,176 @@ GNU_MAGIC, GNU_LISTED_FOLDER = b"ustar  \0", b"D"
 MOST_HEADER = 1 << 20
 """Most bytes of a long name or of extended attributes."""
 
-SPARSE = "GNU.sparse."
-"""Prefix of the attributes of sparse files."""
-
-MOST_ATTRIBUTES = 10_000
-"""Most extended attributes of a member."""
-
 MOST_TIME = (1 << 63) - 1
 """Latest time that a row table can hold, in nanoseconds since 1970."""
 
+AT_ONCE = 4096
+"""Members that are read at a time."""
 
-class Member(NamedTuple):
-    """A member of an archive.
-
-    Attributes
-    ----------
-    mtime
-        Nanoseconds since 1970.
-    offset
-        Offset of its data, right after its own header.
-    crc
-        CRC-32 of that header.
-    regular
-        True for a file; False for a link, a device or a sparse file.
-    label
-        Contents of a ``.cls`` file that may be a label; empty for any other.
-    """
-
-    name: str
-    size: int
-    mtime: int
-    offset: int
-    crc: int
-    regular: bool
-    label: bytes = b""
-
-
-AT_ONCE, LEAST_AT_ONCE = 4096, 64
-"""Members that are read at a time; fewer are not worth the columns."""
+_PLAIN = re.compile(
+    rb"[^\0].{123}([0-7]{11})[\0 ][0-7]{11}[\0 ].{8}[0\0].{100}ustar.{87}", re.DOTALL
+)
+"""A header of a file, to the prefix of its name."""
 
 _POWERS = 8 ** np.arange(11)[::-1]
 
+Stream = BinaryIO | DecompressedFile
+
 
 class MemberColumns(NamedTuple):
-    """Some members of an archive, by column: the attributes of `Member`."""
+    """Some members of an archive, without folders.
 
-    names: list[str]
+    Attributes
+    ----------
+    names
+        Their bytes need not be UTF-8.
+    mtimes
+        Nanoseconds since 1970.
+    offsets
+        Offsets of data, right after the members' own headers.
+    regular
+        True for files; False for links, devices and sparse files.
+    headers
+        The members' own headers; another one for those that are not regular.
+    labels
+        Contents of the ``.cls`` files that may be labels; empty for all others.
+    """
+
+    names: Texts
     sizes: np.ndarray
     mtimes: np.ndarray
     offsets: np.ndarray
-    crcs: np.ndarray
     regular: np.ndarray
+    headers: list[bytes]
     labels: list[bytes]
 
 
-def padded(nbytes: int) -> int:
-    """Round a number of bytes up to whole blocks."""
-    return -(-nbytes // BLOCK) * BLOCK
-
-
-def read_members(
-    stream: BinaryIO | DecompressedFile, where: str, size: float
-) -> Iterator[MemberColumns]:
-    """Yield the members of an archive, except folders, many at a time.
+def read_members(stream: Stream, where: str, size: float) -> Iterator[MemberColumns]:
+    """Yield the members of an archive, many at a time.
 
     Raises
     ------
     SourceError
         The file is no tar archive, is damaged, or is cut off.
     """
-    some: list[Member] = []
-    for one in _members(stream, where, size):
-        if isinstance(one, Member):
-            some.append(one)
-        if some and (len(some) == AT_ONCE or isinstance(one, MemberColumns)):
-            yield _batch(some)
-            some = []
-        if isinstance(one, MemberColumns):
-            yield one
-    yield _batch(some)
-
-
-def _batch(some: Sequence[Member]) -> MemberColumns:
-    names, *numbers, regular, labels = zip(*some, strict=True) if some else [()] * 7
-    sizes, mtimes, offsets, crcs = np.array(numbers, np.int64)
-    return MemberColumns([*names], sizes, mtimes, offsets, crcs, np.array(regular, bool), [*labels])
+    run, offset = _Run(where), 0
+    try:
+        while True:
+            stream.seek(offset)
+            header = stream.read(BLOCK)
+            plain = _PLAIN.match(header)
+            if plain is not None and (nbytes := int(plain[1], 8)) <= size - offset - BLOCK:
+                offset += BLOCK
+                is_label = nbytes <= MOST_TEXT and b".cls" in header[:100].lower()
+                run.add(header, nbytes, offset, stream.read(nbytes) if is_label else b"")
+                offset += (nbytes + BLOCK - 1) // BLOCK * BLOCK
+            elif len(header) == BLOCK and not any(header):
+                _require_end(stream, where, offset)
+                break
+            else:
+                offset = _read_other(stream, where, size, header, offset, run)
+            if len(run.headers) == AT_ONCE:
+                yield run.taken()
+    except SourceError:
+        run.taken()  # what a damaged header before claims may lead anywhere
+        raise
+    yield run.taken()
 
 
 class _Run:
-    """Files in succession that their headers alone describe, in ASCII digits."""
+    """Members in succession."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str) -> None:
+        self._where = where
         self.headers: list[bytes] = []
-        self.sizes: list[int] = []
-        self.offsets: list[int] = []
-        self.labels: list[bytes] = []
+        self._sizes: list[int] = []
+        self._offsets: list[int] = []
+        self._labels: list[bytes] = []
+        self._others: dict[int, tuple[bytes, int, bool]] = {}
 
-    def taken(self, where: str) -> Iterator[Member | MemberColumns]:
-        """Yield the files, which the run has no longer.
+    def add(
+        self,
+        header: bytes,
+        size: int,
+        offset: int,
+        label: bytes = b"",
+        other: tuple[bytes, int, bool] | None = None,
+    ) -> None:
+        """Add a member.
+
+        Parameters
+        ----------
+        other
+            Its name, its time and whether it is a file, if these are not those of its header.
+        """
+        if other is not None:
+            self._others[len(self.headers)] = other
+        self.headers.append(header)
+        self._sizes.append(size)
+        self._offsets.append(offset)
+        self._labels.append(label)
+
+    def taken(self) -> MemberColumns:
+        """Return the members, which the run has no longer.
 
         Raises
         ------
         SourceError
             A header has another sum.
         """
-        headers, sizes, offsets, labels = self.headers, self.sizes, self.offsets, self.labels
-        self.__init__()  # type: ignore[misc]
-        if not headers:
-            return
+        import pyarrow.compute as pc
+
+        headers, others = self.headers, self._others
+        sizes, offsets, labels = np.array(self._sizes, np.int64), self._offsets, self._labels
+        self.__init__(self._where)  # type: ignore[misc]
         table = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, BLOCK)
         for row in np.flatnonzero(_octal(table[:, 148:154]) != _sums(table)).tolist():
             try:
                 tarfile.TarInfo.frombuf(headers[row], "utf-8", "surrogateescape")
             except tarfile.HeaderError as error:
-                text = _no_header(where, offsets[row] - BLOCK, headers[row], error)
-                raise SourceError(text) from None
-        names = [_name(header) for header in headers]
+                raise _no_header(self._where, offsets[row] - BLOCK, error) from None
         seconds = _octal(table[:, 136:147])
         mtimes = np.where(seconds > MOST_TIME // 10**9, MOST_TIME, seconds * 10**9)
-        crcs = np.fromiter(map(zlib.crc32, headers), np.int64, len(headers))
         regular = np.ones(len(headers), bool)
-        batch = MemberColumns(
-            names, np.array(sizes), mtimes, np.array(offsets), crcs, regular, labels
+        named = {}
+        for row in np.flatnonzero((table[:, 345] > 0) & (table[:, 262] == 0)).tolist():
+            named[row] = headers[row][345:500].partition(b"\0")[0] + b"/" + _name(headers[row])
+        for row, other in others.items():
+            named[row], mtimes[row], regular[row] = other
+        names = _names(table, named)
+        is_folder = numbers_of(pc.ends_with(names.plain, "/"))  # as old programs wrote them
+        files = np.flatnonzero(~is_folder)
+        return MemberColumns(
+            names.take(files),
+            sizes[files],
+            mtimes[files],
+            np.array(offsets, np.int64)[files],
+            regular[files],
+            [headers[row] for row in files.tolist()],
+            [labels[row] for row in files.tolist()],
         )
-        if len(headers) >= LEAST_AT_ONCE:
-            yield batch
-        else:
-            yield from map(Member._make, zip(*batch, strict=True))
+
+
+def _names(headers: np.ndarray, others: dict[int, bytes]) -> Texts:
+    """Return the names in headers, but for those that are given by row."""
+    import pyarrow as pa
+
+    names = headers[:, :100]
+    is_end = names == 0
+    lengths = np.where(is_end.any(axis=1), is_end.argmax(axis=1), 100)
+    data = names[np.arange(100) < lengths[:, None]]
+    buffers = map(pa.py_buffer, (np.append(0, np.cumsum(lengths)), data))
+    texts = pa.LargeStringArray.from_buffers(len(names), *buffers)
+    if not others:
+        return Texts(texts)
+    rows = np.arange(len(names))
+    rows[sorted(others)] = len(names) + np.arange(len(others))
+    rest = pa.array([others[row] for row in sorted(others)], pa.large_binary())
+    return Texts(pa.concat_arrays([texts, rest.view(pa.large_string())])).take(rows)
+
+
+def _name(header: bytes) -> bytes:
+    return header[:100].partition(b"\0")[0]
 
 
 def _sums(headers: np.ndarray) -> np.ndarray:
@@ -166,131 +214,77 @@ def _octal(digits: np.ndarray) -> np.ndarray:
     return np.where((values < 8).all(axis=1), numbers, -1)
 
 
-def _plain_size(header: bytes, most: float) -> int | None:
-    """Return the size of a file whose numbers are ASCII digits; None for other headers."""
-    size, time, name = header[124:135], header[136:147], header[:100]
-    if not (header[135] in b"\0 " and header[147] in b"\0 " and (size + time).isdigit()):
-        return None
-    if b"8" in size + time or b"9" in size + time or name.rstrip(b"\0")[-1:] in (b"/", b""):
-        return None
-    nbytes = int(size, 8)
-    return nbytes if nbytes <= most else None
+class _Headers:
+    """The headers of a member, as `tarfile` reads them.
+
+    Attributes
+    ----------
+    last, at
+        The last one, that of the member itself, and its offset.
+    """
+
+    def __init__(self, stream: Stream, where: str, first: bytes, offset: int) -> None:
+        self._stream, self._where = stream, where
+        self._ahead, self._place, self.last, self.at = first, offset, first, offset
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= MOST_HEADER:
+            raise SourceError(f"{self._where} has {size:,} bytes of attributes of a member")
+        data, self._ahead = self._ahead or self._stream.read(size), b""
+        self.last, self.at = data, self._place
+        self._place += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._place
 
 
-def _name(header: bytes) -> str:
-    name = header[:100].partition(b"\0")[0]
-    if header[345] and header[257:265] != GNU_MAGIC:  # it has times in place of ustar's prefix
-        name = header[345:500].partition(b"\0")[0] + b"/" + name
-    return name.decode("utf-8", "surrogateescape")
-
-
-def _with_label(member: Member, stream: BinaryIO | DecompressedFile) -> Member:
-    """Read the contents of a member that may be a label; the stream is right after its header."""
-    if member.size > MOST_TEXT or not (member.regular and member.name[-4:].lower() == ".cls"):
-        return member
-    return member._replace(label=stream.read(member.size))
-
-
-def _members(
-    stream: BinaryIO | DecompressedFile, where: str, size: float
-) -> Iterator[Member | MemberColumns]:
-    run = _Run()
+def _read_other(
+    stream: Stream, where: str, size: float, header: bytes, offset: int, run: _Run
+) -> int:
+    """Add a member that begins with a header of another kind; returns where the next one begins."""
+    if len(header) < BLOCK:
+        raise SourceError(
+            f"{where} ends without the zeros that end a tar archive: it is cut off, or empty; "
+            "copy it again, or if it was written so, append 1024 zero bytes"
+        )
+    archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(2 * BLOCK)), errors="surrogateescape")
+    headers = _Headers(stream, where, header, offset)
+    archive.fileobj = headers  # type: ignore[assignment]
     try:
-        for one in _others(stream, where, size, run):
-            yield from run.taken(where)
-            if one is not None:
-                yield one
-    except SourceError:
-        yield from run.taken(where)  # what a damaged header claims may lead anywhere
-        raise
-    yield from run.taken(where)
+        info = tarfile.TarInfo.fromtarfile(archive)
+    except (tarfile.TarError, LookupError, RecursionError, ValueError) as error:
+        raise _no_header(where, headers.at, error) from None
+    regular = info.isreg() and not info.issparse()
+    own = headers.last if regular else header
+    if own[257:265] == GNU_MAGIC and own[345:346] != b"\0":  # times in place of ustar's prefix
+        plain = _name(own).decode("utf-8", "surrogateescape")
+        info.name = plain if info.name.endswith(f"/{plain}") else info.name
+    end = archive.offset
+    if info.isdir() or info.type == GNU_LISTED_FOLDER:
+        return end
+    if not (info.size >= 0 and info.offset_data <= end and end - size <= BLOCK - 1):
+        raise SourceError(
+            f"{where}: the member {printable(info.name)} is said to have {info.size:,} bytes, and "
+            f"only {max(0, size - info.offset_data):,} follow: the archive is cut off or damaged"
+        )
+    is_label = regular and info.name[-4:].lower() == ".cls" and info.size <= MOST_TEXT
+    label = stream.read(info.size) if is_label else b""
+    name = info.name.encode("utf-8", "surrogateescape")
+    other = name, _nanoseconds(info, where), regular
+    run.add(own, info.size, info.offset_data, label, other)
+    return end
 
 
-def _others(
-    stream: BinaryIO | DecompressedFile, where: str, size: float, run: _Run
-) -> Iterator[Member | None]:
-    """Yield the members that are not added to the run; None where that has enough of them."""
-    offset = 0
-    named: dict[str, str] = {}
-    while True:
-        stream.seek(offset)
-        header = stream.read(BLOCK)
-        if (
-            len(header) == BLOCK
-            and header[156:157] in (b"0", b"\0")
-            and header[257:262] == b"ustar"
-            and not named
-            and (nbytes := _plain_size(header, size - offset - BLOCK)) is not None
-        ):
-            offset += BLOCK
-            is_label = b".cls" in header[:100].lower() and nbytes <= MOST_TEXT
-            run.labels.append(stream.read(nbytes) if is_label else b"")
-            run.headers.append(header)
-            run.sizes.append(nbytes)
-            run.offsets.append(offset)
-            offset += padded(nbytes)
-            if len(run.headers) == AT_ONCE:
-                yield None
-            continue
-        if len(header) == BLOCK and not any(header):
-            _require_end(stream, where, offset)
-            return
-        if len(header) < BLOCK:
-            raise SourceError(
-                f"{where} ends without the zeros that end a tar archive: it is cut off, or empty; "
-                "copy it again, or if it was written so, append 1024 zero bytes"
-            )
-        try:
-            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-        except tarfile.HeaderError as error:
-            raise SourceError(_no_header(where, offset, header, error)) from None
-        if header[257:265] == GNU_MAGIC:  # it has times in place of ustar's prefix of the name
-            info.name = header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
-        start = offset + BLOCK
-        if info.type == tarfile.GNUTYPE_SPARSE and header[482]:  # its map continues in more blocks
-            while stream.read(BLOCK)[504:505] not in (b"", b"\0"):
-                start += BLOCK
-            start += BLOCK
-        has_data = info.type not in (
-            tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE,
-            tarfile.FIFOTYPE,
-        )  # fmt: skip
-        long = info.type in (
-            tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
-            tarfile.GNUTYPE_LONGLINK,
-        )  # fmt: skip
-        name = named.get("path", info.name)
-        try:
-            nbytes = info.size if long else int(named.get("size", info.size))
-            mtime = round(float(named.get("mtime", info.mtime)) * 1e9)
-            mtime = min(max(0, mtime), MOST_TIME)
-        except (ValueError, OverflowError):
-            raise SourceError(
-                f"{where}: {printable(name)} has a size or time that is no number"
-            ) from None
-        if has_data and not 0 <= nbytes <= size - start:
-            raise SourceError(
-                f"{where}: the member {printable(name)} is said to have {nbytes:,} bytes, and only "
-                f"{max(0, size - start):,} follow: the archive is cut off or damaged"
-            )
-        if long:
-            if nbytes > MOST_HEADER:
-                raise SourceError(f"{where} has {nbytes:,} bytes of attributes of a member")
-            named |= _long(info.type, stream.read(nbytes), where)
-        elif info.type in (tarfile.DIRTYPE, GNU_LISTED_FOLDER) or name[-1:] == "/":
-            named = {}
-        elif info.type != tarfile.XGLTYPE:
-            sparse = info.type == tarfile.GNUTYPE_SPARSE or any(
-                key.startswith(SPARSE) for key in named
-            )
-            regular = info.type in tarfile.REGULAR_TYPES and not sparse
-            member = Member(name, nbytes, mtime, start, zlib.crc32(header), regular)
-            yield _with_label(member, stream)
-            named = {}
-        offset = start + (padded(nbytes) if has_data else 0)
+def _nanoseconds(info: tarfile.TarInfo, where: str) -> int:
+    try:
+        return min(max(0, round(info.mtime * 10**9)), MOST_TIME)
+    except (ValueError, OverflowError):
+        name = printable(info.name)
+        raise SourceError(f"{where}: {name} has a size or time that is no number") from None
 
 
-def _require_end(stream: BinaryIO | DecompressedFile, where: str, offset: int) -> None:
+def _require_end(stream: Stream, where: str, offset: int) -> None:
     """Raise `SourceError` if data other than zeros follow the end of an archive."""
     while (block := stream.read(tarfile.RECORDSIZE)) and not any(block):
         pass
@@ -302,33 +296,8 @@ def _require_end(stream: BinaryIO | DecompressedFile, where: str, offset: int) -
         )
 
 
-def _no_header(where: str, offset: int, header: bytes, error: Exception) -> str:
-    if offset:
-        return f"{where} is damaged: at byte {offset:,} it has no header of a member ({error})"
-    return f"{where} is no tar archive; give --source-kind"
-
-
-def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
-    """Parse the data of a long name of GNU tar, or of extended attributes of pax."""
-    if kind == tarfile.GNUTYPE_LONGNAME:
-        return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
-    if kind == tarfile.GNUTYPE_LONGLINK:
-        return {}
-    attributes: dict[str, str] = {}
-    start = 0
-    for _ in range(MOST_ATTRIBUTES):
-        if start >= len(data):
-            return attributes
-        digits, _, _ = data[start : start + 20].partition(b" ")
-        length = int(digits) if digits.isdigit() else 0
-        record = data[start + len(digits) + 1 : start + length]
-        name, equals, value = record.partition(b"=")
-        if not equals or not record.endswith(b"\n"):
-            break
-        key = name.decode("utf-8", "replace")
-        if key in ("path", "size", "mtime") or key.startswith(SPARSE):
-            attributes[key] = value[:-1].decode("utf-8", "surrogateescape")
-        start += length
-    raise SourceError(
-        f"{where} has damaged attributes of a member: {printable(repr(data[start : start + 40]))}"
-    )
+def _no_header(where: str, offset: int, error: Exception) -> SourceError:
+    if not offset:
+        return SourceError(f"{where} is no tar archive; give --source-kind")
+    text = f"{where} is damaged: at byte {offset:,} it has no header of a member ({error})"
+    return SourceError(text)

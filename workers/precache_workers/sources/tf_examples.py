@@ -17,11 +17,12 @@ import numpy as np
 
 from precache.errors import SampleError, SourceError
 from precache.messages import did_you_mean, first_ones, printable
+from precache.storage.base import FileInfo
 from precache.store.labels import MOST_CLASSES
 from precache_workers.sources.base import Columns, Fetched, Sample, starts_as_image
-from precache_workers.sources.containers import Members
+from precache_workers.sources.containers import Members, Place
 from precache_workers.sources.label_readings import quoted
-from precache_workers.sources.labels import Label, kind_of, label_of
+from precache_workers.sources.labels import Label, label_of
 
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "img", "jpg", "jpeg", "png")
 LABEL_FEATURES = ("image/class/label", "label", "labels", "class", "target", "image/class/text")
@@ -82,11 +83,7 @@ def parts_of(record: bytes, columns: Columns) -> Parts:
     labels = LABEL_FEATURES if columns.label is None else (columns.label,)
     label_name = next((name for name in labels if name in features), "")
     label = _label(label_name, features) if label_name else None
-    key = _label(columns.key, features, is_key=True) if columns.key else None
-    if isinstance(key, list | float):
-        text = printable(str(key)[:60])
-        raise ValueError(f"its feature {columns.key!r} is {text}; a key is one text")
-    key = "" if key is None else str(key)
+    key = _key(columns.key, features) if columns.key else ""
     return Parts(images[0], label, key, image_name, label_name, tuple(features))
 
 
@@ -98,22 +95,48 @@ def sample_of(record: bytes, columns: Columns) -> Fetched:
         return SampleError(f"its record cannot be used: {error}")
 
 
-def require_label(members: Members, columns: Columns, first: Parts | None, where: str) -> None:
-    """Note the features of the first record that are not used.
+def samples_of(
+    records: Iterator[tuple[bytes | SampleError, Mapping[str, Any]]],
+    columns: Columns,
+    file: FileInfo,
+    where: str,
+    members: Members,
+) -> Iterator[Place]:
+    """Yield the samples of the records of a file, and note the features that they use.
+
+    A record that cannot be used is listed, and will be a hole.
+
+    Parameters
+    ----------
+    records
+        Each with the attributes of its `Place` that the format knows.
 
     Raises
     ------
     SourceError
-        No record has labels, and the first lacks the user's label feature.
+        The first record is no example, or labels do not go together.
     """
-    used = {columns.key} if first is None else {columns.key, first.image_name, first.label_name}
-    others = [name for name in first.names if name not in used] if first is not None else []
-    if others:
-        members.notes[f"Features that are not used: {quoted(sorted(others), 8)}"] += 1
-    has_labels = kind_of(members.rows.labels.type) is not None
-    if columns.label is None or first is None or has_labels:
+    first: Parts | None = None
+    has_labels = False
+    for number, (record, place) in enumerate(records):
+        parts = Parts(key=f"{file.name}/{number}" if columns.key else "")
+        if isinstance(record, bytes):
+            try:
+                parts = parts_of(record, columns)
+            except ValueError as error:
+                if not number:
+                    raise SourceError(f"{where}: in its first record, {error}") from None
+        first = first or parts
+        has_labels = has_labels or parts.label is not None
+        if parts.image:
+            members.notes[parts.note] += 1
+        yield Place(parts.key, size=len(parts.image), label=parts.label, **place)
+    if first is None:
         return
-    if columns.label not in first.names:
+    others = sorted({*first.names} - {columns.key, first.image_name, first.label_name})
+    if others:
+        members.notes[f"Features that are not used: {quoted(others, 8)}"] += 1
+    if columns.label and not has_labels and columns.label not in first.names:
         raise SourceError(f"{where}: in its first record, {_lacks(columns.label, first.names)}")
 
 
@@ -138,8 +161,8 @@ def _names(features: Iterable[str]) -> str:
     return first_ones([printable(repr(name)) for name in features]) or "none"
 
 
-def _label(name: str, features: Features, *, is_key: bool = False) -> Label | None:
-    """Return a label or key."""
+def _label(name: str, features: Features) -> Label | None:
+    """Return a label."""
     kind, data = features[name]
     values: list[Any]
     if kind == _FLOATS:
@@ -148,13 +171,23 @@ def _label(name: str, features: Features, *, is_key: bool = False) -> Label | No
     elif kind == _NUMBERS:
         values = _numbers(data)
     else:
-        # A key may be no UTF-8; a label may not.
-        errors = "surrogateescape" if is_key else "strict"
-        values = [bytes(value).decode(errors=errors) for value in _values(name, features)]
+        values = [bytes(value).decode() for value in _values(name, features)]
     try:
         return label_of(values[0] if len(values) == 1 else values)
     except ValueError as error:
         raise ValueError(f"its feature {name!r} {error}") from None
+
+
+def _key(name: str, features: Features) -> str:
+    """Return a key, whose bytes may not be UTF-8; empty for none."""
+    key: Label | None
+    if features[name][0] == _BYTES and len(values := _values(name, features)) == 1:
+        key = bytes(values[0]).decode(errors="surrogateescape")
+    else:
+        key = _label(name, features)
+    if isinstance(key, list | float):
+        raise ValueError(f"its feature {name!r} is {printable(str(key)[:60])}; a key is one text")
+    return "" if key is None else str(key)
 
 
 # --- encoding -----------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 import struct
-import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import google_crc32c
 
@@ -23,20 +23,14 @@ from precache.store.locations import Container
 from precache_workers.sources.base import NO_COLUMNS, Columns, Fetched
 from precache_workers.sources.containers import (
     UNIT_BYTES,
-    GrowingRows,
     Members,
     Read,
-    TimeUpError,
+    Rows,
     Wanted,
-    no_rows,
+    in_batches,
 )
 from precache_workers.sources.file_ranges import open_file, read_parts
-from precache_workers.sources.tf_examples import (
-    Parts,
-    parts_of,
-    require_label,
-    sample_of,
-)
+from precache_workers.sources.tf_examples import sample_of, samples_of
 
 _DAMAGED = "its record is damaged: it has another CRC-32C"
 _HEAD, _TAIL = struct.Struct("<QI"), struct.Struct("<I")
@@ -47,9 +41,7 @@ class TFRecordFormat:
     """TFRecord files without compression; see the module."""
 
     columns: Columns = NO_COLUMNS
-    noun: str = "a TFRecord file"
     suffixes: tuple[str, ...] = (".tfrecord", ".tfrecords")
-    typed: bool = True
     checks_members: bool = True
 
     def places(self) -> Any:
@@ -58,47 +50,11 @@ class TFRecordFormat:
 
         return pa.struct({name: pa.int64() for name in ("offset", "length", "crc")})
 
-    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, where, offset = Members(rows=no_rows(self.places())), folder.path(file.name), 0
-        rows, first = GrowingRows(self.places()), None
+    def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows]:
+        where = folder.path(file.name)
         with open_file(folder, file) as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(0)
-            while head := stream.read(_HEAD.size):
-                if time.monotonic() > until:
-                    raise TimeUpError
-                length = _length(head)
-                if length is None:
-                    raise SourceError(_no_record(where, offset, head))
-                if offset + _HEAD.size + length + _TAIL.size > size:
-                    raise SourceError(
-                        f"{where} is cut off: the record at byte {offset:,} has {length:,} bytes"
-                    )
-                record = stream.read(length)
-                [crc] = _TAIL.unpack(stream.read(_TAIL.size))
-                try:
-                    if _masked(record) != crc:
-                        raise ValueError(_DAMAGED)
-                    parts = parts_of(record, self.columns)
-                except ValueError as error:
-                    if not len(rows) and str(error) != _DAMAGED:
-                        raise SourceError(f"{where}: in its first record, {error}") from None
-                    parts = Parts(key=f"{file.name}/{len(rows)}")  # it will be a hole
-                first = first or parts
-                if parts.image:
-                    members.notes[parts.note] += 1
-                rows.add(
-                    parts.key,
-                    {"offset": offset, "length": length, "crc": crc},
-                    unit=offset // UNIT_BYTES,
-                    size=len(parts.image),
-                    etag=f"crc32c:{crc:08x}",
-                    label=parts.label,
-                )
-                offset += _HEAD.size + length + _TAIL.size
-        members.take(rows, file.name, self.columns.key, where)
-        require_label(members, self.columns, first, where)
-        return members
+            samples = samples_of(_records(stream, where), self.columns, file, where, members)
+            yield from in_batches(samples, self.places())
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = wanted.places.to_pylist()
@@ -120,6 +76,28 @@ class TFRecordFormat:
             return None
         record = data[_HEAD.size : -_TAIL.size]
         return SampleError(_DAMAGED) if _masked(record) != crc else sample_of(record, self.columns)
+
+
+def _records(
+    stream: BinaryIO, where: str
+) -> Iterator[tuple[bytes | SampleError, Mapping[str, Any]]]:
+    """Yield the records of a file, and the place of each."""
+    size, offset = stream.seek(0, os.SEEK_END), 0
+    stream.seek(0)
+    while head := stream.read(_HEAD.size):
+        length = _length(head)
+        if length is None:
+            raise SourceError(_no_record(where, offset, head))
+        if offset + _HEAD.size + length + _TAIL.size > size:
+            raise SourceError(
+                f"{where} is cut off: the record at byte {offset:,} has {length:,} bytes"
+            )
+        record = stream.read(length)
+        [crc] = _TAIL.unpack(stream.read(_TAIL.size))
+        place = {"offset": offset, "length": length, "crc": crc}
+        found = {"place": place, "unit": offset // UNIT_BYTES, "etag": f"crc32c:{crc:08x}"}
+        yield record if _masked(record) == crc else SampleError(_DAMAGED), found
+        offset += _HEAD.size + length + _TAIL.size
 
 
 def _masked(data: bytes) -> int:

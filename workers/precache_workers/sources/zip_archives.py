@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import itertools
 import struct
-import time
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
@@ -23,13 +21,12 @@ import numpy as np
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
 from precache.messages import printable
-from precache.storage.base import NO_FILE, NO_NAME, REPLACED, FileInfo, Folder
-from precache.store.columns import GrowingTexts, Texts
+from precache.storage.base import REPLACED, FileInfo, Folder
+from precache.store.columns import GrowingTexts
 from precache.store.locations import Container
 from precache_workers.sources.base import (
     FILES_PER_TICK,
     Fetched,
-    Names,
     Sample,
 )
 from precache_workers.sources.containers import (
@@ -37,11 +34,10 @@ from precache_workers.sources.containers import (
     Members,
     Read,
     Rows,
-    TimeUpError,
     Wanted,
+    file_names,
     last_of_each,
-    member_names,
-    no_rows,
+    rows_of,
     structs,
     units_of,
 )
@@ -96,9 +92,8 @@ class _Entry(NamedTuple):
 class ZipFormat:
     """Zip archives; see the module."""
 
-    noun: str = "a zip archive"
     suffixes: tuple[str, ...] = (".zip",)
-    typed: bool = False
+    columns: None = None
     checks_members: bool = True
 
     def places(self) -> Any:
@@ -108,54 +103,35 @@ class ZipFormat:
         numbers = "offset", "packed", "size", "crc", "method"
         return pa.struct({name: pa.int64() for name in numbers})
 
-    def scan(self, folder: Folder, file: FileInfo, until: float) -> Members:
-        members, where = Members(rows=no_rows(self.places())), folder.path(file.name)
-        names, numbers = GrowingTexts(), [np.zeros((5, 0), np.int64)]
+    def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
+        where = folder.path(file.name)
+        growing, numbers = GrowingTexts(), [np.zeros((5, 0), np.int64)]
         with open_file(folder, file) as stream:
             entries = _entries(stream, where, file.size)
             while some := list(itertools.islice(entries, FILES_PER_TICK)):
-                if time.monotonic() > until:
-                    raise TimeUpError
-                images, kept = self._images(some, file.name, members)
-                names.extend(images.texts.take(kept))
-                columns = [entry.place for entry in some]
-                numbers.append(np.array(columns, np.int64).T[:, kept])
-        texts, (offsets, packed, sizes, crcs, methods) = names.texts(), np.hstack(numbers)
-        last = last_of_each(texts)
+                regular = np.array([entry.regular for entry in some])
+                listed = [entry.name for entry in some]
+                found = file_names(listed, regular, file.name, members)
+                growing.extend(found.names.take(found.images))
+                numbers.append(np.array([entry.place for entry in some]).T[:, found.images])
+                guessed = np.array([entry.guessed for entry in some])
+                members.notes[GUESSED_NOTE] += int(guessed[found.images].sum())
+                yield None
+        members.notes = +members.notes
+        names, places = growing.texts(), np.hstack(numbers)
+        last = last_of_each(names)
         for row in np.flatnonzero(~last).tolist():
-            members.leave_out(REPLACED, f"{file.name}/{texts[row]}")
+            members.leave_out(REPLACED, f"{file.name}/{names[row]}")
         order = np.flatnonzero(last)
-        order = order[np.argsort(offsets[order], kind="stable")]
-        texts = texts.take(order)
-        places = np.stack([offsets, packed, sizes, crcs, methods])[:, order]
-        members.rows = Rows.of(
-            texts.between(f"{file.name}/"),
-            structs(self.places(), [*places]),
-            units=units_of(places[0], places[1]),
-            etags=Texts([f"{CHECKSUM}{crc:08x}" for crc in places[3].tolist()]),
-            sizes=places[2],
+        order = order[np.argsort(places[0, order], kind="stable")]
+        offsets, packed, sizes, crcs, _ = places[:, order]
+        yield rows_of(
+            names.take(order),
+            structs(self.places(), [*places[:, order]]),
+            units=units_of(offsets, packed),
+            etags=[f"{CHECKSUM}{crc:08x}" for crc in crcs.tolist()],
+            sizes=sizes,
         )
-        return members
-
-    def _images(
-        self, some: Sequence[_Entry], container: str, members: Members
-    ) -> tuple[Names, np.ndarray]:
-        """Return the names of entries, and which are samples; count the others."""
-        names, named = member_names([entry.name for entry in some], container)
-        usable = named & np.array([entry.regular for entry in some])
-        for row in np.flatnonzero(~usable).tolist():
-            if not some[row].name.endswith("/"):  # a folder
-                members.left_out[NO_NAME if some[row].regular else NO_FILE] += 1
-        for row in np.flatnonzero(usable & ~names.images).tolist():
-            members.ignore(container, f"{container}/{some[row].name.removeprefix('./')}")
-        for row, reason in names.left_out.items():
-            if usable[row]:
-                name = some[row].name.removeprefix("./")
-                members.leave_out(reason, f"{container}/{name}")
-        kept = usable & names.kept
-        guessed = sum(some[row].guessed for row in np.flatnonzero(kept).tolist())
-        members.notes += Counter({GUESSED_NOTE: guessed})
-        return names, kept
 
     def read(self, folder: Folder, container: Container, wanted: Wanted, most_bytes: int) -> Read:
         places = [_Place(**place) for place in wanted.places.to_pylist()]
@@ -183,8 +159,8 @@ def _sample(
         return None
     header = _LOCAL.unpack_from(data)
     start = _LOCAL.size + header[9] + header[10]
-    member = _decoded(data[_LOCAL.size :][: header[9]], header[2]).removeprefix("./")
-    if member != key[len(name) + 1 :]:
+    member, _ = _decoded(data[_LOCAL.size :][: header[9]], header[2])
+    if member.removeprefix("./") != key[len(name) + 1 :]:
         return None
     if place.method not in (STORED, DEFLATED):
         kind = "encrypted"
@@ -216,7 +192,7 @@ def _inflated(raw: bytes, size: int) -> bytes:
 
 
 def _entries(stream: BinaryIO, where: str, size: int) -> Iterator[_Entry]:
-    """Yield the entries of an archive's directory.
+    """Yield the entries of an archive's directory, except folders.
 
     Raises
     ------
@@ -244,8 +220,7 @@ def _entries(stream: BinaryIO, where: str, size: int) -> Iterator[_Entry]:
         if len(data) < name_length + extra_length + comment_length:
             raise SourceError(f"{where} is cut off in entry {number:,} of {count:,}")
         raw = data[:name_length]
-        name = _decoded(raw, flags)
-        guessed = not (flags & 0x800 or raw.isascii() or _is_utf8(raw))
+        name, guessed = _decoded(raw, flags)
         extra = data[name_length : name_length + extra_length]
         unpacked, packed, at = _wide(extra, unpacked, packed, at)
         if at + packed > size or packed > unpacked + unpacked // 100 + LEAST_PACKED:
@@ -254,9 +229,9 @@ def _entries(stream: BinaryIO, where: str, size: int) -> Iterator[_Entry]:
                 f"bytes of {unpacked:,}, and the archive has {size:,}: it is cut off or damaged"
             )
         mode = attributes >> 16 if made_by >> 8 == 3 else 0  # of Unix
-        regular = not name.endswith("/") and mode & 0xF000 in (0, 0x8000)
         place = _Place(at, packed, unpacked, crc, ENCRYPTED if flags & 1 else method)
-        yield _Entry(name, place, regular, guessed)
+        if not name.endswith("/"):
+            yield _Entry(name, place, mode & 0xF000 in (0, 0x8000), guessed)
 
 
 def _directory(stream: BinaryIO, where: str, size: int) -> tuple[int, int, int, int]:
@@ -285,25 +260,18 @@ def _directory(stream: BinaryIO, where: str, size: int) -> tuple[int, int, int, 
     return count, nbytes, offset, end
 
 
-def _decoded(name: bytes, flags: int) -> str:
+def _decoded(name: bytes, flags: int) -> tuple[str, bool]:
     """Decode a name: as UTF-8 if its flag is set or the bytes are valid, else as code page 437.
 
-    Info-ZIP's ``zip`` and macOS write UTF-8 without the flag. Old Windows software writes
-    backslashes between folders.
+    Returns it, and True for that page. Info-ZIP's ``zip`` and macOS write UTF-8 without the flag.
+    Old Windows software writes backslashes between folders.
     """
     try:
         text = name.decode("utf-8", "surrogateescape" if flags & 0x800 else "strict")
+        guessed = False
     except UnicodeDecodeError:
-        text = name.decode("cp437")
-    return text if "/" in text else text.replace("\\", "/")
-
-
-def _is_utf8(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        text, guessed = name.decode("cp437"), True
+    return text if "/" in text else text.replace("\\", "/"), guessed
 
 
 def _wide(extra: bytes, unpacked: int, packed: int, offset: int) -> tuple[int, int, int]:

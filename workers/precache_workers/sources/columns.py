@@ -1,0 +1,410 @@
+"""Columns of tables: which of them have images, labels, keys and splits, and their values as text.
+
+A column is chosen by the user, else by its type, by the metadata of Hugging Face, or by its name.
+Class names come from that metadata (``ClassLabel``). Columns without types, as of CSV, are text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from precache.errors import SourceError
+from precache.store.columns import Texts
+from precache_workers.sources.base import (
+    BY_DATASET,
+    Columns,
+    Doubt,
+    choice_error,
+    require_columns,
+)
+from precache_workers.sources.column_evidence import (
+    ColumnEvidence,
+    doubt_of_rivals,
+    names_splits,
+)
+from precache_workers.sources.containers import Members
+from precache_workers.sources.label_readings import quoted
+from precache_workers.sources.labels import (
+    MOST_TEXT,
+    bits_column,
+    cell_of,
+    kind_of,
+    texts_of_labels,
+    typed_column,
+    values_of,
+)
+
+IMAGE_COLUMNS = (
+    "image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content",
+)  # fmt: skip
+LABEL_COLUMNS = ("label", "labels", "class", "class_name", "target", "cls", "category")
+"""Usual names of columns; the first that a table has is used."""
+
+_NUMBERS, _ONE = ("numbers", "values"), ("names", "numbers", "values")
+"""Kinds of labels that may be 0 and 1, and of one label a row."""
+
+_KEYS = "a key is text or a whole number"
+
+Features = Mapping[str, Mapping[str, Any]]
+"""Column -> its feature in the metadata of Hugging Face."""
+
+
+@dataclass(frozen=True)
+class ChosenColumns:
+    """The columns of a table that are read.
+
+    Attributes
+    ----------
+    image
+        Column of images, or of their URIs.
+    struct
+        The images are structs of bytes and path.
+    name
+        Column, or field of the struct, that names samples; None for none.
+    labels
+        Columns of labels: one, or one for each class with 0 and 1.
+    classes
+        Names of classes by number, if the schema has them.
+    others
+        Columns that are not used.
+    binary
+        If there are no labels: columns whose type may hold 0 and 1.
+    splits
+        Columns that may name the split of each row.
+    rivals
+        If labels were guessed: other columns that may have them, by name or metadata.
+    label
+        The guessed column of labels, or the key of the folders that name them; empty for none.
+    ordered
+        The labels are ordered categories.
+    folder
+        The label of all rows, if it comes from a folder such as ``label=cat``, not from a column.
+    """
+
+    image: str
+    struct: bool
+    name: str | None
+    labels: tuple[str, ...]
+    classes: tuple[str, ...]
+    others: tuple[str, ...]
+    binary: tuple[str, ...]
+    splits: tuple[str, ...]
+    rivals: tuple[str, ...]
+    label: str
+    ordered: bool
+    folder: str | None
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """Columns that a listing reads beside names."""
+        labels = self.labels or self.binary
+        return tuple(dict.fromkeys((*labels, *self.splits, *self.rivals)))
+
+    @property
+    def image_leaf(self) -> str:
+        return f"{self.image}.bytes" if self.struct else self.image
+
+    def describe(self, members: Members, what: str = "Images") -> None:
+        """Give the members of a table what the choice says of them, before rows are read."""
+        label = self.label or ",".join(self.labels)
+        splits = {name: list[str]() for name in self.splits}
+        rivals = {name: set[tuple[str, str]]() for name in self.rivals}
+        bits = {name: set[int]() for name in self.binary}
+        members.evidence = ColumnEvidence(label, bits, splits, rivals)
+        members.classes = self.classes
+        labels = f"labels from {quoted(self.labels)}" if self.labels else "no labels"
+        labels += "" if self.labels else " (--label-column)"
+        labels = labels if self.folder is None else "labels from the names of folders"
+        others = f"; not used: {quoted(self.others, 8)}" if self.others else ""
+        members.notes[f"{what} from the column {self.image!r}, {labels}{others}"] += 1
+
+
+def choose(
+    schema: Any,
+    columns: Columns,
+    where: str,
+    guess_image: Callable[[Any, Features], str],
+    *,
+    file: str = "",
+    typed: bool = True,
+) -> ChosenColumns:
+    """Choose the columns of a table: those that the user names, else by type, metadata and name.
+
+    Parameters
+    ----------
+    guess_image
+        Returns the column of images of a schema.
+    file
+        Name of the table, of which a folder such as ``label=cat`` may be the label.
+    typed
+        False if all columns are texts that may be numbers.
+    """
+    import pyarrow as pa
+
+    names, features = schema.names, _features(schema)
+    pairs = [part.partition("=") for part in file.split("/")[:-1] if part.find("=") > 0]
+    folders = {name: _folder_value(value) for name, _, value in pairs if name not in names}
+    _require_columns(schema, columns, folders, where)
+    image = columns.image or guess_image(schema, features)
+    kind = schema.field(image).type
+    parts = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
+    labels = tuple(filter(None, columns.labels((*names, *folders))))
+    guess = ""
+    if columns.label is None:
+        guess = _guess_label(schema, features, image) or next(
+            iter(_usual(LABEL_COLUMNS, [*folders])), ""
+        )
+        labels = (guess,) if guess else ()
+        if not guess:
+            _require_no_label(schema, {image, columns.key}, where)
+    folder = folders.get(labels[0]) if len(labels) == 1 else None
+    labels = labels if folder is None else ()
+    for label in labels:
+        if kind_of(schema.field(label).type) is None:
+            raise SourceError(
+                f"{where}: its column {label} has values of type {schema.field(label).type}; a "
+                "label is a class, a number, or a list of classes"
+            )
+    others = tuple(name for name in names if name not in (image, *labels, columns.key))
+    types = {field.name: field.type for field in schema}
+    bare = not labels and folder is None and columns.label is None
+    path = f"{image}.path" if "path" in parts and kind_of(parts["path"]) == "names" else None
+    return ChosenColumns(
+        image,
+        bool(parts),
+        columns.key or path,
+        labels,
+        class_names(schema, labels),
+        others,
+        tuple(
+            n for n in others if bare and (not typed or kind_of(types[n]) in ("numbers", "values"))
+        ),
+        tuple(n for n in others if not typed or (names_splits(n) and kind_of(types[n]) in _ONE)),
+        _rivals(schema, features, guess, others) if guess and labels else (),
+        guess,
+        len(labels) == 1 and is_ordered(schema.field(labels[0]).type),
+        folder,
+    )
+
+
+def _folder_value(text: str) -> str:
+    """Return the value in a folder's name, which Hive encodes; empty for none."""
+    return "" if text == "__HIVE_DEFAULT_PARTITION__" else unquote(text)
+
+
+def choose_images(schema: Any, columns: Columns, where: str, file: str = "") -> ChosenColumns:
+    """Choose the columns of a table with a column of encoded images; see `choose`."""
+
+    def guess(schema: Any, features: Features) -> str:
+        able = [field.name for field in schema if holds_images(field.type)]
+        declared = [name for name in able if features.get(name, {}).get("_type") == "Image"]
+        candidates = _usual(IMAGE_COLUMNS, declared or able) or declared or able
+        if not candidates:
+            raise SourceError(
+                f"{where} has no column of images (bytes, or a struct of bytes and path); its "
+                f"columns are {', '.join(f'{f.name!r} ({f.type})' for f in [*schema][:20])}. If "
+                "one has URIs of images, give --source-kind manifest; to build from others, "
+                f"{BY_DATASET}"
+            )
+        if len(candidates) > 1:
+            raise choice_error(
+                doubt_of_rivals("--image-column", candidates[:20], "may have the images", where)
+            )
+        return candidates[0]
+
+    chosen = choose(schema, columns, where, guess, file=file)
+    kind = schema.field(chosen.image).type
+    if not holds_images(kind):
+        raise SourceError(
+            f"{where}: its column {chosen.image!r} has values of type {kind}; images are bytes, or "
+            "a struct of bytes and path"
+        )
+    return chosen
+
+
+def _require_columns(schema: Any, columns: Columns, folders: Collection[str], where: str) -> None:
+    """Raise `SourceError` for a column that does not exist, or whose type cannot be that of keys.
+
+    Labels may come from names of folders, and keys from fields of structs.
+    """
+    import pyarrow as pa
+
+    structs = [field for field in schema if pa.types.is_struct(field.type)]
+    parts = [f"{field.name}.{part.name}" for field in structs for part in field.type]
+    of_labels = [*schema.names, *folders]
+    require_columns(schema.names, [columns.image], where)
+    require_columns(of_labels, filter(None, columns.labels(of_labels)), where)
+    require_columns([*schema.names, *parts], [columns.key], where)
+    if columns.key in schema.names:
+        kind = schema.field(columns.key).type
+        if kind_of(kind) not in ("numbers", "names"):
+            raise SourceError(
+                f"{where}: its column {columns.key!r} has values of type {kind}; {_KEYS}"
+            )
+
+
+def class_names(schema: Any, labels: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of classes by number: of several columns theirs, or what metadata has."""
+    if len(labels) != 1:
+        return tuple(labels)
+    named = _features(schema).get(labels[0], {})
+    named = named.get("feature", named)  # the element type of a list
+    names = named.get("names") if _is_class(named) else None
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _features(schema: Any) -> Features:
+    """Return the features in Hugging Face's metadata, by column; none if it is damaged."""
+    try:
+        document = json.loads((schema.metadata or {})[b"huggingface"])
+        features = document["info"]["features"]
+        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        return {}
+
+
+def _require_no_label(schema: Any, used: Collection[str | None], where: str) -> None:
+    """Raise `ChoiceError` for an unused column of a usual name, whose type cannot hold labels."""
+    import pyarrow as pa
+
+    for name in _usual(LABEL_COLUMNS, [name for name in schema.names if name not in used]):
+        kind = schema.field(name).type
+        if not pa.types.is_null(kind):
+            text = f"the column {name!r} of {where} has values of type {kind}, which are no labels"
+            none = ("--label-column", ""), "for no label"
+            raise choice_error([Doubt.of(text, none, ((), "write text or whole numbers"))])
+
+
+def _guess_label(schema: Any, features: Features, image: str) -> str:
+    """Return the column of labels by metadata and name; empty for none."""
+    declared = [name for name in schema.names if _is_class(features.get(name))]
+    able = [f.name for f in schema if f.name != image and kind_of(f.type) is not None]
+    return next(
+        iter((*_usual(LABEL_COLUMNS, declared), *declared, *_usual(LABEL_COLUMNS, able))), ""
+    )
+
+
+def _rivals(schema: Any, features: Features, guess: str, others: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that have labels by what the guessed column was taken for: its name, or
+    else the metadata."""
+    able = [name for name in others if kind_of(schema.field(name).type) is not None]
+    if _usual(LABEL_COLUMNS, [guess]):
+        return tuple(_usual(LABEL_COLUMNS, able))
+    return tuple(name for name in able if _is_class(features.get(name)))
+
+
+def _usual(usual: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the columns that have a usual name, in the order of the usual names."""
+    lower = {plain_name(name): name for name in reversed(names)}
+    return [lower[name] for name in usual if name in lower]
+
+
+def plain_name(name: str) -> str:
+    """Normalise the name of a column, to compare it with usual names."""
+    return name.strip().lower()
+
+
+def _is_class(feature: Any) -> bool:
+    """Return True if a feature of Hugging Face's metadata is a class label."""
+    return isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel"
+
+
+# --- types --------------------------------------------------------------------------------------
+
+
+def is_ordered(kind: Any) -> bool:
+    """Return True for a type of categories with an order."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_dictionary(kind) and kind.ordered and kind_of(kind) == "names")
+
+
+def holds_images(kind: Any) -> bool:
+    """Return True for a type of bytes, or of a struct with them."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_struct(kind):
+        return any(part.name == "bytes" and holds_images(part.type) for part in kind)
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def leaf(batch: Any, name: str) -> Any:
+    """Return a column, or a field of a struct by its dotted path."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    outer, _, inner = name.partition(".")
+    return batch.column(outer).field(inner)
+
+
+def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Any:
+    """Return the labels of rows as an Arrow array; drop columns from `Members` with other values.
+
+    Raises
+    ------
+    ValueError
+        Some value is no label.
+    """
+    import pyarrow as pa
+
+    members.evidence.look(
+        lambda name: values_of(batch.column(name).unique()),
+        lambda name: texts_of_labels(typed_column(batch.column(name), name)),
+    )
+    if chosen.folder is not None:
+        return repeated_label(chosen.folder, len(batch))
+    if not chosen.labels:
+        return pa.nulls(len(batch))
+    if chosen.ordered:
+        categories = batch.column(chosen.labels[0]).dictionary
+        members.evidence.orders.add(tuple(texts_of(categories, chosen.labels[0])))
+    if len(chosen.labels) == 1:
+        return typed_column(batch.column(chosen.labels[0]), chosen.labels[0])
+    columns = [
+        [cell_of(value, name) for value in batch.column(name).to_pylist()] for name in chosen.labels
+    ]
+    return bits_column(zip(*columns, strict=True))
+
+
+def repeated_label(text: str, count: int) -> Any:
+    """Return the label of a folder, which may be a number, for each row."""
+    import pyarrow as pa
+
+    number = text.isdecimal() and len(text) < 18
+    value = (int(text) if number else text) if text else None
+    return pa.array([value], None if text else pa.null()).take(pa.array([0] * count, pa.int32()))
+
+
+def texts_of(column: Any, name: str) -> Texts:
+    """Return keys, or labels of one class, as text, whose bytes may not be UTF-8; empty for none.
+
+    Raises
+    ------
+    ValueError
+        The values are neither text nor whole numbers, or too long.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_coded = pa.types.is_dictionary(column.type)
+    values = column.dictionary if is_coded else column
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
+    elif kind_of(values.type) not in ("numbers", "names"):
+        raise ValueError(f"its column {name} has values of type {column.type}; {_KEYS}")
+    values = values.cast(pa.large_string())
+    if len(values) and (pc.max(pc.utf8_length(values)).as_py() or 0) > MOST_TEXT:
+        raise ValueError(
+            f"its column {name} has a text of more than {MOST_TEXT:,} characters; keys and labels "
+            "are shorter"
+        )
+    values = values.take(column.indices) if is_coded else values
+    return Texts(values.fill_null(""))
