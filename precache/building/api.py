@@ -83,8 +83,8 @@ def build(
     source
         A folder of images, containers of samples (tar, Parquet, zip, tables of URIs), as path, URL
         or pattern such as ``data/*.parquet`` and ``shards-{0000..0099}.tar``; folders whose files
-        of one name are one sample, such as ``data/{images,masks}`` and ``data/{*.jpg,*_gt.png}``; or ``python:module:factory``
-        for a torch map-style `Dataset`.
+        of one name are one sample, such as ``data/{images,masks}`` and ``data/{*.jpg,*_gt.png}``;
+        or ``python:module:factory`` for a torch map-style `Dataset`.
     store
         Folder of the store, as path or URL; created if missing.
     recipe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -77,7 +78,8 @@ def find_verdict(model: LoopModel) -> tuple[Verdict, str]:
     if model.crowded and lost > WORTH:
         return "CPU-bound", "loading and the step compete for the cores and slow each other down"
     noise = lost < NOISE or is_noisy(measured)
-    if lost < WORTH or (noise and model.rate() * model.step > 1 - WORTH):
+    ready = LoopModel(dataclasses.replace(measured, take=0.0))  # which a busy machine makes longer
+    if lost < WORTH or (noise and ready.rate() * model.step > 1 - WORTH):
         return "compute-bound", "the step takes the time; data is ready when it is needed"
     if measured.copies and measured.copies.exposed * now > 0.5 * lost:
         return "transfer-bound", "the step waits for its batch to be copied to the device"

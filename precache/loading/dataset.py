@@ -198,8 +198,9 @@ def _reaches(frame: FrameType, name: str, value: Any) -> bool:
 _OF_STORE = "build with --labels FILE"
 _OF_READING = "give it as CachedDataset(…)"
 _OF_TRANSFORM = "call it on the batches, or give Loader(…, transform=)"
+_TRANSFORMS = ("transform", "transforms", "target_transform")
 _UNUSED = {
-    **dict.fromkeys(("transform", "transforms", "target_transform"), _OF_TRANSFORM),
+    **dict.fromkeys(_TRANSFORMS, _OF_TRANSFORM),
     **dict.fromkeys(("targets", "labels", "classes", "class_to_idx", "keys"), _OF_STORE),
     **dict.fromkeys(("samples", "imgs", "data"), "choose samples by Subset(dataset, indices)"),
     **dict.fromkeys(("fields", "verify", "access", "storage_options"), _OF_READING),
@@ -254,6 +255,9 @@ class CachedDataset(Dataset[Batch]):
         storage_options: StorageOptions = None,
         variant: int = 0,
     ) -> None:
+        for name in _TRANSFORMS:
+            if hasattr(type(self), name):
+                _require_followed(name, type(self))
         for option, value in (("verify", verify), ("access", access)):
             require_choice(option, value, CHOICES[option])
         self.__opened = _OpenedVersion(
@@ -262,7 +266,7 @@ class CachedDataset(Dataset[Batch]):
             {"verify": verify, "access": access, "storage_options": storage_options},
         )
         self.__reads_together = True
-        CachedDataset.set_epoch(self, variant)
+        self.__epoch = whole("variant", variant, 0)
         if "label" in self.__opened.reader.shapes:
             compare_classes(self.version)
         rows, samples = self.version.rows, len(self.__opened.reader.valid)
@@ -297,11 +301,8 @@ class CachedDataset(Dataset[Batch]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse what samples would not follow, unless a subclass makes them itself."""
-        if name in _UNUSED and _own_method(type(self).__mro__) is None:
-            raise UsageError(
-                f"{name} was set on a {type(self).__name__}, and its samples do not follow it: "
-                f"{_UNUSED[name]}, or make the samples in a subclass, by a __getitem__ of its own"
-            )
+        if name in _UNUSED:
+            _require_followed(name, type(self))
         super().__setattr__(name, value)
 
     def set_epoch(self, epoch: int) -> None:
@@ -455,6 +456,15 @@ def _indices(given: Any, count: int) -> list[int]:
         )
     indices: list[int] = array.tolist()
     return indices
+
+
+def _require_followed(name: str, kind: type) -> None:
+    """Refuse an attribute that samples do not follow, unless a class makes them itself."""
+    if _own_method(kind.__mro__) is None:
+        raise UsageError(
+            f"{name} was set on a {kind.__name__}, and its samples do not follow it: "
+            f"{_UNUSED[name]}, or make the samples in a subclass, by a __getitem__ of its own"
+        )
 
 
 _ROW = CachedDataset.__getitem__

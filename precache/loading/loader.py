@@ -74,7 +74,7 @@ class Loader(Epochs):
         transform returns, as a `TupleBatch`, whose attribute `repeated` is that mark, or None. What
         is no dict is handed out as the transform returns it.
     order
-        Without shuffle: ``row`` (as stored) or ``key`` (sorted by key).
+        Without shuffle: ``row`` (as stored) or ``key`` (sorted by key as text, `10` before `2`).
     verify
         Check the checksum of each chunk the first time that this process reads it; otherwise only
         those of zstd frames are checked. `precache.verify` reads and checks all bytes at any time.

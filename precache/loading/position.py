@@ -154,7 +154,8 @@ class Epochs:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse options, which decide when this is made, unless a subclass iterates itself."""
-        option = name in LoaderOptions.__dataclass_fields__ or name in OF_DATALOADER
+        option = name in LoaderOptions.__dataclass_fields__
+        option |= name in OF_DATALOADER and value is not None
         if option and type(self).__iter__.__module__.startswith(__package__):
             raise UsageError(
                 f"{name} was set on a {type(self).__name__}, and its batches would not follow it: "

@@ -181,8 +181,8 @@ class RankCheck:
         """
         if self._begun is not None:  # in the only batch, others may be late
             return
-        known, begun = self._add("compared", 0), self._add(f"epoch/{epoch}", 0)
-        self._alone = self._alone + 1 if begun < known else 0
+        known, begun = self.count() or 0, self._add(f"epoch/{epoch}", 0)
+        self._alone = self._alone + 1 if 0 < begun < known else 0
         if self._alone == 2:
             log.warning(
                 "rank %d reads epoch %d of %s to its end, which %d of %d ranks have begun, and "
@@ -203,7 +203,8 @@ class RankCheck:
         """Count the ranks that were compared, this one included; None before a pass has ended."""
         if self._world_size == 1 or not self._ended:
             return None
-        self._compared = self._add("compared", 0) or self._compared
+        if self._compared < self._world_size:
+            self._compared = self._add("compared", 0) or self._compared
         return self._compared
 
     def _add(self, name: str, more: int) -> int:

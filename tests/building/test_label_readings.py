@@ -1295,6 +1295,14 @@ DATA_SETS: dict[str, tuple[str, list[str], list[Labels]]] = {
             {"ISIC_1": "4", "ISIC_2": "5", "ISIC_3": "4"},
         ],
     ),
+    "columns of words alone, without names": (
+        "list.txt",
+        ["ISIC_1 cat tabby", "ISIC_2 dog pug", "ISIC_3 cat manx"],
+        [
+            {"ISIC_1": "cat", "ISIC_2": "dog", "ISIC_3": "cat"},
+            {"ISIC_1": "tabby", "ISIC_2": "pug", "ISIC_3": "manx"},
+        ],
+    ),
     "paths of Windows": (
         "l.csv",
         [f"C:\\data\\{name},{len(name)}" for name in (n.replace("/", "\\") for n in PHOTOS)],
@@ -1919,6 +1927,10 @@ def test_a_table_of_a_validation_set_says_that_its_classes_are_numbered_alone(
     assert "The 2 classes are numbered from this source alone" in builds.printed
     builds.labels("val.csv", "--classes", "1.store")
     assert "numbered from this source alone" not in builds.printed
+    put(builds.root, "photos/train/cat/c.png", "photos/val/x/d.png")
+    put_csv(builds.root / "val_labels.csv", "x/d.png,eel")
+    builds.labels("photos/val --labels val_labels.csv")
+    assert "The 1 classes are numbered from this source alone" in builds.printed
 
 
 def test_a_plan_refuses_as_a_build_does_and_no_command_shows_a_secret(builds: Builds) -> None:

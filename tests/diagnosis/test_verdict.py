@@ -63,6 +63,10 @@ CASES = {
         measured(0.05, 0.002, 0.06, setup={"workers": 2}),
         "compute-bound",
     ),
+    "a busy machine beside fast workers": (
+        measured(0.04, 0.016, 0.05, setup={"workers": 2}, single_worker=made(0.03), take=0.01),
+        "compute-bound",
+    ),
     "decoding, in this process": (measured(0.02, 0.06, 0.08, cpu=1.0), "CPU-bound"),
     "decoding, in workers": (
         measured(0.02, 0.06, 0.06, setup={"workers": 2}, single_worker=made(0.12, 0.95)),

@@ -408,6 +408,7 @@ def test_what_a_loader_would_ignore_is_refused(
 ) -> None:
     loader = precache.Loader(image_store.path, 2)
     with precache.mix([loader]) if mixed else loader as batches:
+        batches.sampler = None  # type: ignore[union-attr]  # as for timm's train.py
         with pytest.raises(UsageError, match=way):
             use(batches)
         assert next(iter(batches))

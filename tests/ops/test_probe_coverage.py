@@ -15,7 +15,13 @@ LIMITS = {
     *("_parts", "_segments", "_cut_png"),  # refuse files of thousands of parts
     *("decode", "_channels_last"),  # arrays and tensors as they are
     *("_formats", "_load_heif", "_decode_tiff", "_as_stored"),  # what not every machine reads
-    *("picture_facts", "_facts", "_most", "frame_of", "upright"),  # look at pixels, and make none
+    *(
+        "picture_facts",
+        "_facts",
+        "_most",
+        "frame_of",
+        "Frame.upright",
+    ),  # look at pixels, and make none
     *("_has_other_page", "_is_whole", "_in_srgb", "_values", "_wide_grey_alpha"),  # damaged files
 }
 """Functions with branches that no probe takes."""

@@ -61,14 +61,19 @@ class Source:
 
     def new(self) -> File:
         self.clock += 1
-        return File(self.draw.choice(SIZES), self.clock, self.clock, f"content {self.clock}")
+        size = self.draw.choice(SIZES)
+        return File(size, self.clock, self.clock, self.text(size))
+
+    def text(self, size: int) -> str:
+        """Return a content of some size that no file had before."""
+        return f"content {self.clock} of {size}"
 
     def edit(self, op: str) -> None:
         self.clock += 1
         key = self.draw.choice(sorted(self.files))
-        file, content = self.files[key], f"content {self.clock}"
+        file = self.files[key]
         if op == "rewrite" and self.has_ctimes:  # else nothing tells
-            self.files[key] = replace(file, ctime=self.clock, content=content)
+            self.files[key] = replace(file, ctime=self.clock, content=self.text(file.size))
         elif op in ("touch", "chmod"):
             mtime = self.clock if op == "touch" else file.mtime
             self.files[key] = replace(file, mtime=mtime, ctime=self.clock)
@@ -77,8 +82,9 @@ class Source:
         elif op == "old time" and self.has_ctimes:
             known = [before[key] for before in self.listed() if key in before]
             size, mtime = self.draw.choice(known) if known else (file.size, file.mtime)
-            old = [text for _, texts in self.versions for k, text in texts.items() if k == key]
-            content = self.draw.choice([content, *old])
+            old = [texts[key] for _, texts in self.versions if key in texts]
+            old = [content for content in old if content.endswith(f" of {size}")]
+            content = self.draw.choice([self.text(size), *old])
             self.files[key] = File(size, mtime, self.clock, content)
         elif op == "remove" and len(self.files) > 2:
             self.gone = key, self.files.pop(key)
@@ -120,7 +126,7 @@ class Source:
         """Tables of the versions, the latest first."""
         for table, contents in self.versions[::-1][: None if deep else 1]:
             texts = Texts([contents[key] for key in table.keys])
-            yield source_record._as_record(table, texts)
+            yield source_record.as_record(table, texts)
 
 
 def identities(table: RowTable) -> dict[str, tuple[int, int, str]]:
@@ -135,7 +141,7 @@ def test_identity_follows_content_through_any_history(
 ) -> None:
     source = Source(seed, has_ctimes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_record, "_stored", source.stored)
+        patch.setattr(source_record, "stored_tables", source.stored)
         for op in ["nothing", *ops]:
             source.edit(op)
             recalled, _ = source.list()

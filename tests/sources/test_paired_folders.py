@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from precache_workers.sources.base import Sample
 from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import pixels, write
-from tests.support.layouts import Builds
+from tests.support.layouts import Builds, commands_in
 from tests.support.servers import S3Server
 
 RECIPE = """
@@ -130,6 +131,98 @@ def test_names_are_compared_without_what_all_end_in(
         assert Path(mask).stem.startswith(Path(key).stem)
 
 
+PATTERNS: list[tuple[str, str, str, str]] = [
+    ("1.jpg 1_gt.png 2.jpg 2_gt.png", "{*.*,*_gt.*}", "1.jpg 2.jpg", "*.* *_gt.*"),
+    ("1.jpg 1.png 2.jpg 2.png 3.jpg", "{*.jpg,*.png}", "1.jpg 2.jpg", "*.jpg *.png"),
+    ("x1.png 1_m.png x2.png 2_m.png", "{x*.png,*_m.png}", "x1.png x2.png", "x*.png *_m.png"),
+    (
+        "a/a (1).png a/a (1)_mask.png a/a (1)_mask_1.png b/b (2).png b/b (2)_mask.png c.png",
+        "**/{*.*,*_mask.*}",
+        "a/a (1).png b/b (2).png",
+        "*.* *_mask.*",
+    ),
+    (
+        "img/ulm/u1_img.png gt/ulm/u1_gt_ids.png gt/ulm/u1_gt_color.png",
+        "{img/**/*_img.*,gt/*/*_gt_ids.*}",
+        "ulm/u1_img.png",
+        "img gt",
+    ),
+]
+"""Files, the source below their folder, the keys, and the columns."""
+
+
+@pytest.mark.parametrize(("files", "pattern", "expected", "columns"), PATTERNS)
+@pytest.mark.parametrize("remote", [False, True])
+def test_patterns_pair_what_their_stars_stand_for(
+    tmp_path: Path,
+    s3: S3Server,
+    files: str,
+    pattern: str,
+    expected: str,
+    columns: str,
+    remote: bool,
+) -> None:
+    names = re.findall(r"\S.*?\.\w+", files)
+    place, options = f"{tmp_path}/in", None
+    if remote:
+        place, options = "s3://bucket/patterns", s3.options()
+    folder = open_folder(place, options)
+    for number, name in enumerate(names):
+        photo(tmp_path / "one.png", number)
+        folder.put(name, [(tmp_path / "one.png").read_bytes()])
+    try:
+        source = open_source(f"{place}/{pattern}", options)
+        table = check_source(source).table
+        assert sorted(table.keys) == sorted(re.findall(r"\S.*?\.\w+", expected))
+        samples = source.fetch(table.keys, table.sizes.tolist(), table.locations)
+        for sample in samples:
+            assert isinstance(sample, Sample)
+            assert [*sample.inputs] == columns.split()
+    finally:
+        for name in names:
+            folder.remove(name)
+
+
+def test_patterns_in_this_folder_are_named_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("1.jpg", "1_gt.png"):
+        photo(tmp_path / name, 1)
+    monkeypatch.chdir(tmp_path)
+    assert keys("{*.jpg,*_gt.png}") == ["1.jpg"]
+
+
+def test_files_that_no_pattern_pairs_are_counted(builds: Builds) -> None:
+    for name in ("1.png", "1_mask.png", "1_mask_1.png", "2.png", "2_mask.png", "3.png"):
+        photo(builds.root / "in" / name, 1)
+    assert builds.run("build", "in/{*.*,*_mask.*}", "store", "--address", "serial") == 0
+    line = "2 files of '*.*' have no partner in each other pattern, and are no samples, such as "
+    assert f"{line}1_mask_1.png" in builds.printed
+
+
+def test_names_that_pair_but_for_several_endings_are_answered_with_the_patterns(
+    builds: Builds,
+) -> None:
+    for number in range(4):
+        town = "train/ulm/ulm" if number else "val/bonn/bonn"
+        name = f"{town}_{number:06}_000019"
+        photo(builds.root / f"cs/leftImg8bit/{name}_leftImg8bit.png", 10 * number)
+        for value, end in enumerate(("color", "labelIds")):
+            photo(builds.root / f"cs/gtFine/{name}_gtFine_{end}.png", value)
+    for source in ("cs/{leftImg8bit,gtFine}/train", "cs"):
+        choices = builds.choices(source)
+        sources = [command[1] for command in commands_in(builds.printed) if "{" in command[1]]
+        masks = ("gtFine_color", "gtFine_labelIds")
+        photos = "cs/{leftImg8bit/train/**/*_leftImg8bit.*"
+        assert sources == [f"{photos},gtFine/train/**/*_{mask}.*}}" for mask in masks]
+        assert all(len(choice) == 3 for choice in choices)
+    recipe = RECIPE.replace('"masks"', '"gtFine"')
+    write(builds.root / "recipe.toml", recipe.encode())
+    flags = ["--recipe", "recipe.toml", "--address", "serial"]
+    assert builds.run("build", sources[1], "store", *flags) == 0, builds.printed
+    assert {int(row.max()) for row in pixels(builds.root / "store", "mask").values()} == {1}
+
+
 def test_two_files_of_one_name_are_no_sample(data: Path) -> None:
     photo(data / "masks/1/7.bmp", 0)
     listing = open_source(f"{data}/{{images,masks}}").list(lambda count: None)
@@ -153,6 +246,7 @@ def test_a_bucket_is_listed_alike(data: Path, s3: S3Server) -> None:
         ("{train,val}", None, UsageError, r"names splits \('train', 'val'\)"),
         ("{images,images}", None, UsageError, "no two folders of images"),
         ("images/0", "folders", UsageError, "no folders of images"),
+        ("{*/*/*.jpg,*/*/*.pgn}", None, SourceError, r"0 names in .* alike in all columns, of 0"),
         ("masks", "folders", SourceError, "0 names in .* are alike in all columns, of 6"),
     ],
 )

@@ -131,17 +131,16 @@ def test_faults_that_pass_are_waited_for(case: str, service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "silent", "requests"),
+    ("seconds", "silent"),
     [
-        pytest.param(0.5, None, 1, id="briefly"),
-        pytest.param(20.0, 1.0, 2, id="too-long"),
-        pytest.param(30.0, None, 1, id="half-a-minute", marks=pytest.mark.heavy),
+        pytest.param(0.5, None, id="briefly"),
+        pytest.param(60.0, 1.0, id="too-long"),
+        pytest.param(30.0, None, id="half-a-minute", marks=pytest.mark.heavy),
     ],
 )
 def test_a_body_that_stops_in_the_middle(
     seconds: float,
     silent: float | None,
-    requests: int,
     service: Service,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -156,10 +155,12 @@ def test_a_body_that_stops_in_the_middle(
     found = open_folder(service.faulty, options).read_many(["a.bin"], [len(data)])
     waited = time.monotonic() - began
     assert found == [data]
-    assert service.proxy.requests("GET", "a.bin") == requests
-    if requests == 1:
+    requests = service.proxy.requests("GET", "a.bin")
+    if silent is None:
+        assert requests == 1
         assert waited >= seconds
-    else:
+    else:  # a slow machine may be silent, too
+        assert requests > 1
         assert waited < seconds
 
 

@@ -206,15 +206,21 @@ def _names_columns(
     """
     chosen = _of_file(columns, header, keys)
     wanted = [*chosen.labels(header), *filter(None, [chosen.key])]
-    of_sample = any(keys.fit((cell,)) for cell in header if not cell.isdecimal())
-    if wanted and not (of_sample and all(map(str.isdecimal, wanted))):
+    by_number = (
+        bool(wanted)
+        and all(map(str.isdecimal, wanted))
+        and any(keys.fit((cell,)) for cell in header if not cell.isdecimal())
+    )
+    if wanted and not by_number:
         return True
     if any(len(row) != len(header) for _, row in rows):
         return False
     if len(header) != 2:
         unique = len({*header}) == len(header) > 2 and all(header[1:])
         of_sample = any(is_image(cell) or INTEGER.fullmatch(cell) for cell in header)
-        return unique and len(rows) > 1 and not of_sample
+        return (
+            unique and len(rows) > 1 and not of_sample and not any(keys.fit((c,)) for c in header)
+        )
     key, label = header
     usual = key.lower() in _KEYS and label.lower() in LABEL_COLUMNS
     other = not (

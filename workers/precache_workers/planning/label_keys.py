@@ -15,7 +15,8 @@ from precache_workers.sources.label_readings import is_split
 
 FORMS = (
     "by key", "by their paths", "by file name alone", "without suffix",
-    "by absolute paths that end in their keys", "by absolute paths without suffix",
+    "by file name alone, without suffix", "by absolute paths that end in their keys",
+    "by absolute paths without suffix",
 )  # fmt: skip
 """How values may name samples; a form counts only if no value is of an earlier one."""
 
@@ -78,9 +79,10 @@ class SampleKeys:
         if len(paths) > 1:  # a path that names two samples names none
             return
         yield from ((1, rows) for rows in paths)
-        yield 2, _rows(names, self._ends)
-        yield 3, _rows(names, self._stem_ends)
-        for form, keys in ((4, self._images), (5, self._stems)):
+        yield 2, _rows(names, self._file_names)
+        yield 3, _rows(names, self._stems)
+        yield 4, _rows(names, self._file_stems)
+        for form, keys in ((5, self._numbers), (6, self._stems)):
             row_of = {name: self._row_at_end(name.strip(), keys) for name in {*names}}
             found = [row for row in row_of.values() if row >= 0]
             if len({*found}) == len(found):
@@ -126,35 +128,36 @@ class SampleKeys:
 
     def _row_at_end(self, path: str, keys: Mapping[str, int]) -> int:
         """Return the row of the key that an absolute path ends in; -1 if it is of another split."""
-        tail = next((tail for tail in _tails(path)[1:] if tail in keys), None)
-        if tail is None or not _ABSOLUTE.match(path):
+        if not _ABSOLUTE.match(path):
             return -1
+        tail = path
+        while tail and tail not in keys:
+            tail = tail.partition("/")[2]
         own, theirs = (
             {*filter(is_split, folder.split("/"))}
             for folder in (self._source, path.removesuffix(tail))
         )
-        return -1 if own and theirs and own.isdisjoint(theirs) else keys[tail]
+        return -1 if own and theirs and own.isdisjoint(theirs) else keys.get(tail, -1)
 
     @cached_property
     def _has_backslash(self) -> bool:
         return any("\\" in key for key in self.keys)
 
+    @property
+    def _images(self) -> Iterator[tuple[str, int]]:
+        return ((key, row) for key, row in self._numbers.items() if is_image(key))
+
     @cached_property
-    def _images(self) -> dict[str, int]:
-        return {key: row for key, row in self._numbers.items() if is_image(key)}
+    def _file_names(self) -> dict[str, int]:
+        return _of_one((key.rpartition("/")[2], row) for key, row in self._images)
 
     @cached_property
     def _stems(self) -> dict[str, int]:
-        return _of_one((key.rpartition(".")[0], row) for key, row in self._images.items())
+        return _of_one((key.rpartition(".")[0], row) for key, row in self._images)
 
     @cached_property
-    def _ends(self) -> dict[str, int]:
-        return _of_one((end, row) for key, row in self._images.items() for end in _tails(key)[1:])
-
-    @cached_property
-    def _stem_ends(self) -> dict[str, int]:
-        stems = self._stems.items()
-        return _of_one((end, row) for stem, row in stems for end in _tails(stem)[1:]) | self._stems
+    def _file_stems(self) -> dict[str, int]:
+        return _of_one((stem.rpartition("/")[2], row) for stem, row in self._stems.items())
 
 
 def _of_one(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -163,12 +166,6 @@ def _of_one(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     for name, row in pairs:
         rows[name] = -1 if name in rows else row
     return rows
-
-
-def _tails(name: str) -> list[str]:
-    """Return a path, and what is left of it after each of its folders."""
-    parts = name.split("/")
-    return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
 def _rows(names: Sequence[str], numbers: dict[str, int]) -> tuple[int, ...]:

@@ -340,9 +340,11 @@ def _label_notes(request: Request, source: Source, table: RowTable) -> list[str]
         return [f"Labels are multi-hot: several of {labels.shape[1]:,} classes for each sample"]
     if not are_classes(labels):
         return ["Labels are numbers: float32, NaN for none"]
-    later = _is_later_split(_named_split(shown(request.source)))
+    places = [shown(request.source), *([request.labels] if request.labels else [])]
+    later = any(_is_later_split(_named_split(place)) for place in places)
     by_name = table.classes and list(table.classes) == sorted(table.classes)
-    if later and by_name and request.classes is None and not _splits_beside(source):
+    compared = request.labels is None and _splits_beside(source)  # as by `_doubt_of_split`
+    if later and by_name and request.classes is None and not compared:
         classes = f"The {len(table.classes):,} classes are numbered from this source alone"
         others = "if the training data may have others, give their store or folder by --classes"
         return [f"{classes}; {others}"]

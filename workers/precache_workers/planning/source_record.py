@@ -303,7 +303,7 @@ def stored_tables(store: Folder, source: str, brings: bool, deep: bool) -> Itera
                 contents = _labelled(contents, version.labels)
             elif brings:
                 contents = Texts.repeated([""], [len(table)])
-            yield _as_record(table, contents)
+            yield as_record(table, contents)
         if not number and deep and not brings:
             yield from _begun(store, source)
 
@@ -324,10 +324,10 @@ def _begun(store: Folder, source: str) -> Iterator[Any]:
                 for row, content in zip(target.rows_of(shard), receipt.content, strict=True)
             }
             blank = Texts.repeated([""], [len(target.table)])
-            yield _as_record(target.table, blank.replaced(contents))
+            yield as_record(target.table, blank.replaced(contents))
 
 
-def _as_record(table: RowTable, contents: Texts) -> Any:
+def as_record(table: RowTable, contents: Texts) -> Any:
     """Return a row table with the columns of a record."""
     import pyarrow.compute as pc
 

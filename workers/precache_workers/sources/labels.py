@@ -439,7 +439,7 @@ def decide(
     if known and not chosen and {*found.texts} <= {*known}:
         return Decided(found.mapped(found.texts, "names"))
     if kind == "names" and not typed:
-        lists = {text: parsed for text in found.texts if (parsed := _parsed(text)) is not None}
+        lists = {text: parsed for text in found.texts if (parsed := _json(text, list)) is not None}
         for row, text in enumerate(found.texts):
             if text not in lists and _LIST.fullmatch(text):
                 key = printable(keys[found.row(row)])
@@ -475,7 +475,12 @@ def decide(
     if words := sorted(filter(is_nothing, found.texts)):
         count = found.counted(words)
         notes.append(f"{count:,} labels that are {quoted(words)} are taken as none")
-    if is_file and kind == "values" and _are_whole(found):
+    # A column of class numbers with a blank cell is often written so.
+    if (
+        is_file
+        and kind == "values"
+        and all(is_nothing(t) or _WHOLE.fullmatch(t) for t in found.texts)
+    ):
         kind = "numbers"
         found = _Different(found.mapped([_number_of(n, kind) for n in found.labels], kind))
     doubts = _doubts_of_numbers(found, kind, where, listed=bool(classes))
@@ -511,37 +516,24 @@ def _number_of(label: Label, kind: Kind | None) -> int | float | None:
     return int(label) if whole else int(float(label))  # type: ignore[arg-type]
 
 
-def _are_whole(found: _Different) -> bool:
-    """Return True for numbers with a fraction that is zero, as of a column with a blank cell."""
-    return all(is_nothing(text) or _WHOLE.fullmatch(text) for text in found.texts)
-
-
-def _parsed(text: str) -> list[Any] | None:
-    """Parse a JSON list; returns None for any other text."""
-    if not text.startswith("["):
-        return None
+def _json(text: str, type_: type) -> Any:
+    """Parse a JSON list or object; returns None for any other text."""
     try:
-        value = json.loads(text)
+        value = json.loads(text) if text.startswith(("[", "{")) else None
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, list) else None
+    return value if isinstance(value, type_) else None
 
 
 def _of_objects(found: _Different) -> tuple[str, Any] | None:
     """Return the one name and the values of labels that are all JSON objects; None if not."""
-    labels: list[Label | None] = []
-    names: set[str] = set()
-    for text in found.texts:
-        try:
-            item = json.loads(text) if text.startswith("{") else None
-            [(name, value)] = item.items() if isinstance(item, dict) else []
-            labels.append(label_of(value))
-        except (ValueError, RecursionError):
-            return None
-        names.add(name)
+    items = [_json(text, dict) or {} for text in found.texts]
+    names = {name for item in items for name in (item if len(item) == 1 else ("", "several"))}
     if len(names) != 1:
         return None
-    return names.pop(), found.mapped([None if v is None else _text(v) for v in labels], "names")
+    [name] = names
+    values = [_text(item[name]) for item in items]
+    return name, found.mapped(values, "names")
 
 
 def _with_lists(
@@ -669,9 +661,9 @@ def _of_bits(
         text = f"the columns {columns} of {where} have -1 beside 0 and 1"
         ways = (no_label(["-1"]), "if it counts as 0"), ((), "write 0 or 1")
         doubts = (Doubt.of(text, *ways),)
-    words = [*(["-1"] if has_minus else []), *(["blank cells"] if flat.null_count else [])]
-    count = " and ".join(words) + (" counts as 0" if words == ["-1"] else " count as 0")
-    notes = [f"In the columns {columns}, {count}"] if words else []
+    notes = [f"In the columns {columns}, -1 counts as 0"] if has_minus else []
+    if flat.null_count:
+        notes.append(f"In the columns {columns}, {flat.null_count:,} blank cells count as 0")
     bits = np.zeros((len(values), len(classes)), np.bool_)
     bits[numbers_of(values.is_valid())] = (numbers_of(flat.fill_null(0)) == 1).reshape(
         -1, len(classes)

@@ -262,7 +262,8 @@ def _folder_and_pattern(place: str) -> tuple[str, str]:
     parts = place.split("/")
     magic = "://" in place or not os.path.lexists(Path(place).expanduser())
     first = next((n for n, part in enumerate(parts) if magic and _MAGIC.search(part)), len(parts))
-    return "/".join(parts[:first]) or ("." if first else ""), "/".join(parts[first:])
+    folder = "/".join(parts[:first]) or ("/" if first else ".")
+    return folder, "/".join(parts[first:])
 
 
 def _has_image(folder: Folder) -> bool:
@@ -299,14 +300,13 @@ class _Files(NamedTuple):
     def of(cls, names: Texts, pattern: str) -> _Files:
         import pyarrow.compute as pc
 
-        if not pattern:
-            return cls(names, Texts(pc.replace_substring_regex(names.plain, _ANY_SUFFIX, "")),
-                np.arange(len(names)))  # fmt: skip
-        regex = _expression(pattern)
-        rows = np.flatnonzero(names.matching(regex))
-        groups = "/".join(f"\\{number + 1}" for number in range(re.compile(regex).groups))
-        fitting = names.take(rows)
-        return cls(fitting, Texts(pc.replace_substring_regex(fitting.plain, regex, groups)), rows)
+        regex, groups, rows = _ANY_SUFFIX, "", np.arange(len(names))
+        if pattern:
+            regex = _expression(pattern)
+            groups = "/".join(f"\\{number + 1}" for number in range(re.compile(regex).groups))
+            rows = np.flatnonzero(names.matching(regex))
+            names = names.take(rows)
+        return cls(names, Texts(pc.replace_substring_regex(names.plain, regex, groups)), rows)
 
     def without(self, end: str) -> Texts:
         """Return the stems without a common end."""
@@ -322,7 +322,7 @@ def _expression(pattern: str) -> str:
     """Return the expression of RE2 of a pattern: a group for each star, none for a last ``.*``."""
     text = pattern.removesuffix(".*")
     parts = re.split(r"(\*\*/|\*|\?)", text)
-    groups = {"**/": "((?:[^/]+/)*)", "*": "([^/]*)", "?": "([^/])"}
+    groups = {"**/": "(?:((?:[^/]+/)*[^/]+)/)?", "*": "([^/]*)", "?": "([^/])"}
     inside = "".join(groups.get(part) or re.escape(part) for part in parts)
     return f"^{inside}{_ANY_SUFFIX if text != pattern else '$'}"
 
@@ -353,10 +353,9 @@ def _paired(
         if name in stripped:
             lines.append(f"Names are compared without the {ends[name]!r} that ends all in {name!r}")
         alone = np.ones(len(of.names), np.bool_)
-        alone[taken[name]] = False
-        beside = [n for n in files if n != name and columns[n].source is columns[name].source]
-        for other in beside:  # of one folder
-            alone &= ~np.isin(of.rows, files[other].rows[taken[other]])
+        for other in files:
+            if str(columns[other].source.folder) == str(columns[name].source.folder):
+                alone &= ~np.isin(of.rows, files[other].rows[taken[other]])
         alone &= of.stems.counts() == 1
         if alone.any():
             lines.append(
