@@ -29,6 +29,7 @@ from precache.store.small_arrays import small_array, string_array
 from precache.transforms import HorizontalFlip
 from tests.conftest import BuiltStore
 from tests.support.building import own_threads
+from tests.support.forging import settle
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -591,10 +592,15 @@ def _widen(store: BuiltStore, rows: int) -> None:
     few = store.open().rows
     for row in range(few, rows):
         (folder / "image" / "c" / str(row)).symlink_to(str(row % few))
-    table = store.open().shard_table("image")
-    assert table is not None
+    version = store.open()
+    leaves = version.shard_leaves("image")
+    table = [[leaf.size, leaf.xxh3 >> 64, leaf.xxh3 & 2**64 - 1] for leaf in leaves]
+    checks = [version.checks("image", number) for number in range(few)]
     arrays = {
-        "shards/image": small_array(np.resize(table, (rows, 2)), ["shard", "size_xxh3"]),
+        "shards/image": small_array(
+            np.resize(np.array(table, np.uint64), (rows, 3)), ["shard", "size_xxh3"]
+        ),
+        "_checks/image": small_array(np.resize(checks, (rows, 1)), ["shard", "chunk"]),
         "label": small_array(np.zeros(rows, np.int8), ["row"], fill_value=-1),
         "valid": small_array(np.ones(rows, np.bool_), ["row"], fill_value=False),
         "key": string_array([f"{row}.png" for row in range(rows)], "row"),
@@ -609,6 +615,7 @@ def _widen(store: BuiltStore, rows: int) -> None:
     image["shape"][0] = root["attributes"]["precache"]["rows"] = rows
     (folder / "image" / "zarr.json").write_text(json.dumps(image))
     (folder / "zarr.json").write_text(json.dumps(root))
+    settle(folder)
 
 
 @pytest.mark.heavy
