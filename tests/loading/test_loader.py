@@ -415,14 +415,6 @@ def test_what_a_loader_would_ignore_is_refused(
         assert next(iter(batches))
 
 
-def test_a_transform_that_returns_nothing_is_refused(image_store: BuiltStore) -> None:
-    with (
-        precache.Loader(image_store.path, 2, transform=lambda batch: None) as loader,
-        pytest.raises(UsageError, match="the transform returns None; let it return the batch"),
-    ):
-        next(iter(loader))
-
-
 def test_a_loader_that_iterates_itself_may_have_any_attribute(image_store: BuiltStore) -> None:
     class Doubled(precache.Loader):
         def __iter__(self) -> Iterator[Any]:
