@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from precache.building.ensure import ensure
     from precache.building.jobs import cancel, status
     from precache.building.refresh import refresh, submit_refresh
-    from precache.building.verify import verify
     from precache.diagnosis.bench import bench
     from precache.diagnosis.diagnose import Diagnosis, diagnose
     from precache.errors import (
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from precache.maintenance.gc import gc
     from precache.maintenance.info import info
     from precache.maintenance.transfer import pull, push
+    from precache.maintenance.verify import verify
     from precache.maintenance.versions import use, versions
     from precache.metering.meter import Meter, meter
     from precache.metering.report import StallReport
@@ -77,7 +77,7 @@ _NAMES = {
     "RandomResizedCrop Resize ToDType",
     "precache.recipe.recipe": "Field Recipe",
     "precache.building.refresh": "refresh submit_refresh",
-    "precache.building.verify": "verify",
+    "precache.maintenance.verify": "verify",
     "precache.metering.report": "StallReport",
     "precache.simulation.model": "Simulation simulate",
     "precache.store.open": "open",

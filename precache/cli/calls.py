@@ -231,9 +231,9 @@ def _progress(name: str, keywords: dict[str, Any], shown: bool) -> Iterator[None
             keywords["tick"] = lambda what: status.update(Text(printable(f"{heading}: {what}")))
             yield
     elif heading:
-        from precache.store.open import open_unchecked
+        from precache.store.open import open_damaged
 
-        version = open_unchecked(keywords["uri"], keywords.get("storage_options"))
+        version = open_damaged(keywords["uri"], keywords.get("storage_options"))
         total = sum(field.stored_nbytes for field in version.fields.values())
         from rich import progress
 

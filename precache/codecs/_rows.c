@@ -270,12 +270,14 @@ static uint32_t crc32c_copying(uint8_t *out, const uint8_t *in, size_t size, int
     return ~extend(crc, in + size - rest, rest);
 }
 
-static int crc_holds(const uint8_t *stored, uint32_t crc)
+/* What is known of a piece: that it need not be checked, that it ends in its own checksum, or, at 0
+   and above, what that is. */
+#define UNCHECKED (-1)
+#define OWN (-2)
+
+static uint32_t ending(const uint8_t *end)
 {
-    for (int i = 0; i < CRC_SIZE; i++, crc >>= 8)
-        if (stored[i] != (crc & 0xff))
-            return 0;
-    return 1;
+    return end[-4] | (uint32_t)end[-3] << 8 | (uint32_t)end[-2] << 16 | (uint32_t)end[-1] << 24;
 }
 
 PyDoc_STRVAR(has_crc32c_doc,
@@ -312,16 +314,21 @@ static PyObject *crc32c(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- gathering ------------------------------------------------------------------------------ */
 
-/* `lengths[i]` bytes from `starts[i]` of each source, followed by their CRC32C if `checks[i]`. */
+/* `lengths[i]` bytes from `starts[i]` of each source, followed by their CRC32C if that is checked. */
 typedef struct {
     Sources sources;
-    const int64_t *starts, *lengths;
-    const uint8_t *checks;
+    const int64_t *starts, *lengths, *checks;
 } Pieces;
 
 static int checked(const Pieces *pieces, Py_ssize_t i)
 {
-    return pieces->checks && pieces->checks[i];
+    return pieces->checks && pieces->checks[i] != UNCHECKED;
+}
+
+static int crc_matches(const Pieces *pieces, Py_ssize_t i, const uint8_t *end, uint32_t crc)
+{
+    int64_t check = pieces->checks[i];
+    return crc == (check == OWN ? ending(end + CRC_SIZE) : (uint32_t)check);
 }
 
 static int pieces_lie_inside(const Pieces *pieces)
@@ -373,7 +380,8 @@ static Py_ssize_t put_pieces(const Pieces *pieces, uint8_t *out, int past_caches
             stream_rows(out, from, size);
         else if (!checked(pieces, i))
             put(out, from[0], size, past_caches);
-        else if (!crc_holds(from[0] + size, crc32c_copying(out, from[0], size, past_caches)))
+        else if (!crc_matches(pieces, i, from[0] + size,
+                              crc32c_copying(out, from[0], size, past_caches)))
             break;
         out += count * size;
         i += count;
@@ -385,8 +393,8 @@ static Py_ssize_t put_pieces(const Pieces *pieces, uint8_t *out, int past_caches
 PyDoc_STRVAR(gather_doc,
 "gather(sources, numbers, starts, lengths, checks, out, past_caches)\n--\n\n"
 "Copy `lengths[i]` bytes from `starts[i]` of `sources[numbers[i]]`, one after another, into `out`."
-"\n\nReturns the number of pieces before the first whose CRC32C, stored behind it, mismatches.\n"
-"A piece is checked if its byte in `checks` is not 0; none is if `checks` is None.");
+"\n\nReturns the number of pieces before the first whose CRC32C is not that in `checks` (int64):\n"
+"-2 stands for the one stored behind it, and at -1, or where `checks` is None, none is checked.");
 
 static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -397,13 +405,13 @@ static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O!y*y*y*z*w*p:gather", &PyList_Type, &list, &numbers, &starts,
                           &lengths, &checks, &out, &past_caches))
         return NULL;
-    Py_ssize_t count = numbers.len / (Py_ssize_t)sizeof(int64_t), copied;
+    Py_ssize_t copied;
     if (checks.buf && without_crc32c()) {
         ;
     } else if (open_sources(&pieces.sources, list, &numbers) == 0) {
         pieces.starts = starts.buf, pieces.lengths = lengths.buf, pieces.checks = checks.buf;
         if (starts.len != numbers.len || lengths.len != numbers.len ||
-            (checks.buf && checks.len != count) || !pieces_lie_inside(&pieces)) {
+            (checks.buf && checks.len != numbers.len) || !pieces_lie_inside(&pieces)) {
             PyErr_SetString(PyExc_ValueError, OUTSIDE);
         } else if (!pieces_fill(&pieces, out.len)) {
             PyErr_SetString(PyExc_ValueError, "pieces of another size than the room for them");
@@ -553,7 +561,7 @@ static int decompress(void *context, uint8_t *out, size_t room, const Py_buffer 
 
 typedef struct {
     Sources sources;
-    const uint8_t *checks; /* by frame, whether its checksum is checked; NULL: all are */
+    const int64_t *checks; /* NULL: each frame is checked by its own checksum */
     int filtered;
     Shape shape;
 } Frames;
@@ -567,14 +575,19 @@ static Py_ssize_t decode_frames(const Frames *frames, uint8_t *out, size_t size,
     int checking = 1;
     for (; decoded < frames->sources.count; decoded++, out += size) {
         uint8_t *to = scratch ? scratch : out;
-        int check = frames->checks == NULL || frames->checks[decoded];
+        const Py_buffer *frame = &frames->sources.views[decoded];
+        int64_t wanted = frames->checks ? frames->checks[decoded] : OWN;
+        int check = wanted != UNCHECKED;
+        if (wanted >= 0 && (frame->len < CRC_SIZE ||
+                            ending((const uint8_t *)frame->buf + frame->len) != wanted))
+            break;
         if (check != checking) {
             /* A library that is too old to skip the check goes on checking. */
             if (zstd.set(context, FORCE_IGNORE_CHECKSUM, !check) != 0 && check)
                 break;
             checking = check;
         }
-        if (!decompress(context, to, size, &frames->sources.views[decoded]))
+        if (!decompress(context, to, size, frame))
             break;
         if (frames->filtered)
             undo_rows(to, size, frames->shape);
@@ -588,7 +601,8 @@ static Py_ssize_t decode_frames(const Frames *frames, uint8_t *out, size_t size,
 PyDoc_STRVAR(decode_doc,
 "decode(frames, checks, out, filtered, channels, height, width, past_caches)\n--\n\n"
 "Decompress zstd frames, each into an equal share of `out`, and undo the filter of their rows.\n\n"
-"A frame's content checksum is skipped if its byte in `checks` is 0.\n"
+"`checks` (int64) has the last four bytes of each frame, its content checksum; at -1 that is\n"
+"skipped, and at -2, or where `checks` is None, the frame's own is checked.\n"
 "Returns the number of frames before the first damaged one.");
 
 static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
@@ -605,7 +619,7 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
         Py_ssize_t count = frames.sources.count, size = count ? out.len / count : 0, decoded;
         void *context = zstd.create ? zstd.create() : NULL;
         frames.checks = checks.buf;
-        if (size * count != out.len || (checks.buf && checks.len != count) ||
+        if (size * count != out.len || (checks.buf && checks.len != count * (Py_ssize_t)sizeof(int64_t)) ||
             (frames.filtered && !holds_rows(frames.shape, size))) {
             PyErr_SetString(PyExc_ValueError, "rows of another shape");
         } else if (context == NULL) {

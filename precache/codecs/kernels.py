@@ -32,6 +32,9 @@ NO_LIBZSTD = (
     "conda install zstd)"
 )
 
+UNCHECKED, OWN = -1, -2
+"""In place of a checksum: none is checked; the one that is stored behind the bytes is checked."""
+
 PAST_CACHES_NBYTES = 8 << 20
 """Batches of this many bytes are written past the caches; smaller ones may be found in them."""
 
@@ -82,7 +85,7 @@ def copy_pieces(
     lengths: np.ndarray,
     out: np.ndarray,
     batch_nbytes: int,
-    checked: np.ndarray | None = None,
+    checks: np.ndarray | None = None,
 ) -> int:
     """Copy pieces of sources, one after another.
 
@@ -96,9 +99,9 @@ def copy_pieces(
         Contiguous, as long as all pieces together.
     batch_nbytes
         Size of the batch that `out` is part of.
-    checked
-        (n,) bool: the pieces whose CRC32C, stored behind them, is checked while they are copied;
-        needs `Compiled.has_crc32c`.
+    checks
+        (n,) int64: CRC32C of each piece, which is compared while it is copied, `UNCHECKED` or
+        `OWN`; needs `Compiled.has_crc32c`.
 
     Returns
     -------
@@ -113,9 +116,9 @@ def copy_pieces(
     functions = compiled().functions
     if functions is not None:
         past = batch_nbytes >= PAST_CACHES_NBYTES
-        copied: int = functions.gather(sources, numbers, starts, lengths, checked, out, past)
+        copied: int = functions.gather(sources, numbers, starts, lengths, checks, out, past)
         return copied
-    assert checked is None
+    assert checks is None
     arrays = {n: np.frombuffer(sources[n], np.uint8) for n in np.unique(numbers).tolist()}
     places = zip(numbers.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
     pieces = [arrays[number][start:end] for number, start, end in places]
@@ -172,7 +175,7 @@ def decode_frames(
     *,
     filtered: bool,
     batch_nbytes: int,
-    checked: np.ndarray | None = None,
+    checks: np.ndarray | None = None,
 ) -> int:
     """Decompress zstd frames; needs `Compiled.has_zstd`.
 
@@ -184,9 +187,9 @@ def decode_frames(
         Rows are (..., C, H, W) uint8, and the filter of `image` is undone.
     batch_nbytes
         Size of the batch that `out` is part of.
-    checked
-        (n,) bool: the frames whose content checksum is checked; all by default, and always where
-        libzstd is too old to skip it.
+    checks
+        (n,) int64: last four bytes of each frame, `UNCHECKED` or `OWN`, which is the default. A
+        libzstd that is too old to skip a checksum checks it.
 
     Returns
     -------
@@ -198,5 +201,5 @@ def decode_frames(
     channels, height, width = out.shape[-3:] if filtered else (1, 1, 1)
     past = batch_nbytes >= PAST_CACHES_NBYTES
     shape = channels, height, width
-    decoded: int = functions.decode(list(frames), checked, out, filtered, *shape, past)
+    decoded: int = functions.decode(list(frames), checks, out, filtered, *shape, past)
     return decoded

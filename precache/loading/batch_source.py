@@ -332,8 +332,6 @@ class BatchSource:
             draw = Draw((self.order.seed, epoch), number, numbers)
             with self._transform_time.counted():
                 batch = run(transform, batch, draw)
-            if batch is None:
-                raise UsageError("the transform returns None; let it return the batch")
         count = 0 if repeated is None else int(repeated.sum())
         if count and mark is not None:
             self._require_mark(batch)

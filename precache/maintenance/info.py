@@ -23,8 +23,6 @@ class VersionInfo:
     ----------
     version, path
         The version's id and folder.
-    created
-        ISO 8601 time of its build; empty where unknown.
     rows
         Number of rows, holes included.
     holes
@@ -41,7 +39,6 @@ class VersionInfo:
 
     version: str
     path: str
-    created: str
     rows: int
     holes: tuple[tuple[str, str], ...]
     fields: Mapping[str, FieldInfo]
@@ -57,7 +54,6 @@ class VersionInfo:
         rows = [
             ("version", self.version),
             ("path", self.path),
-            ("created", self.created),
             ("rows", f"{self.rows:,}, {len(self.holes):,} of them holes"),
             *((name, _field_text(field)) for name, field in self.fields.items()),
             *([("labels", self.labels)] if self.labels else []),
@@ -107,7 +103,6 @@ def summarize(version: Version) -> VersionInfo:
     return VersionInfo(
         version=version.id,
         path=version.path,
-        created=attributes.created if attributes else "",
         rows=version.rows,
         holes=tuple(version.holes.values()),
         fields=version.fields,

@@ -38,9 +38,10 @@ TRASH = "_gc"
 """Folder of a store for versions that are being removed."""
 
 _ARRAY = r"[A-Za-z_]\w*(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)"
+_TABLES = "(shards|_checks|_sums)"
 _SCRATCH = r"build\.json|rows\.parquet|receipts/[0-9]{8}\.json|(leases|tmp)/[0-9a-f]{32}(\.json)?"
 _OBJECT = re.compile(
-    rf"zarr\.json|(shards|_sums)/zarr\.json|((shards|_sums)/)?{_ARRAY}|{BUILD}/({_SCRATCH})"
+    rf"zarr\.json|{_TABLES}/zarr\.json|({_TABLES}/)?{_ARRAY}|{BUILD}/({_SCRATCH})"
     r"|(.*/)?\.([^/]+\.)?[0-9a-f]{32}\.tmp"
 )
 """Names of objects that a version has, during and after its build."""

@@ -1,28 +1,24 @@
 """Pull and push: copy a whole version from one store to another, object by object, resumably.
 
-Only objects whose names follow from the version's metadata (`object_names`) are copied, never what
-a listing finds. Each is checked before it is put: a shard against the version's table, all others
-by opening them as the version.
+Only objects that the version's tree of digests names are copied, never what a listing finds. Each
+is checked before it is put.
 
 - On a local disk the copy is assembled in ``_pull`` and renamed into place when it is complete. A
   damaged or unfinished version that was there is replaced by the same rename.
 - In a bucket the objects are put in their final place, `zarr.json` last. A version that is
-  committed there is only repaired, by objects that its own tables list.
+  committed there is only repaired, by objects that its own tree names.
 
-If the target has the version undamaged, by its own tables, it is only made current.
+If the target has the version undamaged, it is only made current.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import tempfile
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-
-import xxhash
 
 from precache.errors import (
     DamageError,
@@ -32,12 +28,12 @@ from precache.errors import (
     StoreError,
 )
 from precache.maintenance.location import open_for_writing
+from precache.maintenance.mending import mended_objects
 from precache.maintenance.scan import COPIES, TRASH, pull_lease_name, scan_folder
-from precache.maintenance.verify import Tick, check_metadata
+from precache.maintenance.verify import Tick
 from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
-from precache.storage.base import Folder, is_missing
-from precache.storage.local import LocalFolder
+from precache.storage.base import Folder
 from precache.storage.open import StorageOptions
 from precache.storage.rename import exchange, move, refuse_link, remove_if_empty
 from precache.store.build_status import remove_abandoned_scratch
@@ -49,9 +45,10 @@ from precache.store.commit_log import (
     require_create_only,
 )
 from precache.store.lease import ExclusiveLease, NamedLease, decision_lease, live_leases
-from precache.store.object_names import ObjectNames
 from precache.store.open import open_own, open_version, split_uri
-from precache.store.version import VERIFY_HINT, Version
+from precache.store.small_arrays import READ_TOGETHER
+from precache.store.tree import CHECKSUM, Leaf, seal_of, spare_objects
+from precache.store.version import REPAIR_HINT, VERIFY_HINT, Version
 from precache.units import size
 
 THREADS = 4
@@ -79,36 +76,6 @@ class Transferred:
         )
 
 
-@dataclass(frozen=True)
-class _NamedObject:
-    """Name, size and XXH3-64 checksum of a shard's object."""
-
-    name: str
-    size: int
-    xxh3: int
-
-    def matches(self, data: bytes) -> bool:
-        """Return whether `data` are its bytes."""
-        return len(data) == self.size and xxhash.xxh3_64_intdigest(data) == self.xxh3
-
-    def is_in(self, folder: Folder) -> bool:
-        """Return whether a folder has it undamaged."""
-        try:
-            return folder.size(self.name) == self.size and self.matches(folder.read(self.name))
-        except StorageError:
-            return False
-
-    def read(self, source: Folder) -> bytes:
-        """Read its bytes; raises `DamageError` if they are wrong twice."""
-        for _ in range(2):  # a transfer can corrupt bytes
-            data = source.read_first(self.name, self.size + 1)
-            if self.matches(data):
-                return data
-        raise DamageError(
-            f"{source.path(self.name)} is damaged: its checksum does not hold; {VERIFY_HINT}"
-        )
-
-
 class _Progress:
     """Counts copied objects and reports progress."""
 
@@ -121,7 +88,7 @@ class _Progress:
         for nbytes in sizes:
             self.objects, self.nbytes = self.objects + 1, self.nbytes + nbytes
 
-    def add_shards(self, shards: Iterable[tuple[_NamedObject, bool]]) -> None:
+    def add_shards(self, shards: Iterable[tuple[Leaf, bool]]) -> None:
         """Count shards, each with whether it existed before."""
         for shard, existed in shards:
             self.skipped += existed
@@ -130,23 +97,19 @@ class _Progress:
 
 
 @dataclass(frozen=True)
-class _Metadata:
-    """All objects of a version but its shards, read from its store and checked.
+class _Copied:
+    """A version to copy: its root, its other objects but the shards, and what its shards are.
 
     Attributes
     ----------
-    version
-        The version opened from these objects.
-    root
-        The `zarr.json` of the group.
     objects
-        Name -> bytes of all other objects.
+        Name -> bytes.
     """
 
     version: Version
     root: bytes
     objects: dict[str, bytes]
-    shards: list[_NamedObject]
+    shards: list[Leaf]
 
 
 def pull(
@@ -231,13 +194,13 @@ def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
             on_disk = store.local("") is not None
             destination = store.folder(_copy_name(version.id)) if on_disk else target
             require_create_only(destination, TEMPORARY)
-            metadata = _read_metadata(version)
+            metadata = _read(version)
             if on_disk:
                 _copy_to_disk(version.folder, metadata, store, progress)
             else:
                 with decision_lease(store, version.id) as decision:
                     if _require_free_or_committed(store, version.id):
-                        _repair(version.folder, metadata, target, progress, decision)
+                        _repair(metadata, target, progress, decision)
                     else:
                         store.put(_copy_name(version.id), [metadata.root])
                         _copy_to_bucket(version.folder, metadata, target, progress, decision)
@@ -252,17 +215,25 @@ def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
 # --- checks -------------------------------------------------------------------------------------
 
 
-def _undamaged_shards(folder: Folder) -> list[_NamedObject] | None:
-    """Return the shards of a version if it is complete by its own tables; otherwise None."""
+def _undamaged_shards(folder: Folder) -> list[Leaf] | None:
+    """Return the shards of a version if it is whole by its own tree; otherwise None."""
     try:
         version = open_own(folder)
-        _check(version)
+        if version.flaws():
+            return None
         shards = _shards(version)
     except PrecacheError:
         return None
-    present = prefetch(lambda shard: shard.is_in(folder), shards, THREADS, 2 * THREADS)
+    present = prefetch(lambda leaf: _is_in(folder, leaf), shards, THREADS, 2 * THREADS)
     with contextlib.closing(present):
-        return shards if version.id == folder.name and all(present) else None
+        return shards if all(present) else None
+
+
+def _is_in(folder: Folder, leaf: Leaf) -> bool:
+    try:
+        return not leaf.fault_in(folder)
+    except StorageError:
+        return False
 
 
 def _require_free_or_committed(store: Folder, version: str) -> bool:
@@ -286,57 +257,23 @@ def _require_free_or_committed(store: Folder, version: str) -> bool:
     return committed
 
 
-def _check(version: Version) -> None:
-    """Raise if an object other than a shard is missing or damaged."""
-    for flaw in check_metadata(version)[0]:
-        raise DamageError(f"{version.folder.path(flaw.name)} is damaged: {flaw.reason}")
+def _shards(version: Version) -> list[Leaf]:
+    return [leaf for name in version.stored for leaf in version.shard_leaves(name)]
 
 
-def _read_existing(folder: Folder, names: Sequence[str]) -> dict[str, bytes]:
-    """Read the objects that exist."""
-    existing = {}
-    for name, data in zip(names, folder.read_many(names, [-1] * len(names)), strict=True):
-        if isinstance(data, bytes):
-            existing[name] = data
-        elif not is_missing(data):
-            raise data
-    return existing
-
-
-def _shards(version: Version) -> list[_NamedObject]:
-    assert version.attributes is not None
-    tables = {name: version.shard_table(name) for name in version.stored}
-    names = ObjectNames.of(version.attributes).shards
-    return [
-        _NamedObject(object_name, size, xxh3)
-        for name, table in tables.items()
-        if table is not None
-        for object_name, (size, xxh3) in zip(names[name], table.tolist(), strict=True)
-    ]
-
-
-def _read_metadata(version: Version) -> _Metadata:
+def _read(version: Version) -> _Copied:
     """Read all objects of a version but its shards; raises `DamageError` if one is damaged."""
-    assert version.attributes is not None
     version.prefetch(version.stored)
-    contents, problem = ObjectNames.of(version.attributes), ""
-    for _ in range(2):  # a transfer can corrupt bytes
-        names = [ROOT, *contents.small]
-        objects = dict(zip(names, prefetch(version.small_object, names, THREADS, 8), strict=True))
-        root = objects.pop(ROOT)
-        with tempfile.TemporaryDirectory(prefix="precache-pull-") as path:
-            for name, data in [*objects.items(), (ROOT, root)]:
-                Path(path, name).parent.mkdir(parents=True, exist_ok=True)
-                Path(path, name).write_bytes(data)
-            try:
-                own = open_own(LocalFolder(Path(path)))
-                _check(own)
-                if own.attributes == version.attributes:
-                    return _Metadata(own, root, objects, _shards(own))
-                problem = f"{version.folder.path(ROOT)} has changed"
-            except PrecacheError as error:
-                problem = str(error).replace(path, version.path)
-    raise DamageError(f"{problem}; run the same precache build command again to repair it")
+    names = list(version.leaves)
+    parts = [names[start : start + READ_TOGETHER] for start in range(0, len(names), READ_TOGETHER)]
+    read = itertools.chain.from_iterable(map(version.small_objects, parts))
+    objects = dict(zip(names, read, strict=True))
+    root = version.folder.read(ROOT)
+    if seal_of(root) != version.digest:
+        where = version.folder.path(ROOT)
+        raise DamageError(f"{where} has changed: {CHECKSUM}; {REPAIR_HINT}")
+    objects |= spare_objects(root, objects.values())
+    return _Copied(version, root, objects, _shards(version))
 
 
 # --- copying ------------------------------------------------------------------------------------
@@ -344,7 +281,7 @@ def _read_metadata(version: Version) -> _Metadata:
 
 def _copy_to_bucket(
     source: Folder,
-    metadata: _Metadata,
+    metadata: _Copied,
     target: Folder,
     progress: _Progress,
     decision: ExclusiveLease,
@@ -354,10 +291,10 @@ def _copy_to_bucket(
     A build of the version waits until `decision` ends, and so changes none of them.
     """
 
-    def put_shard(shard: _NamedObject) -> tuple[_NamedObject, bool]:
-        if shard.is_in(target):
+    def put_shard(shard: Leaf) -> tuple[Leaf, bool]:
+        if _is_in(target, shard):
             return shard, True
-        data = shard.read(source)
+        data = shard.read(source, VERIFY_HINT)
         _require_held(decision, target)
         if not target.create(shard.name, [data]):
             target.put(shard.name, [data])  # a copy or build that was cut off left other bytes
@@ -381,7 +318,7 @@ def _written_by_another(target: Folder) -> StorageError:
 
 
 def _put_objects(
-    metadata: _Metadata,
+    metadata: _Copied,
     target: Folder,
     progress: _Progress,
     decision: ExclusiveLease | None = None,
@@ -397,7 +334,7 @@ def _put_objects(
     progress.add_objects(prefetch(put, metadata.objects.items(), THREADS, 2 * THREADS))
 
 
-def _require_all(metadata: _Metadata, target: Folder) -> None:
+def _require_all(metadata: _Copied, target: Folder) -> None:
     """Raise if another process has removed an object since it was put."""
     sizes = target.sizes()
     expected = {shard.name: shard.size for shard in metadata.shards}
@@ -410,64 +347,56 @@ def _require_all(metadata: _Metadata, target: Folder) -> None:
 
 
 def _repair(
-    source: Folder,
-    metadata: _Metadata,
-    target: Folder,
-    progress: _Progress,
-    decision: ExclusiveLease,
+    metadata: _Copied, target: Folder, progress: _Progress, decision: ExclusiveLease
 ) -> None:
-    """Put the missing and damaged objects of a committed version in a bucket."""
-    if target.get(ROOT) == metadata.root:  # then all other objects are the same, too
-        existing = _read_existing(target, list(metadata.objects))
-        for name, data in metadata.objects.items():
-            if existing.get(name) != data:
-                _require_held(decision, target)
-                target.put(name, [data])
-                progress.add_objects([len(data)])
-    advice = (
-        "repair it with the precache build command that built it, or remove that folder and run "
-        "the same command again"
-    )
+    """Put the missing and damaged objects of a committed version in a bucket, by its own tree."""
+    source, known = metadata.version.folder, set(metadata.shards)
+
+    def put(name: str, data: bytes) -> None:
+        _require_held(decision, target)
+        target.put(name, [data])
+
+    def repair(leaf: Leaf) -> tuple[Leaf, bool]:
+        put(leaf.name, leaf.read(source, VERIFY_HINT))
+        return leaf, False
+
     try:
-        version = open_own(target)
-        _check(version)
+        version = open_own(target, mends=True)
+        objects = mended_objects(
+            version, version.flaws(), lambda leaf: metadata.objects.get(leaf.name)
+        )
         shards = _shards(version)
-    except PrecacheError as error:
+        sound = prefetch(lambda leaf: _is_in(target, leaf), shards, THREADS, 2 * THREADS)
+        damaged = [leaf for leaf, is_sound in zip(shards, sound, strict=True) if not is_sound]
+        for leaf in damaged:
+            if leaf not in known:
+                raise StoreError(f"{target.path(leaf.name)} is damaged, and other bytes lie there")
+    except (DamageError, StoreError) as error:
         raise StoreError(
             f"version {target.name} of {target} is damaged and cannot be repaired from {source}: "
-            f"{error}; {advice}"
+            f"{error}; repair it with the precache build command that built it, or remove that "
+            "folder and run the same command again"
         ) from None
-
-    def repair(shard: _NamedObject) -> tuple[_NamedObject, bool]:
-        if shard.is_in(target):
-            return shard, True
-        try:
-            data = shard.read(source)
-        except DamageError:
-            raise StoreError(
-                f"{target.path(shard.name)} is damaged, and {source.path(shard.name)} has other "
-                f"bytes: {advice}"
-            ) from None
-        _require_held(decision, target)
-        target.put(shard.name, [data])
-        return shard, False
-
-    progress.add_shards(prefetch(repair, shards, THREADS, 2 * THREADS))
+    for name, data in objects.items():
+        put(name, data)
+    progress.add_objects(map(len, objects.values()))
+    progress.add_shards((leaf, True) for leaf in shards if leaf not in damaged)
+    progress.add_shards(prefetch(repair, damaged, THREADS, 2 * THREADS))
 
 
-def _copy_to_disk(source: Folder, metadata: _Metadata, store: Folder, progress: _Progress) -> None:
+def _copy_to_disk(source: Folder, metadata: _Copied, store: Folder, progress: _Progress) -> None:
     """Assemble a version beside its place on a local disk, then rename it into place."""
     version = metadata.version.id
     target, copy = store.folder(version), store.folder(_copy_name(version))
 
-    def put_shard(shard: _NamedObject) -> tuple[_NamedObject, bool]:
-        if shard.is_in(copy):
+    def put_shard(shard: Leaf) -> tuple[Leaf, bool]:
+        if _is_in(copy, shard):
             return shard, True
-        if shard.is_in(target):
+        if _is_in(target, shard):
             with contextlib.suppress(StorageError):  # another process may remove it
                 copy.copy(shard.name, target, shard.name, scratch=TEMPORARY)
                 return shard, True
-        copy.put(shard.name, [shard.read(source)], scratch=TEMPORARY)
+        copy.put(shard.name, [shard.read(source, VERIFY_HINT)], scratch=TEMPORARY)
         return shard, False
 
     progress.add_shards(prefetch(put_shard, metadata.shards, THREADS, 2 * THREADS))

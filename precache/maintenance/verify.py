@@ -1,38 +1,29 @@
-"""Verify: read every byte of a version, check every checksum, report damage by object and key.
-
-Small objects are compared with each other and with the row table, whose digest is part of the
-version's id (`consistency`); shards with the sizes and checksums in their table. If no shard of a
-field matches, though all can be read, their table is at fault if the sums by channel are theirs. In
-any other case both are named: shards may have been exchanged.
-"""
+"""Verify: read every byte of a version, and report what is not what was written, by key."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import xxhash
 
-from precache.errors import DamageError, PrecacheError, StorageError, StoreError, missing_library
+from precache.errors import PrecacheError, StorageError, StoreError
 from precache.messages import as_text, first_ones
 from precache.reading.array_reader import ArrayReader
 from precache.reading.remote_shards import RangedShardFiles
-from precache.storage.base import is_missing
-from precache.storage.local_files import map_file
-from precache.store.array_metadata import SUMS
-from precache.store.commit_log import ROOT
-from precache.store.consistency import Flaw, has_labels_with_samples, inspect
-from precache.store.row_table import RowTable, read_contents, read_reasons
-from precache.store.version import ROW_TABLE, VERIFY_HINT, Version, gone_error
+from precache.storage.base import required
+from precache.storage.open import StorageOptions
+from precache.store.layout import CHECK_NBYTES, INDEX_CHECKSUM_NBYTES, INDEX_ENTRY_NBYTES
+from precache.store.open import open_damaged
+from precache.store.tree import CHECKSUM, Flaw, Leaf
+from precache.store.version import VERIFY_HINT, Version, gone_error
 from precache.units import size
 
-PROGRESS_BYTES = 8 << 20
-"""Bytes that are checked between two reports of progress."""
+LOST = "it is missing, or of another size than was written"
 
-ROWS_AT_ONCE = 64
-"""Rows that are decoded at a time."""
+SHARDS_AT_ONCE = 256
+"""Shards of which the end is read at a time."""
 
 Tick = Callable[[int], None]
 
@@ -69,7 +60,7 @@ class Verified:
     objects, nbytes
         Number and size of the shards that were read.
     unchecked
-        Parts that could not be checked here, and why.
+        Parts that could not be checked, and why.
     """
 
     version: str
@@ -95,225 +86,96 @@ class Verified:
         if self.ok:
             return as_text([*lines, f"{version} is whole: {checked}"])
         lines.append(f"{version} is damaged in {len(self.damage)} objects ({checked})")
-        if any(damage.shard == ROOT for damage in self.damage):
-            lines.append(
-                f"remove {self.path}/{ROOT} and run the same precache build command again: "
-                "without it the whole version is built again"
-            )
-        else:
-            lines.append(
-                f"{VERIFY_HINT}: what is damaged is made again from the source, and put if it is "
-                "what was recorded"
-            )
+        lines.append(
+            f"{VERIFY_HINT}: from copies, or from the source where that gives the same bytes again"
+        )
         return as_text(lines)
 
 
-def verify_version(
-    version: Version, tick: Tick, check_recipe: Callable[[Version], Iterable[str]] = lambda _: ()
+def verify(
+    uri: str | os.PathLike[str],
+    tick: Tick = lambda nbytes: None,
+    storage_options: StorageOptions = None,
 ) -> Verified:
-    """Check every stored byte of a version opened with `store.open.open_unchecked`.
+    """Check every stored byte of a version.
 
     Parameters
     ----------
-    check_recipe
-        Returns why it cannot be confirmed that the recipe made the rows.
+    uri
+        A store, or ``STORE@prefix``.
+    tick
+        Called with the number of bytes read.
+    storage_options
+        Options of a remote file system, passed to its fsspec class.
+
+    Raises
+    ------
+    StoreError
+        There is no such version, its root and the copy of that are damaged, or other software wrote
+        it without checksums.
+    GoneError
+        The version was removed in the meantime.
     """
+    version = open_damaged(uri, storage_options)
     with version.unless_gone():
-        verified = _verify(version, tick, check_recipe)
+        verified = _verify(version, tick)
     if verified.damage and version.is_gone():
         raise gone_error(version.path)
     return verified
 
 
-def _verify(
-    version: Version, tick: Tick, check_recipe: Callable[[Version], Iterable[str]]
-) -> Verified:
-    flaws, unchecked = check_metadata(version)
-    unchecked += check_recipe(version)
-    damage = {flaw.name: Damage(flaw.name, flaw.reason) for flaw in flaws}
+def _verify(version: Version, tick: Tick) -> Verified:
+    damage = [Damage(flaw.name, flaw.reason) for flaw in version.flaws()]
+    unchecked: list[str] = []
     objects = nbytes = 0
     for name in version.stored:
-        tables = [flawed for flawed in damage if flawed.startswith(f"shards/{name}/c/")]
-        if ROOT in damage or tables:
-            why = ROOT if ROOT in damage else f"{tables[0]}, which has their checksums,"
-            unchecked.append(
-                f"the shards of {name}: {why} is damaged; verify again after the repair"
-            )
+        try:
+            leaves = version.shard_leaves(name)
+            # What is not mapped is checked at each read, whatever this process has checked before.
+            reader = ArrayReader(version, name, objects=RangedShardFiles(version, name))
+        except PrecacheError as error:
+            unchecked.append(f"the shards of {name}: {error}")
             continue
-        # What is not mapped is checked at each read, whatever this process has checked before.
-        reader = ArrayReader(version, name, objects=RangedShardFiles(version, name))
-        shards: list[Damage] = []
-        for number in range(reader.array.objects):
-            shard = f"{name}/{reader.array.object_name(number)}"
-            problem = _check_object(version, reader, number, shard, tick)
+        for number, leaf in enumerate(leaves):
+            reason = _fault(version, leaf, tick)
             objects += 1
-            nbytes += version.folder.size(shard) or 0
-            shards += [] if problem is None else [problem]
-        for problem in _blame(version, reader, shards):
-            damage[problem.shard] = problem
-    for name in version.stored:
-        _blame_mean(version, name, damage)
+            nbytes += leaf.size
+            if reason:
+                keys = _lost_keys(version, reader, number, whole=reason != CHECKSUM)
+                damage.append(Damage(leaf.name, reason, keys))
     return Verified(
         version=version.id,
         path=version.path,
         rows=version.rows,
         objects=objects,
         nbytes=nbytes,
-        damage=tuple(damage.values()),
+        damage=tuple(damage),
         unchecked=tuple(unchecked),
     )
 
 
-# --- small objects ------------------------------------------------------------------------------
-
-
-def check_metadata(version: Version) -> tuple[list[Flaw], list[str]]:
-    """Check the small objects; returns their flaws, and what could not be checked."""
-    unchecked: list[str] = []
-    table = None
-    flaws: list[Flaw] = []
+def _fault(version: Version, leaf: Leaf, tick: Tick) -> str:
     try:
-        table = _row_table(version)
-        flaws = list(_check_reasons(version))
-    except ModuleNotFoundError as error:
-        unchecked.append(
-            f"keys, labels and classes against the row table: {missing_library('this', error.name)}"
-        )
-    except StoreError as error:
-        flaws = [Flaw(ROW_TABLE, str(error))]
-    except (DamageError, StorageError):
-        pass  # `inspect` reports it
-    if table is not None and has_labels_with_samples(table):
-        unchecked.append("labels: they came with the samples and are stored only once")
-    inspected = inspect(version, table)
-    names = {flaw.name for flaw in inspected}
-    if ROOT in names:
-        return inspected, unchecked
-    return inspected + [flaw for flaw in flaws if flaw.name not in names], unchecked
+        return leaf.fault_in(version.folder, tick)
+    except StorageError as error:
+        return str(error)
 
 
-def _row_table(version: Version) -> RowTable:
-    assert version.attributes is not None  # open_unchecked refuses others
-    data = version.read_checked(ROW_TABLE)
-    table = RowTable.from_parquet(data, ROW_TABLE)
-    if table.digest != version.attributes.rows_digest:
-        raise StoreError("its digest is not the one in the version's id")
-    return table
-
-
-def _check_reasons(version: Version) -> Iterator[Flaw]:
-    """Yield a flaw if the row table has other holes than the list of holes."""
-    data = version.read_checked(ROW_TABLE)
-    reasons = {row: why for row, why in enumerate(read_reasons(data, ROW_TABLE)) if why}
-    if len(read_contents(data, ROW_TABLE)) != version.rows:
-        yield Flaw(ROW_TABLE, "it lacks hashes of samples")
-    try:
-        holes = {row: why for row, (_, why) in version.holes.items()}
-    except PrecacheError:
-        return
-    if reasons != holes:
-        yield Flaw(ROW_TABLE, "its holes differ from the list of holes")
-
-
-def _blame_mean(version: Version, name: str, damage: dict[str, Damage]) -> None:
-    """Decide whether the sums or the mean are damaged, if the sums do not give the mean."""
-    flawed = f"{SUMS}/{name}/c/0/0"
-    if flawed not in damage or any(damaged.startswith(f"{name}/c/") for damaged in damage):
-        return
-    try:
-        stored = version.stored_sums(name)
-        reader = ArrayReader(version, name)
-        sums_match = all(
-            _sums_match(version, reader, number, stored) for number in range(len(stored))
-        )
-    except PrecacheError:
-        return
-    if sums_match:
-        del damage[flawed]
-        damage.setdefault(ROOT, Damage(ROOT, f"its mean or standard deviation of {name} is wrong"))
-
-
-# --- shards -------------------------------------------------------------------------------------
-
-CHECKSUM = "its checksum does not hold"
-READABLE = f"{CHECKSUM}, though its rows can be read"
-
-
-def _check_object(
-    version: Version, reader: ArrayReader, number: int, shard: str, tick: Tick
-) -> Damage | None:
-    table = version.shard_table(reader.name)
-    assert table is not None  # open_unchecked refuses others
-    size, checksum = table[number].tolist()
-    try:
-        data = _read_object(version, shard, size)
-    except (OSError, StorageError) as error:
-        missing = isinstance(error, StorageError) and is_missing(error)
-        reason = "it is missing" if missing else str(error)
-        return Damage(shard, reason, _keys(version, reader, number))
-    if len(data) != size:
-        reason = f"it has {len(data)} bytes where {size} were written"
-        return Damage(shard, reason, _keys(version, reader, number))
-    digest = xxhash.xxh3_64()
-    for start in range(0, len(data), PROGRESS_BYTES):
-        piece = data[start : start + PROGRESS_BYTES]
-        digest.update(piece.data)
-        tick(len(piece))
-    if digest.intdigest() == checksum:
-        return None
-    keys = tuple(_unreadable(version, reader, number))
-    if keys:
-        return Damage(shard, CHECKSUM, keys)
-    owners = np.flatnonzero((table == np.array([size, digest.intdigest()], np.uint64)).all(1))
-    if owners.size:
-        other = reader.array.object_name(int(owners[0]))
-        return Damage(shard, f"{READABLE}: it has the bytes recorded for {other}")
-    return Damage(shard, f"{READABLE}: it is another shard, or shards/{reader.name} is wrong")
-
-
-def _blame(version: Version, reader: ArrayReader, shards: list[Damage]) -> list[Damage]:
-    """Return the damaged shards; or their table, if the sums by channel are those of the shards."""
-    count = reader.array.objects
-    readable = all(damage.reason.startswith(READABLE) for damage in shards)
-    if not (readable and len(shards) == count > 1):
-        return shards
-    sums = version.shard_sums(reader.name)
-    if sums is None or not all(_sums_match(version, reader, n, sums) for n in range(count)):
-        return shards
-    return [
-        Damage(f"shards/{reader.name}/c/0/0", "it matches none of the shards, which are intact")
-    ]
-
-
-def _sums_match(version: Version, reader: ArrayReader, number: int, sums: np.ndarray) -> bool:
-    """Return whether the rows of a shard have the recorded sums per channel."""
-    rows = np.array(reader.array.rows_of(number))
-    rows = rows[version.valid[rows]]
-    channels = reader.array.row_shape[0]
-    total, squares = np.zeros(channels), np.zeros(channels)
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        part = rows[start : start + ROWS_AT_ONCE]
-        out = np.empty((len(part), *reader.array.row_shape), reader.array.dtype)
-        reader.read(part, out)
-        values = out.astype(np.float64)
-        total += values.sum((0, 2, 3))
-        squares += np.square(values).sum((0, 2, 3))
-    return np.allclose(sums[number, 1:], [*total, *squares], rtol=1e-9)
-
-
-def _read_object(version: Version, shard: str, size: int) -> np.ndarray:
-    """Read an object, memory-mapped if possible, or `size` + 1 bytes of it."""
-    descriptor = version.folder.open(shard)
-    if descriptor is None:
-        return np.frombuffer(version.folder.read_first(shard, size + 1), np.uint8)
-    try:
-        return map_file(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _keys(version: Version, reader: ArrayReader, number: int) -> tuple[str, ...]:
-    return tuple(_key(version, row) for row in reader.array.rows_of(number))
+def _lost_keys(
+    version: Version, reader: ArrayReader, number: int, *, whole: bool
+) -> tuple[str, ...]:
+    """Return the keys of the rows of a damaged shard that cannot be read; all if it is lost."""
+    out = np.empty((1, *reader.array.row_shape), reader.array.dtype)
+    lost = []
+    for row in reader.array.rows_of(number):
+        try:
+            if not whole:
+                reader.read(np.array([row]), out, undo=False)
+                continue
+        except PrecacheError:
+            pass
+        lost.append(_key(version, row))
+    return tuple(lost)
 
 
 def _key(version: Version, row: int) -> str:
@@ -323,10 +185,36 @@ def _key(version: Version, row: int) -> str:
         return f"row {row}"
 
 
-def _unreadable(version: Version, reader: ArrayReader, number: int) -> Iterator[str]:
-    out = np.empty((1, *reader.array.row_shape), reader.array.dtype)
-    for row in reader.array.rows_of(number):
-        try:
-            reader.read(np.array([row]), out, undo=False)
-        except PrecacheError:
-            yield _key(version, row)
+# --- without reading all bytes ------------------------------------------------------------------
+
+
+def require_whole(version: Version) -> None:
+    """Raise `StoreError` if objects of a version are damaged, missing, or in each other's place.
+
+    Of a shard, its size and the end of its last chunk are compared.
+    """
+    flaws = version.flaws() or [Flaw(leaf.name, LOST) for leaf in version.lost_objects().values()]
+    flaws = flaws or [flaw for name in version.stored for flaw in _misplaced(version, name)]
+    if flaws:
+        more = f", and {len(flaws) - 1} others" if len(flaws) > 1 else ""
+        raise StoreError(
+            f"version {version.id} is damaged: {flaws[0].name}: {flaws[0].reason}{more}; "
+            f"{VERIFY_HINT}"
+        )
+
+
+def _misplaced(version: Version, array: str) -> list[Flaw]:
+    """Find shards of a field whose last chunk ends in another checksum than was written."""
+    layout, leaves = version.arrays[array][1], version.shard_leaves(array)
+    chunks = layout.chunks_per_object[0]
+    behind = CHECK_NBYTES + chunks * INDEX_ENTRY_NBYTES + INDEX_CHECKSUM_NBYTES
+    flaws = []
+    for start in range(0, len(leaves), SHARDS_AT_ONCE):
+        part = leaves[start : start + SHARDS_AT_ONCE]
+        ranges = [(leaf.name, leaf.size - behind, CHECK_NBYTES) for leaf in part]
+        read = version.folder.read_ranges(ranges)
+        for number, (leaf, data) in enumerate(zip(part, read, strict=True), start):
+            last = (len(layout.rows_of(number)) - 1) // layout.chunk_shape[0]
+            if required(data) != version.checks(array, number)[last].astype("<u4").tobytes():
+                flaws.append(Flaw(leaf.name, "it is another shard than was written"))
+    return flaws

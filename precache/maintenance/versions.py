@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from precache.errors import StorageError, StoreError, UsageError
 from precache.maintenance.scan import StoredVersion, real_nbytes, scan_store
+from precache.maintenance.verify import require_whole
 from precache.messages import Table, as_text, shown
 from precache.recipe.recipe import Recipe
 from precache.recipe.variants import variants_text
@@ -17,10 +18,9 @@ from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.build_status import BuildStatus, remove_abandoned_scratch
 from precache.store.commit_log import ROOT, Commit, append_commit, read_commits
-from precache.store.consistency import inspect
 from precache.store.json_documents import Attributes
 from precache.store.open import open_version, split_uri
-from precache.store.version import Version, read_attributes
+from precache.store.version import read_attributes
 from precache.units import ago, size
 
 # --- results ------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
     UsageError
         `uri` names no version.
     StoreError
-        There is no such version, or an object of it is missing or has the wrong size.
+        There is no such version, or objects of it are damaged, missing or in a wrong place.
     """
     base, prefix = split_uri(uri, storage_options)
     if prefix is None:
@@ -285,24 +285,10 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
             f"{name} names no version; give one, such as {name}@3f2a; precache ls {name} lists them"
         )
     version = open_version(uri, None, storage_options)
-    _require_complete(version)
+    require_whole(version)
     store = open_folder(base, storage_options)
     log = read_commits(store)
     previous = log[-1].version
     commit = append_commit(store, version.id)
     remove_abandoned_scratch(version.folder)
     return UseResult(version.id, commit.number, previous)
-
-
-def _require_complete(version: Version) -> None:
-    advice = "run the same precache build command again to repair it"
-    flaws = inspect(version)
-    lost = {} if flaws else version.lost_objects()
-    for flaw in flaws:
-        raise StoreError(f"version {version.id} is damaged: {flaw.name}: {flaw.reason}; {advice}")
-    if lost:
-        field, shard = min(lost)
-        raise StoreError(
-            f"version {version.id} is damaged: {len(lost)} of its shards are missing or "
-            f"truncated, such as number {shard} of {field}; {advice}"
-        )

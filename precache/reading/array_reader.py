@@ -19,11 +19,13 @@ import numpy as np
 from precache.codecs import kernels
 from precache.codecs.chunk import crc32c_holds
 from precache.codecs.image import undo_batch_rows, undo_image
+from precache.codecs.kernels import UNCHECKED
 from precache.errors import DamageError, PrecacheError, StoreError
 from precache.reading.chunk_cache import DECODED_NBYTES, DecodedChunks
 from precache.reading.remote_shards import shard_files
 from precache.reading.shard_files import ShardFiles
 from precache.runtime.usage import available_bytes
+from precache.store.layout import CHECK_NBYTES
 from precache.store.version import Version
 from precache.store.zarr_metadata import Piece
 
@@ -34,9 +36,10 @@ CHUNKS_AT_ONCE = 5
 """Decoded chunks in memory where rows are cut out of them: one per thread, and one kept."""
 
 BAD_CRC = "its CRC32C does not hold"
+OTHER_CHUNK = "it is another chunk than was written there: its checksum is not the recorded one"
 
-ChunkRow = tuple[int, int, int, bool]
-"""A row, its object, its chunk there, and whether to check the chunk."""
+ChunkRow = tuple[int, int, int, int]
+"""A row, its object, its chunk there, and how to check the chunk (`kernels.decode_frames`)."""
 
 SHARED_ROW_NBYTES = 16 << 10
 """Rows below this size are not worth a Python object each. If all rows fit into the cache of
@@ -161,8 +164,8 @@ class ArrayReader:
             begins[position] = begin
         chunks = inside // self.array.chunk_shape[0]
         starts = begins + inside * self.array.row_nbytes + chunks * self.array.gap
-        checks = self._unchecked(numbers, chunks)
-        if not checks.any():
+        checks = self._checks(numbers, chunks)
+        if (checks == UNCHECKED).all():
             return self._copy(rows, numbers, starts, out, out.nbytes)
         if kernels.compiled().has_crc32c and self.array.chunk_shape[0] == 1:
             copied = self._copy(rows, numbers, starts, out, out.nbytes, checks)
@@ -172,8 +175,9 @@ class ArrayReader:
         together = DECODE_NBYTES // self.array.row_nbytes + 1
         for start in range(0, len(rows), together):
             part = slice(start, start + together)
-            for position in (start + np.flatnonzero(checks[part])).tolist():
-                self._check_plain(rows[position], numbers[position], chunks[position])
+            for position in (start + np.flatnonzero(checks[part] != UNCHECKED)).tolist():
+                place = rows[position], numbers[position], chunks[position], checks[position]
+                self._check_plain(*map(int, place))
             if not self._copy(rows[part], numbers[part], starts[part], out[part], out.nbytes):
                 return False
         return True
@@ -199,10 +203,11 @@ class ArrayReader:
             raise self.damage(int(rows[copied]), BAD_CRC)
         return True
 
-    def _unchecked(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
-        """Tell which chunks are still to be checked: (n,) bool."""
-        unchecked: np.ndarray = ~self._checked[numbers, chunks]
-        return unchecked
+    def _checks(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+        """Return how chunks are still to be checked, as `ShardFiles.checks`: (n,) int64."""
+        if self._checked is not self._objects.checked:  # nothing is
+            return np.full(len(numbers), UNCHECKED)
+        return self._objects.checks(numbers, chunks)
 
     def _mark_checked(self, numbers: np.ndarray, chunks: np.ndarray) -> None:
         """Remember that chunks were checked.
@@ -212,14 +217,21 @@ class ArrayReader:
         if self._objects.mapped:
             self._checked[numbers, chunks] = True
 
-    def _check_plain(self, row: int, number: int, chunk: int) -> None:
+    def _check_plain(self, row: int, number: int, chunk: int, check: int) -> None:
         if self._checked[number, chunk]:
             return
         tail = self._pieces[0].object_tail
-        data = self._objects.chunk(int(number), tail, int(chunk), int(row))
+        data = self._objects.chunk(number, tail, chunk, row)
         if data is None or not crc32c_holds(data):
-            raise self._objects.damage(int(number), tail, int(row), BAD_CRC)
+            raise self._objects.damage(number, tail, row, BAD_CRC)
+        self._require_place(data, (row, number, chunk, check))
         self._checked[number, chunk] = True
+
+    def _require_place(self, data: memoryview, place: ChunkRow) -> None:
+        """Raise unless a chunk ends in the checksum that is recorded of it."""
+        row, number, _, check = place
+        if check >= 0 and int.from_bytes(data[-CHECK_NBYTES:], "little") != check:
+            raise self._objects.damage(number, self._pieces[0].object_tail, row, OTHER_CHUNK)
 
     def _read_single(
         self,
@@ -247,7 +259,7 @@ class ArrayReader:
     def _chunk_rows(
         self, rows: np.ndarray, numbers: np.ndarray, chunks: np.ndarray
     ) -> list[ChunkRow]:
-        columns = rows, numbers, chunks, self._unchecked(numbers, chunks)
+        columns = rows, numbers, chunks, self._checks(numbers, chunks)
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def _decode_chunk_rows(
@@ -263,19 +275,20 @@ class ArrayReader:
                 if data is None:
                     break
                 frames.append(data)
-            room, checked = out[: len(frames)], None
+            room, checks = out[: len(frames)], None
             if self._verify:
-                checked = np.array([check for *_, check in places[: len(frames)]], bool)
+                checks = np.array([check for *_, check in places[: len(frames)]], np.int64)
             decoded = kernels.decode_frames(
-                frames, room, filtered=undo, batch_nbytes=batch_nbytes, checked=checked
+                frames, room, filtered=undo, batch_nbytes=batch_nbytes, checks=checks
             )
         for position, (row, number, chunk, check) in enumerate(places[decoded:], decoded):
             data = self._objects.chunk(number, tail, chunk, row)
             if data is None:
                 missing.append(position)
                 continue
+            self._require_place(data, (row, number, chunk, check))
             try:
-                decode(data, out[position : position + 1], verify=check)
+                decode(data, out[position : position + 1], verify=check != UNCHECKED)
             except DamageError as error:
                 raise self._objects.damage(number, tail, row, str(error)) from None
         if undo:
@@ -401,7 +414,8 @@ class ArrayReader:
                 data = self._objects.chunk(number, tail, chunk, row)
                 if data is None or len(data) > self.frame_bound:
                     raise self._objects.damage(number, tail, row, "it has no frame of that row")
-                if check:
+                if check != UNCHECKED:
+                    self._require_place(data, (row, number, chunk, check))
                     try:
                         self.array.decoder.decode(data, scratch)
                     except DamageError as error:

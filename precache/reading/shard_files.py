@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from precache.codecs import kernels
 from precache.codecs.chunk import bounds
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.storage.base import is_missing
@@ -32,7 +33,8 @@ MAX_REMEMBERED = 65_536
 """Objects whose checks are remembered after their reader is closed: as many as can be mapped."""
 
 _remembered: dict[tuple[int, ...], np.ndarray] = {}
-"""Device, inode, size and times of a file -> (chunks,) bool: the chunks that were checked."""
+"""Device, inode, size and times of a file, and the digest that was written -> (chunks,) bool: the
+chunks that were checked."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class ShardFiles(ABC):
     Attributes
     ----------
     expected
-        (objects, 2) sizes and XXH3-64 of what was written; None for a foreign array.
+        What was written, by number of the object; None for a foreign array.
     sources, begins
         Bytes and `StoredObject.begin` by object number, filled in by `begin`; empty and -1 until
         then. Of length 0 for arrays that are not plain or not mapped.
@@ -80,7 +82,8 @@ class ShardFiles(ABC):
         self.field = name
         self.version = version
         self.pieces = self.array.pieces()
-        self.expected = version.shard_table(name) if name in version.stored else None
+        own = name in version.stored and not version.foreign
+        self.expected = version.shard_leaves(name) if own else None
         chunks = math.prod(self.array.chunks_per_object)
         if self.array.objects * chunks > MAX_CHUNKS:
             raise StoreError(
@@ -92,6 +95,8 @@ class ShardFiles(ABC):
             self.sources = [_NOTHING] * count
             self.begins = np.full(count, -1, np.int64)
             self.checked = np.zeros((self.array.objects, chunks), bool)
+            self._checks = np.zeros((self.array.objects if own else 0, chunks), np.uint32)
+            self._has_checks = np.zeros(self.array.objects, bool)
         except (MemoryError, OverflowError, ValueError):
             raise StoreError(
                 f"there is no memory for {version.path}/{self.folder}, which has "
@@ -107,6 +112,22 @@ class ShardFiles(ABC):
             return self._kept[key]
         except KeyError:
             return self._kept.setdefault(key, self._open(number, tail, row))
+
+    def checks(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+        """Return how chunks are checked, as `kernels.decode_frames` takes it: (n,) int64.
+
+        Parameters
+        ----------
+        numbers, chunks
+            (n,) number of each chunk's object, and its number in there.
+        """
+        checks = np.where(self.checked[numbers, chunks], kernels.UNCHECKED, kernels.OWN)
+        if self.expected is None or (checks == kernels.UNCHECKED).all():
+            return checks
+        for number in set(numbers[~self._has_checks[numbers]].tolist()):
+            self._checks[number] = self.version.checks(self.field, number)
+            self._has_checks[number] = True
+        return np.where(checks == kernels.OWN, self._checks[numbers, chunks], checks)
 
     def begin(self, number: int, tail: tuple[int, ...], row: int) -> int | None:
         """Return the `StoredObject.begin` of an object, and enter it into `sources`."""
@@ -249,7 +270,6 @@ class MappedShardFiles(ShardFiles):
             raise self.damage(number, tail, row, "it is missing") from None
         except DamageError as error:
             raise self.damage(number, tail, row, str(error)) from None
-        self.version.require_same()  # by now, the file may be one of another
         if len(self.pieces) == 1:
             self._remember(number, status)
         return StoredObject(len(data), index, data.data, self._begin(number, len(data), index))
@@ -257,7 +277,8 @@ class MappedShardFiles(ShardFiles):
     def _remember(self, number: int, status: os.stat_result) -> None:
         """Share the record of checked chunks with later readers of the same file."""
         times = status.st_mtime_ns, status.st_ctime_ns
-        identity = (status.st_dev, status.st_ino, status.st_size, *times)
+        written = self.expected[number].xxh3 if self.expected else 0
+        identity = (status.st_dev, status.st_ino, status.st_size, *times, written)
         checked = self.checked[number]
         before = _remembered.pop(identity, checked)
         if before.shape == checked.shape:
@@ -273,8 +294,8 @@ class MappedShardFiles(ShardFiles):
         return map_file(descriptor)
 
     def _require_size(self, size: int, number: int) -> None:
-        if self.expected is not None and size != int(self.expected[number, 0]):
-            written = int(self.expected[number, 0])
+        if self.expected is not None and size != self.expected[number].size:
+            written = self.expected[number].size
             raise DamageError(f"it has {size} bytes where {written} were written")
 
     def _begin(self, number: int, size: int, index: np.ndarray) -> int | None:

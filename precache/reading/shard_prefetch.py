@@ -35,6 +35,7 @@ from precache.runtime.ordered_map import fail
 from precache.runtime.step_clock import FetchedObjects
 from precache.storage.local_files import map_file
 from precache.storage.private_folder import ForeignFile
+from precache.store.tree import CHECKSUM, MISSING, Leaf
 from precache.store.version import Version
 
 log = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class _CachedShardFiles(MappedShardFiles):
 
     def map(self, number: int, tail: tuple[int, ...], descriptor: int) -> np.ndarray:
         if not self.is_sound(number, descriptor):
-            raise DamageError("its checksum does not hold")
+            raise DamageError(CHECKSUM)
         return map_file(descriptor)
 
     def is_sound(self, number: int, descriptor: int) -> bool:
@@ -122,7 +123,7 @@ class _CachedShardFiles(MappedShardFiles):
         if self._sound.get(number) == _identity(descriptor):
             return True
         try:
-            if _xxh3(descriptor) != self.xxh3(number):
+            if _xxh3(descriptor) != self.leaf(number).xxh3:
                 return False
         except OSError:  # the disk has lost some of it
             return False
@@ -140,15 +141,14 @@ class _CachedShardFiles(MappedShardFiles):
 
     def cached_name(self, number: int) -> str:
         """Name of an object in the cache, by version and contents: a repaired shard has another."""
-        return f"{self.version.id}-{self.field}-{number}-{self.xxh3(number):016x}"
+        return f"{self.version.id}-{self.field}-{number}-{self.leaf(number).xxh3:032x}"
 
-    def xxh3(self, number: int) -> int:
+    def leaf(self, number: int) -> Leaf:
         assert self.expected is not None  # only versions that precache wrote are cached
-        return int(self.expected[number, 1])
+        return self.expected[number]
 
     def nbytes(self, number: int) -> int:
-        assert self.expected is not None
-        return int(self.expected[number, 0])
+        return self.leaf(number).size
 
 
 class CachedShards:
@@ -454,15 +454,15 @@ class ShardPrefetcher:
     def _fetch(self, objects: _CachedShardFiles, number: int, target: int) -> None:
         """Fetch an object, write it to a descriptor and check it."""
         for _ in range(FETCH_TRIES):
-            digest = xxhash.xxh3_64()
+            digest = xxhash.xxh3_128()
             for start in range(0, objects.nbytes(number), REQUEST_NBYTES):
                 data = self._piece(objects, number, start)
                 digest.update(data)
                 _write(target, data, start)
-            if digest.intdigest() == objects.xxh3(number):
+            if digest.intdigest() == objects.leaf(number).xxh3:
                 objects.mark_verified(number, target)
                 return
-        raise self._damage(objects, number, "its checksum does not hold")
+        raise self._damage(objects, number, CHECKSUM)
 
     def _piece(self, objects: _CachedShardFiles, number: int, start: int) -> bytes:
         if self._stopped:
@@ -472,7 +472,7 @@ class ShardPrefetcher:
         if isinstance(data, StorageError):
             if objects.version.folder.exists(name):
                 raise data
-            raise self._damage(objects, number, "it is missing")
+            raise self._damage(objects, number, MISSING)
         if len(data) != length:
             raise self._damage(objects, number, f"it ends at byte {start + len(data)}")
         return data
@@ -516,8 +516,8 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _xxh3(descriptor: int) -> int:
-    """XXH3-64 of a whole file; read, not mapped, since a failing disk would kill the process."""
-    digest = xxhash.xxh3_64()
+    """XXH3-128 of a whole file; read, not mapped, since a failing disk would kill the process."""
+    digest = xxhash.xxh3_128()
     with open(descriptor, "rb", buffering=0, closefd=False) as file:
         file.seek(0)
         hashlib.file_digest(file, lambda: digest)

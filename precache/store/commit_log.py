@@ -14,6 +14,7 @@ from precache.errors import BuildError, StorageError, StoreError
 from precache.messages import shown
 from precache.storage.base import Folder
 from precache.store.json_documents import CommitEntry
+from precache.store.tree import seal_of
 
 ROOT = "zarr.json"
 """Document of a version's group: written last and removed first, so only whole versions have it."""
@@ -30,13 +31,20 @@ NUMBERED = re.compile(r"[0-9]{6,}\.json")
 
 @dataclass(frozen=True)
 class Commit:
-    """One entry of the log; the one with the highest number is current."""
+    """One entry of the log; the one with the highest number is current.
+
+    Attributes
+    ----------
+    root
+        Digest of the version's root.
+    """
 
     number: int
     version: str
     parent: str | None
     time: float
     source: str | None = None
+    root: str | None = None
 
 
 EMPTY_SECONDS = 2.0
@@ -124,7 +132,7 @@ def _commit(data: bytes, where: str) -> Commit:
             "makes it current"
         ) from None
     number = int(where.rpartition("/")[2].removesuffix(".json"))
-    return Commit(number, entry.version, entry.parent, entry.time, entry.source)
+    return Commit(number, entry.version, entry.parent, entry.time, entry.source, entry.root)
 
 
 def recordable_source(source: str) -> str | None:
@@ -134,6 +142,11 @@ def recordable_source(source: str) -> str | None:
     if "://" not in source:
         return str(Path(source).absolute())
     return source if shown(source) == source else None
+
+
+def recorded_root(log: Sequence[Commit], version: str) -> str | None:
+    """Return the digest of the root that a version was last committed with, if the log has it."""
+    return next((entry.root for entry in reversed(log) if entry.version == version), None)
 
 
 def recorded_source(log: Sequence[Commit], version: str) -> str | None:
@@ -155,8 +168,8 @@ def append_entry(
 ) -> Commit:
     """Append the next entry; of two concurrent committers, one gets the number after the other's.
 
-    A version that is current already gets another entry only if it was built from another source;
-    that entry differs from the last in nothing else.
+    A version that is current already gets another entry only if it was built from another source,
+    or has another root; that entry differs from the last in nothing else.
 
     Parameters
     ----------
@@ -173,6 +186,7 @@ def append_entry(
     """
     number = 0
     while True:
+        root = seal_of(store.get(f"{version}/{ROOT}") or b"")
         log = read_commits(store)
         last = log[-1] if log else None
         was_current = since is not None and any(
@@ -181,7 +195,8 @@ def append_entry(
         if last is not None and last.version != version and was_current:
             return last
         if last is not None and last.version == version:
-            if source in (None, recorded_source(log, version)):
+            same_root = root in (None, last.root)
+            if same_root and source in (None, recorded_source(log, version)):
                 return last
             parent, began = last.parent, last.time
         elif replaces is not None and (last is None or last.version != replaces):
@@ -192,7 +207,7 @@ def append_entry(
             )
         else:
             parent, began = last.version if last else None, time.time()
-        entry = CommitEntry(version=version, parent=parent, time=began, source=source)
+        entry = CommitEntry(version=version, root=root, parent=parent, time=began, source=source)
         number = max(number, last.number if last else 0) + 1
         name, data = f"commits/{number:06d}.json", entry.to_json()
         scratch = f"{version}/{BUILD}/tmp"
@@ -204,7 +219,7 @@ def append_entry(
                 raise
             return last  # a store that cannot be written to is current as it is
         if created:
-            return Commit(number, version, parent, began, source)
+            return Commit(number, version, parent, began, source, root)
 
 
 def append_commit(

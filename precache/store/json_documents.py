@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Self, TypeVar
 
-import xxhash
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -20,7 +18,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import from_json
 
 from precache.errors import StoreError
 from precache.recipe.base import canonical_json
@@ -28,9 +25,9 @@ from precache.recipe.ops import DTYPES
 from precache.recipe.recipe import Field as RecipeField
 from precache.recipe.recipe import Recipe, field_name
 from precache.runtime.process_id import Process
-from precache.store.labels import MOST_CLASSES, kind_in_words
+from precache.store.labels import CLASS_DTYPES, MOST_CLASSES, kind_in_words
 
-FORMAT = 4
+FORMAT = 5
 """The store format; a version of any other number is refused."""
 
 _HEX = re.compile("[0-9a-f]{16,64}")
@@ -59,6 +56,18 @@ VersionId = Annotated[str, AfterValidator(_hex)]
 ArrayName = Annotated[str, AfterValidator(_array_name)]
 """Name of a field, or ``image.4`` for variant 4 of the field `image`."""
 
+
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+"""XXH3-128 in hex."""
+
+SmallName = Annotated[
+    str,
+    Field(
+        pattern=r"^([^./]+/)?[^./]+(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)$",
+        max_length=1000,
+    ),
+]
+"""Name of an object of a small array, or of the document of an array or group."""
 
 StoredDtype = Annotated[str, AfterValidator(_dtype)]
 Extent = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -105,10 +114,12 @@ def document_error(error: ValidationError, where: str) -> StoreError:
 class CommitEntry(_Document):
     """A file of the commit log: the version made current, the one before, seconds since 1970.
 
-    `source` is the source that a build was given, unless it has credentials.
+    `root` is the digest of the version's root. `source` is the source that a build was given,
+    unless it has credentials.
     """
 
     version: VersionId
+    root: Digest | None = None
     parent: VersionId | None = None
     time: Time
     source: str | None = None
@@ -126,15 +137,13 @@ class RowAttributes(_Document):
 
 
 class LabelAttributes(RowAttributes):
-    """Labels that are no class numbers: numbers (float32), or several classes (uint8)."""
+    """Class numbers (int8 to int64), numbers (float32), or several classes of a row (uint8)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         several = self.dtype == "uint8" and len(self.shape) == 1
-        if not (several and 0 < self.shape[0] <= MOST_CLASSES) and (self.dtype, self.shape) != (
-            "float32",
-            (),
-        ):
+        single = self.dtype in (*CLASS_DTYPES, "float32") and not self.shape
+        if not (several and 0 < self.shape[0] <= MOST_CLASSES) and not single:
             raise ValueError(f"labels are never {self.dtype} {self.shape}")
         return self
 
@@ -184,9 +193,11 @@ class Attributes(_Document):
 
     `decides` has, by name, the text in the fingerprint for everything besides parameters that
     decides the pixels; `behaviours` the outputs of ops for each of their probes, as in
-    `precache_workers.ops.behaviour`. `label` is None for class numbers. `source` is that of the
-    row table.
+    `precache_workers.ops.behaviour`. `digest` is that of the document, and `objects` has size and
+    digest of every object but the shards (`store.tree`). `source` is that of the row table.
     """
+
+    digest: str
 
     format: int
     version: VersionId
@@ -198,16 +209,15 @@ class Attributes(_Document):
     holes: NonNegativeInt
     retries: NonNegativeInt
     classes: tuple[str, ...]
-    label: LabelAttributes | None
+    label: LabelAttributes
     mean: dict[str, list[FiniteFloat]]
     std: dict[str, list[FiniteFloat]]
     recipe: Recipe
-    digests: dict[str, str]
+    objects: dict[SmallName, tuple[NonNegativeInt, Digest]]
     source: str
     libraries: dict[str, str]
     decides: dict[str, str]
     behaviours: dict[str, dict[str, str]]
-    created: str
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -221,30 +231,6 @@ class Attributes(_Document):
         return self.recipe.by_array().fields
 
     @property
-    def edition(self) -> str:
-        """As `edition_of` returns it."""
-        return _edition(self.created, self.digests)
-
-    @property
     def label_kind(self) -> str:
         """The kind of the labels, in words."""
-        return kind_in_words(self.label.shape, self.label.dtype) if self.label else kind_in_words()
-
-
-def edition_of(document: bytes | None) -> str | None:
-    """Return what tells a version from one of the same id that was made another time, or elsewhere.
-
-    A repair leaves it as it is. The document is the `zarr.json` of the version's group; None if
-    there is none.
-    """
-    if document is None:
-        return None
-    try:
-        own = from_json(document)["attributes"]["precache"]
-        return _edition(own["created"], own["digests"])
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return xxhash.xxh3_64_hexdigest(document)
-
-
-def _edition(created: str, digests: Mapping[str, str]) -> str:
-    return json.dumps([created, dict(digests)], sort_keys=True)
+        return kind_in_words(self.label.shape, self.label.dtype)

@@ -57,10 +57,8 @@ def kind_in_words(row_shape: Sequence[int] = (), dtype: str = "int64") -> str:
     return "numbers" if dtype == "float32" else "class numbers"
 
 
-def label_attributes(labels: np.ndarray) -> dict[str, Any] | None:
-    """Return the shape and dtype of a row's label; None for class numbers."""
-    if are_classes(labels):
-        return None
+def label_attributes(labels: np.ndarray) -> dict[str, Any]:
+    """Return the shape and dtype of a row's label."""
     return {"shape": list(labels.shape[1:]), "dtype": labels.dtype.name}
 
 

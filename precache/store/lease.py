@@ -32,7 +32,8 @@ from precache.runtime.process_id import Process, boottime, has_ended, process_of
 from precache.storage.base import FileInfo, Folder
 from precache.storage.rename import is_link, remove_if_empty
 from precache.store.commit_log import BUILD, NUMBERED, ROOT
-from precache.store.json_documents import LeaseDocument, edition_of
+from precache.store.json_documents import LeaseDocument
+from precache.store.tree import seal_of
 
 log = logging.getLogger(__name__)
 
@@ -214,6 +215,11 @@ class ExclusiveLease(Lease):
         self._put(process)
 
 
+def _edition(version: Folder) -> str | None:
+    """Return the digest of a version's root; None before it is committed."""
+    return seal_of(version.get(ROOT) or b"")
+
+
 class BuildLease(Lease):
     """The lease of a build, which its tasks check before they write.
 
@@ -229,7 +235,7 @@ class BuildLease(Lease):
 
     def __init__(self, version: Folder, scratch: str) -> None:
         super().__init__(version, f"{BUILD_LEASES}/{uuid.uuid4().hex}.json", scratch=scratch)
-        self._edition = edition_of(version.get(ROOT))
+        self._edition = _edition(version)
         self._outlasts_commit = False
         self._put(process_of(os.getpid()))
         self._thread.start()
@@ -241,7 +247,7 @@ class BuildLease(Lease):
         self.end()
 
     def _is_revoked(self) -> bool:
-        if not self._outlasts_commit and edition_of(self._folder.get(ROOT)) != self._edition:
+        if not self._outlasts_commit and _edition(self._folder) != self._edition:
             self._folder.remove(self.name)  # put again while another build's commit removed it
         return self._folder.size(self.name) is None
 

@@ -18,6 +18,7 @@ from precache.store.labels import are_classes
 from precache.store.lease import ALIVE_SECONDS, QUIET_SECONDS, LastChange, NamedLease, read_leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
+from precache.store.tree import Leaf
 from precache.store.version import Version
 from precache.store.zarr_metadata import Array
 
@@ -86,18 +87,25 @@ class LiveVersion(Version):
         self.planned = self.rows - len(removed)
         self.rows_per_shard = attributes.rows_per_shard
         self.shards = -(-self.rows // self.rows_per_shard)
-        self._tables = {name: self._bounds(arrays[name][1]) for name in attributes.fields}
+        layouts = {name: arrays[name][1] for name in attributes.fields}
+        self._tables = {name: self._bounds(name, layout) for name, layout in layouts.items()}
+        self._ends = {
+            name: np.zeros((self.shards, layout.chunks_per_object[0]), np.uint32)
+            for name, layout in layouts.items()
+        }
         self.finished = 0
         self._lock = threading.Lock()
         self._poll = RECEIPT_POLL_REMOTE if folder.local("") is None else RECEIPT_POLL_LOCAL
         self._signs, self._end, self._looked = LastChange(), LastChange(), -np.inf
 
-    def _bounds(self, array: Array) -> np.ndarray:
+    def _bounds(self, name: str, array: Array) -> list[Leaf]:
         """Upper bounds of object sizes, until these are known. Source: ZSTD_compressBound."""
         raw = self.rows_per_shard * array.row_nbytes
         chunks = self.rows_per_shard // array.chunk_shape[0]
         bound = raw + (raw >> 8) + (128 + 16) * chunks + 4
-        return np.tile(np.array([[bound, 0]], np.uint64), (self.shards, 1))
+        return [
+            Leaf(f"{name}/{array.object_name(number)}", bound, 0) for number in range(self.shards)
+        ]
 
     @property
     def committed(self) -> bool:
@@ -107,9 +115,13 @@ class LiveVersion(Version):
     def keys(self) -> Sequence[str]:
         return self._row_keys
 
-    def shard_table(self, field: str) -> np.ndarray:
-        """Return `Version.shard_table`; unfinished shards have upper bounds for sizes."""
-        return self._tables[field]
+    def shard_leaves(self, array: str) -> list[Leaf]:
+        """Return `Version.shard_leaves`; unfinished ones have upper bounds for sizes."""
+        return self._tables[array]
+
+    def checks(self, array: str, shard: int) -> np.ndarray:
+        checks: np.ndarray = self._ends[array][shard]
+        return checks
 
     def is_gone(self) -> bool:
         """Return whether the version's folder is gone: its group's document is written last."""
@@ -156,17 +168,19 @@ class LiveVersion(Version):
         inside = receipt.shard == shard and all(row in rows for row in receipt.holes)
         fitting = are_classes(self.labels) and len(receipt.labels or ()) == len(rows)
         labelled = receipt.labels is None or fitting
-        numbers = [n for stored in receipt.objects.values() for n in (stored.size, stored.xxh3)]
-        inside = inside and all(0 <= number < 2**64 for number in numbers)
         inside = inside and all(-1 <= label < 2**63 for label in receipt.labels or ())
-        if receipt.objects.keys() != self._tables.keys() or not (inside and labelled):
+        chunks = {name: checks.shape[1] for name, checks in self._ends.items()}
+        inside = inside and receipt.fits(chunks)
+        if not (inside and labelled):
             raise StoreError(
                 f"{self.folder.path(receipt_name(shard))} is damaged: it is of shard "
                 f"{receipt.shard} with fields {', '.join(receipt.objects)} and holes "
                 f"{list(receipt.holes)[:5]}"
             )
         for name, table in self._tables.items():
-            table[shard] = receipt.objects[name].size, receipt.objects[name].xxh3
+            stored = receipt.objects[name]
+            table[shard] = Leaf(table[shard].name, stored.size, stored.xxh3)
+            self._ends[name][shard] = stored.ends
         if receipt.labels is not None:
             fetched = np.array(receipt.labels, np.int64)
             part = self.labels[rows.start : rows.stop]
@@ -178,7 +192,9 @@ class LiveVersion(Version):
     def _add_committed(self, version: Version) -> None:
         """Take all that the committed version tells of its shards; their receipts are gone."""
         for name, table in self._tables.items():
-            table[:] = version.shard_table(name)
+            table[:] = version.shard_leaves(name)
+            for shard in range(self.finished, self.shards):
+                self._ends[name][shard] = version.checks(name, shard)
         self.labels[:] = version.labels
         self.valid[:] = version.valid
         self.holes.update(version.holes)

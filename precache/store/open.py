@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -14,20 +15,18 @@ from precache.recipe.variants import number_of, variants_of
 from precache.storage.base import Folder, is_missing
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.prefetched_folder import PrefetchedFolder, Readable
-from precache.store.array_metadata import field_layout, label_layouts, layout_difference
+from precache.store.array_metadata import CHECKS, SHARDS, field_layout, label_layout
 from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, read_commits
 from precache.store.json_documents import Attributes
 from precache.store.small_arrays import ROWS_PER_CHUNK
+from precache.store.tree import spare_root
 from precache.store.version import (
     REPAIR_HINT,
-    ROOT_HINT,
     Version,
     gone_error,
-    read_array_documents,
     read_attributes,
-    stamp_of,
 )
-from precache.store.zarr_metadata import Array
+from precache.store.zarr_metadata import Array, parse_array, parse_json
 
 OPEN_TRIES = 5
 """Times that opening is tried if the current version is removed meanwhile."""
@@ -66,37 +65,37 @@ def open_version(
     Raises
     ------
     StoreError
-        There is no store or no such version, or it has another format.
+        There is no store or no such version, or it has another format, or its root is damaged.
     """
+    if fields is not None:
+        base, _ = split_uri(uri, storage_options)
+        return _open_foreign(open_folder(base, storage_options), fields)
+    return _open(uri, storage_options, mends=False)
+
+
+def open_damaged(uri: str | os.PathLike[str], storage_options: StorageOptions) -> Version:
+    """Open a version like `open_version`, if necessary by its spare copy: to verify it."""
+    return _open(uri, storage_options, mends=True)
+
+
+def _open(uri: str | os.PathLike[str], storage_options: StorageOptions, *, mends: bool) -> Version:
     base, prefix = split_uri(uri, storage_options)
     store = open_folder(base, storage_options)
-    if fields is not None:
-        return _open_foreign(store, fields)
-    folder, document = _find(store, base, prefix)
+    folder, document, commit = _find(store, base, prefix)
     for _ in range(OPEN_TRIES):
         try:
-            return open_own(folder, document)
+            return open_own(folder, document, commit, loads=True, mends=mends)
         except GoneError:
             if prefix is not None or folder is store:
                 raise
-            folder, document = _find(store, base, prefix)
-    return open_own(folder, document)
+            folder, document, commit = _find(store, base, prefix)
+    return open_own(folder, document, commit)
 
 
-def open_unchecked(uri: str | os.PathLike[str], storage_options: StorageOptions) -> Version:
-    """Open a version like `open_version`, reading only its own document: to check the others."""
-    base, prefix = split_uri(uri, storage_options)
-    folder, document = _find(open_folder(base, storage_options), base, prefix)
-    return open_own_unchecked(folder, document)
-
-
-def open_own_unchecked(folder: Folder, document: bytes | None = None) -> Version:
-    """Open a version's folder like `open_own`, reading only the version's own document."""
-    return open_own(folder, document, checked=False)
-
-
-def _find(store: Folder, base: str, prefix: str | None) -> tuple[Folder, bytes | None]:
-    """Find the folder of a version; also return its document if that was read on the way.
+def _find(
+    store: Folder, base: str, prefix: str | None
+) -> tuple[Folder, bytes | None, Commit | None]:
+    """Find the folder of a version; also its root if that was read, and its entry in the log.
 
     Parameters
     ----------
@@ -109,13 +108,14 @@ def _find(store: Folder, base: str, prefix: str | None) -> tuple[Folder, bytes |
         document = store.get(ROOT)
     if document is not None and prefix is not None:
         raise StoreError(f"{shown(base)} is one version, and no store; leave out @{prefix}")
-    if document is not None:  # on a disk it is read again, after its time
-        return store, document if _is_remote(store) else None
+    if document is not None:
+        return store, document, None
     log = request.result() if request else _log(store, newest)
     if log is None:
         assert prefix is not None
-        return store.folder(_pick_whole(store, base, prefix)), None
-    return store.folder(_pick(log, store, base, prefix)), None
+        return store.folder(_pick_whole(store, base, prefix)), None, None
+    commit = _pick(log, store, base, prefix)
+    return store.folder(commit.version), None, commit
 
 
 def _log(store: Folder, newest: bool) -> list[Commit] | None:
@@ -142,7 +142,7 @@ def _is_remote(folder: Folder) -> bool:
     return folder.local("") is None
 
 
-def _pick(log: Sequence[Commit], store: Folder, base: str, prefix: str | None) -> str:
+def _pick(log: Sequence[Commit], store: Folder, base: str, prefix: str | None) -> Commit:
     base = shown(base)
     if not log:
         if not store.exists():
@@ -150,9 +150,10 @@ def _pick(log: Sequence[Commit], store: Folder, base: str, prefix: str | None) -
                 f"there is no store at {base}; build one: precache build SOURCE {base}"
             )
         raise StoreError(f"{base} is not a store: it has no commits; {_hint(store, base)}")
-    known = list(dict.fromkeys(commit.version for commit in reversed(log)))
     if prefix is None:
-        return known[0]
+        return log[-1]
+    latest = {commit.version: commit for commit in log}
+    known = list(dict.fromkeys(commit.version for commit in reversed(log)))
     matches = [v for v in known if prefix and v.startswith(prefix)]
     if len(matches) != 1:  # some may have been removed
         existing = set(store.names())
@@ -161,7 +162,7 @@ def _pick(log: Sequence[Commit], store: Folder, base: str, prefix: str | None) -
     if len(matches) != 1:
         what = "fits more than one version" if matches else "fits no version"
         raise StoreError(f"'{prefix}' {what} of {base}; it has " + ", ".join(v[:12] for v in known))
-    return matches[0]
+    return latest[matches[0]]
 
 
 def _hint(store: Folder, base: str) -> str:
@@ -175,65 +176,82 @@ def possible_versions(names: Iterable[str]) -> list[str]:
     return list(islice(filter(VERSION.fullmatch, names), LOOKED_AT))
 
 
-_SMALL_OBJECTS = ("label/zarr.json", "label/c/0", "valid/c/0")
-_FIELD_OBJECTS = ("{}/zarr.json", "shards/{}/c/0/0")
+_SMALL_OBJECTS = ("label/c/0", "valid/c/0")
+_FIELD_OBJECTS = (f"{SHARDS}/{{}}/c/0/0", f"{CHECKS}/{{}}/c/0/0")
 """Objects that a loader reads of a version, and of a field (up to a million rows or shards)."""
 
 
-def open_own(folder: Folder, document: bytes | None = None, *, checked: bool = True) -> Version:
-    """Open a version's folder; `document` is its `zarr.json`, if that was read already.
+def open_own(
+    folder: Folder,
+    document: bytes | None = None,
+    commit: Commit | None = None,
+    *,
+    loads: bool = False,
+    mends: bool = False,
+) -> Version:
+    """Open a version's folder by its root alone.
 
-    Unless `checked`, the documents of its arrays are not read.
+    Parameters
+    ----------
+    document
+        Its root, if that was read already.
+    commit
+        Its entry in the log, if that was read.
+    loads
+        Read small objects of a remote version together, as a loader needs them.
+    mends
+        Take a damaged root, and damaged small objects, from the spare copy.
 
     Raises
     ------
     GoneError
         The version was removed.
     StoreError
-        A document is invalid, or those of its arrays do not agree with the version's own.
+        The root is invalid or damaged, or is not the one that was committed.
     """
-    ahead, stamp = PrefetchedFolder(folder), stamp_of(folder)
-    ahead_of_need = checked and _is_remote(folder)
-    if ahead_of_need:
+    ahead, loads = PrefetchedFolder(folder), loads and _is_remote(folder)
+    if loads:
         ahead.prefetch(_SMALL_OBJECTS if document else [ROOT, *_SMALL_OBJECTS])
-    attributes = read_attributes(document or _read_root(folder, ahead), f"{folder}/{ROOT}")
-    if ahead_of_need:
+    root = document or _read_root(folder, ahead)
+    try:
+        attributes = _attributes(folder, root, commit)
+    except StoreError as error:
+        spare = spare_root(folder) if mends else None
+        if spare is None:
+            raise
+        try:
+            attributes = _attributes(folder, spare, commit)
+        except StoreError:
+            raise error from None
+    if loads:
         ahead.prefetch(part.format(name) for name in attributes.fields for part in _FIELD_OBJECTS)
-    version = Version(
+    where = folder.path(ROOT)
+    arrays = {name: field_layout(attributes, name, where) for name in attributes.fields}
+    arrays["label"] = label_layout(attributes)
+    return Version(
         folder,
         version_id=attributes.version,
         attributes=attributes,
-        arrays={},
+        arrays={name: (name, array) for name, array in arrays.items()},
         rows=attributes.rows,
         ahead=ahead,
-        stamp=stamp,
+        mends=mends,
     )
-    with version.unless_gone():
-        try:
-            layouts = _layouts(folder, attributes)
-        except StoreError as error:
-            raise StoreError(f"{error}; {ROOT_HINT}") from None
-        arrays = _checked_documents(folder, ahead, attributes, layouts) if checked else layouts
-    version.arrays = {name: (name, array) for name, array in arrays.items()}
-    return version
 
 
-def _checked_documents(
-    folder: Folder, ahead: Readable, attributes: Attributes, expected: dict[str, Array]
-) -> dict[str, Array]:
-    """Read the layouts of a version's arrays, and check them against the version's own document."""
-    try:
-        documents = read_array_documents(ahead, [*expected, "label"])
-    except StoreError as error:
-        raise StoreError(f"{error}; {REPAIR_HINT}") from None
-    expected["label"] = _label_layout(attributes, documents["label"])
-    for name, layout in documents.items():
-        difference = layout_difference(layout, expected[name])
-        if difference:
-            raise StoreError(
-                f"{folder.path(name)}/{ROOT} is damaged or forged: {difference}; {REPAIR_HINT}"
-            )
-    return documents
+def _attributes(folder: Folder, root: bytes, commit: Commit | None) -> Attributes:
+    """Parse a root, and check that it is that of this folder's version, as it was committed."""
+    where = folder.path(ROOT)
+    attributes = read_attributes(root, where)
+    if VERSION.fullmatch(folder.name) and attributes.version != folder.name:
+        raise StoreError(
+            f"{where} is damaged: it is that of version {attributes.version}; {REPAIR_HINT}"
+        )
+    if commit is not None and commit.root not in (None, attributes.digest):
+        raise StoreError(f"{where} is damaged: it is not the one that was committed; {REPAIR_HINT}")
+    _require_same_variants(folder, attributes)
+    _require_small_objects(where, attributes)
+    return attributes
 
 
 def _read_root(folder: Folder, ahead: Readable) -> bytes:
@@ -243,42 +261,21 @@ def _read_root(folder: Folder, ahead: Readable) -> bytes:
     return document
 
 
-def _layouts(folder: Folder, attributes: Attributes) -> dict[str, Array]:
-    """Return the layout of each field's array, from the version's own document.
-
-    Raises
-    ------
-    StoreError
-        There can be no such version, or it has too few objects for its rows and shards.
-    """
-    _require_same_variants(folder, attributes)
-    _require_small_objects(folder, attributes)
-    where = folder.path(ROOT)
-    return {name: field_layout(attributes, name, where) for name in attributes.fields}
-
-
-def _label_layout(attributes: Attributes, stored: Array) -> Array:
-    """Return the layout of the labels; the dtype of class numbers only their own document has."""
-    layouts = label_layouts(attributes)
-    return next((layout for layout in layouts if layout.dtype == stored.dtype), layouts[0])
-
-
-def _require_small_objects(folder: Folder, attributes: Attributes) -> None:
+def _require_small_objects(where: str, attributes: Attributes) -> None:
     """Refuse a version that claims more rows or shards than its small arrays have objects for.
 
-    Later code takes memory for each row and shard. One object of a small array holds a million;
-    below that, nothing needs to be counted. It suffices that one of several arrays is whole, since
-    a lost object of another can be repaired.
+    Later code takes memory for each row and shard. One object of a small array holds a million.
     """
     shards = -(-attributes.rows // attributes.rows_per_shard)
+    counts = Counter(name.partition("/c/")[0] for name in attributes.objects if "/c/" in name)
     for what, count, arrays in (
         ("rows", attributes.rows, ["label", "valid"]),
-        ("shards", shards, [f"shards/{field}" for field in attributes.fields]),
+        ("shards", shards, [f"{SHARDS}/{field}" for field in attributes.fields]),
     ):
         needed = -(-count // ROWS_PER_CHUNK)
-        if needed > 1 and all(needed > len(folder.names(f"{array}/c")) for array in arrays):
+        if any(needed > counts[array] for array in arrays):
             raise StoreError(
-                f"{folder}/{ROOT} is damaged or forged: it claims {count} {what}, for which "
+                f"{where} is damaged or forged: it claims {count} {what}, for which "
                 f"{arrays[0]} takes {needed} objects, and has fewer"
             )
 
@@ -301,7 +298,7 @@ def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
         raise StoreError(f"fields is {dict(fields)}; name at least one array, and none of them row")
     if not folder.exists():
         raise StoreError(f"there is no Zarr group at {folder}")
-    documents = read_array_documents(folder, list(dict.fromkeys(fields.values())))
+    documents = _array_documents(folder, list(dict.fromkeys(fields.values())))
     arrays = {name: (path, documents[path]) for name, path in fields.items()}
     rows = {array.shape[0] for _, array in arrays.values()}
     if len(rows) > 1:
@@ -310,3 +307,17 @@ def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
     text = "\n".join(f"{name} {array}" for name, array in sorted(arrays.items()))
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Version(folder, version_id=digest[:32], attributes=None, arrays=arrays, rows=rows.pop())
+
+
+def _array_documents(folder: Folder, names: Sequence[str]) -> dict[str, Array]:
+    """Read the metadata of arrays, all at once."""
+    paths = [f"{name}/{ROOT}" for name in names]
+    arrays = {}
+    for name, data in zip(names, folder.read_many(paths, [-1] * len(paths)), strict=True):
+        where = f"{folder.path(name)}/{ROOT}"
+        if isinstance(data, StorageError):
+            if is_missing(data):
+                raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}") from data
+            raise data
+        arrays[name] = parse_array(parse_json(data, where), where)
+    return arrays

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from precache.store.commit_log import BUILD
+from precache.store.layout import CHECK_NBYTES
 
 RECEIPTS = f"{BUILD}/receipts"
 """Folder of a version with the receipts of its finished shards, until it is committed."""
@@ -21,14 +23,29 @@ def receipt_name(shard: int) -> str:
 
 @dataclass(frozen=True)
 class ShardObject:
-    """One stored object: size, XXH3-64 of all its bytes, and bytes before compression.
+    """One stored object: size, XXH3-128 of all its bytes, and bytes before compression.
 
-    Not a CRC32C: that of data followed by its own CRC32C is a constant.
+    Attributes
+    ----------
+    checks
+        The last bytes of each chunk (`layout.checks_of`), in hex.
     """
 
     size: int
     xxh3: int
     raw_nbytes: int
+    checks: str = field(repr=False)
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Return the checks: (chunks,) uint32."""
+        return np.frombuffer(bytes.fromhex(self.checks), "<u4")
+
+    def fits(self, chunks: int) -> bool:
+        """Return whether it can be an object of so many chunks."""
+        length = 2 * CHECK_NBYTES * chunks
+        hexadecimal = len(self.checks) == length and not self.checks.strip("0123456789abcdef")
+        return hexadecimal and 0 <= self.size < 2**63 and 0 <= self.xxh3 < 2**128
 
 
 @dataclass(frozen=True)
@@ -117,6 +134,12 @@ class Receipt:
     slowest: list[SlowSample] = field(default_factory=list)
     libraries: dict[str, str] = field(default_factory=dict)
     spoiled: list[str] = field(default_factory=list)
+
+    def fits(self, chunks: Mapping[str, int]) -> bool:
+        """Return whether it has the objects of a version; chunks of a shard by array."""
+        return self.objects.keys() == chunks.keys() and all(
+            stored.fits(chunks[name]) for name, stored in self.objects.items()
+        )
 
     @property
     def wall_seconds(self) -> float:

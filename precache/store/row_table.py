@@ -8,6 +8,7 @@ import functools
 import hashlib
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from pydantic import TypeAdapter
 from precache.codecs.chunk import require_plausible
 from precache.errors import DamageError, StoreError
 from precache.store.columns import Texts, arrow_of, numbers_of
-from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES, are_classes
+from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES, are_classes, has_label
 from precache.store.locations import Locations, expected_bytes
 
 REMOVED = "removed from the source"
@@ -92,6 +93,8 @@ def place_digest(place: str) -> str:
     """Return the digest of a place, as in `RowTable.source`."""
     return hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
+
+_XXH3_64 = re.compile("[0-9a-f]{16}")
 
 _CLASSES = TypeAdapter(tuple[str, ...])
 
@@ -189,6 +192,21 @@ class RowTable:
         removed = np.zeros(len(self), np.bool_)
         removed[list(self.removed)] = True
         return removed
+
+    @property
+    def labels_come_with_samples(self) -> bool:
+        """True if labels may have come with the samples, as from a Python dataset.
+
+        The table says if a request gave others, and has no labels if they come with samples, which
+        can only be class numbers. Samples of a Python dataset have no size and no time. Rows of a
+        Parquet file can look the same, but their etag is an XXH3-64.
+        """
+        if self.labels_override or not are_classes(self.labels) or has_label(self.labels).any():
+            return False
+        if (self.sizes >= 0).any() or (self.mtimes >= 0).any():
+            return False
+        etags = {etag for row, etag in enumerate(self.etags) if row not in self.removed}
+        return all(etag and not _XXH3_64.fullmatch(etag) for etag in etags)
 
     @property
     def is_known(self) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ import xxhash
 
 from precache.codecs.chunk import Encode
 from precache.storage.base import Buffer
-from precache.store.layout import MISSING, encode_index
+from precache.store.layout import CHECK_NBYTES, MISSING, encode_index
 from precache.store.receipts import ShardObject
 
 
@@ -37,6 +38,7 @@ class ShardWriter:
         self._encode = encode
         self._parts: list[Buffer] = []
         self._lengths: list[int] = []
+        self._checks = bytearray()
         self._chunks = chunks
 
     @property
@@ -71,13 +73,14 @@ class ShardWriter:
 
     def _encode_chunk(self, chunk: np.ndarray) -> None:
         encoded = self._encode(chunk)
-        self._parts.append(encoded)
-        self._lengths.append(len(encoded))
+        self.put_chunks(encoded, [len(encoded)])
 
     def put_chunks(self, encoded: Buffer, lengths: Sequence[int]) -> None:
         """Append whole encoded chunks, one after another; the current chunk must be empty."""
         self._parts.append(encoded)
         self._lengths.extend(lengths)
+        for end in itertools.accumulate(lengths):
+            self._checks += encoded[end - CHECK_NBYTES : end]
 
     def _flush(self) -> None:
         self._chunk[self._filled :] = 0
@@ -95,8 +98,9 @@ class ShardWriter:
         ends = np.cumsum(lengths[:written], dtype=np.uint64)
         offsets[:written] = ends - lengths[:written]
         parts: list[Buffer] = [*self._parts, encode_index(offsets, lengths)]
-        digest = xxhash.xxh3_64()
+        digest = xxhash.xxh3_128()
         for part in parts:
             digest.update(part)
-        size = sum(map(len, parts))
-        return parts, ShardObject(size, digest.intdigest(), written * self._chunk.nbytes)
+        size, raw = sum(map(len, parts)), written * self._chunk.nbytes
+        checks = self._checks.ljust(self._chunks * CHECK_NBYTES, b"\0").hex()
+        return parts, ShardObject(size, digest.intdigest(), raw, checks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,8 @@ from numcodecs import zstd
 from numcodecs.vlen import VLenUTF8
 
 from precache.codecs.chunk import codec_metadata, require_plausible, zstd_content_size
-from precache.errors import DamageError, StorageError
+from precache.errors import DamageError
 from precache.recipe.recipe import ZstdCodec
-from precache.storage.prefetched_folder import Readable
 from precache.store import zarr_metadata
 
 KEYS_PER_CHUNK = 1 << 16
@@ -54,14 +53,6 @@ def small_layout(
     return zarr_metadata.parse_array(document, "a small array")
 
 
-def file_document(nbytes: int) -> zarr_metadata.Json:
-    """Return the `zarr.json` of a `file_array`."""
-    codecs = [{"name": "bytes"}]
-    return zarr_metadata.array_document(
-        (nbytes,), "uint8", (nbytes,), codecs, dimension_names=["byte"]
-    )
-
-
 def string_document(count: int, dimension_name: str) -> zarr_metadata.Json:
     """Return the `zarr.json` of a `string_array`."""
     rows = max(1, min(count, KEYS_PER_CHUNK))
@@ -75,21 +66,23 @@ def string_document(count: int, dimension_name: str) -> zarr_metadata.Json:
 
 
 def read_small(
-    folder: Readable, arrays: Mapping[str, zarr_metadata.Array]
+    arrays: Mapping[str, zarr_metadata.Array], read: Callable[[Sequence[str]], list[bytes]]
 ) -> dict[str, np.ndarray]:
     """Read whole small arrays, many objects at a time.
 
     Memory is taken only for objects that exist, even if an array claims to be longer.
+
+    Parameters
+    ----------
+    read
+        Reads objects by name.
     """
     parts: dict[str, list[np.ndarray]] = {name: [] for name in arrays}
     numbers = ((name, n) for name, array in arrays.items() for n in range(array.objects))
     while batch := list(itertools.islice(numbers, READ_TOGETHER)):
         names = [f"{name}/{arrays[name].object_name(number)}" for name, number in batch]
-        read = folder.read_many(names, [-1] * len(names))
-        for (name, _), object_name, data in zip(batch, names, read, strict=True):
-            if isinstance(data, StorageError):
-                raise data
-            parts[name].append(decode_chunk(arrays[name], data, folder.path(object_name)))
+        for (name, _), object_name, data in zip(batch, names, read(names), strict=True):
+            parts[name].append(decode_chunk(arrays[name], data, object_name))
     return {name: join_chunks(arrays[name], chunks) for name, chunks in parts.items()}
 
 
@@ -171,7 +164,16 @@ def small_array(
 
 def file_array(data: bytes) -> dict[str, bytes]:
     """Make a Zarr array of a file's bytes, since Zarr software stumbles over plain files."""
-    return {"zarr.json": json.dumps(file_document(len(data))).encode(), "c/0": data}
+    return {"zarr.json": file_array_document(len(data)), "c/0": data}
+
+
+def file_array_document(nbytes: int) -> bytes:
+    """Make the `zarr.json` of a `file_array`."""
+    codecs = [{"name": "bytes"}]
+    document = zarr_metadata.array_document(
+        (nbytes,), "uint8", (nbytes,), codecs, dimension_names=["byte"]
+    )
+    return json.dumps(document).encode()
 
 
 def string_array(values: Sequence[str], dimension_name: str) -> dict[str, bytes]:

@@ -1,8 +1,9 @@
 """A version of a store: its metadata, and its small arrays.
 
-A missing or damaged object may belong to a version that was removed since it was opened, and
-perhaps built or pulled again. So before any such error is raised, `Version.is_gone` checks whether
-the version is still the one that was opened.
+All bytes that are read are compared with the version's tree of digests. A missing or damaged object
+may belong to a version that was removed since it was opened, and perhaps built or pulled again. So
+before any such error is raised, `Version.is_gone` checks whether the version is still the one that
+was opened.
 """
 
 from __future__ import annotations
@@ -11,13 +12,11 @@ import contextlib
 import difflib
 import functools
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
-import xxhash
 from pydantic import TypeAdapter, ValidationError
 
 from precache.errors import (
@@ -34,25 +33,34 @@ from precache.runtime.integers import whole
 from precache.storage.base import Folder, is_missing, required
 from precache.storage.prefetched_folder import Readable
 from precache.store import zarr_metadata
-from precache.store.array_metadata import SUMS, label_layout, label_layouts
+from precache.store.array_metadata import CHECKS, SHARDS, SUMS, checks_layout, label_layout
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import FORMAT, Attributes, FieldAttributes, document_error
 from precache.store.layout import RowShape
-from precache.store.small_arrays import KEYS_PER_CHUNK, decode_strings, read_small, small_layout
+from precache.store.small_arrays import (
+    KEYS_PER_CHUNK,
+    READ_TOGETHER,
+    decode_chunk,
+    decode_strings,
+    read_small,
+    small_layout,
+)
+from precache.store.tree import (
+    CHECKSUM,
+    MISSING,
+    Flaw,
+    Leaf,
+    seal_of,
+    spare_flaws,
+    spare_of,
+    spare_root,
+)
 
 ROW_TABLE = "rows/c/0"
 HOLES = "holes/c/0"
 REPAIR_HINT = "run the same precache build command again, which repairs it"
 VERIFY_HINT = "run the same precache build command again with --verify, which repairs it"
 """Advice on damaged shards: only where a build reads their bytes does it find the damage."""
-ROOT_HINT = (
-    "the version cannot be read without it, nor its shards checked: run the same precache build "
-    "command again to rebuild the version"
-)
-"""Advice on a version's own document that cannot be read."""
-Stamp = tuple[int, int]
-"""Inode and modification time in nanoseconds of a version's document."""
-NO_DOCUMENT: Stamp = (0, 0)
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory."""
 
@@ -131,8 +139,10 @@ class Version:
 
     Parameters
     ----------
-    stamp
-        Result of `stamp_of` for its folder, from before its document was read.
+    ahead
+        The folder, with objects that were read already.
+    mends
+        Take small objects that are damaged from the spare copy.
     """
 
     followed = False
@@ -146,17 +156,19 @@ class Version:
         arrays: Mapping[str, tuple[str, zarr_metadata.Array]],
         rows: int,
         ahead: Readable | None = None,
-        stamp: Stamp | None = None,
+        mends: bool = False,
     ) -> None:
         self.folder = folder
         self._ahead = ahead or folder
-        self._stamp = stamp
+        self._mends = mends
         self.id = version_id
         self.path = str(folder)
         self.attributes = attributes
         self.arrays = dict(arrays)
         self.rows = rows
         self._prefetched: dict[str, np.ndarray] = {}
+        self._shards: dict[str, Sequence[Leaf]] = {}
+        self._checks: dict[tuple[str, int], np.ndarray] = {}
 
     @property
     def committed(self) -> bool:
@@ -346,27 +358,55 @@ class Version:
 
         return rows_where(self, predicate)
 
-    def shard_table(self, array: str) -> np.ndarray | None:
-        """(shards, 2) uint64 sizes and XXH3-64 of an array's objects; None for a foreign one."""
-        if self.foreign:
-            return None
-        return self._small(f"shards/{array}")
+    @functools.cached_property
+    def leaves(self) -> dict[str, Leaf]:
+        """Name -> every object but the root, the shards and the spare copy."""
+        objects = self.attributes.objects if self.attributes else {}
+        return {name: Leaf(name, size, int(xxh3, 16)) for name, (size, xxh3) in objects.items()}
+
+    def shard_leaves(self, array: str) -> Sequence[Leaf]:
+        """Return the objects of an array of a field, by number."""
+        if array not in self._shards:
+            self._shards[array] = self._read_shards(array)
+        return self._shards[array]
+
+    def _read_shards(self, array: str) -> Sequence[Leaf]:
+        layout, table = self.arrays[array][1], self._small(f"{SHARDS}/{array}")
+        names = (f"{array}/{layout.object_name(number)}" for number in range(len(table)))
+        rows = zip(names, table.tolist(), strict=True)
+        return [Leaf(name, size, high << 64 | low) for name, (size, high, low) in rows]
+
+    def checks(self, array: str, shard: int) -> np.ndarray:
+        """Return the last bytes of each chunk of a shard: (chunks,) uint32."""
+        layout = checks_layout(self.arrays[array][1])
+        part, number = divmod(shard, layout.chunk_shape[0])
+        if (array, part) not in self._checks:
+            self._read_checks([array], part)
+        checks: np.ndarray = self._checks[array, part][number]
+        return checks
+
+    def _read_checks(self, arrays: Sequence[str], part: int) -> None:
+        layouts = {array: checks_layout(self.arrays[array][1]) for array in arrays}
+        names = [
+            f"{CHECKS}/{array}/{layout.object_name(part)}" for array, layout in layouts.items()
+        ]
+        for (array, layout), name, data in zip(
+            layouts.items(), names, self.small_objects(names), strict=True
+        ):
+            self._checks[array, part] = decode_chunk(layout, data, self.folder.path(name))
 
     def shard_sums(self, array: str) -> np.ndarray | None:
-        """(shards, 1 + 2 C) float64 count, totals and squares of an array of images.
+        """Return (shards, 1 + 2 C) float64 count, totals and squares of an array of images.
 
-        None if they are not stored, or do not agree with the mean and standard deviation: they
-        only save work.
+        None if they are not stored, or damaged: they only save work.
         """
+        layout = self.arrays[array][1]
+        if len(layout.row_shape) != 3:
+            return None
         try:
-            sums = self.stored_sums(array)
-            return None if sums_mismatch(self, array, sums) else sums
+            return self._small(f"{SUMS}/{array}")
         except (DamageError, StorageError, StoreError):
             return None
-
-    def stored_sums(self, array: str) -> np.ndarray:
-        """Return the stored sums of `shard_sums`, unchecked."""
-        return self._small(f"{SUMS}/{array}")
 
     @functools.lru_cache(maxsize=16)  # noqa: B019 - versions are few and live long
     def key_chunk(self, number: int) -> np.ndarray:
@@ -374,76 +414,104 @@ class Version:
         if self.foreign:
             raise StoreError(f"{self.path} was written by other software and has no keys")
         name, count = f"key/c/{number}", min(self.rows, KEYS_PER_CHUNK)
-        with self._reading():
-            return decode_strings(self.small_object(name), f"{self.path}/{name}", count)
+        return decode_strings(self.read_checked(name), f"{self.path}/{name}", count)
 
     def read_checked(self, name: str) -> bytes:
-        """Read and verify the bytes of `ROW_TABLE` or `HOLES`.
+        """Read an object other than a shard, as `small_objects` does."""
+        return self.small_objects([name])[0]
+
+    def small_objects(self, names: Sequence[str]) -> list[bytes]:
+        """Read objects other than shards.
 
         Raises
         ------
         DamageError
-            They are not the bytes that were written.
+            One is missing, or has other bytes than were written.
         """
-        with self._reading():
-            return self.verify(name, self.small_object(name))
+        with self.unless_gone():
+            leaves = [self._leaf(name) for name in names]
+            read = self._ahead.read_many(names, [-1] * len(names))
+            return [self._checked(*pair) for pair in zip(leaves, read, strict=True)]
 
-    def small_object(self, name: str) -> bytes:
-        """Read an object other than a shard."""
-        return required(*self.folder.read_many([name], [-1]))
+    def _leaf(self, name: str) -> Leaf:
+        try:
+            return self.leaves[name]
+        except KeyError:
+            raise StoreError(f"{self.path}/{ROOT} is damaged or forged: it lacks {name}") from None
 
-    def verify(self, name: str, data: bytes) -> bytes:
-        """Return the bytes of an object; raise a `DamageError` if their checksum is wrong."""
-        digests = self.attributes.digests if self.attributes else {}
-        if xxhash.xxh3_64_hexdigest(data) != digests.get(name):
-            where = self.folder.path(name)
-            raise DamageError(f"{where} is damaged: its checksum does not hold")
-        return data
+    def _checked(self, leaf: Leaf, data: bytes | StorageError) -> bytes:
+        for last in (False, True):
+            if fault := fault_of(leaf, data):
+                if not last:  # a transfer can corrupt bytes
+                    [data] = self.folder.read_many([leaf.name], [-1])
+            else:
+                return required(data)
+        spare = spare_of(self.folder, self.leaves.values(), leaf) if self._mends else None
+        if spare is None:
+            where = self.folder.path(leaf.name)
+            raise DamageError(f"{where} is damaged: {fault}; {REPAIR_HINT}")
+        return spare
 
-    def lost_objects(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(array, shard) -> size and XXH3-64 of objects that are missing or of another size."""
+    def flaws(self) -> list[Flaw]:
+        """Find the small objects that are not those that were written.
+
+        Raises
+        ------
+        GoneError
+            The version was removed since it was opened.
+        """
+        flaws, leaves = [], list(self.leaves.values())
+        with self.unless_gone():
+            root = self.folder.get(ROOT)
+            if root is None or seal_of(root) != self.digest:
+                flaws.append(Flaw(ROOT, CHECKSUM))
+                root = spare_root(self.folder)
+            for start in range(0, len(leaves), READ_TOGETHER):
+                part = leaves[start : start + READ_TOGETHER]
+                names = [leaf.name for leaf in part]
+                read = self.folder.read_many(names, [-1] * len(names))
+                faults = (fault_of(leaf, data) for leaf, data in zip(part, read, strict=True))
+                flaws += [
+                    Flaw(leaf.name, fault)
+                    for leaf, fault in zip(part, faults, strict=True)
+                    if fault
+                ]
+            if root is not None:
+                flaws += spare_flaws(self.folder, root, leaves)
+        if flaws and self.is_gone():
+            raise gone_error(self.path)
+        return flaws
+
+    def lost_objects(self) -> dict[tuple[str, int], Leaf]:
+        """Find shards that are missing or of another size: (array, number) -> what was written."""
         lost = {}
         with self.unless_gone():
             for name in self.stored:
-                table, sizes = self.shard_table(name), self.folder.sizes(name)
-                array = self.arrays[name][1]
-                for shard, (nbytes, digest) in enumerate([] if table is None else table.tolist()):
-                    if sizes.get(f"{name}/{array.object_name(shard)}") != nbytes:
-                        lost[name, shard] = (nbytes, digest)
+                sizes = self.folder.sizes(name)
+                for number, leaf in enumerate(self.shard_leaves(name)):
+                    if sizes.get(leaf.name) != leaf.size:
+                        lost[name, number] = leaf
         if lost and self.is_gone():
             raise gone_error(self.path)
         return lost
 
+    @property
+    def digest(self) -> str:
+        """Digest of the root; empty for a foreign group."""
+        return self.attributes.digest if self.attributes else ""
+
     def is_gone(self) -> bool:
-        """Return whether the version was removed since it was opened, even if it was made again."""
+        """Return whether the version was removed since it was opened, even if it was made again.
+
+        A root that is damaged is still there.
+        """
         if self.attributes is None:
             return not self.folder.exists()
-        if self._stamp is None:
-            return self._is_replaced()
-        inode, time = stamp_of(self.folder) or NO_DOCUMENT
-        # In the same file, `touch` sets the time, too; the inode of a removed file is used again.
-        return inode != self._stamp[0] or (time != self._stamp[1] and self._is_replaced())
-
-    def require_same(self) -> None:
-        """Raise a `GoneError` if another version of its id took its place, on a local disk alone.
-
-        There it costs no request. A repair leaves a version the same.
-        """
-        if self._stamp is None or self._stamp == stamp_of(self.folder):
-            return
-        if self._is_replaced():
-            raise gone_error(self.path)
-
-    def _is_replaced(self) -> bool:
-        if self.attributes is None:
-            return False
         try:
-            document = self.folder.get(ROOT)
-            return (
-                document is None or read_attributes(document, "").edition != self.attributes.edition
-            )
-        except (StorageError, StoreError):  # it exists, damaged or unreachable
+            root = self.folder.get(ROOT)
+        except StorageError:  # it is unreachable
             return False
+        return root is None or seal_of(root) not in (None, self.digest)
 
     @contextlib.contextmanager
     def unless_gone(self) -> Iterator[None]:
@@ -454,18 +522,6 @@ class Version:
             if self.is_gone():
                 raise gone_error(self.path) from None
             raise
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        with self.unless_gone():
-            try:
-                yield
-            except StorageError as error:
-                if is_missing(error):
-                    raise DamageError(f"{error}; {REPAIR_HINT}") from None
-                raise
-            except DamageError as error:
-                raise DamageError(f"{error}; {REPAIR_HINT}") from None
 
     def describe(self, row: int) -> str:
         """A row's key for an error message, or its number if keys cannot be read."""
@@ -478,8 +534,9 @@ class Version:
         """Read the small arrays that are needed to read `arrays` together, to save requests."""
         if self.foreign:
             return
-        names = ["valid", "label", *(f"shards/{name}" for name in arrays)]
-        self._prefetched = self._read(names)
+        arrays = list(arrays)
+        self._prefetched = self._read(["valid", "label", *(f"{SHARDS}/{name}" for name in arrays)])
+        self._read_checks(arrays, 0)
         self._ahead = self.folder  # anything else read ahead is not needed
 
     def _small(self, name: str) -> np.ndarray:
@@ -487,33 +544,29 @@ class Version:
         return self._read([name])[name] if prefetched is None else prefetched
 
     def _read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        with self._reading():
-            layouts = {name: self._layout(name) for name in names}
-            return read_small(self._ahead, layouts)
+        return read_small({name: self._layout(name) for name in names}, self.small_objects)
 
     def _layout(self, name: str) -> zarr_metadata.Array:
         """Return the layout of a small array, from the version's rows and shards."""
+        assert self.attributes is not None
         if name == "label":
-            known = self.arrays.get(name)
-            return known[1] if known else self._label_layout()
+            return label_layout(self.attributes)
         if name == "valid":
             return small_layout((self.rows,), "bool", False)
         kind, _, array = name.partition("/")
-        if kind == SUMS:
-            return self.sums_layout(array)
-        return small_layout((self.arrays[array][1].objects, 2), "uint64")
-
-    def _label_layout(self) -> zarr_metadata.Array:
-        assert self.attributes is not None  # of a foreign group, fields name the labels
-        first = f"label/{label_layouts(self.attributes)[0].object_name(0)}"
-        return label_layout(self.attributes, self.small_object(first))
-
-    def sums_layout(self, array: str) -> zarr_metadata.Array:
-        """Return the layout of the channel sums of an array of images."""
         layout = self.arrays[array][1]
-        if len(layout.row_shape) != 3:
-            raise StoreError(f"{self.path} has no sums of {array}: its rows are not images")
+        if kind == SHARDS:
+            return small_layout((layout.objects, 3), "uint64")
         return small_layout((layout.objects, 1 + 2 * layout.row_shape[0]), "float64")
+
+
+def fault_of(leaf: Leaf, data: bytes | StorageError) -> str:
+    """Describe how what was read differs from an object; raises errors of the storage."""
+    if isinstance(data, StorageError):
+        if is_missing(data):
+            return MISSING
+        raise data
+    return leaf.fault(data)
 
 
 def parse_holes(data: bytes, where: str) -> dict[int, tuple[str, str]]:
@@ -522,26 +575,6 @@ def parse_holes(data: bytes, where: str) -> dict[int, tuple[str, str]]:
         return _HOLES.validate_json(data)
     except ValidationError as error:
         raise document_error(error, where) from None
-
-
-def sums_mismatch(version: Version, array: str, sums: np.ndarray) -> str:
-    """Describe how channel sums disagree with their version; empty if they agree.
-
-    They must count the pixels of the valid rows shard by shard, and give the version's mean and
-    standard deviation.
-    """
-    assert version.attributes is not None
-    layout, rows = version.arrays[array][1], version.rows
-    starts = np.arange(0, rows, layout.object_shape[0])
-    pixels = float(math.prod(layout.row_shape[1:]))
-    if not np.array_equal(sums[:, 0], np.add.reduceat(version.valid, starts, dtype=float) * pixels):
-        return "they do not count the pixels of its valid rows"
-    mean, std = mean_and_std(sums)
-    known = [version.attributes.mean.get(array), version.attributes.std.get(array)]
-    agree = known == [None, None] if mean is None else _are_close(known, (mean, std))
-    if not agree:
-        return "they are not those of its mean and standard deviation"
-    return ""
 
 
 def mean_and_std(sums: np.ndarray) -> tuple[list[float], list[float]] | tuple[None, None]:
@@ -555,19 +588,6 @@ def mean_and_std(sums: np.ndarray) -> tuple[list[float], list[float]] | tuple[No
     return average.tolist(), np.sqrt(np.maximum(squares / count - average**2, 0)).tolist()
 
 
-def _are_close(known: Sequence[list[float] | None], expected: Sequence[Any]) -> bool:
-    """Compare two (mean, standard deviation), allowing for another order of additions."""
-    if any(one is None or len(one) != len(expected[0]) for one in known):
-        return False
-    (mean, std), (other, deviation) = np.array(known, float), np.array(expected, float)
-    scale = np.abs(other) + deviation
-    near: np.ndarray = np.abs(mean - other) <= 1e-9 * scale
-    with np.errstate(over="ignore"):  # forged values may overflow
-        # Squares are compared, as the deviation is the small difference of large ones.
-        near &= np.abs((std - deviation) * (std + deviation)) <= 1e-9 * scale**2
-    return bool(near.all() and (std >= 0).all())
-
-
 def read_attributes(data: bytes, where: str) -> Attributes:
     """Parse `attributes.precache` of a version's `zarr.json`.
 
@@ -579,7 +599,7 @@ def read_attributes(data: bytes, where: str) -> Attributes:
     try:
         attributes = zarr_metadata.parse_json(data, where).get("attributes")
     except StoreError as error:
-        raise StoreError(f"{error}; {ROOT_HINT}") from None
+        raise StoreError(f"{error}; {REPAIR_HINT}") from None
     own = attributes.get("precache") if isinstance(attributes, dict) else None
     if not isinstance(own, dict):
         raise StoreError(
@@ -592,24 +612,12 @@ def read_attributes(data: bytes, where: str) -> Attributes:
             f"format {FORMAT} alone; read it with the release that wrote it, or, if it is damaged, "
             f"remove {where} and run the same precache build command again"
         )
+    if not seal_of(data):
+        raise StoreError(f"{where} is damaged: {CHECKSUM}; {REPAIR_HINT}")
     try:
         return Attributes.read(json.dumps(own).encode(), where)
     except StoreError as error:
-        raise StoreError(f"{error}; {ROOT_HINT}") from None
-
-
-def stamp_of(folder: Folder) -> Stamp | None:
-    """Inode and modification time of a version's document on a local disk; None elsewhere.
-
-    The document is written once, so a version that is built or pulled again has another time. In a
-    bucket, `Attributes.edition` is compared instead, which saves a request for the time.
-    """
-    path = folder.local(ROOT)
-    try:
-        status = None if path is None else path.stat()
-    except OSError:
-        return NO_DOCUMENT
-    return None if status is None else (status.st_ino, status.st_mtime_ns)
+        raise StoreError(f"{error}; {REPAIR_HINT}") from None
 
 
 def gone_error(where: str) -> GoneError:
@@ -643,17 +651,3 @@ def _foreign_field(array: zarr_metadata.Array) -> FieldInfo:
     return FieldInfo(
         shape=array.row_shape, dtype=array.dtype, codec=codec, raw_nbytes=raw, stored_nbytes=0
     )
-
-
-def read_array_documents(folder: Readable, names: Sequence[str]) -> dict[str, zarr_metadata.Array]:
-    """Read the metadata of arrays, all at once."""
-    paths = [f"{name}/{ROOT}" for name in names]
-    arrays = {}
-    for name, data in zip(names, folder.read_many(paths, [-1] * len(paths)), strict=True):
-        where = f"{folder.path(name)}/{ROOT}"
-        if isinstance(data, StorageError):
-            if is_missing(data):
-                raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}") from data
-            raise data
-        arrays[name] = zarr_metadata.parse_array(zarr_metadata.parse_json(data, where), where)
-    return arrays

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ MAX_SHARD_CHUNKS = 1 << 26
 
 MAX_ROW_CHUNKS = 1 << 16
 """Chunks that a row may be spread over."""
+
+
+def as_json(document: Mapping[Any, Any]) -> bytes:
+    """Serialize a document in the format of all documents of a version."""
+    return json.dumps(document, indent=1, allow_nan=False).encode()
 
 
 def group_document(attributes: Json) -> Json:

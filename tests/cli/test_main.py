@@ -291,8 +291,8 @@ def test_a_build_is_one_object_or_text_and_again_there_is_nothing_to_do(
     found, version = ran.json, precache.open(tmp_path / "out")
     assert (found["version"], found["path"]) == (version.id, version.path)
     assert (found["samples"], found["failed"], found["ignored"]) == (10, 1, {".txt": 1})
-    assert (found["shards"], found["shards_skipped"]) == (len(version.shard_table("image")), 0)
-    assert found["stored_bytes"] == int(version.shard_table("image")[:, 0].sum())
+    assert (found["shards"], found["shards_skipped"]) == (len(version.shard_leaves("image")), 0)
+    assert found["stored_bytes"] == sum(leaf.size for leaf in version.shard_leaves("image"))
     assert min(found["raw_bytes"] - 10 * 3 * 20 * 20 + 1, found["cpu_seconds"]) > 0
     [[key, reason]] = found["holes"]
     assert (key, "not an image" in reason) == ("cat/broken.jpg", True)

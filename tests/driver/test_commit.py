@@ -12,7 +12,8 @@ import pytest
 import precache
 from precache.storage.open import open_folder
 from precache.store.commit_log import append_entry, read_commits
-from precache.store.consistency import narrow
+from precache.store.json_documents import FORMAT
+from precache.store.labels import narrow
 from precache.store.receipts import ChannelSums, Receipt
 from precache.store.row_table import RowTable
 from precache_workers.driver.commit import channel_statistics
@@ -121,7 +122,7 @@ def test_the_metadata_says_what_made_it(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 5)
     result = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
     attributes = json.loads((Path(result.path) / "zarr.json").read_text())["attributes"]["precache"]
-    assert attributes["format"] == 4
+    assert attributes["format"] == FORMAT
     assert attributes["version"] == result.version == Path(result.path).name
     assert attributes["rows"] == 5
     assert attributes["holes"] == 0

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
 from numcodecs import zstd
 
 import precache.store.commit_log
@@ -45,6 +44,7 @@ from precache.store.json_documents import LeaseDocument
 from precache.store.layout import RowShape
 from precache.store.lease import ExclusiveLease, NamedLease
 from precache.store.open import open_own
+from precache.store.tree import Leaf
 from precache_workers.cluster.executor import run_serial
 from precache_workers.doctor.trials import HeldRows
 from precache_workers.driver.build import _Build
@@ -458,8 +458,8 @@ def require_minimal(memory: Memory, outcomes: Mapping[str, object]) -> None:
     version = MemoryFolder(memory).folder(commit.version)
     attributes = json.loads(version.read(ROOT))["attributes"]["precache"]
     assert attributes["fields"]["image"]["stored"] == len(version.read("image/c/0/0/0/0"))
-    for name, digest_ in attributes["digests"].items():
-        assert xxhash.xxh3_64_hexdigest(version.read(name)) == digest_
+    for name, (size, xxh3) in attributes["objects"].items():
+        assert Leaf.of(name, version.read(name)) == Leaf(name, size, int(xxh3, 16))
     if all(isinstance(outcome, str) for outcome in outcomes.values()):
         assert not version.sizes(BUILD)
 

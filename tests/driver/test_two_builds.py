@@ -27,7 +27,6 @@ from precache.store import lease as leases
 from precache.store.commit_log import ROOT
 from precache.store.lease import NamedLease, await_builds, decision_lease
 from precache.store.receipts import Receipt
-from precache.store.small_arrays import small_array
 from precache_workers.driver import build as driver
 from precache_workers.driver import repair
 from precache_workers.planning.target_version import TargetVersion
@@ -431,14 +430,14 @@ def test_a_mend_leaves_the_version_that_a_pull_put_meanwhile(
     version = Path(precache.open(store).path)
     (version / "valid/c/0").write_bytes(b"damaged")
     (version / "label/c/0").write_bytes(b"damaged")
-    make = repair.small_objects
+    make = repair.mended_objects
 
     def make_late(*given: Any) -> Any:
         made = make(*given)
         precache.pull(tmp_path / "other", store)
         return made
 
-    monkeypatch.setattr(repair, "small_objects", make_late)
+    monkeypatch.setattr(repair, "mended_objects", make_late)
     with pytest.raises(StoreError, match="changed by another process; run the same command again"):
         build_here(source, store, recipe, OPTIONS)
     assert precache.verify(store).ok
@@ -567,28 +566,26 @@ def test_a_build_that_lost_its_lease_before_it_tidies_up_removes_nothing(
     assert not precache.open(store).holes
 
 
-def test_a_repair_that_lost_its_lease_records_nothing(
+def test_a_repair_that_lost_its_lease_puts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, store = source_of(tmp_path), tmp_path / "store"
     recipe = precache.Recipe.image(resize=(24, 24))
     build_here(source, store, recipe, OPTIONS)
     version = precache.open(store)
-    table = np.array(version.shard_table("image"))
-    table[0, 1] ^= 1
     path = Path(version.path, "shards/image/c/0/0")
-    path.write_bytes(small_array(table, ["a", "b"])["c/0/0"])
-    before, record, taken = path.read_bytes(), repair.shard_table_objects, []
+    path.write_bytes(b"damaged")
+    before, seal, taken = path.read_bytes(), repair.seal_of, []
 
-    def record_late(*given: Any) -> dict[str, bytes]:
-        monkeypatch.setattr(repair, "shard_table_objects", record)
+    def seal_late(root: bytes) -> str | None:
+        monkeypatch.setattr(repair, "seal_of", seal)
         with monkeypatch.context() as patched:
             patched.setattr(leases, "STALE_SECONDS", 0.0)
             taken.append(NamedLease(LocalFolder(store), f"{version.id}-decide").try_acquire())
-        return record(*given)
+        return seal(root)
 
     monkeypatch.setattr(leases, "HELD_RENEWALS", 0)
-    monkeypatch.setattr(repair, "shard_table_objects", record_late)
+    monkeypatch.setattr(repair, "seal_of", seal_late)
     with pytest.raises(BuildError, match=r"took over the lease .*; run the same command again"):
         build_here(source, store, recipe, OPTIONS)
     assert path.read_bytes() == before

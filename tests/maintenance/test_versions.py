@@ -119,8 +119,8 @@ def test_a_version_has_no_versions(store: tuple[Path, list[str]]) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("image/c/1/0/0/0", "remove", "1 of its shards are missing or truncated, such as number 1"),
-        ("image/c/2/0/0/0", "cut", "1 of its shards are missing or truncated, such as number 2"),
+        ("image/c/1/0/0/0", "remove", "is damaged: image/c/1/0/0/0: it is missing, or"),
+        ("image/c/2/0/0/0", "cut", "is damaged: image/c/2/0/0/0: it is missing, or"),
         ("key/c/0", "remove", "is damaged: key"),
         ("rows/c/0", "cut", "is damaged: rows/c/0"),
         ("shards/image/c/0/0", "remove", "is damaged: shards/image"),
@@ -136,6 +136,17 @@ def test_one_that_is_not_whole_is_not_used(
     else:
         file.unlink()
     with pytest.raises(StoreError, match=says):
+        precache.use(f"{path}@{first}")
+    assert precache.open(path).id == second
+
+
+def test_one_with_shards_in_each_others_place_is_not_used(store: tuple[Path, list[str]]) -> None:
+    path, (first, second) = store
+    one, other = (path / first / f"image/c/{number}/0/0/0" for number in (0, 1))
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
+    with pytest.raises(StoreError, match="image/c/0/0/0/0: it is another shard than was written"):
         precache.use(f"{path}@{first}")
     assert precache.open(path).id == second
 

@@ -35,7 +35,7 @@ from precache.reading.array_reader import ArrayReader
 from precache.recipe.recipe import RawCodec
 from precache.storage import local_files
 from precache.storage.local_files import map_file
-from precache.store.layout import decode_index
+from precache.store.layout import checks_of, decode_index
 from precache.store.shard_writer import ShardWriter
 from tests.conftest import BuiltStore
 from tests.support.building import flip
@@ -120,7 +120,11 @@ def test_zarr_python_lists_the_group_without_a_warning(store: BuiltStore) -> Non
     assert set(dict(group.members())) >= {"image", "label", "valid", "key", "shards"}
     np.testing.assert_array_equal(group["label"][:], version.labels)
     np.testing.assert_array_equal(group["valid"][:], version.valid)
-    np.testing.assert_array_equal(group["shards/image"][:], version.shard_table("image"))
+    leaves = version.shard_leaves("image")
+    stored = [[leaf.size, leaf.xxh3 >> 64, leaf.xxh3 & 2**64 - 1] for leaf in leaves]
+    assert group["shards/image"][:].tolist() == stored
+    checks = np.stack([version.checks("image", number) for number in range(len(leaves))])
+    np.testing.assert_array_equal(group["_checks/image"][:], checks)
     assert group["key"][:].tolist() == list(version.keys)
 
 
@@ -178,12 +182,11 @@ def test_fields_of_every_dtype_are_the_same_to_every_reader(
 
 
 def test_every_shard_is_as_large_and_sums_up_as_the_table_says(store: BuiltStore) -> None:
-    table = store.open().shard_table("image")
-    assert table is not None
-    for number, (size, checksum) in enumerate(table.tolist()):
+    version = store.open()
+    for number, leaf in enumerate(version.shard_leaves("image")):
         data = store.shard_path(number).read_bytes()
-        assert len(data) == size
-        assert xxhash.xxh3_64_intdigest(data) == checksum
+        assert (leaf.size, leaf.xxh3) == (len(data), xxhash.xxh3_128_intdigest(data))
+        np.testing.assert_array_equal(version.checks("image", number), checks_of(data, 8))
 
 
 def test_every_index_has_all_its_entries_and_chunks_lie_end_to_end(store: BuiltStore) -> None:
@@ -207,7 +210,7 @@ def test_what_a_writer_is_given_is_in_the_object(
         writer.advance()
     parts, made = writer.finish()
     stored = b"".join(map(bytes, parts))
-    assert (made.size, made.xxh3) == (len(stored), xxhash.xxh3_64_intdigest(stored))
+    assert (made.size, made.xxh3) == (len(stored), xxhash.xxh3_128_intdigest(stored))
     index = decode_index(stored[-(16 * chunks + 4) :], chunks)
     written = index[: -(-rows // per_chunk)]
     values = [np.frombuffer(stored[o : o + n - 4], "<i2") for o, n in written.tolist()]
@@ -215,6 +218,7 @@ def test_what_a_writer_is_given_is_in_the_object(
     padded[:rows] = np.arange(rows)[:, None]
     np.testing.assert_array_equal(np.concatenate(values).reshape(-1, 3), padded)
     assert made.raw_nbytes == padded.size * 2
+    np.testing.assert_array_equal(made.ends, checks_of(stored, chunks))
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -263,13 +267,13 @@ def test_a_shard_that_another_iterator_lets_go_of_is_opened_again(
         monkeypatch.setattr(kernels, "compiled", kernels.Compiled)
     store = stores["raw"]
     reader = _reader(store.open())
-    unchecked = reader._unchecked
+    unchecked = reader._checks
 
     def let_go(*where: np.ndarray) -> np.ndarray:
         reader._objects.forget(0)
         return unchecked(*where)
 
-    monkeypatch.setattr(reader, "_unchecked", let_go)
+    monkeypatch.setattr(reader, "_checks", let_go)
     for _ in range(3):
         np.testing.assert_array_equal(_read(reader, [0, 9, 1]), store.rows()[[0, 9, 1]])
     monkeypatch.undo()

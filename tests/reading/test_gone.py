@@ -17,6 +17,7 @@ from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store.open import open_version
 from tests.support.building import build_here, write_jpegs
+from tests.support.forging import settled_root
 from tests.support.servers import S3Server
 
 Store = tuple[Path, str, str]
@@ -189,13 +190,13 @@ def test_in_a_bucket_a_version_that_is_made_again_is_no_damaged_one(
     version = precache.open(f"{url}@{first}", storage_options=options)
     folder = open_folder(f"{url}/{first}", options)
     document = json.loads(folder.read("zarr.json"))
-    document["attributes"]["precache"]["created"] = "2020-02-02T20:20:02Z"
-    folder.put("zarr.json", [json.dumps(document).encode()])
+    document["attributes"]["precache"]["libraries"] = {"made": "with others"}
+    folder.put("zarr.json", [settled_root(document)])
     folder.remove("holes/c/0")
     with pytest.raises(GoneError, match="is gone: it was removed"):
         _ = version.holes
     with pytest.raises(DamageError, match="run the same precache build command again"):
-        _ = precache.open(f"{url}@{first}", storage_options=options).holes
+        _ = precache.open(f"{url}/{first}", storage_options=options).holes
 
 
 def test_in_a_bucket_a_version_that_goes_is_said_to_be_gone(s3: S3Server, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ import fsspec
 import numpy as np
 import pytest
 import torch.utils.data
-import xxhash
 
 import precache
 from precache.errors import DamageError, StorageError, StoreError, UsageError
@@ -34,6 +33,7 @@ from precache.reading import shard_prefetch
 from precache.reading.disk_cache import OVERHEAD, CacheShare, on_disk, share_nbytes
 from precache.runtime import io_pool
 from precache.storage.open import open_folder
+from precache.store.tree import Leaf
 from tests.conftest import BuiltStore
 from tests.support.building import cli, contents, environment, flip, poll, put_photos, running
 from tests.support.servers import (
@@ -72,14 +72,7 @@ def cache_bytes(store: BuiltStore, shards: int) -> int:
 
 
 def _sizes(store: BuiltStore) -> list[int]:
-    sizes: list[int] = _table_of(store)[:, 0].tolist()
-    return sizes
-
-
-def _table_of(store: BuiltStore) -> np.ndarray:
-    table = store.open().shard_table("image")
-    assert table is not None
-    return table.copy()
+    return [leaf.size for leaf in store.open().shard_leaves("image")]
 
 
 def epoch(loader: precache.Loader) -> Read:
@@ -708,9 +701,9 @@ def test_damage_of_the_stores_own_object_is_named(
     data = bytearray(files.cat(shard))
     data[len(data) // 2] ^= 1
     files.pipe(shard, bytes(data))
-    table = _table_of(large)
-    table[3, 1] = xxhash.xxh3_64_intdigest(data)
-    monkeypatch.setattr(precache.Version, "shard_table", lambda self, name: table)
+    leaves = list(large.open().shard_leaves("image"))
+    leaves[3] = Leaf.of(leaves[3].name, bytes(data))
+    monkeypatch.setattr(precache.Version, "shard_leaves", lambda self, name: leaves)
     with (
         _cached("memory://written-badly", {}, tmp_path) as loader,
         pytest.raises(

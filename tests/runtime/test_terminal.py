@@ -27,6 +27,7 @@ from precache.cli.calls import follow
 from precache.messages import as_text
 from precache.runtime.terminal import Terminal, say_text
 from tests.support.building import command, cut, encoded, environment, shard_files, write
+from tests.support.forging import settle
 
 TITLE = "\x1b]0;pwned\x07"
 FORGED = "hole: forged.jpg: no image"
@@ -159,8 +160,9 @@ def test_a_forged_document_of_a_store_is_shown_and_not_obeyed(run: Run, tmp_path
     run("build", source, store, *RECIPE)
     [document] = store.glob("*/zarr.json")
     data = json.loads(document.read_text())
-    data["attributes"]["precache"]["created"] = f"{TITLE}\n{FORGED}"
+    data["attributes"]["precache"]["libraries"] = {"of": f"{TITLE}\n{FORGED}"}
     document.write_text(json.dumps(data))
+    settle(document.parent)
     assert rf"\x1b]0;pwned\x07\n{FORGED}" in run("info", store)
     run("ls", store)
 

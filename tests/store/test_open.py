@@ -26,6 +26,7 @@ from precache.store.commit_log import append_entry
 from precache.store.json_documents import FORMAT
 from precache.store.open import open_version, split_uri
 from tests.conftest import BuiltStore
+from tests.support.forging import settle, settled_root
 from tests.support.mutations import places
 from tests.support.servers import FaultProxy
 
@@ -130,7 +131,7 @@ def test_opening_costs_a_few_reads_however_many_shards_there_are(
         LocalFolder, "read", lambda folder, name: opened.append(name) or read(folder, name)
     )
     version = open_version(stores["raw"].path)
-    _ = (version.labels, version.valid, version.shard_table("image"))
+    _ = (version.labels, version.valid, version.shard_leaves("image"), version.checks("image", 0))
     assert len(opened) <= 10
     assert not any(name.startswith("image/c/") for name in opened)
     assert os.fspath(version.path)
@@ -199,6 +200,7 @@ def _edit(store: BuiltStore, change: Callable[[dict[str, Any]], object]) -> None
     document = json.loads(path.read_bytes())
     change(document["attributes"]["precache"])
     path.write_text(json.dumps(document))
+    settle(store.version_folder)
 
 
 @pytest.mark.parametrize("number", [FORMAT + 1, FORMAT - 1, 1, 0, None, "4", [4]])
@@ -257,6 +259,9 @@ FORGED_ATTRIBUTES: dict[str, Callable[[dict[str, Any]], object]] = {
     "rows below none": lambda own: own.update(rows=-5),
     "more rows than there are": lambda own: own.update(rows=24),
     "fewer rows than there are": lambda own: own.update(rows=7),
+    "objects elsewhere": lambda own: own["objects"].update({"../x/zarr.json": [1, "0" * 32]}),
+    "digests that are none": lambda own: own["objects"].update({"label/c/0": [1, "x"]}),
+    "labels that none has": lambda own: own["objects"].pop("label/c/0"),
     "no rows": lambda own: own.pop("rows"),
     "no version": lambda own: own.pop("version"),
     "version of another kind": lambda own: own.update(version=[1]),
@@ -323,7 +328,7 @@ def test_a_root_changed_anywhere_opens_or_is_refused(data: st.DataObject, forged
     found = list(places(document))
     container, key = data.draw(st.sampled_from(found))
     container[key] = data.draw(JUNK)
-    (forged / "zarr.json").write_text(json.dumps(document))
+    (forged / "zarr.json").write_bytes(settled_root(document))
     with contextlib.suppress(PrecacheError):
         version = precache.open(forged)
         _ = (version.fields, version.classes, version.mean, version.std, repr(version))

@@ -113,12 +113,11 @@ def contents(store: Path) -> dict[str, bytes]:
 
 def _timeless(path: Path) -> bytes:
     data = path.read_bytes()
-    if path.parent.name != "commits" and path.name != "zarr.json":
+    if path.parent.name != "commits":
         return data
     document = json.loads(data)
     document.pop("time", None)
     document.pop("source", None)
-    document.get("attributes", {}).get("precache", {}).pop("created", None)
     return json.dumps(document).encode()
 
 

@@ -1,67 +1,104 @@
-"""Versions with one thing changed: bytes of a small object, a value of a document, an object put
-in place of another's."""
+"""Versions with one thing changed: bytes of an object, a value of a document, objects or chunks put
+in each other's place."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import json
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from numcodecs import zstd
-
-from precache.errors import RecipeError
-from precache.recipe.recipe import Recipe
-from precache.store.json_documents import Attributes
-from precache.store.object_names import ObjectNames
-
-UNOBSERVABLE = {"created", "libraries", "behaviours"}
-"""What of a version's document no reader uses: texts for people, and outputs of probes, of which
-wrong ones only let the next build compute anew."""
+from precache.storage.open import open_folder
+from precache.store.layout import MISSING, decode_index, encode_index
+from precache.store.open import open_own
 
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 7, 2**31, 2**63, 2**80, 0.5, -1e300, "", "x", "uint8", [], {},
     [1], {"x": 1},
 ]  # fmt: skip
 
+Changes = Mapping[str, bytes | None]
+"""Name of an object below its version -> its new bytes; None: removed."""
+
+
+def object_names(version: Path) -> list[str]:
+    """All objects of a version, below its folder."""
+    return sorted(str(path.relative_to(version)) for path in version.rglob("*") if path.is_file())
+
 
 def small_names(version: Path) -> list[str]:
-    """All objects of a version but its shards, below its folder."""
-    document = json.loads((version / "zarr.json").read_bytes())
-    attributes = Attributes.model_validate_json(json.dumps(document["attributes"]["precache"]))
-    contents = ObjectNames.of(attributes)
-    return ["zarr.json", *contents.small]
+    """All objects of a version but its shards."""
+    shards = {
+        name for array in open_own(open_folder(version)).stored for name in _of(version, array)
+    }
+    return [name for name in object_names(version) if name not in shards]
 
 
-def mutation(random_: random.Random, version: Path, other: Path) -> tuple[str, bytes | None, str]:
-    """Name of an object, its new bytes (None: removed), and what was done to it.
+def _of(version: Path, array: str) -> list[str]:
+    return [name for name in object_names(version) if name.startswith(f"{array}/c/")]
+
+
+def mutation(
+    random_: random.Random, version: Path, other: Path, kinds: Mapping[str, Mutate] | None = None
+) -> tuple[Changes, str]:
+    """Changed objects, and what was done to them.
 
     Parameters
     ----------
     other
         A version that differs from the first in every object but a few documents.
     """
-    name = random_.choice(small_names(version))
-    data = (version / name).read_bytes()
-    kinds = ["flip", "cut", "grow", "remove", "swap"]
-    kind = random_.choice(kinds + ["json"] * 4 * name.endswith("zarr.json"))
-    if kind == "flip":
-        at, bit = random_.randrange(len(data)), random_.randrange(8)
-        return name, data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :], f"flip {at}.{bit}"
-    if kind == "cut":
-        return name, data[: random_.randrange(len(data))], kind
-    if kind == "grow":
-        return name, data + random_.randbytes(random_.randint(1, 9)), kind
-    if kind == "swap":
-        return name, (other / name).read_bytes(), kind
-    if kind == "remove":
-        return name, None, kind
-    document = json.loads(data)
-    found = list(places(document))
-    container, key = random_.choice(found)
+    while True:
+        name = random_.choice(list(kinds or KINDS))
+        changes = KINDS[name](random_, version, other)
+        stored = {name: (version / name).read_bytes() for name in changes}
+        changed = {name: data for name, data in changes.items() if data != stored[name]}
+        if changed:
+            return changed, name
+
+
+Mutate = Callable[[random.Random, Path, Path], Changes]
+
+
+def _any(random_: random.Random, version: Path) -> tuple[str, bytes]:
+    name = random_.choice(object_names(version))
+    return name, (version / name).read_bytes()
+
+
+def _flip(random_: random.Random, version: Path, other: Path) -> Changes:
+    name, data = _any(random_, version)
+    at, bit = random_.randrange(len(data)), random_.randrange(8)
+    return {name: data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]}
+
+
+def _cut(random_: random.Random, version: Path, other: Path) -> Changes:
+    name, data = _any(random_, version)
+    return {name: data[: random_.randrange(len(data))]}
+
+
+def _grow(random_: random.Random, version: Path, other: Path) -> Changes:
+    name, data = _any(random_, version)
+    return {name: data + random_.randbytes(random_.randint(1, 9))}
+
+
+def _zero(random_: random.Random, version: Path, other: Path) -> Changes:
+    name, data = _any(random_, version)
+    at = random_.randrange(len(data))
+    part = len(data[at : at + 64])
+    return {name: data[:at] + bytes(part) + data[at + part :]}
+
+
+def _remove(random_: random.Random, version: Path, other: Path) -> Changes:
+    return {_any(random_, version)[0]: None}
+
+
+def _edit(random_: random.Random, version: Path, other: Path) -> Changes:
+    documents = [name for name in object_names(version) if name.endswith("zarr.json")]
+    name = random_.choice([*documents, *["zarr.json"] * len(documents)])
+    document = json.loads((version / name).read_bytes())
+    container, key = random_.choice(list(places(document)))
     what = random_.choice(["drop", "set", "near"])
     if what == "drop":
         del container[key]
@@ -69,7 +106,90 @@ def mutation(random_: random.Random, version: Path, other: Path) -> tuple[str, b
         container[key] = random_.choice(VALUES)
     else:
         container[key] = _near(container[key], random_)
-    return name, json.dumps(document).encode(), f"{what} {key}"
+    return {name: json.dumps(document, indent=1).encode()}
+
+
+def _of_other(random_: random.Random, version: Path, other: Path) -> Changes:
+    """The same object of another version."""
+    name = random_.choice([n for n in object_names(version) if (other / n).exists()])
+    return {name: (other / name).read_bytes()}
+
+
+def _folder_of_other(random_: random.Random, version: Path, other: Path) -> Changes:
+    """All that another version has in a folder: its data agree with its document."""
+    folder = random_.choice(
+        ["label", "valid", "key", "rows", "holes", "shards", "_checks", "_sums"]
+    )
+    names = [
+        n for n in object_names(version) if n.startswith(f"{folder}/") and (other / n).exists()
+    ]
+    return {name: (other / name).read_bytes() for name in names}
+
+
+def _exchange(random_: random.Random, version: Path, other: Path) -> Changes:
+    """Two objects in each other's place."""
+    one, two = random_.sample(_alike(random_, version), 2)
+    return {one: (version / two).read_bytes(), two: (version / one).read_bytes()}
+
+
+def _copy(random_: random.Random, version: Path, other: Path) -> Changes:
+    """An object in place of another, too."""
+    one, two = random_.sample(_alike(random_, version), 2)
+    return {one: (version / two).read_bytes()}
+
+
+def _rotate(random_: random.Random, version: Path, other: Path) -> Changes:
+    """All shards of a field, each in the place of the next."""
+    names = _of(version, random_.choice(fields(version)))
+    return {
+        name: (version / source).read_bytes()
+        for name, source in zip(names, [*names[1:], names[0]], strict=True)
+    }
+
+
+def _alike(random_: random.Random, version: Path) -> list[str]:
+    """The shards of a field, or all objects."""
+    names = _of(version, random_.choice(fields(version)))
+    return names if random_.random() < 0.7 else object_names(version)
+
+
+def _chunks(random_: random.Random, version: Path, other: Path) -> Changes:
+    """Two chunks of a shard in each other's place: their bytes, or their entries in the index."""
+    array = random_.choice(fields(version))
+    name = random_.choice(_of(version, array))
+    data = (version / name).read_bytes()
+    count = math.prod(open_own(open_folder(version)).arrays[array][1].chunks_per_object)
+    index = decode_index(data[-16 * count - 4 :], count).copy()
+    written = [n for n in range(count) if index[n, 0] != MISSING]
+    if len(written) < 2:
+        return {}
+    one, two = random_.sample(written, 2)
+    (begin, length), (start, size) = index[[one, two]].tolist()
+    if length == size and random_.random() < 0.5:
+        changed = bytearray(data)
+        changed[begin : begin + length], changed[start : start + size] = (
+            data[start : start + size],
+            data[begin : begin + length],
+        )
+        return {name: bytes(changed)}
+    index[[one, two]] = index[[two, one]]
+    return {name: data[: -16 * count - 4] + encode_index(index[:, 0], index[:, 1])}
+
+
+def fields(version: Path) -> list[str]:
+    return open_own(open_folder(version)).stored
+
+
+KINDS: dict[str, Mutate] = {
+    "flip": _flip, "cut": _cut, "grow": _grow, "zero": _zero, "remove": _remove, "edit": _edit,
+    "of other": _of_other, "folder of other": _folder_of_other, "exchange": _exchange,
+    "copy": _copy, "rotate": _rotate, "chunks": _chunks,
+}  # fmt: skip
+
+MISPLACED = {
+    name: KINDS[name]
+    for name in ("of other", "folder of other", "exchange", "copy", "rotate", "chunks")
+}
 
 
 def _near(value: Any, random_: random.Random) -> Any:
@@ -90,31 +210,3 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
         for key in value if isinstance(value, dict) else range(len(value)):
             yield value, key
             yield from places(value[key])
-
-
-def is_observable(name: str, before: bytes, after: bytes | None) -> bool:
-    """Whether any reader could tell: not where the decoded bytes, or the values of a document, are
-    the same, but for texts for people and what is left out for its default."""
-    if after is None:
-        return True
-    if not name.endswith("zarr.json"):
-        with contextlib.suppress(RuntimeError):  # a frame's header has bits that mean nothing
-            return bool(zstd.decompress(before) != zstd.decompress(after))
-        return True
-    try:
-        values = [json.loads(data) for data in (before, after)]
-    except ValueError:
-        return True
-    return bool(json.dumps(_told(values[0])) != json.dumps(_told(values[1])))
-
-
-def _told(document: Any) -> Any:
-    told = copy.deepcopy(document)
-    own = told.get("attributes") if isinstance(told, dict) else None
-    own = own.get("precache") if isinstance(own, dict) else None
-    if isinstance(own, dict):
-        for name in UNOBSERVABLE | (own.keys() - Attributes.model_fields.keys()):
-            own.pop(name, None)
-        with contextlib.suppress(RecipeError):
-            own["recipe"] = Recipe.from_dict(own["recipe"]).to_dict()
-    return told

@@ -13,10 +13,12 @@ import pytest
 
 from precache.errors import UsageError
 from precache.store import version
+from precache.store.array_metadata import checks_per_object
 from precache.store.small_arrays import KEYS_PER_CHUNK, small_array, string_array
 from precache.viewer import search as catalogue
 from precache.viewer.search import Catalogue, Query
 from tests.conftest import BuiltStore
+from tests.support.forging import settle
 
 ROWS = 1_000_000
 FAR = 900_000
@@ -35,11 +37,14 @@ def write_large(built: BuiltStore, to: Path) -> Path:
     array = json.loads((folder / "image/zarr.json").read_bytes())
     array["shape"][0] = ROWS
     (folder / "image/zarr.json").write_text(json.dumps(array))
-    old = built.open().shard_table("image")
-    assert old is not None
-    table = np.zeros((ROWS // per_shard, 2), np.uint64)
-    table[: len(old)] = old
-    table[FAR // per_shard] = old[0]
+    version = built.open()
+    leaves = version.shard_leaves("image")
+    table = np.zeros((ROWS // per_shard, 3), np.uint64)
+    checks = np.zeros((ROWS // per_shard, len(version.checks("image", 0))), np.uint32)
+    for number, leaf in enumerate(leaves):
+        table[number] = leaf.size, leaf.xxh3 >> 64, leaf.xxh3 & 2**64 - 1
+        checks[number] = version.checks("image", number)
+    table[FAR // per_shard], checks[FAR // per_shard] = table[0], checks[0]
     shutil.copytree(folder / "image/c/0", folder / f"image/c/{FAR // per_shard}")
     labels = (np.arange(ROWS) % 3).astype(np.int8)
     valid = np.ones(ROWS, np.bool_)
@@ -48,7 +53,11 @@ def write_large(built: BuiltStore, to: Path) -> Path:
     write_array(folder / "label", small_array(labels, ["row"], fill_value=-1))
     write_array(folder / "valid", small_array(valid, ["row"], fill_value=False))
     write_array(folder / "shards/image", small_array(table, ["shard", "size_xxh3"]))
+    per_object = checks_per_object(checks.shape[1])
+    ends = small_array(checks, ["shard", "chunk"], per_chunk=per_object)
+    write_array(folder / "_checks/image", ends)
     write_array(folder / "key", string_array(keys, "row"))
+    settle(folder)
     return to
 
 

@@ -25,8 +25,6 @@ from precache.recipe.recipe import draws_in_words
 from precache.runtime.operating_system import is_on_network
 from precache.storage.base import Folder, left_out_text
 from precache.storage.open import open_folder
-from precache.storage.stored_digest import has_bytes
-from precache.store.array_metadata import is_summed
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
 from precache.store.commit_log import (
     ROOT,
@@ -48,6 +46,7 @@ from precache.store.lease import (
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.row_table import REMOVED
+from precache.store.tree import Leaf
 from precache.units import local_time, size
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
 from precache_workers.cluster.nodes import require_shared
@@ -57,11 +56,11 @@ from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
     copy_from_other_versions,
     copy_to_other_versions,
-    mend_checksums,
+    lost_by_shard,
     mend_small,
     objects_of,
-    recorded_of,
     require_recorded,
+    restore_root,
 )
 from precache_workers.driver.report import check_reports, report_failure, write_reports
 from precache_workers.driver.run_monitor import RunMonitor
@@ -105,7 +104,6 @@ from precache_workers.sources.dataset_items import Starts
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do does not need
     from precache_workers.shards.samples import FetchAllTask, Job
-    from precache_workers.shards.shard_objects import Recorded
     from precache_workers.shards.shard_task import ShardTask
 
 SHARD_ATTEMPTS = 3
@@ -206,7 +204,7 @@ class _Build:
                 require_shared(request.placement, *file)
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
-                    self._mend(run, target)
+                    self._mend(target)
             probe = sample_probe(
                 functools.partial(self._try, run),
                 self._job,
@@ -220,7 +218,7 @@ class _Build:
                     return result
                 work = find_work(request, self.store, listed, work.target, probe)
             if target is None:  # its document is of this version's id, and of other contents
-                self._mend(run, work.target)
+                self._mend(work.target)
             work = work.with_lost(self._find_damage(work.target) if damaged is None else damaged)
             return self._repair(run, work) if work.todo else self._nothing_to_do(work.target)
 
@@ -229,12 +227,12 @@ class _Build:
         if not self.verifies:
             return {}
         recorded = recorded_objects(target)
-        damaged: dict[tuple[str, int], tuple[int, int]] = {}
-        total = sum(nbytes for nbytes, _ in recorded.values())
+        damaged: dict[tuple[str, int], Leaf] = {}
+        total = sum(leaf.size for leaf in recorded.values())
         self.checked = 0
         self.progress.checked(0, total)
         for item, same in compare_objects(target, recorded):
-            self.checked += recorded[item][0]
+            self.checked += recorded[item].size
             self.progress.checked(self.checked, total)
             if not same:
                 damaged[item] = recorded[item]
@@ -246,22 +244,13 @@ class _Build:
             )
         return damaged
 
-    def _mend(self, run: RunTasks, target: TargetVersion) -> None:
+    def _mend(self, target: TargetVersion) -> None:
         """Restore the small objects of a committed version that are damaged or missing."""
         flaws = flaws_of(target)
         if flaws:
             self.mended = [flaw.name for flaw in flaws]
             self.progress.phase(f"Mending {', '.join(self.mended)}")
-            mend_small(self.store, target, flaws, self._job(), run)
-            for field, row in target.shapes.items():
-                if f"shards/{field}/c/0/0" in self.mended and not is_summed(
-                    target.spec.recipe.fields[field], row
-                ):
-                    self.progress.say(
-                        f"shards/{field} was made again of the shards as they lie: nothing tells "
-                        "whether each is in its place (--recompute makes a new version of the "
-                        "source)"
-                    )
+            mend_small(self.store, target, flaws)
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
         complete = open_own(target.folder)
@@ -395,6 +384,7 @@ class _Build:
         target, recompute = work.target, self.request.recompute
         while True:
             with decision_lease(self.store, target.version) as decision:
+                restore_root(self.store, target)
                 committed = was_committed(target)
                 if committed and (self.waited or not recompute):
                     return None
@@ -504,16 +494,19 @@ class _Build:
             fields |= {(n, receipt.shard): known[n] for n in receipt.spoiled if n in known}
         if not fields:
             return
-        lost = {item: (field.stored.size, field.stored.xxh3) for item, field in fields.items()}
-        rebuilt = objects_of(receipts.values())
-        same = {item: stored for item, stored in lost.items() if rebuilt[item] == stored}
+        lost = {
+            item: Leaf(field.object_name, field.stored.size, field.stored.xxh3)
+            for item, field in fields.items()
+        }
+        rebuilt = objects_of(target, receipts.values())
+        same = {item: leaf for item, leaf in lost.items() if rebuilt[item] == leaf}
         left: dict[str, list[str]] = {}
         usable = True
         try:
             mended = copy_to_other_versions(self.store, target, same)
             for item, field in fields.items():
                 folder, name = field.folder, field.object_name
-                if folder.size(ROOT) is not None and not has_bytes(folder, name, *lost[item]):
+                if folder.size(ROOT) is not None and lost[item].fault_in(folder):
                     left.setdefault(folder.name, []).append(name)
                     usable = usable and folder.size(name) == field.stored.size
         except PrecacheError as error:
@@ -570,22 +563,17 @@ class _Build:
         target, lost = work.target, dict(work.lost or {})
         with BuildLease(target.folder, SCRATCH) as lease:
             require_recorded(target, lost)
-            for name in copy_from_other_versions(self.store, target, lost, lease):
+            for name in copy_from_other_versions(self.store, target, lost, lease.require):
                 del lost[name]
-            todo = sorted({shard for _, shard in lost})
-            recorded = recorded_of(target, lost)
+            by_shard = lost_by_shard(lost)
+            todo = sorted(by_shard)
             self.progress.begin(0, sum(target.samples_of(shard) for shard in todo))
             receipts: dict[int, Receipt] = {}
             try:
-                self._run_shards(run, target, lease, todo, receipts, recorded)
+                self._run_shards(run, target, lease, todo, receipts, by_shard)
             finally:  # also of the shards that were done before one failed
-                rebuilt = objects_of(receipts.values())
+                rebuilt = objects_of(target, receipts.values())
                 others = copy_to_other_versions(self.store, target, rebuilt)
-                intact = {item: made for item, made in rebuilt.items() if made != lost[item]}
-                corrected = mend_checksums(self.store, target, intact) if intact else []
-            self._mend(run, target)
-        for field in corrected:
-            self.progress.say(f"shards/{field} had other checksums than its shards, and is mended")
         if others:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
@@ -609,7 +597,7 @@ class _Build:
         lease: BuildLease,
         todo: Sequence[int],
         receipts: dict[int, Receipt],
-        lost: Mapping[int, Recorded] | None = None,
+        lost: Mapping[int, Mapping[str, Leaf]] | None = None,
         base: BaseVersion | None = None,
     ) -> None:
         """Run shard tasks until all are done; adds to `receipts`.
@@ -663,7 +651,7 @@ class _Build:
         *,
         job: Job,
         target: TargetVersion,
-        lost: Mapping[int, Recorded] | None,
+        lost: Mapping[int, Mapping[str, Leaf]] | None,
         base: BaseVersion | None,
         lease: str,
         shard: int,
@@ -671,7 +659,7 @@ class _Build:
     ) -> ShardTask:
         from precache_workers.shards.shard_task import ShardTask
 
-        names = target.shapes if lost is None else lost[shard].objects
+        names = target.shapes if lost is None else lost[shard]
         rows = target.rows_of(shard)
         part = slice(rows.start, rows.stop)
         contents = self.listed.contents[part]

@@ -24,7 +24,7 @@ from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT, read_commits
 from precache.store.layout import RowShape
-from precache.store.open import open_own_unchecked
+from precache.store.open import open_own
 from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE
 from precache_workers.cluster.executor import RunTasks, executor, is_joined
@@ -440,7 +440,7 @@ def _fetched(work: Work, shards: Sequence[ShardPlan], cost: Estimate | None) -> 
 
 def _written(work: Work, shards: Sequence[ShardPlan], cost: Estimate | None) -> int | None:
     if work.lost is not None:
-        return sum(nbytes for nbytes, _ in work.lost.values())
+        return sum(leaf.size for leaf in work.lost.values())
     if all(shard.reused for shard in shards):
         return 0
     return None if cost is None else cost.written
@@ -457,7 +457,7 @@ def _differences(
     table = None
     if attributes.rows_digest != listed.spec.rows_digest:
         with contextlib.suppress(DamageError, StorageError, StoreError):
-            data = open_own_unchecked(folder).read_checked(ROW_TABLE)
+            data = open_own(folder).read_checked(ROW_TABLE)
             table = RowTable.from_parquet(data, folder.path(ROW_TABLE))
     of_base = base.version.attributes if base is not None else None
     return compare_with_committed(listed.spec, attributes, table, (of_base or attributes).libraries)

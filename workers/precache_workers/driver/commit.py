@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from precache.errors import BuildError, FormatError, StorageError, StoreError
 from precache.maintenance.scan import recorded_version
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
 from precache.store import zarr_metadata
-from precache.store.array_metadata import SUMS, field_document, label_form
+from precache.store.array_metadata import (
+    CHECKS,
+    SHARDS,
+    SUMS,
+    checks_per_object,
+    field_document,
+    label_form,
+)
 from precache.store.build_status import remove_abandoned_scratch
 from precache.store.commit_log import ROOT, append_commit, read_commits
 from precache.store.json_documents import FORMAT
 from precache.store.labels import are_classes, label_attributes, narrow
 from precache.store.lease import BuildLease, ExclusiveLease, decision_lease
-from precache.store.open import open_own_unchecked
+from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.small_arrays import file_array, small_array, string_array
-from precache.store.version import HOLES, ROW_TABLE, mean_and_std
+from precache.store.tree import Leaf, sealed_root, spare_objects
+from precache.store.version import mean_and_std
+from precache.store.zarr_metadata import as_json
 from precache_workers.driver.totals import Totals, holes
 from precache_workers.ops.identity import behaviours, installed_versions, ops_digest
 from precache_workers.planning.rows import shards_to_do
@@ -88,7 +94,7 @@ def was_committed(target: TargetVersion) -> bool:
     if document is None:
         return False
     try:
-        if open_own_unchecked(target.folder, document).id == target.version:
+        if open_own(target.folder, document).id == target.version:
             return True
     except FormatError:
         if recorded_version(document) == target.version:
@@ -117,6 +123,9 @@ def _write(
     ordered = [receipts[shard] for shard in range(target.shards)]
     facts = facts_of(target, ordered, labels)
     objects = small_objects(target, facts)
+    leaves = {name: [len(data), Leaf.of(name, data).hex] for name, data in objects.items()}
+    root = sealed_root({**_attributes(target, ordered, facts), "objects": leaves})
+    objects |= spare_objects(root, objects.values())
 
     def create(item: tuple[str, bytes]) -> None:
         name, data = item
@@ -127,10 +136,6 @@ def _write(
 
     at_once = 1 if target.folder.local("") else PUTS
     deque(prefetch(create, objects.items(), at_once, at_once), maxlen=0)
-    # Their own codec has no checksum, so that each stays the file that it is.
-    digests = {name: xxhash.xxh3_64_hexdigest(objects[name]) for name in (ROW_TABLE, HOLES)}
-    attributes = {**_attributes(target, ordered, facts), "digests": digests}
-    root = as_json(zarr_metadata.group_document({"precache": attributes}))
     lease.require()
     if target.folder.create(ROOT, [root], scratch=SCRATCH):
         try:
@@ -149,11 +154,6 @@ def _require_whole(target: TargetVersion, receipts: Mapping[int, Receipt]) -> No
         )
 
 
-def as_json(value: Any) -> bytes:
-    """Serialize a document in the format of all documents of a version."""
-    return json.dumps(value, indent=1, allow_nan=False).encode()
-
-
 @dataclass(frozen=True)
 class Facts:
     """Contents of a version's small objects, beside its row table.
@@ -167,7 +167,9 @@ class Facts:
     labels
         By row, as in the row table.
     shards
-        Field -> (shards, 2) uint64 bytes and XXH3-64 of its objects.
+        Field -> (shards, 3) uint64 bytes and XXH3-128 of its objects, high and low half.
+    checks
+        Field -> (shards, chunks) uint32 last bytes of their chunks.
     sums
         Field of images -> (shards, 1 + 2 C) float64.
     """
@@ -176,6 +178,7 @@ class Facts:
     content: Sequence[str]
     labels: np.ndarray
     shards: Mapping[str, np.ndarray]
+    checks: Mapping[str, np.ndarray]
     sums: Mapping[str, np.ndarray]
 
 
@@ -183,15 +186,17 @@ def facts_of(
     target: TargetVersion, receipts: Sequence[Receipt], labels: np.ndarray | None
 ) -> Facts:
     """Collect the facts from the receipts of all shards, in order."""
-    shards, sums = {}, {}
+    shards, checks, sums = {}, {}, {}
     for name in target.shapes:
-        stored = [(r.objects[name].size, r.objects[name].xxh3) for r in receipts]
-        shards[name] = np.array(stored, np.uint64)
+        stored = [receipt.objects[name] for receipt in receipts]
+        rows = [(each.size, each.xxh3 >> 64, each.xxh3 & 2**64 - 1) for each in stored]
+        shards[name] = np.array(rows, np.uint64)
+        checks[name] = np.stack([each.ends for each in stored])
         if all(name in receipt.sums for receipt in receipts):
             sums[name] = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
     content = [digest for receipt in receipts for digest in receipt.content]
     labels = _labels(target, receipts) if labels is None else labels
-    return Facts(holes(receipts), content, labels, shards, sums)
+    return Facts(holes(receipts), content, labels, shards, checks, sums)
 
 
 def small_objects(target: TargetVersion, facts: Facts) -> dict[str, bytes]:
@@ -200,12 +205,16 @@ def small_objects(target: TargetVersion, facts: Facts) -> dict[str, bytes]:
     valid = np.ones(len(table), np.bool_)
     valid[list(reasons)] = False
     group = as_json(zarr_metadata.group_document({}))
-    objects = {"shards/zarr.json": group, f"{SUMS}/zarr.json": group}
+    objects = {f"{folder}/{ROOT}": group for folder in (SHARDS, CHECKS, SUMS)}
     fields = target.spec.recipe.fields
     for name, row in target.shapes.items():
         document = field_document(fields[name], row, len(table), target.rows_per_shard)
-        objects[f"{name}/zarr.json"] = as_json(document)
-        objects |= shard_table_objects(name, facts.shards[name])
+        objects[f"{name}/{ROOT}"] = as_json(document)
+        shards, checks = facts.shards[name], facts.checks[name]
+        per_object = checks_per_object(checks.shape[1])
+        _add(objects, f"{SHARDS}/{name}", small_array(shards, ["shard", "size_xxh3"]))
+        ends = small_array(checks, ["shard", "chunk"], per_chunk=per_object)
+        _add(objects, f"{CHECKS}/{name}", ends)
         if name in facts.sums:
             sums = small_array(facts.sums[name], ["shard", "count_total_squares"])
             _add(objects, f"{SUMS}/{name}", sums)
@@ -218,13 +227,6 @@ def small_objects(target: TargetVersion, facts: Facts) -> dict[str, bytes]:
     _add(objects, "holes", file_array(as_json(named)))
     why = [reasons.get(row, "") for row in range(len(table))]
     _add(objects, "rows", file_array(table.to_parquet(why, facts.content)))
-    return objects
-
-
-def shard_table_objects(field: str, table: np.ndarray) -> dict[str, bytes]:
-    """Return name -> bytes of the objects that hold a field's (shards, 2) sizes and XXH3-64."""
-    objects: dict[str, bytes] = {}
-    _add(objects, f"shards/{field}", small_array(table, ["shard", "size_xxh3"]))
     return objects
 
 
@@ -257,14 +259,13 @@ def _attributes(target: TargetVersion, receipts: Sequence[Receipt], facts: Facts
         "rows": len(target.table),
         "holes": len(facts.holes),
         "classes": list(target.table.classes),
-        "label": label_attributes(target.table.labels),
+        "label": label_attributes(narrow(facts.labels)),
         "mean": mean,
         "std": std,
         "recipe": target.spec.declared.to_dict(),
         "libraries": _libraries(receipts),
         "decides": dict(target.spec.decides),
         "behaviours": behaviours(target.spec.declared),
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 

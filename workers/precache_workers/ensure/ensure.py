@@ -16,7 +16,7 @@ from precache.errors import BuildError
 from precache.recipe.recipe import Recipe
 from precache.runtime.terminal import say
 from precache.storage.open import open_folder
-from precache.store.array_metadata import field_layout, label_layouts
+from precache.store.array_metadata import field_layout, label_layout
 from precache.store.build_status import DESCRIPTION, read_build
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import FORMAT, Attributes
@@ -143,7 +143,7 @@ class WantedVersion:
         # A commit removes the description last: if it exists, the commit may be incomplete.
         if target is None or target.folder.size(DESCRIPTION) is not None:
             return None
-        if target.folder.size(ROOT) is None or not is_whole(target, self.listed is not None):
+        if target.folder.size(ROOT) is None or not is_whole(target):
             return None
         version = open_own(target.folder)
         if self.listed is not None:
@@ -216,9 +216,10 @@ def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
     for name, described in own["fields"].items():
         codec = target.spec.recipe.fields[name].stored_as.name
         described.update(codec=codec, raw=0, stored=0, recipe="")
-    unknown = ("mean", "std", "digests", "libraries", "decides", "behaviours")
+    unknown = ("mean", "std", "objects", "libraries", "decides", "behaviours")
     document = {
         "format": FORMAT,
+        "digest": "",
         **own,
         **{name: {} for name in unknown},
         "rows": len(table),
@@ -226,11 +227,10 @@ def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
         "classes": list(table.classes),
         "label": label_attributes(table.labels),
         "recipe": target.spec.declared.to_dict(),
-        "created": "",
     }
     attributes = Attributes.read(json.dumps(document).encode(), str(target.folder))
     layouts = {name: field_layout(attributes, name, str(target.folder)) for name in target.shapes}
-    layouts["label"] = label_layouts(attributes)[-1]  # the widest dtype of class numbers
+    layouts["label"] = label_layout(attributes)
     arrays = {name: (name, layout) for name, layout in layouts.items()}
     return LiveVersion(
         target.folder,

@@ -19,7 +19,7 @@ class BaseField:
     folder
         Folder of the version that has the object.
     edition
-        What tells this version from another of the same id, as `edition_of` returns it.
+        Digest of the version's root, which tells it from another of the same id.
     """
 
     match: FieldMatch

@@ -10,12 +10,12 @@ import numpy as np
 from precache.errors import DamageError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
-from precache.store.consistency import has_labels_with_samples
 from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
 from precache.store.open import open_own
 from precache.store.receipts import ChannelSums, ShardObject
 from precache.store.row_table import RowTable, read_contents
+from precache.store.tree import Leaf
 from precache.store.version import ROW_TABLE, Version
 from precache_workers.planning.base_shard import BaseField, BaseShard
 from precache_workers.planning.field_match import FieldMatch, match_fields
@@ -30,12 +30,12 @@ class BaseArray:
     Attributes
     ----------
     objects, sums
-        Size and XXH3-64 of each shard; sums by channel of each shard.
+        Object of each shard; sums by channel of each shard.
     """
 
     match: FieldMatch
     version: Version
-    objects: np.ndarray
+    objects: Sequence[Leaf]
     sums: np.ndarray | None
 
     @property
@@ -45,15 +45,16 @@ class BaseArray:
 
     def shard(self, shard: int, rows: int, rows_per_shard: int) -> BaseField:
         """Return the object of a shard of so many rows."""
-        match, attributes = self.match, self.version.attributes
-        assert attributes is not None  # a version of ours
-        size, xxh3 = self.objects[shard].tolist()
+        match, leaf = self.match, self.objects[shard]
+        checks = self.version.checks(match.array, shard).astype("<u4").tobytes().hex()
         return BaseField(
             match,
             self.folder,
-            attributes.edition,
-            f"{match.array}/c/{shard}" + "/0" * len(match.shape.shape),
-            ShardObject(size, xxh3, match.shape.padded_nbytes(rows, rows_per_shard)),
+            self.version.digest,
+            leaf.name,
+            ShardObject(
+                leaf.size, leaf.xxh3, match.shape.padded_nbytes(rows, rows_per_shard), checks
+            ),
             None if self.sums is None else ChannelSums.of(self.sums[shard].tolist()),
         )
 
@@ -109,7 +110,7 @@ class BaseVersion:
         needed = 0.0
         for name in self.shapes():
             match = self.fields[name].match
-            sizes = self.fields[name].objects[:, 0].astype(np.float64)
+            sizes = np.array([leaf.size for leaf in self.fields[name].objects], np.float64)
             if recipe.fields[name].stored_as.name == "raw":
                 sizes = np.full(len(starts), match.shape.nbytes * len(self.same) / len(starts))
             added = (rows / len(self.same) - 1) * sizes.sum()
@@ -229,7 +230,7 @@ def _read(
             name: BaseArray(
                 match,
                 version,
-                np.asarray(version.shard_table(match.array)),
+                version.shard_leaves(match.array),
                 version.shard_sums(match.array),
             )
             for name, match in matches.items()
@@ -241,7 +242,7 @@ def _read(
             same=same,
             content=content,
             holes=holes,
-            labels=version.labels if has_labels_with_samples(before) else None,
+            labels=version.labels if before.labels_come_with_samples else None,
         )
     except (DamageError, StorageError, StoreError):
         return None  # `verify` says why

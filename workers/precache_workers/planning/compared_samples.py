@@ -12,7 +12,7 @@ from precache.errors import DamageError, SourceError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.columns import Texts
-from precache.store.open import open_own_unchecked
+from precache.store.open import open_own
 from precache.store.row_table import RowTable, read_etags
 from precache.store.version import ROW_TABLE
 from precache_workers.planning.source_record import listed_as, stored_tables, with_label
@@ -103,7 +103,7 @@ def note_of_held_data(store: Folder, source: DatasetSource, table: RowTable) -> 
     if latest is None or not table.etags[0].startswith(source.etag):
         return ()
     try:
-        stored = read_etags(open_own_unchecked(latest[0]).read_checked(ROW_TABLE), ROW_TABLE)
+        stored = read_etags(open_own(latest[0]).read_checked(ROW_TABLE), ROW_TABLE)
     except (DamageError, StorageError, StoreError):
         return ()
     before, now = ({listed_as(etag) for etag in etags} for etags in (stored, table.etags))

@@ -510,7 +510,8 @@ def _read_names(request: Request, source: Source, table: RowTable) -> tuple[list
             nested = table.keys.matching("/").any()
             folder = source.folder.path("**") if nested else str(source.folder)
         notes, doubts = partners.reading(shown(request.source), folder)
-    if not has_label(table.labels).any() and request.labels is None and request.label_level is None:
+    is_open = request.labels is None and request.label_level is None
+    if is_open and not (source.labels_with_samples or has_label(table.labels).any()):
         notes += note_of_words(table.keys)
     return notes, doubts
 

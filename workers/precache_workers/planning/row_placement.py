@@ -13,7 +13,7 @@ from precache.store.columns import Texts
 from precache.store.labels import no_labels
 from precache.store.layout import RowShape
 from precache.store.locations import Locations
-from precache.store.open import open_own_unchecked
+from precache.store.open import open_own
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import ROW_TABLE, Version
 from precache_workers.planning.diff import source_changes
@@ -73,7 +73,7 @@ def place_rows(
     if attributes.rows_digest == fresh.digest:
         return Placed(fresh, attributes.rows_per_shard)
     try:
-        parent = _read_rows(open_own_unchecked(folder), attributes.source)
+        parent = _read_rows(open_own(folder), attributes.source)
     except (DamageError, StorageError, StoreError):
         return Placed(fresh)
     placed = keep_rows(parent, listing, keep_order)

@@ -26,9 +26,8 @@ from precache.storage.base import Folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.columns import Texts, arrow_of, numbers_of
 from precache.store.commit_log import VERSION
-from precache.store.consistency import has_labels_with_samples
 from precache.store.json_documents import Identity
-from precache.store.open import open_own_unchecked
+from precache.store.open import open_own
 from precache.store.row_table import RowTable, read_columns, read_contents, record_name
 from precache.store.version import ROW_TABLE
 from precache.units import size as in_units
@@ -296,10 +295,10 @@ def stored_tables(store: Folder, source: str, brings: bool, deep: bool) -> Itera
         if number and not deep:
             return
         with contextlib.suppress(DamageError, StorageError, StoreError):
-            version, where = open_own_unchecked(folder), folder.path(ROW_TABLE)
+            version, where = open_own(folder), folder.path(ROW_TABLE)
             data = version.read_checked(ROW_TABLE)
             table, contents = RowTable.from_parquet(data, where), Texts(read_contents(data, where))
-            if brings and has_labels_with_samples(table):
+            if brings and table.labels_come_with_samples:
                 contents = _labelled(contents, version.labels)
             elif brings:
                 contents = Texts.repeated([""], [len(table)])

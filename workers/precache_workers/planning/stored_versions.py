@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-
 from precache.errors import GoneError, StorageError, StoreError
 from precache.runtime.operating_system import usable_cores
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
-from precache.storage.stored_digest import has_bytes
 from precache.store.commit_log import ROOT, read_commits
-from precache.store.consistency import Flaw, inspect
 from precache.store.json_documents import Attributes
-from precache.store.open import open_own_unchecked
+from precache.store.open import open_own
 from precache.store.receipts import RECEIPTS, Receipt
 from precache.store.row_table import read_contents
+from precache.store.tree import Flaw, Leaf
 from precache.store.version import ROW_TABLE, Version, read_attributes
 from precache_workers.planning.target_version import TargetVersion
 
@@ -27,8 +24,8 @@ RECEIPTS_AT_ONCE = 64
 COMPARED_AT_ONCE = 8
 """Objects whose bytes are compared at a time, at most."""
 
-StoredObjects = Mapping[tuple[str, int], tuple[int, int]]
-"""(field, shard) -> size and XXH3-64."""
+StoredObjects = Mapping[tuple[str, int], Leaf]
+"""(field, shard) -> object."""
 
 
 def committed_versions(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
@@ -48,55 +45,49 @@ def latest_of(store: Folder, source: str) -> tuple[Folder, Attributes] | None:
 
 
 def is_committed(target: TargetVersion) -> bool:
-    """Return whether the version was committed, as far as its document can be read."""
+    """Return whether the version was committed, as far as its root or the copy can be read."""
     if target.folder.size(ROOT) is None:
         return False
     try:
-        return open_own_unchecked(target.folder).id == target.version
+        return open_own(target.folder, mends=True).id == target.version
     except StoreError:
         return False
 
 
-def flaws_of(target: TargetVersion, listed: bool = True) -> list[Flaw]:
-    """Find flaws of the small objects and the documents of a committed version.
-
-    Parameters
-    ----------
-    listed
-        Whether the target has its row table, and not its length alone.
-    """
-    return inspect(open_own_unchecked(target.folder), target.table if listed else None)
+def flaws_of(target: TargetVersion) -> list[Flaw]:
+    """Find the small objects of a committed version that are not those that were written."""
+    return open_own(target.folder, mends=True).flaws()
 
 
-def is_whole(target: TargetVersion, listed: bool = True) -> bool:
+def is_whole(target: TargetVersion) -> bool:
     """Return whether the version was committed and no object is missing; see `flaws_of`."""
     with contextlib.suppress(GoneError):
-        return is_committed(target) and not flaws_of(target, listed) and not lost_objects(target)
+        return is_committed(target) and not flaws_of(target) and not lost_objects(target)
     return False
 
 
-def lost_objects(target: TargetVersion) -> dict[tuple[str, int], tuple[int, int]]:
-    """Find missing objects of a committed version: (field, shard) -> size and XXH3-64."""
-    return open_own_unchecked(target.folder).lost_objects()
+def lost_objects(target: TargetVersion) -> dict[tuple[str, int], Leaf]:
+    """Find missing shards of a committed version."""
+    return open_own(target.folder, mends=True).lost_objects()
 
 
-def recorded_objects(target: TargetVersion) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return what a committed version records of all its objects."""
-    version = open_own_unchecked(target.folder)
+def recorded_objects(target: TargetVersion) -> dict[tuple[str, int], Leaf]:
+    """Return all shards of a committed version."""
+    version = open_own(target.folder, mends=True)
     return {
-        (name, shard): (size, xxh3)
+        (name, shard): leaf
         for name in version.stored
-        for shard, (size, xxh3) in enumerate(np.asarray(version.shard_table(name)).tolist())
+        for shard, leaf in enumerate(version.shard_leaves(name))
     }
 
 
 def compare_objects(
     target: TargetVersion, recorded: StoredObjects
 ) -> Iterator[tuple[tuple[str, int], bool]]:
-    """Read objects; yields field and shard of each, and whether it has the recorded bytes."""
+    """Read shards; yields field and number of each, and whether it is what was written."""
 
     def compare(item: tuple[str, int]) -> tuple[tuple[str, int], bool]:
-        return item, has_bytes(target.folder, target.object_name(*item), *recorded[item])
+        return item, not recorded[item].fault_in(target.folder)
 
     local = target.folder.local("") is not None
     threads = min(COMPARED_AT_ONCE, usable_cores() if local else COMPARED_AT_ONCE)
@@ -129,13 +120,16 @@ def _fits(target: TargetVersion, receipt: Receipt) -> bool:
     if not 0 <= receipt.shard < target.shards:
         return False
     rows = target.rows_of(receipt.shard)
+    chunks = {
+        n: target.rows_per_shard // row.chunk_rows(target.rows_per_shard)
+        for n, row in target.shapes.items()
+    }
     sums = [channels.flat() for channels in receipt.sums.values()]
     lengths = [
         1 + 2 * (*target.shapes[name].shape, 0)[0] for name in receipt.sums if name in target.shapes
     ]
     return (
-        receipt.objects.keys() == target.shapes.keys()
-        and all(0 <= n < 2**64 for o in receipt.objects.values() for n in (o.size, o.xxh3))
+        receipt.fits(chunks)
         and all(row in rows for row in receipt.holes)
         and len(receipt.content) == len(rows)
         and len(receipt.labels or receipt.content) == len(rows)

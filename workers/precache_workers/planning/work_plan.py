@@ -241,7 +241,8 @@ def is_tried_again(request: Request, target: TargetVersion) -> bool:
 
 def failed_rows(target: TargetVersion) -> set[int]:
     """List the rows of a committed version whose samples failed."""
-    return {row for row, (_, why) in open_own(target.folder).holes.items() if why != REMOVED}
+    holes = open_own(target.folder, mends=True).holes
+    return {row for row, (_, why) in holes.items() if why != REMOVED}
 
 
 def remaining(work: Work) -> Work:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,9 +49,6 @@ MASKS = 4
 
 MOST_COUNTED = 4096
 """Values of a blended mask that are counted for the message."""
-
-KEEPS_ALL = ("--mode unchanged", 'mode = "unchanged" in decode')
-"""Flag and option that keep values of 16 bits."""
 
 LEAST_BITS = (8, 10, 12, 14)
 """Bits of sensors, in files of 16 bits."""
@@ -172,21 +170,32 @@ class PixelReadings:
         first = self.fields[name].ops[0]
         is_open = isinstance(first, Decode) and not first.states("mode")
         keeps = "P" if is_open and (seen.palettes or seen.grey) else None
-        mask = self._options(name, keeps, "nearest")
-        picture = self._options(name, "RGB" if seen.palettes else None, "bilinear")
+        mask = self._options(name, "nearest", mode=keeps)
+        picture = self._options(name, "bilinear", mode="RGB" if seen.palettes else None)
         return (
             f"{len(looks)} of {seen.tried} samples tried look like masks: {looks[0]}. State which "
             f"they are. Masks: {mask}. Pictures: {picture}"
         )
 
-    def _options(self, name: str, mode: str | None, interpolation: str) -> str:
-        """Format the options that state a reading, as a recipe and as the command line have it."""
-        ops = [op for op in self.fields[name].ops if isinstance(op, Resampling)]
-        options = [f'mode = "{mode}" in decode'] * (mode is not None)
+    def _options(self, name: str, interpolation: str = "", **of_decode: str | int | None) -> str:
+        """Format options that state a reading, as a recipe has them; with the flags if these can
+        describe the whole recipe.
+
+        Parameters
+        ----------
+        interpolation
+            Of ops that resize; pictures keep one that is stated.
+        """
+        stated = {key: value for key, value in of_decode.items() if value is not None}
+        ops = [op for op in self.fields[name].ops if isinstance(op, Resampling) and interpolation]
+        if interpolation != "nearest":
+            ops = [op for op in ops if _blends(op)]
+        options = [f"{key} = {json.dumps(value)} in decode" for key, value in stated.items()]
         options += [f'interpolation = "{interpolation}" in {op.op}' for op in ops]
-        flags = [f"--mode {mode}"] * (mode is not None)
+        flags = [f"--{key} {value}" for key, value in stated.items()]
         flags += [f"--interpolation {interpolation}"] * bool(ops)
-        return _either(" ".join(flags), " and ".join(options), [*self.fields] == ["image"])
+        text = " and ".join(options)
+        return f"{' '.join(flags)} ({text})" if [*self.fields] == ["image"] else text
 
     def _require_no_wide_masks(self, name: str, seen: _Seen, decode: Decode) -> None:
         """Raise `RecipeError` for masks of 16 bits, unless what becomes of their values is stated.
@@ -202,11 +211,12 @@ class PixelReadings:
         most = seen.widest[0]
         key, values = max(seen.wide_masks, key=lambda mask: len(mask[1]))
         bits = next((bits for bits in LEAST_BITS if not most >> bits), 16)
-        picture = self._wide_options(name, decode, bits, "bilinear")
+        stated = None if states_bits else bits
+        picture = self._options(name, "bilinear", bits=stated)
         if bits == LEAST_BITS[0]:
-            mask = self._wide_options(name, decode, bits, "nearest")
+            mask = self._options(name, "nearest", bits=stated)
         else:
-            mask = self._options(name, "unchanged", "nearest")
+            mask = self._options(name, "nearest", mode="unchanged")
         shown = ", ".join(map(str, values[:6])) + ", …" * (len(values) > 6)
         raise RecipeError(
             f"field {name}: {len(seen.wide_masks)} of {seen.tried} samples tried look like masks "
@@ -214,30 +224,17 @@ class PixelReadings:
             f"Pictures: {picture}"
         )
 
-    def _wide_options(self, name: str, decode: Decode, bits: int, interpolation: str) -> str:
-        """Format the options for images of 16 bits, those that are not stated yet."""
-        ops = [op for op in self.fields[name].ops if _blends(op)]
-        flags, options = list[str](), list[str]()
-        if decode.bits is None:
-            flags, options = [f"--bits {bits}"], [f"bits = {bits} in decode"]
-        flags += [f"--interpolation {interpolation}"] * bool(ops)
-        options += [f'interpolation = "{interpolation}" in {op.op}' for op in ops]
-        return _either(" ".join(flags), " and ".join(options), [*self.fields] == ["image"])
-
     def _require_wide(self, name: str, seen: _Seen) -> None:
         most, key = seen.widest
         bits = next((bits for bits in LEAST_BITS if not most >> bits), None)
         if bits is None or not most:
             return
-        alone = [*self.fields] == ["image"]
-        narrow, wide = (
-            _either(f"--bits {count}", f"bits = {count} in decode", alone) for count in (bits, 16)
-        )
+        narrow, wide = (self._options(name, bits=count) for count in (bits, 16))
         raise RecipeError(
             f"field {name}: {seen.wide} of {seen.tried} samples tried have 16 bits, and values up "
             f"to {most} alone ({key}), as of {bits} bits. Decoded as 16 bits they become 0 to "
             f"{most >> 8}; state which they are. {bits} bits: {narrow}. 16 bits: {wide}. To "
-            f"keep all values: {_either(*KEEPS_ALL, alone)}"
+            f"keep all values: {self._options(name, mode='unchanged')}"
         )
 
     def notes(self) -> tuple[str, ...]:
@@ -249,9 +246,8 @@ class PixelReadings:
             first = self.fields[name].ops[0] if self.fields[name].ops else None
             if not isinstance(first, Decode):
                 continue
-            alone = [*self.fields] == ["image"]
             if seen.transparent and not first.states("mode"):
-                keeps = _either("--mode RGBA", 'mode = "RGBA" in decode', alone)
+                keeps = self._options(name, mode="RGBA")
                 lines.append(
                     f"{name}: {seen.transparent} of {seen.tried} samples tried have transparent "
                     f"pixels, which get the colours stored beneath; to keep alpha: {keeps}"
@@ -264,14 +260,9 @@ class PixelReadings:
             if seen.wide and first.bits is None and not first.keeps_values:
                 lines.append(
                     f"{name}: {seen.wide} of {seen.tried} samples tried have 16 bits, of which the "
-                    f"highest 8 are kept; to keep all: {_either(*KEEPS_ALL, alone)}"
+                    f"highest 8 are kept; to keep all: {self._options(name, mode='unchanged')}"
                 )
         return (*lines, *self._frames.notes())
-
-
-def _either(flags: str, options: str, alone: bool) -> str:
-    """Format options of a recipe; with the flags if they can describe the whole recipe."""
-    return f"{flags} ({options})" if alone else options
 
 
 def _blends(op: Op | None) -> bool:

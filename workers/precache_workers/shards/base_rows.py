@@ -18,7 +18,7 @@ from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
 from precache.storage.local_files import map_file
 from precache.store.layout import decode_index
-from precache.store.version import read_array_documents
+from precache.store.open import open_own
 from precache.store.zarr_metadata import Array
 from precache_workers.planning.base_shard import BaseField, BaseShard
 
@@ -68,7 +68,7 @@ class BaseRows:
     @functools.cached_property
     def _array(self) -> Array:
         try:
-            return read_array_documents(self._folder, [self.field.match.array]).popitem()[1]
+            return open_own(self._folder).arrays[self.field.match.array][1]
         except (DamageError, StorageError, StoreError) as error:
             raise SpoiledBaseError(self._name, error) from None
 
@@ -97,7 +97,7 @@ class BaseRows:
         array, stored = self._array, self.field.stored
         try:
             data = _mapped(self._folder, self.field.object_name)
-            if (len(data), xxhash.xxh3_64_intdigest(data)) != (stored.size, stored.xxh3):
+            if (len(data), xxhash.xxh3_128_intdigest(data)) != (stored.size, stored.xxh3):
                 raise DamageError(f"{self._folder.path(self.field.object_name)} is damaged")
             entries = math.prod(array.chunks_per_object)
             chunks = -(-self.count // self.chunk_rows)

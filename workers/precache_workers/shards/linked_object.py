@@ -11,7 +11,7 @@ import xxhash
 from precache.errors import StorageError
 from precache.storage.base import Buffer, Folder
 from precache.store.commit_log import ROOT
-from precache.store.json_documents import edition_of
+from precache.store.tree import seal_of
 from precache_workers.planning.base_shard import BaseField
 from precache_workers.planning.target_version import SCRATCH
 from precache_workers.shards.base_rows import SpoiledBaseError
@@ -48,7 +48,7 @@ class LinkedObject(FinishedObject):
             if not self.parts:
                 raise SpoiledBaseError(self.field, error) from None
         else:
-            if not created or edition_of(base.folder.get(ROOT)) == base.edition:
+            if not created or seal_of(base.folder.get(ROOT) or b"") == base.edition:
                 return created
             require()
             folder.remove(name)
@@ -70,6 +70,6 @@ class LinkedObject(FinishedObject):
             data = self.base.folder.read(self.base.object_name)
         except StorageError as error:
             raise SpoiledBaseError(self.field, error) from None
-        if xxhash.xxh3_64_intdigest(data) != self.stored.xxh3:
+        if xxhash.xxh3_128_intdigest(data) != self.stored.xxh3:
             raise SpoiledBaseError(self.field, f"{self.base.object_name} is not what it was")
         return [data]

@@ -22,11 +22,11 @@ import xxhash
 from precache.codecs.chunk import codec_metadata, decoder
 from precache.errors import BuildError, DamageError
 from precache.storage.base import Buffer, Folder
-from precache.storage.stored_digest import has_bytes
 from precache.store.commit_log import ROOT
-from precache.store.layout import MISSING, decode_index
+from precache.store.layout import MISSING, checks_of, decode_index
 from precache.store.lease import ALIVE_SECONDS, decision_lease
 from precache.store.receipts import Receipt, ShardObject, receipt_name
+from precache.store.tree import Leaf
 from precache_workers.planning.target_version import SCRATCH
 
 if TYPE_CHECKING:
@@ -73,25 +73,6 @@ class FinishedObject:
         return self.parts
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """Records of a committed version about a shard of which objects are lost.
-
-    Attributes
-    ----------
-    objects
-        Field -> size and XXH3-64 of the lost object.
-    content
-        XXH3-128 (hex) of each raw sample, empty where it could not be fetched.
-    holes
-        Rows of the version that are holes.
-    """
-
-    objects: Mapping[str, tuple[int, int]]
-    content: Sequence[str]
-    holes: frozenset[int]
-
-
 def require_lease(task: ShardTask) -> None:
     """Raise `BuildError` where this node cannot see the lease of the build."""
     if task.lease is not None and task.folder.size(task.lease) is None:
@@ -136,38 +117,27 @@ def create_objects(
     }
 
 
-def replace_lost(
-    task: ShardTask, lost: Recorded, objects: Mapping[str, FinishedObject], receipt: Receipt
-) -> None:
+def replace_lost(task: ShardTask, objects: Mapping[str, FinishedObject], receipt: Receipt) -> None:
     """Put objects of a committed version in place of lost ones, if their bytes are those recorded.
-
-    If samples and holes are those recorded, and the very bytes lie there already, the record of the
-    object is what is damaged, and nothing is put.
 
     Raises
     ------
     BuildError
         The bytes differ; nothing was put.
     """
-    same_samples = receipt.content == lost.content and receipt.holes.keys() == lost.holes
-    intact = {
-        field: has_bytes(task.folder, task.objects[field], own.size, own.xxh3)
-        for field, own in ((field, receipt.objects[field]) for field in lost.objects)
-    }
-    for field, recorded in lost.objects.items():
+    lost = task.lost or {}
+    for field, leaf in lost.items():
         own = receipt.objects[field]
-        if (own.size, own.xxh3) != recorded and not (same_samples and intact[field]):
+        if (own.size, own.xxh3) != (leaf.size, leaf.xxh3):
             raise BuildError(
                 f"shard {task.shard} of version {task.folder.name[:8]} came out different from "
-                f"what it was: the source, a library or precache itself changed, or the checksums "
-                f"in shards/{field} are damaged, too; nothing was replaced. The same command with "
-                "--recompute makes a new version of what the source is now, and trusts nothing of "
-                "this one"
+                "what it was: the source, a library or precache itself changed; nothing was "
+                "replaced. The same command with --recompute makes a new version of what the "
+                "source is now, and trusts nothing of this one"
             )
-    for field in lost.objects:
-        if not intact[field]:
-            require_lease(task)
-            objects[field].put(task.folder, task.objects[field])
+    for field in lost:
+        require_lease(task)
+        objects[field].put(task.folder, task.objects[field])
 
 
 def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObject:
@@ -179,9 +149,12 @@ def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObje
     data = task.folder.get(name)
     if data is None:
         raise BuildError(f"{task.folder.path(name)} was removed at this moment; run the same again")
-    other = replace(own.stored, size=len(data), xxh3=xxhash.xxh3_64_intdigest(data))
-    if other == own.stored or _has_same_rows(task, field, data, own):
-        return other
+    leaf = Leaf.of(name, data)
+    if (leaf.size, leaf.xxh3) == (own.stored.size, own.stored.xxh3):
+        return own.stored
+    if _has_same_rows(task, field, data, own):
+        checks = checks_of(data, len(own.stored.ends)).astype("<u4").tobytes().hex()
+        return replace(own.stored, size=leaf.size, xxh3=leaf.xxh3, checks=checks)
     began = time.monotonic()
     while (receipt := finished(task)) is None:
         if time.monotonic() - began > RECEIPT_SECONDS and _replace(task, name, own):
@@ -220,7 +193,7 @@ def create_receipt(task: ShardTask, receipt: Receipt) -> Receipt:
 def _is_stored(task: ShardTask, receipt: Receipt) -> bool:
     """Return whether the objects of a shard have the bytes that a receipt tells of."""
     return all(
-        xxhash.xxh3_64_intdigest(task.folder.read(name)) == receipt.objects[field].xxh3
+        xxhash.xxh3_128_intdigest(task.folder.read(name)) == receipt.objects[field].xxh3
         for field, name in task.objects.items()
     )
 

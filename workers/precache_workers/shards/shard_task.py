@@ -13,6 +13,7 @@ from precache.errors import BuildError, FetchError, SampleError
 from precache.storage.base import Folder
 from precache.store.layout import RowShape
 from precache.store.receipts import Receipt
+from precache.store.tree import Leaf
 from precache_workers.ops.identity import installed_versions
 from precache_workers.ops.mask_frames import MaskFrames
 from precache_workers.planning.base_shard import BaseShard
@@ -30,7 +31,6 @@ from precache_workers.shards.samples import (
     recipes_of,
 )
 from precache_workers.shards.shard_objects import (
-    Recorded,
     create_objects,
     create_receipt,
     finished,
@@ -63,7 +63,7 @@ class ShardTask(FetchAllTask):
     accept_missing
         Leave a hole for a sample that cannot be fetched.
     lost
-        What is recorded of the shard, where its objects replace lost ones.
+        Field -> lost object, where objects of a committed version are made again.
     base, check_base
         The same shard of the base version; whether its objects are checked before they are linked.
     pinned
@@ -89,7 +89,7 @@ class ShardTask(FetchAllTask):
     rows_per_shard: int
     shard: int
     accept_missing: bool = False
-    lost: Recorded | None = None
+    lost: Mapping[str, Leaf] | None = None
     base: BaseShard | None = None
     check_base: bool = False
     pinned: Sequence[str] = ()
@@ -182,7 +182,7 @@ def _build(task: ShardTask, base: BaseShard, opened: Mapping[str, BaseRows]) -> 
         spoiled=sorted(task.base.fields.keys() - base.fields.keys()) if task.base else [],
     )
     if task.lost is not None:
-        replace_lost(task, task.lost, built, receipt)
+        replace_lost(task, built, receipt)
         return receipt
     return create_receipt(task, receipt)
 

@@ -253,11 +253,6 @@ class Columns:
         parts = tuple(part.strip() for part in self.label.split(","))
         return parts if self.label not in names and len(parts) > 1 else (self.label,)
 
-    @property
-    def may_be_several(self) -> bool:
-        """True if several columns of labels may be chosen."""
-        return "," in (self.label or "")
-
 
 NO_COLUMNS = Columns()
 

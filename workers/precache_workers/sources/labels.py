@@ -439,25 +439,14 @@ def decide(
     if known and not chosen and {*found.texts} <= {*known}:
         return Decided(found.mapped(found.texts, "names"))
     if kind == "names" and not typed:
-        lists = {text: parsed for text in found.texts if (parsed := _json(text, list)) is not None}
-        for row, text in enumerate(found.texts):
-            if text not in lists and _LIST.fullmatch(text):
-                key = printable(keys[found.row(row)])
-                raise SourceError(
-                    f"{where}: the label of {key} is {printable(text[:60])}, which is no list in "
-                    'JSON; write [1, 5] or ["cat", "dog"]'
-                )
-        if any(lists.values()):
+        found, lists = _with_lists(found, keys, where)
+        if lists is not None:
             bare = [text for text in found.texts if is_nothing(text)]
-            values = _with_lists(found, lists, keys, where)
-            return _of_lists(values, where, rules, classes, bare=bare)
-        if lists:  # empty ones alone
-            found = _Different(found.mapped([None if t in lists else t for t in found.texts], kind))
-        if (taken := _of_objects(found)) is not None and not rules.kind:
-            name, values = taken
-            inner = decide(
-                values, keys, where, rules, classes=classes, typed=False, is_file=is_file
-            )
+            return _of_lists(lists, where, rules, classes, bare=bare)
+        if (name := _member_of_objects(found)) is not None and not rules.kind:
+            values = found.mapped([_text(json.loads(text)[name]) for text in found.texts], kind)
+            own = replace(rules, none=())
+            inner = decide(values, keys, where, own, classes=classes, typed=False, is_file=is_file)
             note = f"labels of {where} are {name!r} of JSON objects (--label-kind name: their text)"
             return replace(inner, notes=(note, *inner.notes))
         kind = _untyped_kind(found.texts)
@@ -471,6 +460,21 @@ def decide(
         return Decided(
             found.mapped(found.texts, kind), doubts=_doubts_of_names(found, where, typed)
         )
+    return _of_numbers(found, kind, where, classes, known, is_file=is_file)
+
+
+def _of_numbers(
+    found: _Different,
+    kind: Kind | None,
+    where: str,
+    classes: Sequence[str],
+    known: Collection[str],
+    *,
+    is_file: bool,
+) -> Decided:
+    """Read labels that are numbers, beside which words for no value are none."""
+    import pyarrow as pa
+
     notes = []
     if words := sorted(filter(is_nothing, found.texts)):
         count = found.counted(words)
@@ -525,39 +529,45 @@ def _json(text: str, type_: type) -> Any:
     return value if isinstance(value, type_) else None
 
 
-def _of_objects(found: _Different) -> tuple[str, Any] | None:
-    """Return the one name and the values of labels that are all JSON objects; None if not."""
+def _member_of_objects(found: _Different) -> str | None:
+    """Return the name of the one member of labels that are all JSON objects; None if not."""
     items = [_json(text, dict) or {} for text in found.texts]
     names = {name for item in items for name in (item if len(item) == 1 else ("", "several"))}
-    if len(names) != 1:
-        return None
-    [name] = names
-    values = [_text(item[name]) for item in items]
-    return name, found.mapped(values, "names")
+    return next(iter(names)) if len(names) == 1 else None
 
 
-def _with_lists(
-    found: _Different, lists: Mapping[str, list[Any]], keys: Sequence[str], where: str
-) -> Any:
-    """Return texts of which some are lists as a column of lists: each other text is one class.
+def _with_lists(found: _Different, keys: Sequence[str], where: str) -> tuple[_Different, Any]:
+    """Return texts of which some are JSON lists as a column of lists: each other one is a class.
+
+    Where only empty ones are, these are no label, and there is no column.
 
     Raises
     ------
     SourceError
         A list is invalid, or the labels have kinds that cannot be combined.
     """
+
+    def error(row: int, what: object) -> SourceError:
+        return SourceError(f"{where}: the label of {printable(keys[found.row(row)])} {what}")
+
+    lists = {text: parsed for text in found.texts if (parsed := _json(text, list)) is not None}
     labels: list[Label | None] = []
-    for number, text in enumerate(found.texts):
-        alone = int(text) if _CLASS_NUMBER.fullmatch(text) else text
+    for row, text in enumerate(found.texts):
+        if text not in lists and _LIST.fullmatch(text):
+            why = 'which is no list in JSON; write [1, 5] or ["cat", "dog"]'
+            raise error(row, f"is {printable(text[:60])}, {why}")
+        alone = int(text) if lists and _CLASS_NUMBER.fullmatch(text) else text
         try:
             labels.append(label_of(lists.get(text, alone)))
-        except ValueError as error:
-            key = printable(keys[found.row(number)])
-            raise SourceError(f"{where}: the label of {key} {error}") from None
+        except ValueError as reason:
+            raise error(row, reason) from None
+    if not any(lists.values()):
+        texts = [None if text in lists else text for text in found.texts]
+        return _Different(found.mapped(texts, "names")) if lists else found, None
     try:
-        return found.mapped(labels, _common(map(_kind_of, labels), typed=True))
-    except MixedLabelsError as error:
-        row, [_, kind] = error.other[0], error.one
+        return found, found.mapped(labels, _common(map(_kind_of, labels), typed=True))
+    except MixedLabelsError as mixed:
+        row, [_, kind] = mixed.other[0], mixed.one
         raise differing(where, keys[found.row(row)], found.texts[row], kind) from None
 
 

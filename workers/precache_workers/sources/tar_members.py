@@ -263,7 +263,8 @@ def _read_other(
     end = archive.offset
     if info.isdir() or info.type == GNU_LISTED_FOLDER:
         return end
-    if not (info.size >= 0 and info.offset_data <= end and end - size <= BLOCK - 1):
+    last = info.offset_data + info.size if regular else end - BLOCK + 1  # others may be padding
+    if not (info.size >= 0 and info.offset_data <= end and last <= size):
         raise SourceError(
             f"{where}: the member {printable(info.name)} is said to have {info.size:,} bytes, and "
             f"only {max(0, size - info.offset_data):,} follow: the archive is cut off or damaged"

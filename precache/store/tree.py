@@ -1,0 +1,233 @@
+"""The tree of digests: which bytes are those of a version.
+
+An entry of the log names the digest of a version's root, `zarr.json`. The root is sealed: it has
+its own digest. It names size and digest of every other object but the shards, and tables among
+these objects do so for the shards. A spare copy of all but the shards mends what is damaged.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from precache.errors import DamageError, StorageError
+from precache.storage.base import MOST_DOCUMENT, Buffer, Folder, is_missing, required
+from precache.store import zarr_metadata
+from precache.store.small_arrays import file_array, file_array_document
+
+PIECE_BYTES = 8 << 20
+"""Bytes of an object that are read at a time."""
+
+CHECKSUM = "its checksum does not hold"
+MISSING = "it is missing"
+
+SPARE = "_spare"
+"""Folder of a version with the copy of its small objects."""
+
+SPARE_COPY = f"{SPARE}/c/0"
+_SPARE_DOCUMENT = f"{SPARE}/zarr.json"
+
+_LENGTH = 8
+"""Bytes at the end of the copy that state the length of the root before them."""
+
+_DIGEST = re.compile(rb'"digest": "([0-9a-f]{32})"')
+_UNSEALED = b"0" * 32
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """An object that is not the one that was written.
+
+    Attributes
+    ----------
+    name
+        Name below the version's folder.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Name of an object below its version's folder, its size in bytes and its XXH3-128."""
+
+    name: str
+    size: int
+    xxh3: int
+
+    @classmethod
+    def of(cls, name: str, data: Buffer) -> Leaf:
+        """Describe an object with these bytes."""
+        return cls(name, len(data), xxhash.xxh3_128_intdigest(data))
+
+    @property
+    def hex(self) -> str:
+        """The digest as documents have it."""
+        return f"{self.xxh3:032x}"
+
+    def fault(self, data: Buffer) -> str:
+        """Describe how bytes differ from the object's; empty if they are the same."""
+        if len(data) != self.size:
+            return _other_size(len(data), self.size)
+        return "" if xxhash.xxh3_128_intdigest(data) == self.xxh3 else CHECKSUM
+
+    def fault_in(self, folder: Folder, tick: Callable[[int], None] = lambda nbytes: None) -> str:
+        """Describe how a folder's object differs from this one; empty if it is the same.
+
+        It is read in pieces, and not mapped: a file that is cut short meanwhile would kill the
+        process.
+
+        Parameters
+        ----------
+        tick
+            Called with the number of bytes of each piece.
+
+        Raises
+        ------
+        StorageError
+            It cannot be read for another reason than a failing disk.
+        """
+        try:
+            if self.size <= PIECE_BYTES:
+                data = folder.read_first(self.name, self.size + 1)
+                tick(min(len(data), self.size))
+                fault = self.fault(data)
+            else:
+                fault = self._fault_by_pieces(folder, tick)
+        except StorageError as error:
+            cause = error.__cause__
+            if is_missing(error):
+                return MISSING
+            if isinstance(cause, OSError) and cause.errno == errno.EIO:
+                return CHECKSUM
+            if folder.size(self.name) == self.size:
+                raise
+            fault = CHECKSUM
+        if fault and (stored := folder.size(self.name)) != self.size:
+            return MISSING if stored is None else _other_size(stored, self.size)
+        return fault
+
+    def _fault_by_pieces(self, folder: Folder, tick: Callable[[int], None]) -> str:
+        digest = xxhash.xxh3_128()
+        for start in range(0, self.size, PIECE_BYTES):
+            length = min(PIECE_BYTES, self.size - start)
+            digest.update(required(*folder.read_ranges([(self.name, start, length)])))
+            tick(length)
+        same = digest.intdigest() == self.xxh3 and folder.size(self.name) == self.size
+        return "" if same else CHECKSUM
+
+    def read(self, folder: Folder, hint: str) -> bytes:
+        """Read the object; raise `DamageError` with a hint if it comes with other bytes twice."""
+        for _ in range(2):  # a transfer can corrupt bytes
+            data = folder.read_first(self.name, self.size + 1)
+            if not (fault := self.fault(data)):
+                return data
+        raise DamageError(f"{folder.path(self.name)} is damaged: {fault}; {hint}")
+
+
+# --- the root -----------------------------------------------------------------------------------
+
+
+def sealed_root(attributes: Mapping[str, Any]) -> bytes:
+    """Serialize a version's root: the document of a group with these attributes, and its digest.
+
+    The digest is that of the document with zeros in its place.
+    """
+    own = {"digest": _UNSEALED.decode(), **attributes}
+    document = zarr_metadata.as_json(zarr_metadata.group_document({"precache": own}))
+    return document.replace(_UNSEALED, xxhash.xxh3_128_hexdigest(document).encode(), 1)
+
+
+def seal_of(root: bytes) -> str | None:
+    """Return the digest of a root; None if it is not intact."""
+    found = _DIGEST.search(root)
+    if found is None:
+        return None
+    digest = xxhash.xxh3_128(root[: found.start(1)])
+    digest.update(_UNSEALED)
+    digest.update(root[found.end(1) :])
+    return digest.hexdigest() if digest.hexdigest() == found[1].decode() else None
+
+
+# --- the spare copy -----------------------------------------------------------------------------
+
+
+def spare_objects(root: bytes, objects: Iterable[bytes]) -> dict[str, bytes]:
+    """Make the spare copy: name -> bytes.
+
+    Parameters
+    ----------
+    objects
+        All objects that the root names, in its order.
+    """
+    data = b"".join([*objects, root, len(root).to_bytes(_LENGTH, "little")])
+    return {f"{SPARE}/{name}": part for name, part in file_array(data).items()}
+
+
+def spare_root(folder: Folder) -> bytes | None:
+    """Return a version's root from its spare copy; None if it is not intact there."""
+    try:
+        end = (folder.size(SPARE_COPY) or 0) - _LENGTH
+        if end < 0:
+            return None
+        tail = required(*folder.read_ranges([(SPARE_COPY, end, _LENGTH)]))
+        length = int.from_bytes(tail, "little")
+        if length > min(end, MOST_DOCUMENT):
+            return None
+        root = required(*folder.read_ranges([(SPARE_COPY, end - length, length)]))
+    except StorageError:
+        return None
+    return root if seal_of(root) else None
+
+
+def spare_of(folder: Folder, leaves: Iterable[Leaf], wanted: Leaf) -> bytes | None:
+    """Return an object from the spare copy; None if it is not intact there.
+
+    Parameters
+    ----------
+    leaves
+        All objects that the root names, in its order.
+    """
+    start = 0
+    for leaf in leaves:
+        if leaf.name == wanted.name:
+            break
+        start += leaf.size
+    try:
+        data = required(*folder.read_ranges([(SPARE_COPY, start, wanted.size)]))
+    except StorageError:
+        return None
+    return None if wanted.fault(data) else data
+
+
+def spare_flaws(folder: Folder, root: bytes, leaves: Iterable[Leaf]) -> Iterator[Flaw]:
+    """Compare the spare copy with what it is a copy of.
+
+    Parameters
+    ----------
+    leaves
+        All objects that the root names, in its order.
+    """
+    parts = [*leaves, Leaf.of("", root + len(root).to_bytes(_LENGTH, "little"))]
+    size, start = sum(leaf.size for leaf in parts), 0
+    if folder.get(_SPARE_DOCUMENT) != file_array_document(size):
+        yield Flaw(_SPARE_DOCUMENT, "it is not that of the spare copy")
+    if (stored := folder.size(SPARE_COPY)) != size:
+        reason = MISSING if stored is None else _other_size(stored, size)
+        yield Flaw(SPARE_COPY, reason)
+        return
+    for leaf in parts:
+        if leaf.fault(required(*folder.read_ranges([(SPARE_COPY, start, leaf.size)]))):
+            yield Flaw(SPARE_COPY, CHECKSUM)
+            return
+        start += leaf.size
+
+
+def _other_size(size: int, written: int) -> str:
+    return f"it has {size} bytes where {written} were written"
