@@ -789,20 +789,6 @@ def _doubts_of_numbers(
     return ()
 
 
-def doubt_of_order(labels: Iterable[str], where: str) -> tuple[Doubt, ...]:
-    """Return the doubt about class numbers that would be other classes as names of folders."""
-    pairs = pairwise(sorted({text for text in labels if text.isdecimal()}))
-    pair = next((pair for pair in pairs if len(pair[0]) > len(pair[1])), None)
-    if pair is None:
-        return ()
-    text = (
-        f"labels of {where} are numbers, and {pair[0]!r} is sorted before {pair[1]!r} as text, as "
-        "names of class folders are"
-    )
-    name = (NAME, "to number them as class folders of these names")
-    return (Doubt.of(text, (NUMBER, "if they are class numbers"), name, by_classes=True),)
-
-
 def _doubt_of_ids(found: _Different, where: str) -> tuple[Doubt, ...]:
     """Return the doubt about class numbers that nearly all differ, as numbers of samples do."""
     if not found.all_differ:
@@ -838,16 +824,16 @@ def _doubts_of_names(found: _Different, where: str, typed: bool) -> tuple[Doubt,
     texts.difference_update(nothing)
     words = sorted(text for text in texts if _number(text) is None)
     separator = next((mark for mark in _SEPARATORS if _joins(texts, mark)), "")
-    is_list = bool(words) and separator and not _DECIMAL_COMMA.fullmatch(words[0])
-    if not typed and len(words) == 1 < len(texts) and not is_list:
-        text = f"all labels of {where} are numbers but {quoted(words)}"
-        way: tuple[Sequence[str], str] = no_label(words), "if that stands for no label"
-    elif words and all(map(_DECIMAL_COMMA.fullmatch, words)):
+    way: tuple[Sequence[str], str]
+    if words and all(map(_DECIMAL_COMMA.fullmatch, words)):
         text = (
             f"labels of {where} such as {quoted(words)} may be numbers with a decimal comma, which "
             "are to be written with a point"
         )
         way = ("--label-separator", ","), "if they are several classes"
+    elif not typed and len(words) == 1 < len(texts) and not separator:
+        text = f"all labels of {where} are numbers but {quoted(words)}"
+        way = no_label(words), "if that stands for no label"
     elif separator:
         some = sorted(text for text in texts if separator in text)
         text = f"labels of {where} such as {quoted(some)} seem to be several classes"
