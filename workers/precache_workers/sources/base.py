@@ -45,6 +45,7 @@ CONTAINER_NOUNS = {
     ".arrow": "an Arrow table", **dict.fromkeys(TAR_SUFFIXES, "a tar archive"),
     ".zip": "a zip archive", ".h5": "an HDF5 file", ".hdf5": "an HDF5 file",
     ".npz": "a NumPy archive", ".npy": "a NumPy array", ".tfrecord": "a TFRecord file",
+    ".array_record": "an ArrayRecord file",
     ".lmdb": "an LMDB database", "data.mdb": "an LMDB database", ".beton": "an FFCV dataset",
     ".mds": "an MDS shard", ".jsonl": "a table of JSON lines", ".ndjson": "a table of JSON lines",
 }  # fmt: skip

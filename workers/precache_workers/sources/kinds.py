@@ -20,7 +20,6 @@ from precache.errors import SourceError, UsageError, missing_library
 from precache.messages import shown
 from precache.storage.open import StorageOptions, open_folder
 from precache_workers.sources import manifests
-from precache_workers.sources.array_records import ArrayRecordFormat
 from precache_workers.sources.arrow_tables import ArrowFormat, is_saved_dataset, saved_files
 from precache_workers.sources.base import (
     BY_DATASET,
@@ -178,7 +177,6 @@ KINDS: dict[str, SourceKind] = {
     "parquet": _containers(ParquetFormat, "columns"),
     "arrow": SourceKind(_open_arrow, ArrowFormat.suffixes),
     "tfrecord": _containers(TFRecordFormat, "columns"),
-    "arrayrecord": _containers(ArrayRecordFormat, "columns"),
     "lmdb": SourceKind(_open_lmdb, LMDBFormat.suffixes, columns=False),
     "zip": _containers(ZipFormat),
     "manifest": SourceKind(_open_manifest, manifests.TABLE_SUFFIXES),

@@ -789,20 +789,6 @@ def _doubts_of_numbers(
     return ()
 
 
-def doubt_of_order(labels: Iterable[str], where: str) -> tuple[Doubt, ...]:
-    """Return the doubt about class numbers that would be other classes as names of folders."""
-    pairs = pairwise(sorted({text for text in labels if text.isdecimal()}))
-    pair = next((pair for pair in pairs if len(pair[0]) > len(pair[1])), None)
-    if pair is None:
-        return ()
-    text = (
-        f"labels of {where} are numbers, and {pair[0]!r} is sorted before {pair[1]!r} as text, as "
-        "names of class folders are"
-    )
-    name = (NAME, "to number them as class folders of these names")
-    return (Doubt.of(text, (NUMBER, "if they are class numbers"), name, by_classes=True),)
-
-
 def _doubt_of_ids(found: _Different, where: str) -> tuple[Doubt, ...]:
     """Return the doubt about class numbers that nearly all differ, as numbers of samples do."""
     if not found.all_differ:
