@@ -256,14 +256,13 @@ def list_rows(
     placed = place_rows(store, table, request.keep_order, request.compact, may_have)
     fingerprint = recipe.fingerprint(decided)
     spec = VersionSpec(recipe, fingerprint, placed.table, placed.table.digest, decided)
-    fetches_labels = not table.labels_override and source.labels_with_samples
     seconds = time.perf_counter() - began
     return ListedSource(
         spec,
         placed,
         listing.ignored,
         code,
-        fetches_labels,
+        table.labels_with_samples,
         seconds,
         left_out=listing.left_out,
         examples=listing.examples,
@@ -586,10 +585,9 @@ def _labelled(
         own = recordable_source(store) == recordable_source(request.store)
         from_0, where = request.label_kind == "number", shown(request.classes)
         table = freeze_classes(table, frozen, where, grows=own, from_0=from_0)
-    # Whatever its targets are, a dataset's samples may bring labels.
-    may_bring = isinstance(source, DatasetSource) or source.labels_with_samples
-    is_given = request.labels is not None or request.classes is not None
-    return replace(table, labels_override=is_given and may_bring)
+    if request.labels is not None or request.classes is not None:
+        return table
+    return replace(table, labels_with_samples=source.labels_with_samples)
 
 
 def _may_have(requested: int | None, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:

@@ -60,9 +60,11 @@ from precache_workers.sources.base import (
     Names,
     Tick,
     count_ignored,
+    forget,
     hidden_as,
     is_utf8,
-    locations_by_key,
+    located,
+    remember,
     source_of,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence
@@ -439,7 +441,7 @@ class ContainerSource:
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
-        files = self._located([key]).containers
+        files = located(self, [key]).containers
         return (self.folder, files[0].name) if files else None
 
     def __str__(self) -> str:
@@ -486,7 +488,7 @@ class ContainerSource:
                 inputs.require_clear(self)
             notes = (*notes, inputs.note("last" if rule == "last-dot" else "first"))
             places = inputs.with_all(places)
-        located = Locations(
+        locations = Locations(
             places=places,
             containers=tuple(
                 Container(f.name, f.size, container_etag(f), f.ctime_ns, members.forward)
@@ -504,13 +506,13 @@ class ContainerSource:
             listed,
             whole,
             rows,
-            located,
+            locations,
             ctimes,
             classes=classes,
             columns=self.format.columns,
             typed=typed,
         )
-        _listings[self.index_name] = listing.table
+        remember(self, listing.table)
         return replace(listing, complete=complete, index=index, notes=(*notes, *listing.notes))
 
     def _scans(
@@ -561,10 +563,10 @@ class ContainerSource:
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
-        located = self._located(keys) if locations is None else locations
+        places = located(self, keys) if locations is None else locations
         fetched: dict[int, Fetched] = {}
         units: dict[int, list[int]] = {}
-        files, numbers = located.files.tolist(), located.unit_numbers.tolist()
+        files, numbers = places.files.tolist(), places.unit_numbers.tolist()
         for row, key in enumerate(keys):
             if files[row] < 0:
                 fetched[row] = FetchError(f"{self} has no sample {printable(key)}")
@@ -573,13 +575,13 @@ class ContainerSource:
             else:
                 units.setdefault(numbers[row], []).append(row)
         for rows in units.values():
-            places = located.take(rows).places
-            wanted = Wanted([keys[row] for row in rows], [sizes[row] for row in rows], places)
+            taken = places.take(rows).places
+            wanted = Wanted([keys[row] for row in rows], [sizes[row] for row in rows], taken)
             samples_at_work().begin(FETCHING, *wanted.keys, foreign=False)
-            read = self._read(located.containers[files[rows[0]]], wanted)
+            read = self._read(places.containers[files[rows[0]]], wanted)
             fetched.update(zip(rows, read, strict=True))
         if any(isinstance(error, FetchError) for error in fetched.values()):
-            _listings.pop(self.index_name, None)  # a container may have changed
+            forget(self)  # a container may have changed
         return [fetched[row] for row in range(len(keys))]
 
     def _read(self, container: Container, wanted: Wanted) -> Sequence[Fetched]:
@@ -606,15 +608,6 @@ class ContainerSource:
             changed(self.folder, container.name, key) if sample is None else sample
             for key, sample in zip(wanted.keys, read, strict=True)
         ]
-
-    def _located(self, keys: Sequence[str]) -> Locations:
-        """Return where samples lie; lists them if this process has not yet done so."""
-        table = _listings.get(self.index_name) or self.list(lambda count: None).table
-        return locations_by_key(table, keys)
-
-
-_listings: dict[str, RowTable] = {}
-"""Index name of a source -> its listing in this process. Single dict operations need no lock."""
 
 
 def units_of(starts: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
@@ -846,7 +839,7 @@ def listing_of(
     evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
     kind = kind_of(labels.type)
     if kind == "names":
-        classes = evidence.classes if rules.kind in (None, "name") and not rules.separator else ()
+        classes = ()
     keys = Texts(rows["key"])
     files = [file.name for file, _ in listed]
     label = (columns or NO_COLUMNS).label or evidence.label

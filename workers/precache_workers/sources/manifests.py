@@ -11,7 +11,6 @@ identity before they are fetched.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -33,7 +32,6 @@ from precache.storage.base import NOT_UTF8, FileInfo, Folder, is_name, left_out_
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.columns import Texts, arrow_of
 from precache.store.locations import Locations
-from precache.store.row_table import RowTable
 from precache_workers.sources.base import (
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
@@ -45,9 +43,11 @@ from precache_workers.sources.base import (
     LabelRules,
     Listing,
     Tick,
+    forget,
     is_image,
     is_utf8,
-    locations_by_key,
+    located,
+    remember,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
 from precache_workers.sources.columns import LABEL_COLUMNS, ChosenColumns, choose, plain_name
@@ -115,7 +115,7 @@ class ManifestSource:
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
-        [location] = locations_by_key(self._known, [key]).places.to_pylist()
+        [location] = located(self, [key]).places.to_pylist()
         return None if location is None else self._place(location)
 
     # --- listing --------------------------------------------------------------------------------
@@ -178,6 +178,7 @@ class ManifestSource:
             columns=self.columns,
             typed=typed,
         )
+        remember(self, listing.table)
         names = [*rivals, *rivals.values()]
         of_uris = doubt_of_rivals("--image-column", names, "name other images", self)
         place = self._doubt_of_place(locations[0], bool(max(numbers[:, 0]) >= 0))
@@ -247,8 +248,6 @@ class ManifestSource:
                     chosen = self._chosen(schema, where, batch)
                     chosen.describe(members, "URIs")
                 _look(members.evidence, batch)
-                if order := batch.order(members.evidence.label):
-                    members.evidence.orders.add(order)
                 yield self._rows(batch, chosen, file.name, members)
                 if not rivals and self.columns.image is None:
                     rivals |= _rival_of_uris(batch, chosen)
@@ -356,8 +355,7 @@ class ManifestSource:
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
-        located = locations or locations_by_key(self._known, keys)
-        places = located.places.to_pylist()
+        places = (locations or located(self, keys)).places.to_pylist()
         fetched: dict[int, Fetched] = {}
         roots: dict[str, list[int]] = defaultdict(list)
         for number, location in enumerate(places):
@@ -375,15 +373,9 @@ class ManifestSource:
             )
             samples = source.fetch(names, [sizes[number] for number in numbers])
             fetched.update(zip(numbers, samples, strict=True))
+        if any(isinstance(error, FetchError) for error in fetched.values()):
+            forget(self)  # the tables may have changed
         return [fetched[number] for number in range(len(keys))]
-
-    @functools.cached_property
-    def _known(self) -> RowTable:
-        """The listing of all samples."""
-        return self.list(lambda count: None).table
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_known"}
 
     def _place(self, location: str) -> tuple[Folder, str]:
         root = _root(location)
