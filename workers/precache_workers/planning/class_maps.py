@@ -20,7 +20,6 @@ from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.planning.label_keys import composed
 from precache_workers.sources.base import Doubt, choice_error, in_service_folder, is_image
-from precache_workers.sources.label_readings import is_beside
 from precache_workers.sources.labels import in_order
 
 log = logging.getLogger(__name__)
@@ -152,18 +151,14 @@ def read_classes(
 
 
 def class_folders(path: Path) -> list[str]:
-    """Return the class folders of a local folder: those with an image, and those that may be.
+    """Return the class folders of a local folder: those with an image.
 
-    Of a folder whose only folder holds all images, these are the folders in that one. A folder
-    without an image may be a class unless it has nothing but files such as lie beside samples.
+    Of a folder whose only folder holds all images, these are the folders in that one.
     """
     try:
         entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-        folders = [
-            entry for entry in entries if entry.is_dir() and not in_service_folder(f"{entry.name}/")
-        ]
-        has_image = {entry.name: _has_image(entry.path) for entry in folders}
-        names = [name for name, has in has_image.items() if has]
+        folders = [entry for entry in entries if entry.is_dir()]
+        names = [entry.name for entry in folders if _has_image(entry.path)]
         if len(names) == 1 and not any(is_image(entry.name) for entry in entries):
             inner = path / names[0]
             if any(is_image(entry.name) for entry in list(inner.iterdir())):
@@ -172,21 +167,16 @@ def class_folders(path: Path) -> list[str]:
             return below if len(below) > 1 else names
     except OSError as error:
         raise SourceError(f"cannot list {path}: {error.strerror}") from None
-    if not names:
-        return []
-    links = {entry.name for entry in folders if entry.is_symlink()}
-    return [name for name, has in has_image.items() if has or (has is None and name not in links)]
+    return names
 
 
-def _has_image(path: str) -> bool | None:
-    """Return whether a folder has an image; None if it has none and may be a class."""
-    beside = []
-    for _, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not in_service_folder(f"{name}/")]
-        if any(map(is_image, names)):
+def _has_image(path: str) -> bool:
+    for folder, folders, names in os.walk(path):
+        if in_service_folder(f"{Path(folder).name}/"):
+            folders.clear()
+        elif any(map(is_image, names)):
             return True
-        beside += [is_beside(name) for name in names if not name.startswith(".")]
-    return False if beside and all(beside) else None
+    return False
 
 
 def _classes_of(version: Version, where: str) -> tuple[str, ...]:
