@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 import precache
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError
 from precache_workers.sources.base import Columns, Listing, Sample
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import ask, cut, encoded
 from tests.support.containers import quiet_datasets
+from tests.support.source_contract import check_source
 
 PHOTO = encoded(cut(0))
 IMAGE = {"bytes": PHOTO, "path": None}

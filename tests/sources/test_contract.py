@@ -13,12 +13,12 @@ import pytest
 import precache
 from precache.storage.open import open_folder
 from precache_workers.sources.base import Fetched
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.kinds import open_source
 from tests.support.building import build_here, labels, pixels, write_jpegs
 from tests.support.containers import KEY_COLUMNS, ON_DISK, WRITERS
 from tests.support.servers import S3Server
+from tests.support.source_contract import check_source
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 

@@ -15,11 +15,11 @@ import precache
 from precache.errors import SourceError, UsageError
 from precache.storage.open import open_folder
 from precache_workers.sources.base import Sample
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import pixels, write
 from tests.support.layouts import Builds, commands_in
 from tests.support.servers import S3Server
+from tests.support.source_contract import check_source
 
 RECIPE = """
 [fields.image]
