@@ -343,27 +343,27 @@ def test_columns_of_a_data_set_of_splits_are_those_of_its_training_data(builds: 
         ),
         (["00000/a", "00001/b"], {"a": "00000", "b": "00001"}, "--label-level 0 gives no label"),
         (["fold1/a", "fold10/b"], {"a": "fold1", "b": "fold10"}, "--label-level 0 gives no label"),
-        (["Batch_1/a", "Batch_2/b"], {"a": "Batch_1", "b": "Batch_2"}, "the 2 numbered folders"),
+        (["Batch_1/a", "Batch_2/b"], {"a": "Batch_1", "b": "Batch_2"}, "as their names suggest"),
         (
             ["HAM10000_images_part_1/a", "HAM10000_images_part_2/b"],
             {"a": "HAM10000_images_part_1", "b": "HAM10000_images_part_2"},
-            "'HAM10000_images_part_2'); if these are parts of one data set",
+            "'HAM10000_images_part_2'; if these are parts of one data set",
         ),
         (["subset9/a", "subset10/b"], {"a": "subset9", "b": "subset10"}, "are parts of one data"),
         (
             ["100CANON/a", "101_PANA/b"],
             {"a": "100CANON", "b": "101_PANA"},
-            "called as by cameras or dates; if these are no classes, --label-level 0",
+            "as their names suggest, --label-level 0",
         ),
         (
             ["2024-05-01/a", "2024-06-11 Rome/b"],
             {"a": "2024-05-01", "b": "2024-06-11 Rome"},
-            "called as by cameras or dates",
+            "as their names suggest",
         ),
         (
             ["img_align/a", "mask_align/b"],
             {"a": "img_align", "b": "mask_align"},
-            "also 'img_align', 'mask_align'; if these are parts of one data set, --label-level 0",
+            "also 'img_align', 'mask_align'; if these are parts of one data set, as their",
         ),
         (["pet/cat/a", "tree/oak/b"], {"a": "pet", "b": "tree"}, "pet/cat; --label-level 2 takes"),
     ],
@@ -383,7 +383,7 @@ def test_folders_of_other_names_with_numbers_are_no_parts(
 ) -> None:
     put(builds.root / "in", *(f"{name}/x{number}.png" for number, name in enumerate(names.split())))
     builds.labels(pack(builds.root))
-    assert "numbered folders" not in builds.printed
+    assert "as their names suggest" not in builds.printed
 
 
 @PACKED
@@ -1597,7 +1597,6 @@ def test_numbers_of_a_file_of_labels_are_names_where_those_of_the_folders_are(
         ("sea_lion", "sea lion"),
         ("caf\u00e9", "cafe\u0301"),
         ("cat", "c\u200bat"),
-        ("cat", "c\u0430t"),
         ("\ufb01sh", "fish"),
         ("it's", "it\u2019s"),
         ("t-shirt", "t\u2013shirt"),

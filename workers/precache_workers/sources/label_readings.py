@@ -212,21 +212,15 @@ def read_folders(
             f"Classes have files of the same names ({quoted(pairs.stems)}); if these are parts of "
             "one sample each, --label-level 0 gives no label"
         )
-    if len(inner) > 1 and all(map(_SHOTS.fullmatch, inner)):
-        notes.append(
-            f"Classes are the {len(inner):,} folders ({quoted(sorted(inner))}), called as by "
-            "cameras or dates; if these are no classes, --label-level 0 gives no label"
-        )
     words = {name.rstrip("0123456789") or len(name) for name in inner}
-    if len(inner) > 1 and len(words) == 1 and all(map(_PART.fullmatch, inner)):
+    numbered = len(words) == 1 and all(map(_PART.fullmatch, inner))
+    parts = sorted(differing_in(inner, _PAIRED))
+    if len(inner) > 1 and (numbered or all(map(_SHOTS.fullmatch, inner))):
+        parts = sorted(inner)
+    if parts:
         notes.append(
-            f"Classes are the {len(inner):,} numbered folders ({quoted(sorted(inner))}); if these "
-            "are parts of one data set, --label-level 0 gives no label"
-        )
-    if parts := sorted(differing_in(inner, _PAIRED)):
-        notes.append(
-            f"Classes are also {quoted(parts)}; if these are parts of one data set, "
-            "--label-level 0 gives no label"
+            f"Classes are also {quoted(parts)}; if these are parts of one data set, as their names "
+            "suggest, --label-level 0 gives no label"
         )
     if splits := sorted(filter(is_split, inner)):
         notes.append(
@@ -524,15 +518,6 @@ _COPY = re.compile(r"(?: \(\d+\)|(?: -)? copy(?: \d+)?)+$", re.IGNORECASE)
 _BETWEEN = re.compile(r"(?:[\s_\u2010-\u2015\u2212-]|(?<=[^\W\d_])\.)+")
 """Spaces, lines and dashes, and the point of an abbreviation."""
 
-_LATIN = str.maketrans(
-    "\u0410\u0412\u0415\u0405\u0406\u0408\u041a\u041c\u041d\u041e\u0420\u0421\u0422"
-    "\u0425\u0423\u0430\u0435\u043e\u0455\u0456\u0458\u0440\u0441\u0445\u0443\u0391"
-    "\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7"
-    "\u03bf\u0501\u051b\u051d\u2018\u2019\u02bc\u00b4",
-    "ABESIJKMHOPCTXYaeosijpcxyABEZHIKMNOPTYXodqw''''",
-)
-"""Letters of other scripts that look like Latin ones, and apostrophes."""
-
 
 def spelling(name: str) -> str:
     """Return a text that is equal for names that look alike."""
@@ -544,7 +529,6 @@ def spelling(name: str) -> str:
     if not name.isascii():
         text = unicodedata.normalize("NFKC", name)
         text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
-        text = text.translate(_LATIN)
     text = " ".join(_BETWEEN.split(_COPY.sub("", text))).strip()
     return text.casefold() if len(text) > 1 else text
 
