@@ -26,6 +26,7 @@ from precache_workers.sources.base import (
     choice_error,
     in_service_folder,
     is_image,
+    is_utf8,
 )
 from precache_workers.sources.label_readings import folder_labels, read_folders
 from precache_workers.sources.labels import in_order
@@ -167,6 +168,7 @@ def class_folders(path: Path) -> list[str]:
             names.append(Path(folder, image).relative_to(path).as_posix())
     if not names:
         return []
+    names = [*filter(is_utf8, names)]
     level = read_folders(Texts(names), NO_RULES, path).level
     return sorted({*folder_labels(names, level)} - {""})
 
