@@ -619,7 +619,8 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
         Py_ssize_t count = frames.sources.count, size = count ? out.len / count : 0, decoded;
         void *context = zstd.create ? zstd.create() : NULL;
         frames.checks = checks.buf;
-        if (size * count != out.len || (checks.buf && checks.len != count * (Py_ssize_t)sizeof(int64_t)) ||
+        if (size * count != out.len ||
+            (checks.buf && checks.len != count * (Py_ssize_t)sizeof(int64_t)) ||
             (frames.filtered && !holds_rows(frames.shape, size))) {
             PyErr_SetString(PyExc_ValueError, "rows of another shape");
         } else if (context == NULL) {

@@ -23,6 +23,7 @@ import precache
 from precache.codecs import kernels
 from precache.codecs.chunk import Decoder
 from precache.codecs.image import filter_image, undo_image
+from precache.codecs.kernels import OWN, UNCHECKED
 from precache.errors import DamageError
 from precache.runtime.operating_system import library_places
 from tests.conftest import BuiltStore
@@ -152,13 +153,17 @@ def test_pieces_are_copied_up_to_the_first_that_is_damaged(size: int, shift: int
     room = np.full(6 * size + shift + 64, 0xAA, np.uint8)
     out = room[shift : shift + 6 * size]
 
-    def copied(checked: list[int]) -> int:
-        flags = np.isin(np.arange(6), checked)
+    def copied(checked: list[int], check: np.ndarray | int = OWN) -> int:
+        checks = np.where(np.isin(np.arange(6), checked), check, UNCHECKED)
         out[:] = 0xAA
-        return kernels.copy_pieces([memoryview(source)], *columns, out, out.nbytes, flags)
+        return kernels.copy_pieces([memoryview(source)], *columns, out, out.nbytes, checks)
 
     assert copied([0, 1, 2, 3, 4, 5]) == copied([1, 4]) == copied([]) == 6
     assert out.tobytes() == b"".join(rows)
+    known = np.array([google_crc32c.value(row) for row in rows])
+    assert copied([0, 1, 2, 3, 4, 5], known) == 6
+    if size:
+        assert copied([1, 4], known[::-1]) == 1
     for place in {0, size // 2, size - 1, size, size + 3} - {-1}:
         source[3 * pitch + place] ^= 4
         assert copied([0, 1, 2, 3, 4, 5]) == copied([3]) == 3
@@ -176,9 +181,9 @@ def test_a_checksum_that_lies_outside_is_refused(behind: int) -> None:
     columns = [np.array([value]) for value in (0, 0, 100)]
     assert kernels.copy_pieces([data], *columns, out, 100) == 1
     with pytest.raises(ValueError, match="do not lie in their sources"):
-        kernels.copy_pieces([data], *columns, out, 100, np.array([True]))
+        kernels.copy_pieces([data], *columns, out, 100, np.array([OWN]))
     with pytest.raises(ValueError, match="do not lie in their sources"):
-        kernels.copy_pieces([data], *columns, out, 100, np.array([False, True]))
+        kernels.copy_pieces([data], *columns, out, 100, np.array([UNCHECKED, OWN]))
 
 
 @pytest.fixture
@@ -271,17 +276,23 @@ def test_a_content_checksum_is_checked_where_that_is_asked_for() -> None:
     frames[2][-1] ^= 1  # of the checksum
     views, out = list(map(memoryview, frames)), np.empty_like(rows)
 
-    def whole(checked: list[bool] | None) -> int:
-        flags = None if checked is None else np.array(checked)
+    def whole(checks: list[int] | None) -> int:
         return kernels.decode_frames(
-            views, out, filtered=False, batch_nbytes=out.nbytes, checked=flags
+            views,
+            out,
+            filtered=False,
+            batch_nbytes=out.nbytes,
+            checks=None if checks is None else np.array(checks),
         )
 
-    assert whole([True, True, False, True]) == whole([False, False, False, False]) == 4
+    assert whole([OWN, OWN, UNCHECKED, OWN]) == whole([UNCHECKED] * 4) == 4
     np.testing.assert_array_equal(out, rows)
-    assert whole(None) == whole([True, True, True, True]) == whole([False, False, True, True]) == 2
+    assert whole(None) == whole([OWN] * 4) == whole([UNCHECKED, UNCHECKED, OWN, OWN]) == 2
+    first, second, *_ = (int.from_bytes(frame[-4:], "little") for frame in frames)
+    assert whole([first, second, UNCHECKED, UNCHECKED]) == 4
+    assert whole([first, first, UNCHECKED, UNCHECKED]) == 1
     with pytest.raises(ValueError, match="another shape"):
-        whole([True, True, False])
+        whole([OWN, OWN, UNCHECKED])
 
 
 def _empty_and(frame: bytes) -> bytes:

@@ -56,7 +56,7 @@ def write_hostile(root: Path) -> Path:
     for number, name in enumerate(NAMES):
         folder = root / CLASSES[number % len(CLASSES)]
         write(folder / f"{name}.jpg", encoded(cut(number)))
-        write(folder / f"{name} broken.jpg", b"no photo")
+        write(folder / f"broken {name}.jpg", b"no photo")
     return root
 
 
