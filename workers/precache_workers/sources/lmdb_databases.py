@@ -106,17 +106,9 @@ def _samples(
         Output: name of a label -> its text.
     """
     where, etag, count = folder.path(file.name), container_etag(file), 0
-    dotted = set[str]()
     with _opened(folder, file) as transaction:
         for name, value in transaction.cursor():
-            full = bytes(name).decode("utf-8", "surrogateescape")
-            text = full.removeprefix("./")
-            if text in dotted:
-                raise SourceError(
-                    f"{where} has two values under {printable(text)}, of which one begins with ./; "
-                    "remove one"
-                )
-            dotted |= {text} if text != full else set()
+            text = bytes(name).decode("utf-8", "surrogateescape").removeprefix("./")
             if _LABEL.fullmatch(name_of_label := _SUFFIX.sub(".cls", text)):
                 label = _label(value, f"{where}: {printable(text)}")
                 if (before := labels.setdefault(name_of_label, label)) != label:
