@@ -2,8 +2,8 @@
 
 Both formats of Arrow IPC are supported, streams and files (``ARROW1``), if their batches are not
 compressed. A listing finds the labels, the names and the offsets of the images in each record
-batch, so that each image is a byte range of the file; on remote storage it reads the whole file. Columns are chosen, and rows named, as in
-Parquet files.
+batch, so that each image is a byte range of the file; of a remote file it reads all. Columns are
+chosen, and rows named, as in Parquet files.
 
 A row has no time: its identity is that of its file.
 
