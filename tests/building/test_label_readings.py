@@ -1980,19 +1980,3 @@ def test_a_level_of_no_folder_is_refused(builds: Builds, pack: Pack) -> None:
         {"a": None, "b": None},
     ]
     assert "no image of" in builds.printed
-
-
-def test_a_recipe_that_reads_columns_is_offered_the_sources_that_have_them(builds: Builds) -> None:
-    put(builds.root / "data", *(f"{part}/{n}.png" for part in ("images", "masks") for n in "ab"))
-    for column in ("masks", "mask"):
-        fields = [
-            f'[fields.{name}]\ninput = "{of}"\nops = [{{ op = "decode" }}]\n'
-            for name, of in (("image", "images"), ("mask", column))
-        ]
-        write(builds.root / "recipe.toml", "".join(fields).encode())
-        choices = builds.choices("data --recipe recipe.toml")
-        sources = [command[1] for command in commands_in(builds.printed)]
-        assert sources == (["data/{images,masks}"] if column == "masks" else [])
-        assert len(choices) == len(sources)
-        said = "with a recipe that reads its columns ('images', 'masks') in place of"
-        assert (said in builds.printed) == (column == "mask")
