@@ -95,11 +95,16 @@ class RangedShardFiles(ShardFiles):
     def _require(
         self, result: bytes | StorageError, number: int, tail: tuple[int, ...], row: int
     ) -> bytes:
-        """Return the bytes read; raise their error, or damage if the object is missing."""
+        """Return the bytes read; raise their error, or damage if the object is another."""
         if isinstance(result, bytes):
             return result
-        if not self.version.folder.exists(self.name(number, tail)):
+        size = self.version.folder.size(self.name(number, tail))
+        if size is None:
             raise self.damage(number, tail, row, "it is missing")
+        try:
+            self.require_size(size, number)
+        except DamageError as error:
+            raise self.damage(number, tail, row, str(error)) from None
         raise result
 
     def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:

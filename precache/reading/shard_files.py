@@ -204,6 +204,12 @@ class ShardFiles(ABC):
             return np.frombuffer(bytes(stored), "<u8").reshape(chunks, 2)
         return decode_index(stored, chunks)
 
+    def require_size(self, size: int, number: int) -> None:
+        """Raise `DamageError` for an object of another size than was written."""
+        if self.expected is not None and size != self.expected[number].size:
+            written = self.expected[number].size
+            raise DamageError(f"it has {size} bytes where {written} were written")
+
     def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> PrecacheError:
         """Make the error for an object damaged at a row, or for a version that was removed."""
         if self.version.is_gone():
@@ -251,7 +257,7 @@ class MappedShardFiles(ShardFiles):
             try:
                 status = os.fstat(descriptor)
                 size = status.st_size
-                self._require_size(size, number)
+                self.require_size(size, number)
                 data = self.map(number, tail, descriptor)
                 start, length = self.index_extent(size)
                 # A page fault on the map would read megabytes around it.
@@ -292,11 +298,6 @@ class MappedShardFiles(ShardFiles):
     def map(self, number: int, tail: tuple[int, ...], descriptor: int) -> np.ndarray:
         """Map the bytes of an object whose file is open."""
         return map_file(descriptor)
-
-    def _require_size(self, size: int, number: int) -> None:
-        if self.expected is not None and size != self.expected[number].size:
-            written = self.expected[number].size
-            raise DamageError(f"it has {size} bytes where {written} were written")
 
     def _begin(self, number: int, size: int, index: np.ndarray) -> int | None:
         """Compute `StoredObject.begin`."""
