@@ -98,14 +98,7 @@ class RangedShardFiles(ShardFiles):
         """Return the bytes read; raise their error, or damage if the object is another."""
         if isinstance(result, bytes):
             return result
-        size = self.version.folder.size(self.name(number, tail))
-        if size is None:
-            raise self.damage(number, tail, row, "it is missing")
-        try:
-            self.require_size(size, number)
-        except DamageError as error:
-            raise self.damage(number, tail, row, str(error)) from None
-        raise result
+        raise self.unread(result, number, tail, row)
 
     def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
         self._open_all({(number, tail): row})

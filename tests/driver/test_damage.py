@@ -475,7 +475,7 @@ def test_in_a_bucket_bytes_are_read_on_request_alone(
     build(intact[0], store, storage_options=options, verify=True)
     assert folder.read("raw/c/1/0/0/0") == data
     folder.put("raw/c/1/0/0/0", [data[:100]])  # ends before its index begins
-    with pytest.raises(DamageError, match="it has 100 bytes where .* command again with --verify"):
+    with pytest.raises(DamageError, match=r"it has 100 bytes where .* again with --verify"):
         pixels(store, "raw", storage_options=options)
 
 
