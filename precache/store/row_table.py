@@ -8,7 +8,6 @@ import functools
 import hashlib
 import io
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from pydantic import TypeAdapter
 from precache.codecs.chunk import require_plausible
 from precache.errors import DamageError, StoreError
 from precache.store.columns import Texts, arrow_of, numbers_of
-from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES, are_classes, has_label
+from precache.store.labels import MOST_CLASSES, MOST_LABEL_NBYTES, are_classes
 from precache.store.locations import Locations, expected_bytes
 
 REMOVED = "removed from the source"
@@ -44,8 +43,8 @@ labels."""
 _CLASS_COUNT = b"label_classes"
 """Key of the schema's metadata that has the number of classes of multi-hot labels."""
 
-_LABELS_OVERRIDE = b"labels_override"
-"""Key of the schema's metadata that has `RowTable.labels_override`: true or false."""
+_LABELS_WITH_SAMPLES = b"labels_with_samples"
+"""Key of the schema's metadata that has `RowTable.labels_with_samples`: true or false."""
 
 _SOURCE = b"source"
 """Key of the schema's metadata that has the digest of the source's place."""
@@ -94,8 +93,6 @@ def place_digest(place: str) -> str:
     return hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-_XXH3_64 = re.compile("[0-9a-f]{16}")
-
 _CLASSES = TypeAdapter(tuple[str, ...])
 
 MIN_ROW_NBYTES = 8
@@ -131,8 +128,8 @@ class RowTable:
     locations
         Where a source finds its samples; None if it needs none. They come from a listing and are
         never stored.
-    labels_override
-        Whether labels that come with the samples are ignored, as the request gave others.
+    labels_with_samples
+        True if labels come with the samples, as of a Python dataset, and the table has none.
     source
         Digest of the place that the samples were listed from: equal names, sizes and times of two
         sources say nothing. Empty if it is unknown.
@@ -146,7 +143,7 @@ class RowTable:
     classes: tuple[str, ...]
     removed: frozenset[int] = frozenset()
     locations: Locations | None = None
-    labels_override: bool = False
+    labels_with_samples: bool = False
     source: str = ""
 
     if TYPE_CHECKING:
@@ -162,7 +159,7 @@ class RowTable:
             classes: tuple[str, ...],
             removed: frozenset[int] = frozenset(),
             locations: Locations | None = None,
-            labels_override: bool = False,
+            labels_with_samples: bool = False,
             source: str = "",
         ) -> None: ...
 
@@ -194,21 +191,6 @@ class RowTable:
         return removed
 
     @property
-    def labels_come_with_samples(self) -> bool:
-        """True if labels may have come with the samples, as from a Python dataset.
-
-        The table says if a request gave others, and has no labels if they come with samples, which
-        can only be class numbers. Samples of a Python dataset have no size and no time. Rows of a
-        Parquet file can look the same, but their etag is an XXH3-64.
-        """
-        if self.labels_override or not are_classes(self.labels) or has_label(self.labels).any():
-            return False
-        if (self.sizes >= 0).any() or (self.mtimes >= 0).any():
-            return False
-        etags = {etag for row, etag in enumerate(self.etags) if row not in self.removed}
-        return all(etag and not _XXH3_64.fullmatch(etag) for etag in etags)
-
-    @property
     def is_known(self) -> np.ndarray:
         """Rows whose samples have a time or an etag: (rows,) bool."""
         return np.asarray((self.mtimes >= 0) | ~self.etags.is_blank)
@@ -230,7 +212,7 @@ class RowTable:
             classes=self.classes,
             removed=frozenset(np.flatnonzero(self.is_removed[rows]).tolist()),
             locations=self.locations_of(rows),
-            labels_override=self.labels_override,
+            labels_with_samples=self.labels_with_samples,
             source=self.source,
         )
 
@@ -299,7 +281,7 @@ class RowTable:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 (hex) over all attributes but the locations."""
-        whole = [self.classes, sorted(self.removed), self.labels_override, self.source]
+        whole = [self.classes, sorted(self.removed), self.labels_with_samples, self.source]
         digest = hashlib.sha256(json.dumps(whole).encode())
         columns = [self.sizes, self.mtimes]
         if are_classes(self.labels):
@@ -344,7 +326,7 @@ class RowTable:
         types = {n: pa.type_for_alias(t) for n, t in COLUMN_TYPES.items() if n in columns}
         metadata = {
             b"classes": json.dumps(self.classes).encode(),
-            _LABELS_OVERRIDE: json.dumps(self.labels_override).encode(),
+            _LABELS_WITH_SAMPLES: json.dumps(self.labels_with_samples).encode(),
             _SOURCE: self.source.encode(),
         }
         if self.labels.ndim == 2:
@@ -376,7 +358,7 @@ class RowTable:
                 labels=_labels(table),
                 classes=_CLASSES.validate_json(metadata[b"classes"]),
                 removed=frozenset(np.flatnonzero(numbers_of(table["removed"])).tolist()),
-                labels_override=metadata[_LABELS_OVERRIDE] == b"true",
+                labels_with_samples=metadata[_LABELS_WITH_SAMPLES] == b"true",
                 source=metadata[_SOURCE].decode(),
             )
 

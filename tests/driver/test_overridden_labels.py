@@ -156,13 +156,22 @@ def test_labels_of_a_request_are_verified_whatever_the_targets_are(
     assert labels_of(other.path) == [2, 1, 0, 2, 1, 0]
 
 
-def test_other_labels_decode_nothing_and_a_plan_says_why(source: str, tmp_path: Path) -> None:
-    store = tmp_path / "a.store"
+@pytest.mark.parametrize(
+    ("dataset", "kind", "why"),
+    [
+        ("Photos", "classes", "names or numbers of classes changed"),
+        ("Bare", "labels", "labels: class numbers that come with the samples → class numbers"),
+    ],
+)
+def test_other_labels_decode_nothing_and_a_plan_says_why(
+    dataset: str, kind: str, why: str, source: str, tmp_path: Path
+) -> None:
+    source, store = source.replace("Photos", dataset), tmp_path / "a.store"
     build(source, store)
-    plan = precache.plan(source, store, RECIPE, **options(tmp_path, "classes"))
-    assert "labels: class numbers → class numbers that override those of the samples" in str(plan)
+    plan = precache.plan(source, store, RECIPE, **options(tmp_path, kind))
+    assert why in str(plan)
     assert (plan.shards_reused, plan.rows_computed) == (plan.shards, 0)
-    result = build(source, store, **options(tmp_path, "classes"))
+    result = build(source, store, **options(tmp_path, kind))
     assert result.shards_reused == plan.shards
 
 

@@ -13,12 +13,12 @@ import pytest
 import precache
 from precache.storage.open import open_folder
 from precache_workers.sources.base import Fetched
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.kinds import open_source
 from tests.support.building import build_here, labels, pixels, write_jpegs
 from tests.support.containers import KEY_COLUMNS, ON_DISK, WRITERS
 from tests.support.servers import S3Server
+from tests.support.source_contract import check_source
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 
@@ -106,9 +106,9 @@ PLUG_IN = """
             return None
 
     def counted(spec):
-        return Counted(int(spec.uri.removesuffix(".count").rpartition("/")[2]))
+        return Counted(int(spec.uri))
 
-    KIND = SourceKind(counted, suffixes=(".count",))
+    KIND = SourceKind(counted)
 """
 
 
@@ -125,8 +125,7 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("counted", None)
 
 
-def test_a_plug_in_is_found_by_its_suffix_and_by_its_name(plug_in: None, tmp_path: Path) -> None:
-    assert len(check_source(open_source("7.count")).table) == 7
+def test_a_plug_in_is_found_by_its_name(plug_in: None, tmp_path: Path) -> None:
     assert len(check_source(open_source("8", kind="count")).table) == 8
     with pytest.raises(precache.UsageError, match=r"no source kind 'counts'; choose .*count"):
         open_source("8", kind="counts")
@@ -136,20 +135,6 @@ def test_a_plug_in_that_is_none_is_named(plug_in: None, tmp_path: Path) -> None:
     (tmp_path / "counted.py").write_text("KIND = 1", "utf-8")
     with pytest.raises(precache.SourceError, match="the source plug-in count is a int"):
         open_source("7.count", kind="count")
-
-
-@pytest.mark.parametrize(
-    "code", ["raise RuntimeError", "KIND = 1", PLUG_IN.replace('(".count",)', '[".count"]')]
-)
-def test_a_broken_plug_in_is_logged_once_and_breaks_no_other_source(
-    plug_in: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str
-) -> None:
-    (tmp_path / "counted.py").write_text(textwrap.dedent(code), "utf-8")
-    for source in ("s3://bucket/photos", str(tmp_path / "photos.v2"), "7.count"):
-        assert isinstance(open_source(source), FolderSource)
-    [line] = [record.getMessage() for record in caplog.records]
-    assert "the source plug-in count" in line
-    assert "mend or uninstall it" in line
 
 
 class Backwards(FolderSource):

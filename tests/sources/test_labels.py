@@ -21,10 +21,10 @@ from precache.errors import SourceError
 from precache.store.labels import MOST_CLASSES
 from precache.store.row_table import RowTable
 from precache_workers.sources import labels as source_labels
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, write
 from tests.support.containers import add, quiet_datasets
+from tests.support.source_contract import check_source
 
 Value = Any
 PHOTOS = [encoded(cut(number)) for number in range(4)]

@@ -16,10 +16,10 @@ from precache.errors import FetchError, SampleError, SourceError, UsageError
 from precache.storage.base import NO_NAME
 from precache.storage.open import open_folder
 from precache_workers.sources.base import Listing, Sample
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded
 from tests.support.servers import S3Server
+from tests.support.source_contract import check_source
 
 PHOTO = encoded(cut(0))
 

@@ -19,11 +19,11 @@ from precache.storage.open import open_folder
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources import manifests
 from precache_workers.sources.base import Columns, Listing, Sample
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.tables import LONGEST_LINE
 from tests.support.building import cut, encoded, labels, pixels, write
 from tests.support.servers import S3Server, web_server
+from tests.support.source_contract import check_source
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 

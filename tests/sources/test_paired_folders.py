@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -16,11 +15,11 @@ import precache
 from precache.errors import SourceError, UsageError
 from precache.storage.open import open_folder
 from precache_workers.sources.base import Sample
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import pixels, write
 from tests.support.layouts import Builds, commands_in
 from tests.support.servers import S3Server
+from tests.support.source_contract import check_source
 
 RECIPE = """
 [fields.image]
@@ -127,8 +126,8 @@ def test_names_are_compared_without_what_all_end_in(
         assert isinstance(sample, Sample)
     assert table.locations is not None
     for key, place in zip(table.keys, table.locations.places.to_pylist(), strict=True):
-        (_, _), (mask, _) = json.loads(place)
-        assert Path(mask).stem.startswith(Path(key).stem)
+        _, mask = place.values()
+        assert Path(mask["name"]).stem.startswith(Path(key).stem)
 
 
 PATTERNS: list[tuple[str, str, str, str]] = [

@@ -22,12 +22,12 @@ from precache_workers.runtime.time_limit import SamplesAtWork
 from precache_workers.shards.samples import MAX_HELD_NBYTES, _runs_of_units
 from precache_workers.sources import file_ranges, parquet_tables
 from precache_workers.sources.base import Columns, Fetched, Listing, Sample
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, pixels
 from tests.support.building import write as file
 from tests.support.containers import quiet_datasets
 from tests.support.layouts import Builds
+from tests.support.source_contract import check_source
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 PHOTO = encoded(cut(0))

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 import precache
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import build_here, labels, pixels, write_jpegs
 from tests.support.containers import photos_of
+from tests.support.source_contract import check_source
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 

@@ -337,17 +337,6 @@ def tfrecord_of(tmp_path: Path, members: Members) -> str:
     return str(tmp_path / "a.tfrecord")
 
 
-def arrayrecord_of(tmp_path: Path, members: Members) -> str:
-    tfrecord = pytest.importorskip("tfrecord")
-    module = pytest.importorskip("array_record.python.array_record_module")
-    path = str(tmp_path / "a.array_record")
-    writer = module.ArrayRecordWriter(path, "group_size:1")
-    for example in examples_of(members):
-        writer.write(tfrecord.TFRecordWriter.serialize_tf_example(example))
-    writer.close()
-    return path
-
-
 def lmdb_of(tmp_path: Path, members: Members) -> str:
     lmdb = pytest.importorskip("lmdb")
     path = str(tmp_path / "a.lmdb")
@@ -367,10 +356,9 @@ SOURCES: dict[str, Writer] = {
     "parquet": parquet_of,
     "arrow": arrow_of,
     "tfrecord": tfrecord_of,
-    "arrayrecord": arrayrecord_of,
     "lmdb": lmdb_of,
 }
-KEYED = ("parquet", "arrow", "tfrecord", "arrayrecord")
+KEYED = ("parquet", "arrow", "tfrecord")
 """Kinds whose samples a column names."""
 
 

@@ -25,11 +25,11 @@ from precache.storage.local import LocalFolder
 from precache_workers.sources import containers, file_ranges
 from precache_workers.sources.base import Listing, Sample
 from precache_workers.sources.containers import Members, rows_of_one
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.tar_archives import TarFormat
 from tests.support.building import cut, encoded, pixels, write, write_jpegs
 from tests.support.containers import add, write_tars
+from tests.support.source_contract import check_source
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 PHOTO = encoded(cut(0))

@@ -15,10 +15,10 @@ from tfrecord import TFRecordWriter
 import precache
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError
 from precache_workers.sources.base import Columns, Listing, Sample
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.tf_examples import parts_of
 from tests.support.building import cut, encoded
+from tests.support.source_contract import check_source
 
 PHOTO = encoded(cut(0))
 HEAD = 12

@@ -15,9 +15,9 @@ from precache.errors import FetchError, SampleError, SourceError
 from precache.storage.base import NO_FILE, NO_NAME
 from precache_workers.sources import containers, zip_archives
 from precache_workers.sources.base import Listing, Sample
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded
+from tests.support.source_contract import check_source
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 PHOTO = encoded(cut(0))

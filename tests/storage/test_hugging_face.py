@@ -16,11 +16,11 @@ import pytest
 
 from precache.errors import StorageError
 from precache.storage.open import open_folder
-from precache_workers.sources.contract import check_source
 from precache_workers.sources.kinds import open_source
 from tests.support.building import write_jpegs
 from tests.support.containers import write_parquet
 from tests.support.servers import byte_range
+from tests.support.source_contract import check_source
 
 REPOSITORY = "datasets/org/photos"
 

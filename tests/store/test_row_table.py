@@ -102,7 +102,7 @@ CHANGES: dict[str, RowTable] = {
     "order": _table().take([1, 0]),
     "length": _table().take([0]),
     "removed": dataclasses.replace(_table(), removed=frozenset({0})),
-    "labels_override": dataclasses.replace(_table(), labels_override=True),
+    "labels_with_samples": dataclasses.replace(_table(), labels_with_samples=True),
     "source": dataclasses.replace(_table(), source="ab"),
 }
 

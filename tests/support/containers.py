@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -55,21 +55,6 @@ def write_webdataset(photos: Path, to: Path) -> str:
                 add(tar, f"{path.stem}.cls", str(label).encode())
                 add(tar, f"{path.stem}.json", b"{}")
     return str(to / "shard-*.tar")
-
-
-def tar_index(archive: IO[bytes]) -> str:
-    """An index as wds2idx of DALI writes it: in a line the members of a stem."""
-    samples: dict[str, list[str]] = {}
-    with tarfile.open(fileobj=archive) as tar:
-        for member in tar:
-            if member.isreg():
-                folder, slash, name = member.name.rpartition("/")
-                stem, _, suffix = name.partition(".")
-                samples.setdefault(f"{folder}{slash}{stem}", []).append(
-                    f"{suffix} {member.offset_data} {member.size} {member.name}"
-                )
-    lines = [f"v1.2 {len(samples)}", *(" ".join(members) for members in samples.values())]
-    return "\n".join(lines) + "\n"
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes, mtime: float = 1.0) -> None:
@@ -192,26 +177,7 @@ def write_lmdb(photos: Path, to: Path) -> str:
     return str(to / "photos.lmdb")
 
 
-def write_array_records(photos: Path, to: Path) -> str:
-    """ArrayRecord files of the examples that `write_tfrecords` writes."""
-    from array_record.python.array_record_module import ArrayRecordWriter
-    from tfrecord import TFRecordWriter
-
-    paths = photos_of(photos)
-    for number in range(PARTS):
-        writer = ArrayRecordWriter(str(to / f"train-{number}.array_record"), "group_size:4")
-        for path in paths[number::PARTS]:
-            features = {
-                "image": (path.read_bytes(), "byte"),
-                "name": (path.stem.encode(), "byte"),
-                "label": (path.parent.name.encode(), "byte"),
-            }
-            writer.write(TFRecordWriter.serialize_tf_example(features))
-        writer.close()
-    return str(to / "train-*.array_record")
-
-
-KEY_COLUMNS = {"tfrecord": "name", "arrayrecord": "name"}
+KEY_COLUMNS = {"tfrecord": "name"}
 """What names photographs in containers that give their samples numbers."""
 
 WRITERS: dict[str, Callable[[Path, Path], str]] = {
@@ -224,10 +190,9 @@ WRITERS: dict[str, Callable[[Path, Path], str]] = {
     "datasets": write_datasets,
     "tfrecord": write_tfrecords,
     "lmdb": write_lmdb,
-    "arrayrecord": write_array_records,
 }
 
-ON_DISK = frozenset(("csv", "lmdb", "arrayrecord"))
+ON_DISK = frozenset(("csv", "lmdb"))
 """Sources that are not read from a bucket, or have other paths there."""
 
 

@@ -242,7 +242,7 @@ def _read(
             same=same,
             content=content,
             holes=holes,
-            labels=version.labels if before.labels_come_with_samples else None,
+            labels=version.labels if before.labels_with_samples else None,
         )
     except (DamageError, StorageError, StoreError):
         return None  # `verify` says why

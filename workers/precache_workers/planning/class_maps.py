@@ -15,12 +15,20 @@ import numpy as np
 from precache.errors import SourceError, StoreError
 from precache.messages import shown
 from precache.storage.open import StorageOptions
+from precache.store.columns import Texts
 from precache.store.open import open_version
 from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.planning.label_keys import composed
-from precache_workers.sources.base import Doubt, choice_error, in_service_folder, is_image
-from precache_workers.sources.label_readings import is_beside
+from precache_workers.sources.base import (
+    NO_RULES,
+    Doubt,
+    choice_error,
+    in_service_folder,
+    is_image,
+    is_utf8,
+)
+from precache_workers.sources.label_readings import folder_labels, read_folders
 from precache_workers.sources.labels import in_order
 
 log = logging.getLogger(__name__)
@@ -152,41 +160,17 @@ def read_classes(
 
 
 def class_folders(path: Path) -> list[str]:
-    """Return the class folders of a local folder: those with an image, and those that may be.
-
-    Of a folder whose only folder holds all images, these are the folders in that one. A folder
-    without an image may be a class unless it has nothing but files such as lie beside samples.
-    """
-    try:
-        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-        folders = [
-            entry for entry in entries if entry.is_dir() and not in_service_folder(f"{entry.name}/")
-        ]
-        has_image = {entry.name: _has_image(entry.path) for entry in folders}
-        names = [name for name, has in has_image.items() if has]
-        if len(names) == 1 and not any(is_image(entry.name) for entry in entries):
-            inner = path / names[0]
-            if any(is_image(entry.name) for entry in list(inner.iterdir())):
-                return names
-            below = class_folders(inner)
-            return below if len(below) > 1 else names
-    except OSError as error:
-        raise SourceError(f"cannot list {path}: {error.strerror}") from None
+    """Return the class folders of a local folder, of the level that a listing of it takes."""
+    names = []
+    for folder, folders, files in os.walk(path):
+        folders[:] = [name for name in folders if not in_service_folder(f"{name}/")]
+        if image := next(filter(is_image, files), None):
+            names.append(Path(folder, image).relative_to(path).as_posix())
     if not names:
         return []
-    links = {entry.name for entry in folders if entry.is_symlink()}
-    return [name for name, has in has_image.items() if has or (has is None and name not in links)]
-
-
-def _has_image(path: str) -> bool | None:
-    """Return whether a folder has an image; None if it has none and may be a class."""
-    beside = []
-    for _, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not in_service_folder(f"{name}/")]
-        if any(map(is_image, names)):
-            return True
-        beside += [is_beside(name) for name in names if not name.startswith(".")]
-    return False if beside and all(beside) else None
+    names = [*filter(is_utf8, names)]
+    level = read_folders(Texts(names), NO_RULES, path).level
+    return sorted({*folder_labels(names, level)} - {""})
 
 
 def _classes_of(version: Version, where: str) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class SourceChanges:
     classes_changed
         Whether classes have other names or numbers.
     labels
-        The kind of the labels, and whether they override those of the samples, if that is another.
+        The kind of the labels, and whether they come with the samples, if that is another.
     other_source
         Whether samples are listed from another place: then those of the same names count as
         changed, and their content decides.
@@ -193,7 +193,7 @@ def source_changes(before: RowTable, after: RowTable) -> SourceChanges:
 
 def _label_kind(table: RowTable) -> str:
     kind = kind_in_words(table.labels.shape[1:], table.labels.dtype.name)
-    return f"{kind} that override those of the samples" if table.labels_override else kind
+    return f"{kind} that come with the samples" if table.labels_with_samples else kind
 
 
 def edited_functions(attributes: Attributes, spec: VersionSpec) -> tuple[str, ...]:

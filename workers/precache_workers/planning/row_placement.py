@@ -143,6 +143,6 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
         locations=None
         if placed.locations is None or added.locations is None
         else Locations.joined([placed.locations, added.locations]),
-        labels_override=listing.labels_override,
+        labels_with_samples=listing.labels_with_samples,
         source=listing.source,
     )

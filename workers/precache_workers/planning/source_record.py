@@ -298,7 +298,7 @@ def stored_tables(store: Folder, source: str, brings: bool, deep: bool) -> Itera
             version, where = open_own(folder), folder.path(ROW_TABLE)
             data = version.read_checked(ROW_TABLE)
             table, contents = RowTable.from_parquet(data, where), Texts(read_contents(data, where))
-            if brings and table.labels_come_with_samples:
+            if brings and table.labels_with_samples:
                 contents = _labelled(contents, version.labels)
             elif brings:
                 contents = Texts.repeated([""], [len(table)])

@@ -1,9 +1,9 @@
 """Arrow files with images in a column, as Hugging Face's `datasets` saves them to disk.
 
 Both formats of Arrow IPC are supported, streams and files (``ARROW1``), if their batches are not
-compressed. A listing reads the labels, the names and the offsets of the images in each record
-batch, so that each image is a byte range of the file. Columns are chosen, and rows named, as in
-Parquet files.
+compressed. A listing finds the labels, the names and the offsets of the images in each record
+batch, so that each image is a byte range of the file; of a remote file it reads all. Columns are
+chosen, and rows named, as in Parquet files.
 
 A row has no time: its identity is that of its file.
 
@@ -13,16 +13,16 @@ Format: https://arrow.apache.org/docs/format/Columnar.html, and Message.fbs besi
 from __future__ import annotations
 
 import json
-import struct
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from precache.errors import FetchError, SampleError, SourceError, StorageError
-from precache.storage.base import FileInfo, Folder, is_name, required
+from precache.storage.base import FileInfo, Folder, is_name
 from precache.store.locations import Container
 from precache_workers.sources.base import NO_COLUMNS, Columns, Sample
 from precache_workers.sources.columns import (
@@ -42,18 +42,11 @@ from precache_workers.sources.containers import (
     rows_of,
     structs,
 )
-from precache_workers.sources.file_ranges import read_parts, require_size
+from precache_workers.sources.file_ranges import open_file, read_parts
 from precache_workers.sources.labels import BYTES_OF
 from precache_workers.sources.parquet_tables import damaged
 
 MAGIC = b"ARROW1"
-MOST_MESSAGE_METADATA = 16 << 20
-"""Most bytes of the metadata of a message."""
-HEAD_BYTES = 8 << 10
-"""Bytes of a message that are read first; the metadata of most messages fit."""
-
-_MARK = 0xFFFFFFFF
-_SCHEMA, _BATCH = 1, 3
 _WAY_OUT = "save it with save_to_disk of `datasets`, or as Parquet"
 
 
@@ -72,18 +65,19 @@ class ArrowFormat:
         return pa.struct({"start": pa.int64(), "size": pa.int64()})
 
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows]:
+        import pyarrow as pa
+
         where = folder.path(file.name)
-        require_size(folder, file)
         schema, chosen, split = None, None, file.name.rpartition("/")[0]
         with damaged(where):
-            for message in _messages(folder, file, where):
-                if message.kind == _SCHEMA:
-                    schema = message.schema()
+            for message, end in _messages(folder, file, where):
+                if message.type == "schema":
+                    schema = pa.ipc.read_schema(message)
                     chosen = choose_images(schema, self.columns, where)
                     _require_plain(schema, chosen, where)
                     chosen.describe(members)
-                elif message.kind == _BATCH and chosen is not None:
-                    batch, starts, sizes = _read_batch(folder, file.name, message, schema, chosen)
+                elif message.type == "record batch" and chosen is not None:
+                    batch, starts, sizes = _located(message, end, schema, chosen)
                     names = texts_of(leaf(batch, chosen.name), chosen.name) if chosen.name else ""
                     if split:
                         line = f"samples in {split}/; to take them alone, name it as the source"
@@ -165,122 +159,57 @@ def saved_files(folder: Folder) -> tuple[str, ...]:
 # --- messages -----------------------------------------------------------------------------------
 
 
-class _Message(NamedTuple):
-    """A message of Arrow IPC: its metadata with their prefix, and offset and size of its body."""
+def _messages(folder: Folder, file: FileInfo, where: str) -> Iterator[tuple[Any, int]]:
+    """Yield the messages of a file up to its end mark, and the offset behind each.
 
-    kind: int
-    metadata: bytes
-    body: int
-    body_bytes: int
-
-    def schema(self) -> Any:
-        import pyarrow as pa
-
-        return pa.ipc.read_schema(pa.py_buffer(self.metadata))
-
-
-def _messages(folder: Folder, file: FileInfo, where: str) -> Iterator[_Message]:
-    """Yield the messages of a file up to its end mark."""
-
-    def read(start: int, length: int) -> bytes:
-        part = (file.name, start, min(length, file.size - start))
-        return required(*read_parts(folder, [part]))
-
-    offset = 8 if file.size >= 8 and read(0, 8).startswith(MAGIC) else 0
-    while True:
-        head = read(offset, HEAD_BYTES) if offset < file.size else b""
-        if len(head) < 8:
-            raise SourceError(f"{where} is cut off: it has no end mark")
-        mark, length = struct.unpack("<II", head[:8])
-        if mark == _MARK and length == 0:
-            return
-        body = offset + 8 + length
-        if mark != _MARK or length > MOST_MESSAGE_METADATA or body > file.size:
-            raise SourceError(
-                f"{where} is cut off at byte {offset:,}, or no Arrow file; {_WAY_OUT}"
-            )
-        if 8 + length > len(head):
-            head = read(offset, 8 + length)
-        data = head[8 : 8 + length]
-        message = _followed(data, 0)
-        kind_at, length_at = _slot(data, message, 1), _slot(data, message, 3)
-        kind = _number(data, "<B", kind_at) if kind_at else 0
-        body_bytes = _number(data, "<q", length_at) if length_at else 0
-        if not 0 <= body_bytes <= file.size - body:
-            raise SourceError(
-                f"{where} is cut off: a batch at byte {body:,} should have {body_bytes:,} bytes"
-            )
-        if kind == _BATCH and _slot(data, _followed(data, _slot(data, message, 2)), 3):
-            raise ValueError(f"its batches are compressed; {_WAY_OUT}")
-        yield _Message(kind, head[: 8 + length], body, body_bytes)
-        offset = body + body_bytes
-
-
-def _number(data: bytes, form: str, offset: int) -> int:
-    if not 0 <= offset <= len(data) - struct.calcsize(form):
-        raise ValueError("its metadata are damaged")
-    [number] = struct.unpack_from(form, data, offset)
-    return int(number)
-
-
-def _followed(data: bytes, offset: int) -> int:
-    """Return the target of a FlatBuffers offset."""
-    return offset + _number(data, "<I", offset)
-
-
-def _slot(data: bytes, table: int, number: int) -> int:
-    """Return the position of a field of a FlatBuffers table; 0 if it is absent."""
-    fields = table - _number(data, "<i", table)
-    at = 4 + 2 * number
-    offset = _number(data, "<H", fields + at) if at < _number(data, "<H", fields) else 0
-    return table + offset if offset else 0
-
-
-# --- rows ---------------------------------------------------------------------------------------
-
-
-def _read_batch(
-    folder: Folder, name: str, message: _Message, schema: Any, chosen: ChosenColumns
-) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Return the columns of a batch that a listing reads; starts and sizes of its images, or -1.
-
-    Only the buffers of names, labels and image offsets are read. The others stay zeros: pyarrow
-    does not use their content.
+    Of a local file only the pages that are used are read.
     """
     import pyarrow as pa
 
-    prefix = len(message.metadata)
-    whole = np.zeros(
-        prefix + message.body_bytes, np.uint8
-    )  # pages that are not used take no memory
-    whole[:prefix] = np.frombuffer(message.metadata, np.uint8)
-    memory = pa.py_buffer(whole)
+    if not file.size:
+        raise SourceError(f"{where} is cut off: it is empty")
+    with open_file(folder, file) as stream:
+        source = pa.PythonFile(stream, "r")
+        if folder.local("") is not None:
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            source = pa.BufferReader(pa.py_buffer(mapped))
+        source.seek(8 if source.read(len(MAGIC)) == MAGIC else 0)
+        reader = pa.ipc.MessageReader.open_stream(source)
+        end = source.tell()
+        for message in reader:
+            end = source.tell()
+            yield message, end
+        if source.tell() == end:
+            raise SourceError(f"{where} is cut off: it has no end mark")
+
+
+def _located(
+    message: Any, end: int, schema: Any, chosen: ChosenColumns
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Return the columns of a batch that a listing reads; starts and sizes of its images, or -1.
+
+    Parameters
+    ----------
+    end
+        Offset in the file behind the batch.
+    """
+    import pyarrow as pa
+
     key = (chosen.name or "").partition(".")[0] if chosen.name not in schema.names else chosen.name
     taken = [n for n in schema.names if n in (chosen.image, *chosen.listed, key)]
-    batch = pa.ipc.read_record_batch(memory, schema).select(taken)
+    batch = pa.ipc.read_record_batch(message, schema).select(taken)
+    _validate(batch, chosen.name)
     image = batch.column(chosen.image)
     column = image.field("bytes") if chosen.struct else image
-    # All zeros so far, but the addresses of the buffers give their positions in the body.
-    held = [buffer for part in batch.columns for buffer in part.buffers() if buffer]
-    spans = {(buffer.address - memory.address, buffer.size) for buffer in held}
-    if any(not prefix <= start <= start + length <= len(whole) for start, length in spans):
-        raise ValueError(f"its numbers are in another byte order than this machine's; {_WAY_OUT}")
-    pixels = column.buffers()[2]
-    images = pixels.address - memory.address - prefix if pixels else 0
-    parts = sorted(span for span in spans if span[0] != images + prefix or not pixels)
-    offset = message.body - prefix
-    read = read_parts(folder, [(name, offset + start, length) for start, length in parts])
-    for (start, length), data in zip(parts, map(required, read), strict=True):
-        if len(data) != length:
-            raise StorageError(f"{folder.path(name)} became shorter while it was read")
-        whole[start : start + length] = np.frombuffer(data, np.uint8)
-    _validate(batch, chosen.name)
     present = np.asarray(image.is_valid()) & np.asarray(column.is_valid())
+    _, places, pixels = column.buffers()
     width = np.int64 if pa.types.is_large_binary(column.type) else np.int32
-    offsets = np.zeros(1, width)
-    if len(column):
-        offsets = np.frombuffer(column.buffers()[1], width)[: len(column) + 1]
-    starts = np.where(present, message.body + images + offsets[:-1], -1)
+    offsets = np.frombuffer(places, width)[: len(column) + 1] if len(column) else np.zeros(1, width)
+    within = pixels.address - message.body.address if pixels else 0
+    if not 0 <= within <= message.body.size:  # the buffer is a copy
+        raise ValueError(f"its batches are compressed, or of another byte order; {_WAY_OUT}")
+    start = end - message.body.size + within
+    starts = np.where(present, start + offsets[:-1], -1)
     return batch, starts, np.where(present, np.diff(offsets), -1)
 
 

@@ -45,6 +45,7 @@ CONTAINER_NOUNS = {
     ".arrow": "an Arrow table", **dict.fromkeys(TAR_SUFFIXES, "a tar archive"),
     ".zip": "a zip archive", ".h5": "an HDF5 file", ".hdf5": "an HDF5 file",
     ".npz": "a NumPy archive", ".npy": "a NumPy array", ".tfrecord": "a TFRecord file",
+    ".array_record": "an ArrayRecord file",
     ".lmdb": "an LMDB database", "data.mdb": "an LMDB database", ".beton": "an FFCV dataset",
     ".mds": "an MDS shard", ".jsonl": "a table of JSON lines", ".ndjson": "a table of JSON lines",
 }  # fmt: skip
@@ -316,10 +317,27 @@ class Source(Protocol):
         """
 
 
-def locations_by_key(table: RowTable, keys: Sequence[str]) -> Locations:
-    """Return where samples of a listing lie, those of unknown keys nowhere."""
-    if table.locations is None:
-        raise ValueError("the samples of a source without locations lie nowhere")
+_listings: dict[str, RowTable] = {}
+"""Index name of a source -> its listing in this process. Single dict operations need no lock."""
+
+
+def remember(source: Source, table: RowTable) -> None:
+    """Keep the listing of a source for `located`."""
+    _listings[source.index_name] = table
+
+
+def forget(source: Source) -> None:
+    """Have `located` list a source again, as files of it may have changed."""
+    _listings.pop(source.index_name, None)
+
+
+def located(source: Source, keys: Sequence[str]) -> Locations:
+    """Return where samples of a source with locations lie, those of unknown keys nowhere.
+
+    The source is listed if this process has not yet done so.
+    """
+    table = _listings.get(source.index_name) or source.list(lambda count: None).table
+    assert table.locations is not None
     return table.locations.take(table.rows_of(keys))
 
 

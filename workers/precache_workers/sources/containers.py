@@ -60,17 +60,16 @@ from precache_workers.sources.base import (
     Names,
     Tick,
     count_ignored,
-    hidden_as,
+    forget,
     is_utf8,
-    locations_by_key,
+    located,
+    remember,
     source_of,
 )
 from precache_workers.sources.column_evidence import ColumnEvidence
 from precache_workers.sources.container_names import Containers
 from precache_workers.sources.label_readings import (
-    bare_folders,
     folder_labels,
-    is_beside,
     read_folders,
 )
 from precache_workers.sources.labels import (
@@ -98,7 +97,7 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-INDEX_RULES = b"11"
+INDEX_RULES = b"12"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
@@ -242,8 +241,6 @@ class Members:
         Names of all classes, by number, if the container has them.
     ignored, left_out, examples
         As in `Listing`.
-    others
-        Folders of members that are no images -> whether some do not just lie beside samples.
     notes
         Lines for the user, shown once for all containers; the total replaces ``{count}``.
     combinations
@@ -258,21 +255,12 @@ class Members:
     has_labels: bool = False
     classes: tuple[str, ...] = ()
     ignored: Counter[str] = field(default_factory=Counter)
-    others: dict[str, bool] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
     combinations: dict[str, tuple[NonNegativeInt, str]] = field(default_factory=dict)
     evidence: ColumnEvidence = field(default_factory=ColumnEvidence)
     forward: bool = False
-
-    def ignore(self, container: str, key: str) -> None:
-        """Count a member that is no image, and keep its folder."""
-        count_ignored(self.ignored, key)
-        name = key[len(container) + 1 :]
-        folder = name.rpartition("/")[0]
-        if folder and is_utf8(folder) and not hidden_as(name):
-            self.others[folder] = self.others.get(folder, False) or not is_beside(name)
 
     def leave_out(self, reason: str, name: str) -> None:
         """Count a sample that is left out, and keep the first name as an example."""
@@ -296,8 +284,6 @@ class Members:
         self.notes += other.notes
         self.examples = other.examples | self.examples
         self.combinations = {**merged([self.combinations, other.combinations])}
-        for folder, may_be_class in other.others.items():
-            self.others[folder] = self.others.get(folder, False) or may_be_class
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -439,7 +425,7 @@ class ContainerSource:
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
-        files = self._located([key]).containers
+        files = located(self, [key]).containers
         return (self.folder, files[0].name) if files else None
 
     def __str__(self) -> str:
@@ -486,7 +472,7 @@ class ContainerSource:
                 inputs.require_clear(self)
             notes = (*notes, inputs.note("last" if rule == "last-dot" else "first"))
             places = inputs.with_all(places)
-        located = Locations(
+        locations = Locations(
             places=places,
             containers=tuple(
                 Container(f.name, f.size, container_etag(f), f.ctime_ns, members.forward)
@@ -504,13 +490,13 @@ class ContainerSource:
             listed,
             whole,
             rows,
-            located,
+            locations,
             ctimes,
             classes=classes,
             columns=self.format.columns,
             typed=typed,
         )
-        _listings[self.index_name] = listing.table
+        remember(self, listing.table)
         return replace(listing, complete=complete, index=index, notes=(*notes, *listing.notes))
 
     def _scans(
@@ -561,10 +547,10 @@ class ContainerSource:
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
-        located = self._located(keys) if locations is None else locations
+        places = located(self, keys) if locations is None else locations
         fetched: dict[int, Fetched] = {}
         units: dict[int, list[int]] = {}
-        files, numbers = located.files.tolist(), located.unit_numbers.tolist()
+        files, numbers = places.files.tolist(), places.unit_numbers.tolist()
         for row, key in enumerate(keys):
             if files[row] < 0:
                 fetched[row] = FetchError(f"{self} has no sample {printable(key)}")
@@ -573,13 +559,13 @@ class ContainerSource:
             else:
                 units.setdefault(numbers[row], []).append(row)
         for rows in units.values():
-            places = located.take(rows).places
-            wanted = Wanted([keys[row] for row in rows], [sizes[row] for row in rows], places)
+            taken = places.take(rows).places
+            wanted = Wanted([keys[row] for row in rows], [sizes[row] for row in rows], taken)
             samples_at_work().begin(FETCHING, *wanted.keys, foreign=False)
-            read = self._read(located.containers[files[rows[0]]], wanted)
+            read = self._read(places.containers[files[rows[0]]], wanted)
             fetched.update(zip(rows, read, strict=True))
         if any(isinstance(error, FetchError) for error in fetched.values()):
-            _listings.pop(self.index_name, None)  # a container may have changed
+            forget(self)  # a container may have changed
         return [fetched[row] for row in range(len(keys))]
 
     def _read(self, container: Container, wanted: Wanted) -> Sequence[Fetched]:
@@ -606,15 +592,6 @@ class ContainerSource:
             changed(self.folder, container.name, key) if sample is None else sample
             for key, sample in zip(wanted.keys, read, strict=True)
         ]
-
-    def _located(self, keys: Sequence[str]) -> Locations:
-        """Return where samples lie; lists them if this process has not yet done so."""
-        table = _listings.get(self.index_name) or self.list(lambda count: None).table
-        return locations_by_key(table, keys)
-
-
-_listings: dict[str, RowTable] = {}
-"""Index name of a source -> its listing in this process. Single dict operations need no lock."""
 
 
 def units_of(starts: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
@@ -681,7 +658,7 @@ def file_names(
         if usable[row]:
             members.leave_out(reason, f"{container}/{listed[row].removeprefix('./')}")
     for row in np.flatnonzero(others & ~are_labels).tolist():
-        members.ignore(container, f"{container}/{listed[row].removeprefix('./')}")
+        count_ignored(members.ignored, f"{container}/{listed[row].removeprefix('./')}")
     are_labels[[*found.wrong]] = False
     return FileNames(found.texts, usable & found.kept, are_labels)
 
@@ -846,7 +823,7 @@ def listing_of(
     evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
     kind = kind_of(labels.type)
     if kind == "names":
-        classes = evidence.classes if rules.kind in (None, "name") and not rules.separator else ()
+        classes = ()
     keys = Texts(rows["key"])
     files = [file.name for file, _ in listed]
     label = (columns or NO_COLUMNS).label or evidence.label
@@ -858,8 +835,7 @@ def listing_of(
         names = _names_of(keys, located)
         folders = Folders(names)
         if is_folder:
-            bare_in = functools.partial(bare_folders, whole.others)
-            reading = read_folders(names, rules, source, bare_in=bare_in)
+            reading = read_folders(names, rules, source)
             notes, doubts = [*notes, *reading.notes], [*doubts, *reading.doubts]
             of_folders = folders.each(lambda some: folder_labels(some, reading.level))
             labels = column_of([label or None for label in of_folders])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-import os
 import re
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,17 +37,11 @@ from precache_workers.sources.base import (
     container_noun,
     container_suffix,
     count_ignored,
-    hidden_as,
-    in_service_folder,
     is_image,
-    is_utf8,
     source_of,
 )
 from precache_workers.sources.label_readings import (
-    Bare,
-    bare_folders,
     folder_labels,
-    is_beside,
     read_folders,
 )
 from precache_workers.sources.labels import column_of, read_column
@@ -91,7 +83,6 @@ class FolderSource:
         files = _Images()
         ignored, complete, left_out = Counter[str](), True, Counter[str]()
         container, table_file, examples = "", "", dict[str, str]()
-        others: dict[str, bool] = {}
 
         def leave_out(name: str, reason: str) -> None:
             if name.endswith("/") or is_image(name):
@@ -103,9 +94,6 @@ class FolderSource:
             nonlocal container, table_file
             for name in files.settle(left_out, examples):
                 count_ignored(ignored, name)
-                if not hidden_as(name):
-                    inside = name.rpartition("/")[0]
-                    others[inside] = others.get(inside, False) or not is_beside(name)
                 if container_noun(name) and (not container or _is_better(name, container)):
                     container = name
                 if name.endswith(_TABLES):
@@ -129,25 +117,7 @@ class FolderSource:
             how = _how_to_read(self.folder, container) if container else other
             what = f"the source {self.folder} has no image ({ignored.total()} other files)"
             raise SourceError(f"{what}; {how}")
-        bare_in = functools.partial(self._bare_in, others) if complete else None
-        return self._listing(files, ignored, complete, left_out, examples, table_file, bare_in)
-
-    def _bare_in(self, others: Mapping[str, bool], outer: str) -> Bare:
-        """Return the folders in a folder, and whether the files that are no images leave them open.
-
-        Parameters
-        ----------
-        others
-            Folders with files that are no images -> whether some do not just lie beside samples.
-        """
-        bare = {**bare_folders(others, outer)}
-        local = self.folder.local(outer)
-        if local is not None:
-            with contextlib.suppress(OSError), os.scandir(local) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False) and is_utf8(entry.name):
-                        bare.setdefault(entry.name, True)
-        return {name: may for name, may in bare.items() if not in_service_folder(f"{name}/")}
+        return self._listing(files, ignored, complete, left_out, examples, table_file)
 
     def _listing(
         self,
@@ -157,12 +127,11 @@ class FolderSource:
         left_out: Counter[str],
         examples: Mapping[str, str],
         table_file: str,
-        bare_in: Callable[[str], Bare] | None,
     ) -> Listing:
         table, ctimes = files.sorted()
         folders = Folders(table.keys)
         path = (lambda name: f"{self.pattern}/{name}") if self.pattern else self.folder.path
-        reading = read_folders(table.keys, self.rules, self.folder, path, bare_in)
+        reading = read_folders(table.keys, self.rules, self.folder, path)
         labels = folders.each(lambda names: folder_labels(names, reading.level))
         given = column_of([label or None for label in labels])
         column = read_column(given, table.keys, str(self.folder), self.rules, folders=True)

@@ -1,13 +1,11 @@
 """Kinds of sources, built in or from plug-ins, selected by scheme, suffix or name.
 
 A plug-in declares an entry point of the group ``precache.sources`` whose name is that of the kind
-and whose object is a `SourceKind`. It is used if no built-in kind fits, or if the user names it.
+and whose object is a `SourceKind`. It is used if the user names it.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +18,6 @@ from precache.errors import SourceError, UsageError, missing_library
 from precache.messages import shown
 from precache.storage.open import StorageOptions, open_folder
 from precache_workers.sources import manifests
-from precache_workers.sources.array_records import ArrayRecordFormat
 from precache_workers.sources.arrow_tables import ArrowFormat, is_saved_dataset, saved_files
 from precache_workers.sources.base import (
     BY_DATASET,
@@ -47,7 +44,6 @@ from precache_workers.user_code.identity import code_digest
 from precache_workers.user_code.loading import load_object
 
 ENTRY_POINTS = "precache.sources"
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -178,7 +174,6 @@ KINDS: dict[str, SourceKind] = {
     "parquet": _containers(ParquetFormat, "columns"),
     "arrow": SourceKind(_open_arrow, ArrowFormat.suffixes),
     "tfrecord": _containers(TFRecordFormat, "columns"),
-    "arrayrecord": _containers(ArrayRecordFormat, "columns"),
     "lmdb": SourceKind(_open_lmdb, LMDBFormat.suffixes, columns=False),
     "zip": _containers(ZipFormat),
     "manifest": SourceKind(_open_manifest, manifests.TABLE_SUFFIXES),
@@ -264,25 +259,12 @@ def _kind_of(spec: SourceSpec, name: str | None) -> SourceKind:
     own = kind_of_name(source)
     if own:
         return KINDS[own]
-    if "." in source.rstrip("/").rpartition("/")[2] or ":" in source:
-        for entry in metadata.entry_points(group=ENTRY_POINTS):
-            try:
-                plug_in = _loaded(entry)
-                if plug_in.fits(source):
-                    return plug_in
-            except Exception as error:  # its suffixes may be anything
-                _warn(f"the source plug-in {entry.name} is left out: {error}; mend or uninstall it")
     if "{" in source:
         return KINDS["folders"]
     noun = container_noun(shown(source))
     if noun and open_folder(source, spec.storage_options).kind() == "file":
         raise SourceError(f"the source {shown(source)} is {noun}: {BY_DATASET}")
     return KINDS["folder"]
-
-
-@functools.cache  # once a process
-def _warn(line: str) -> None:
-    log.warning("%s", line)
 
 
 def _loaded(entry: metadata.EntryPoint) -> SourceKind:

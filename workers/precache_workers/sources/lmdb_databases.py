@@ -26,6 +26,7 @@ from precache.store.locations import Container
 from precache_workers.sources.base import (
     Fetched,
     Sample,
+    count_ignored,
     hidden_as,
     is_image,
     starts_as_image,
@@ -105,17 +106,9 @@ def _samples(
         Output: name of a label -> its text.
     """
     where, etag, count = folder.path(file.name), container_etag(file), 0
-    dotted = set[str]()
     with _opened(folder, file) as transaction:
         for name, value in transaction.cursor():
-            full = bytes(name).decode("utf-8", "surrogateescape")
-            text = full.removeprefix("./")
-            if text in dotted:
-                raise SourceError(
-                    f"{where} has two values under {printable(text)}, of which one begins with ./; "
-                    "remove one"
-                )
-            dotted |= {text} if text != full else set()
+            text = bytes(name).decode("utf-8", "surrogateescape").removeprefix("./")
             if _LABEL.fullmatch(name_of_label := _SUFFIX.sub(".cls", text)):
                 label = _label(value, f"{where}: {printable(text)}")
                 if (before := labels.setdefault(name_of_label, label)) != label:
@@ -124,7 +117,7 @@ def _samples(
                         f"lower case: {printable(before)} and {printable(label)}; remove one"
                     )
             elif not (is_image(text) or starts_as_image(value)):
-                members.ignore(file.name, f"{file.name}/{text}")
+                count_ignored(members.ignored, f"{file.name}/{text}")
             elif not all(map(is_name, (text, f"{file.name}/{text}"))):
                 members.left_out[NO_NAME] += 1
             elif reason := hidden_as(text):

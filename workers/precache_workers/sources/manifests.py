@@ -11,7 +11,6 @@ identity before they are fetched.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -33,7 +32,6 @@ from precache.storage.base import NOT_UTF8, FileInfo, Folder, is_name, left_out_
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.columns import Texts, arrow_of
 from precache.store.locations import Locations
-from precache.store.row_table import RowTable
 from precache_workers.sources.base import (
     MOST_SAMPLE_BYTES,
     NO_COLUMNS,
@@ -45,11 +43,13 @@ from precache_workers.sources.base import (
     LabelRules,
     Listing,
     Tick,
+    forget,
     is_image,
     is_utf8,
-    locations_by_key,
+    located,
+    remember,
 )
-from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
+from precache_workers.sources.column_evidence import ColumnEvidence
 from precache_workers.sources.columns import LABEL_COLUMNS, ChosenColumns, choose, plain_name
 from precache_workers.sources.container_names import REQUESTS, Containers
 from precache_workers.sources.containers import (
@@ -115,7 +115,7 @@ class ManifestSource:
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
-        [location] = locations_by_key(self._known, [key]).places.to_pylist()
+        [location] = located(self, [key]).places.to_pylist()
         return None if location is None else self._place(location)
 
     # --- listing --------------------------------------------------------------------------------
@@ -127,10 +127,9 @@ class ManifestSource:
         whole, complete = Members(), True
         listed: list[tuple[FileInfo, Members]] = []
         parts: list[Rows] = []
-        rivals: dict[str, str] = {}
         for file in self.containers.files(whole.left_out):
             members, of_file = Members(), list[Rows]()
-            for rows in self._scan(file, members, rivals):
+            for rows in self._scan(file, members):
                 of_file.append(rows)
                 if complete := time.monotonic() <= until:
                     continue
@@ -178,15 +177,14 @@ class ManifestSource:
             columns=self.columns,
             typed=typed,
         )
-        names = [*rivals, *rivals.values()]
-        of_uris = doubt_of_rivals("--image-column", names, "name other images", self)
+        remember(self, listing.table)
         place = self._doubt_of_place(locations[0], bool(max(numbers[:, 0]) >= 0))
         of_folders = notes_of_folders(Folders(locations).names)
         return replace(
             listing,
             complete=complete,
             notes=(*whole.lines, *of_folders, *listing.notes),
-            doubts=(*listing.doubts, *of_uris, *place),
+            doubts=(*listing.doubts, *place),
         )
 
     def _doubt_of_place(self, location: str, is_there: bool) -> Sequence[Doubt]:
@@ -215,14 +213,8 @@ class ManifestSource:
         way = (str(folders[0]), "--labels", str(self)), "builds that folder, labelled by the table"
         return [Doubt.of(text, way, ((), "write the folder into the table"))]
 
-    def _scan(self, file: FileInfo, members: Members, rivals: dict[str, str]) -> Iterator[Rows]:
-        """Yield the rows of a table.
-
-        Parameters
-        ----------
-        rivals
-            Output: the guessed column of URIs -> one that names other images.
-        """
+    def _scan(self, file: FileInfo, members: Members) -> Iterator[Rows]:
+        """Yield the rows of a table."""
         import pyarrow as pa
 
         where = self.folder.path(file.name)
@@ -232,8 +224,7 @@ class ManifestSource:
             nonlocal chosen
             chosen = self._chosen(schema, where)
             chosen.describe(members, "URIs")
-            uris = [name for name in chosen.others if plain_name(name) in URI_NAMES]
-            return filter(None, (chosen.image, chosen.name, *chosen.listed, *uris))
+            return filter(None, (chosen.image, chosen.name, *chosen.listed))
 
         with open_file(self.folder, file) as stream:
             for batch in read_batches(stream, file.name, where, wanted):
@@ -247,11 +238,7 @@ class ManifestSource:
                     chosen = self._chosen(schema, where, batch)
                     chosen.describe(members, "URIs")
                 _look(members.evidence, batch)
-                if order := batch.order(members.evidence.label):
-                    members.evidence.orders.add(order)
                 yield self._rows(batch, chosen, file.name, members)
-                if not rivals and self.columns.image is None:
-                    rivals |= _rival_of_uris(batch, chosen)
 
     def _rows(self, batch: Batch, chosen: ChosenColumns, name: str, members: Members) -> Rows:
         import pyarrow as pa
@@ -356,8 +343,7 @@ class ManifestSource:
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
-        located = locations or locations_by_key(self._known, keys)
-        places = located.places.to_pylist()
+        places = (locations or located(self, keys)).places.to_pylist()
         fetched: dict[int, Fetched] = {}
         roots: dict[str, list[int]] = defaultdict(list)
         for number, location in enumerate(places):
@@ -375,15 +361,9 @@ class ManifestSource:
             )
             samples = source.fetch(names, [sizes[number] for number in numbers])
             fetched.update(zip(numbers, samples, strict=True))
+        if any(isinstance(error, FetchError) for error in fetched.values()):
+            forget(self)  # the tables may have changed
         return [fetched[number] for number in range(len(keys))]
-
-    @functools.cached_property
-    def _known(self) -> RowTable:
-        """The listing of all samples."""
-        return self.list(lambda count: None).table
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_known"}
 
     def _place(self, location: str) -> tuple[Folder, str]:
         root = _root(location)
@@ -426,17 +406,6 @@ def _look(evidence: ColumnEvidence, batch: Batch) -> None:
         return ["" if value is None else str(value).strip() for value in cells]
 
     evidence.look(texts, texts)
-
-
-def _rival_of_uris(batch: Batch, chosen: ChosenColumns) -> dict[str, str]:
-    """Return the column of URIs -> one of a usual name that has other images; empty for none."""
-    for name in chosen.others:
-        if plain_name(name) in URI_NAMES and name in batch.columns:
-            for uri, other in zip(batch.columns[chosen.image], batch.columns[name], strict=True):
-                paths = str(uri), str(other)
-                if all(map(is_image, paths)) and len({p.rpartition("/")[2] for p in paths}) > 1:
-                    return {chosen.image: name}
-    return {}
 
 
 def _etag(key: str, location: str, info: FileInfo) -> str:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -27,7 +27,7 @@ from precache.errors import FetchError, SampleError, SourceError, UsageError
 from precache.messages import printable, shown
 from precache.storage.base import SAME_KEY, Folder
 from precache.storage.open import StorageOptions, open_folder
-from precache.store.columns import Texts
+from precache.store.columns import Texts, arrow_of
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable, place_digest
 from precache_workers.sources.base import (
@@ -40,8 +40,10 @@ from precache_workers.sources.base import (
     Sample,
     Tick,
     choice_error,
+    forget,
     in_service_folder,
-    locations_by_key,
+    located,
+    remember,
 )
 from precache_workers.sources.container_names import common_start, expand_braces
 from precache_workers.sources.folder import FolderSource
@@ -88,16 +90,8 @@ class PairedFolders:
         return next(iter(self.columns.values())).source
 
     def file_of(self, key: str) -> tuple[Folder, str] | None:
-        [location] = locations_by_key(self._known, [key]).places.to_pylist()
-        return None if location is None else (self._first.folder, json.loads(location)[0][0])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_known"}
-
-    @functools.cached_property
-    def _known(self) -> RowTable:
-        """The listing, for processes that have only keys."""
-        return self.list(lambda count: None).table
+        [place] = located(self, [key]).places.to_pylist()
+        return place and (self._first.folder, place[next(iter(self.columns))]["name"])
 
     # --- listing --------------------------------------------------------------------------------
 
@@ -125,9 +119,11 @@ class PairedFolders:
         tick(len(next(iter(taken.values()))))
         rows = {name: files[name].rows[places] for name, places in taken.items()}
         ctimes = [one.ctimes[rows[name]] for name, one in listed.items() if one.ctimes is not None]
+        table = _table({name: one.table.take(rows[name]) for name, one in listed.items()})
+        remember(self, table)
         return replace(
             first,
-            table=_table([one.table.take(rows[name]) for name, one in listed.items()]),
+            table=table,
             ignored=sum((Counter(one.ignored) for one in folders), Counter[str]()),
             complete=all(one.complete for one in folders),
             left_out=left_out,
@@ -141,22 +137,20 @@ class PairedFolders:
     def fetch(
         self, keys: Sequence[str], sizes: Sequence[int], locations: Locations | None = None
     ) -> Sequence[Fetched]:
-        found = locations_by_key(self._known, keys) if locations is None else locations
-        texts = enumerate(found.places.to_pylist())
-        places = {n: json.loads(location) for n, location in texts if location}
+        found = located(self, keys) if locations is None else locations
+        places = {n: place for n, place in enumerate(found.places.to_pylist()) if place}
         samples = [keys[n] for n in places]
         parts: dict[str, Sequence[Fetched]] = {}
-        for number, (name, (source, _)) in enumerate(self.columns.items()):
-            files = [place[number] for place in places.values()]
-            named = replace(source, sample_keys={file: key for (file, _), key
-                in zip(files, samples, strict=True)})  # fmt: skip
-            parts[name] = named.fetch([file for file, _ in files], [size for _, size in files])
+        for name, (source, _) in self.columns.items():
+            files = [place[name]["name"] for place in places.values()]
+            named = replace(source, sample_keys=dict(zip(files, samples, strict=True)))
+            parts[name] = named.fetch(files, [place[name]["size"] for place in places.values()])
         read = {
             place: _joined(dict(zip(parts, columns, strict=True)))
             for place, columns in zip(places, zip(*parts.values(), strict=True), strict=True)
         }
         if any(isinstance(part, FetchError) for part in read.values()):
-            self.__dict__.pop("_known", None)  # a file may have changed
+            forget(self)  # a file may have changed
         return [
             read[n] if n in read
             else FetchError(f"{key!r} is not in {self.where}; build again to list it anew")
@@ -164,9 +158,15 @@ class PairedFolders:
         ]  # fmt: skip
 
 
-def _table(columns: Sequence[RowTable]) -> RowTable:
+def _table(named: Mapping[str, RowTable]) -> RowTable:
     """Return the table of samples from those of their files, row by row."""
-    files = [zip(of.keys, of.sizes.tolist(), strict=True) for of in columns]
+    import pyarrow as pa
+
+    columns = [*named.values()]
+    files = [
+        pa.StructArray.from_arrays([of.keys.plain, arrow_of(of.sizes)], ["name", "size"])
+        for of in columns
+    ]
     states = [
         zip(of.keys, of.sizes.tolist(), of.mtimes.tolist(), of.etags, strict=True) for of in columns
     ]
@@ -175,7 +175,7 @@ def _table(columns: Sequence[RowTable]) -> RowTable:
         sizes=np.sum([of.sizes for of in columns], axis=0),
         mtimes=np.max([of.mtimes for of in columns], axis=0),
         etags=Texts([_digest(of) for of in zip(*states, strict=True)]),
-        locations=Locations.alone(Texts([json.dumps(of) for of in zip(*files, strict=True)]).arrow),
+        locations=Locations.alone(pa.StructArray.from_arrays(files, [*named])),
         source=place_digest(" ".join(of.source for of in columns)),
     )
 
@@ -242,11 +242,6 @@ def open_paired(
         source = FolderSource(open_one(place), most_bytes=most_bytes, rules=own, pattern=uri)
         columns[name] = Column(source, pattern)
     return PairedFolders(columns, shown(uri))
-
-
-def columns_of(uri: str) -> list[str]:
-    """Return the names of the columns of a source with braces."""
-    return _names_of([_folder_and_pattern(place) for place in expand_braces(uri)])
 
 
 def _names_of(split: Sequence[tuple[str, str]]) -> list[str]:

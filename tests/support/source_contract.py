@@ -1,4 +1,4 @@
-"""Check the contract of a source, for tests of built-in sources and plug-ins."""
+"""The contract of a source."""
 
 from __future__ import annotations
 
