@@ -284,6 +284,7 @@ class CachedDataset(Dataset[Batch]):
         ``super()`` in either is its base. A `__getitem__` may also be set later.
         """
         super().__init_subclass__(**options)
+        several_alone = "__getitems__" in vars(cls) and "__getitem__" not in vars(cls)
         if "__getitems__" not in vars(cls):
 
             def read_several(self: CachedDataset, indices: Sequence[int]) -> Sequence[Any]:
@@ -291,7 +292,7 @@ class CachedDataset(Dataset[Batch]):
                 return self.__samples(cls, indices)
 
             cls.__getitems__ = _ByName(read_several)  # type: ignore[method-assign]
-        if cls.__getitem__ is _ROW and _own_method(cls.__mro__):
+        if several_alone or (cls.__getitem__ is _ROW and _own_method(cls.__mro__)):
 
             def read_one(self: CachedDataset, index: int) -> Any:
                 """Return a sample."""

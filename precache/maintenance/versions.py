@@ -226,7 +226,7 @@ def _summarize(
     committed, replaced = current_periods(log)[folder.name]
     attributes, problem = None, "a link, which is not followed"
     if not folder.link:
-        attributes, problem = _attributes(store, folder.name)
+        attributes, problem = _attributes(store.folder(folder.name))
     return VersionSummary(
         version=folder.name,
         current=folder.name == log[-1].version,
@@ -241,10 +241,9 @@ def _summarize(
     )
 
 
-def _attributes(store: Folder, name: str) -> tuple[Attributes | None, str]:
-    root = f"{name}/{ROOT}"
+def _attributes(version: Folder) -> tuple[Attributes | None, str]:
     try:
-        return read_attributes(store.read(root), store.path(root)), ""
+        return read_attributes(version.read(ROOT), version), ""
     except (StorageError, StoreError) as error:
         return None, str(error)
 

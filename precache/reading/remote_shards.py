@@ -95,12 +95,10 @@ class RangedShardFiles(ShardFiles):
     def _require(
         self, result: bytes | StorageError, number: int, tail: tuple[int, ...], row: int
     ) -> bytes:
-        """Return the bytes read; raise their error, or damage if the object is missing."""
+        """Return the bytes read; raise their error, or damage if the object is another."""
         if isinstance(result, bytes):
             return result
-        if not self.version.folder.exists(self.name(number, tail)):
-            raise self.damage(number, tail, row, "it is missing")
-        raise result
+        raise self.unread(result, number, tail, row)
 
     def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
         self._open_all({(number, tail): row})

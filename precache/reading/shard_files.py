@@ -204,6 +204,19 @@ class ShardFiles(ABC):
             return np.frombuffer(bytes(stored), "<u8").reshape(chunks, 2)
         return decode_index(stored, chunks)
 
+    def unread(
+        self, error: StorageError, number: int, tail: tuple[int, ...], row: int
+    ) -> PrecacheError:
+        """Make the error for a part that cannot be read: damage if its object has another size."""
+        size = self.version.folder.size(self.name(number, tail))
+        if fault := "it is missing" if size is None else self.fault_of_size(size, number):
+            return self.damage(number, tail, row, fault)
+        return error
+
+    def fault_of_size(self, size: int, number: int) -> str:
+        """Describe how the size of an object differs from what was written; empty if not known."""
+        return "" if self.expected is None else self.expected[number].fault_of_size(size)
+
     def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> PrecacheError:
         """Make the error for an object damaged at a row, or for a version that was removed."""
         if self.version.is_gone():
@@ -251,7 +264,8 @@ class MappedShardFiles(ShardFiles):
             try:
                 status = os.fstat(descriptor)
                 size = status.st_size
-                self._require_size(size, number)
+                if fault := self.fault_of_size(size, number):
+                    raise DamageError(fault)
                 data = self.map(number, tail, descriptor)
                 start, length = self.index_extent(size)
                 # A page fault on the map would read megabytes around it.
@@ -292,11 +306,6 @@ class MappedShardFiles(ShardFiles):
     def map(self, number: int, tail: tuple[int, ...], descriptor: int) -> np.ndarray:
         """Map the bytes of an object whose file is open."""
         return map_file(descriptor)
-
-    def _require_size(self, size: int, number: int) -> None:
-        if self.expected is not None and size != self.expected[number].size:
-            written = self.expected[number].size
-            raise DamageError(f"it has {size} bytes where {written} were written")
 
     def _begin(self, number: int, size: int, index: np.ndarray) -> int | None:
         """Compute `StoredObject.begin`."""

@@ -35,7 +35,7 @@ from precache.runtime.ordered_map import fail
 from precache.runtime.step_clock import FetchedObjects
 from precache.storage.local_files import map_file
 from precache.storage.private_folder import ForeignFile
-from precache.store.tree import CHECKSUM, MISSING, Leaf
+from precache.store.tree import CHECKSUM, Leaf
 from precache.store.version import Version
 
 log = logging.getLogger(__name__)
@@ -470,9 +470,7 @@ class ShardPrefetcher:
         name, length = objects.name(number), min(REQUEST_NBYTES, objects.nbytes(number) - start)
         [data] = objects.version.folder.read_ranges([(name, start, length)])
         if isinstance(data, StorageError):
-            if objects.version.folder.exists(name):
-                raise data
-            raise self._damage(objects, number, MISSING)
+            raise objects.unread(data, number, (), number * self._shards.rows_per_shard)
         if len(data) != length:
             raise self._damage(objects, number, f"it ends at byte {start + len(data)}")
         return data

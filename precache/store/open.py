@@ -130,7 +130,7 @@ def _log(store: Folder, newest: bool) -> list[Commit] | None:
 
 def _pick_whole(store: Folder, base: str, prefix: str) -> str:
     """Return the one whole version whose name begins so, whatever the log says."""
-    fitting = [v for v in possible_versions(store.names()) if prefix and v.startswith(prefix)]
+    fitting = possible_versions(v for v in store.names() if prefix and v.startswith(prefix))
     whole = [version for version in fitting if store.exists(f"{version}/{ROOT}")]
     if len(whole) != 1:
         what = "more than one version" if whole else "no version"
@@ -241,12 +241,7 @@ def open_own(
 
 def _attributes(folder: Folder, root: bytes, commit: Commit | None) -> Attributes:
     """Parse a root, and check that it is that of this folder's version, as it was committed."""
-    where = folder.path(ROOT)
-    attributes = read_attributes(root, where)
-    if VERSION.fullmatch(folder.name) and attributes.version != folder.name:
-        raise StoreError(
-            f"{where} is damaged: it is that of version {attributes.version}; {REPAIR_HINT}"
-        )
+    where, attributes = folder.path(ROOT), read_attributes(root, folder)
     if commit is not None and commit.root not in (None, attributes.digest):
         raise StoreError(f"{where} is damaged: it is not the one that was committed; {REPAIR_HINT}")
     _require_same_variants(folder, attributes)

@@ -73,9 +73,15 @@ class Leaf:
 
     def fault(self, data: Buffer) -> str:
         """Describe how bytes differ from the object's; empty if they are the same."""
-        if len(data) != self.size:
-            return _other_size(len(data), self.size)
+        if fault := self.fault_of_size(len(data)):
+            return fault
         return "" if xxhash.xxh3_128_intdigest(data) == self.xxh3 else CHECKSUM
+
+    def fault_of_size(self, size: int | None) -> str:
+        """Describe how a size, None for no object, differs from the object's; empty if the same."""
+        if size is None:
+            return MISSING
+        return "" if size == self.size else f"it has {size} bytes where {self.size} were written"
 
     def fault_in(self, folder: Folder, tick: Callable[[int], None] = lambda nbytes: None) -> str:
         """Describe how a folder's object differs from this one; empty if it is the same.
@@ -109,9 +115,7 @@ class Leaf:
             if folder.size(self.name) == self.size:
                 raise
             fault = CHECKSUM
-        if fault and (stored := folder.size(self.name)) != self.size:
-            return MISSING if stored is None else _other_size(stored, self.size)
-        return fault
+        return fault and (self.fault_of_size(folder.size(self.name)) or fault)
 
     def _fault_by_pieces(self, folder: Folder, tick: Callable[[int], None]) -> str:
         digest = xxhash.xxh3_128()
@@ -125,7 +129,13 @@ class Leaf:
     def read(self, folder: Folder, hint: str) -> bytes:
         """Read the object; raise `DamageError` with a hint if it comes with other bytes twice."""
         for _ in range(2):  # a transfer can corrupt bytes
-            data = folder.read_first(self.name, self.size + 1)
+            try:
+                data = folder.read_first(self.name, self.size + 1)
+            except StorageError as error:
+                if not is_missing(error):
+                    raise
+                fault = MISSING
+                break
             if not (fault := self.fault(data)):
                 return data
         raise DamageError(f"{folder.path(self.name)} is damaged: {fault}; {hint}")
@@ -215,19 +225,14 @@ def spare_flaws(folder: Folder, root: bytes, leaves: Iterable[Leaf]) -> Iterator
         All objects that the root names, in its order.
     """
     parts = [*leaves, Leaf.of("", root + len(root).to_bytes(_LENGTH, "little"))]
-    size, start = sum(leaf.size for leaf in parts), 0
-    if folder.get(_SPARE_DOCUMENT) != file_array_document(size):
+    copy, start = Leaf(SPARE_COPY, sum(leaf.size for leaf in parts), 0), 0
+    if folder.get(_SPARE_DOCUMENT) != file_array_document(copy.size):
         yield Flaw(_SPARE_DOCUMENT, "it is not that of the spare copy")
-    if (stored := folder.size(SPARE_COPY)) != size:
-        reason = MISSING if stored is None else _other_size(stored, size)
-        yield Flaw(SPARE_COPY, reason)
+    if fault := copy.fault_of_size(folder.size(SPARE_COPY)):
+        yield Flaw(SPARE_COPY, fault)
         return
     for leaf in parts:
         if leaf.fault(required(*folder.read_ranges([(SPARE_COPY, start, leaf.size)]))):
             yield Flaw(SPARE_COPY, CHECKSUM)
             return
         start += leaf.size
-
-
-def _other_size(size: int, written: int) -> str:
-    return f"it has {size} bytes where {written} were written"

@@ -34,7 +34,7 @@ from precache.storage.base import Folder, is_missing, required
 from precache.storage.prefetched_folder import Readable
 from precache.store import zarr_metadata
 from precache.store.array_metadata import CHECKS, SHARDS, SUMS, checks_layout, label_layout
-from precache.store.commit_log import ROOT
+from precache.store.commit_log import ROOT, VERSION
 from precache.store.json_documents import FORMAT, Attributes, FieldAttributes, document_error
 from precache.store.layout import RowShape
 from precache.store.small_arrays import (
@@ -503,7 +503,7 @@ class Version:
     def is_gone(self) -> bool:
         """Return whether the version was removed since it was opened, even if it was made again.
 
-        A root that is damaged is still there.
+        A root that is damaged, or another version's, is damage.
         """
         if self.attributes is None:
             return not self.folder.exists()
@@ -511,7 +511,11 @@ class Version:
             root = self.folder.get(ROOT)
         except StorageError:  # it is unreachable
             return False
-        return root is None or seal_of(root) not in (None, self.digest)
+        return root is None or self.was_made_again(root)
+
+    def was_made_again(self, root: bytes) -> bool:
+        """Return whether a root is an intact one of this version, and not the one that was read."""
+        return seal_of(root) not in (None, self.digest) and self.id.encode() in root
 
     @contextlib.contextmanager
     def unless_gone(self) -> Iterator[None]:
@@ -588,14 +592,16 @@ def mean_and_std(sums: np.ndarray) -> tuple[list[float], list[float]] | tuple[No
     return average.tolist(), np.sqrt(np.maximum(squares / count - average**2, 0)).tolist()
 
 
-def read_attributes(data: bytes, where: str) -> Attributes:
-    """Parse `attributes.precache` of a version's `zarr.json`.
+def read_attributes(data: bytes, folder: Folder) -> Attributes:
+    """Parse `attributes.precache` of the `zarr.json` of a version's folder.
 
     Raises
     ------
     StoreError
-        precache did not write the group, it has another format, or it is damaged.
+        precache did not write the group, it has another format, it is damaged, or it is that of
+        another version.
     """
+    where = folder.path(ROOT)
     try:
         attributes = zarr_metadata.parse_json(data, where).get("attributes")
     except StoreError as error:
@@ -615,9 +621,14 @@ def read_attributes(data: bytes, where: str) -> Attributes:
     if not seal_of(data):
         raise StoreError(f"{where} is damaged: {CHECKSUM}; {REPAIR_HINT}")
     try:
-        return Attributes.read(json.dumps(own).encode(), where)
+        parsed = Attributes.read(json.dumps(own).encode(), where)
     except StoreError as error:
         raise StoreError(f"{error}; {REPAIR_HINT}") from None
+    if VERSION.fullmatch(folder.name) and parsed.version != folder.name:
+        raise StoreError(
+            f"{where} is damaged: it is that of version {parsed.version}; {REPAIR_HINT}"
+        )
+    return parsed
 
 
 def gone_error(where: str) -> GoneError:

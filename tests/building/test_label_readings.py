@@ -431,7 +431,7 @@ def test_a_level_without_a_folder_gives_no_label(builds: Builds) -> None:
         (
             "labels.csv",
             b"key,label\na.png,cat\n",
-            "by --labels, if it has",
+            "by --labels, or as",
             "--labels in/labels.csv",
         ),
         ("m.csv", b"file_name,label,x\na.png,cat,1\n", "or as the source itself", ""),

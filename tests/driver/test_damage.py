@@ -385,6 +385,23 @@ def test_shards_made_before_one_that_cannot_be_are_kept(
     assert precache.verify(store).ok
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_the_root_of_a_recomputed_version_is_mended_from_its_copy(
+    intact: tuple[Path, Path, str], damaged: Path, other: bool
+) -> None:
+    """Be it damaged, or that of another version of the same recipe."""
+    source, _, first = intact
+    again = build(source, damaged, recompute=True).version
+    good, root = contents(damaged), damaged / again / "zarr.json"
+    if other:
+        root.write_bytes((damaged / first / "zarr.json").read_bytes())
+    else:
+        flip(root, 0.5, 4)
+    assert "command again" in reading(damaged)
+    assert build(source, damaged).version == again
+    assert contents(damaged) == good
+
+
 def test_damage_of_a_version_whose_document_was_touched_is_damage(
     intact: tuple[Path, Path, str], damaged: Path
 ) -> None:
@@ -457,6 +474,9 @@ def test_in_a_bucket_bytes_are_read_on_request_alone(
         pixels(store, "raw", storage_options=options)
     build(intact[0], store, storage_options=options, verify=True)
     assert folder.read("raw/c/1/0/0/0") == data
+    folder.put("raw/c/1/0/0/0", [data[:100]])  # ends before its index begins
+    with pytest.raises(DamageError, match=r"it has 100 bytes where .* again with --verify"):
+        pixels(store, "raw", storage_options=options)
 
 
 def test_ensure_reads_no_shard_of_a_complete_version(

@@ -399,6 +399,18 @@ class InBatches(precache.CachedDataset):
         return [{"image": s["image"].float().neg(), "row": s["row"]} for s in samples]
 
 
+class Rows(precache.CachedDataset):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)["row"]
+
+
+class RowsInBatches(Rows):
+    """Changes what its base makes one by one."""
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        return [row + 100 for row in super().__getitems__(indices)]
+
+
 class Both(InBatches):
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index)
@@ -430,7 +442,7 @@ def _same(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if torch.is_tensor(one) else bool(one == other)
 
 
-KINDS = [Scaled, Halved, Mixed, Reversed, Slotted, InBatches]
+KINDS = [Scaled, Halved, Mixed, Reversed, Slotted, InBatches, RowsInBatches]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -59,7 +59,7 @@ def mend_small(store: Folder, target: TargetVersion, flaws: Sequence[Flaw]) -> N
 
     objects = mended_objects(version, flaws, copy_of)
     with decision_lease(store, target.version) as decision:
-        if seal_of(target.folder.get(ROOT) or b"") not in (None, version.digest):
+        if version.was_made_again(target.folder.get(ROOT) or b""):
             raise StoreError(
                 f"{target.folder} was changed by another process; run the same command again"
             )

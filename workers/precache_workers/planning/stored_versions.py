@@ -33,7 +33,7 @@ def committed_versions(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
     for name in dict.fromkeys(commit.version for commit in reversed(read_commits(store))):
         folder = store.folder(name)
         try:
-            yield folder, read_attributes(folder.read(ROOT), folder.path(ROOT))
+            yield folder, read_attributes(folder.read(ROOT), folder)
         except (StorageError, StoreError):
             continue  # removed, damaged, or of a newer release
 

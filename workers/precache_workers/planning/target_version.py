@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -21,6 +22,7 @@ from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
 from precache.store.json_documents import Attributes, Identity, version_id
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.row_table import RowTable
+from precache.store.tree import spare_root
 from precache.store.version import ROW_TABLE, read_attributes
 
 SCRATCH = f"{BUILD}/tmp"
@@ -208,14 +210,14 @@ def next_target(store: Folder, spec: VersionSpec, per_shard: int | None) -> Targ
 def is_recomputed(target: TargetVersion) -> bool:
     """Return whether an uncommitted version was begun to compute all rows again."""
     data = target.folder.get(DESCRIPTION)
-    begun = None if data is None else _begun(data, target.folder.path(DESCRIPTION))
+    begun = None if data is None else _begun(data, target.folder)
     return begun is not None and begun.recompute
 
 
 def begun_at(target: TargetVersion) -> float | None:
     """Return the Unix time at which the last build of an uncommitted version began, if known."""
     data = target.folder.get(DESCRIPTION)
-    begun = None if data is None else _begun(data, target.folder.path(DESCRIPTION))
+    begun = None if data is None else _begun(data, target.folder)
     return None if begun is None else begun.begun
 
 
@@ -241,12 +243,12 @@ def _targets(
     names = [n for n in store.names() if VERSION.fullmatch(n) and not is_link(store, n)]
     for leaf, read, targets in zip((ROOT, DESCRIPTION), (_committed, _begun), both, strict=True):
         paths = [f"{name}/{leaf}" for name in names]
-        for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
+        for name, data in zip(names, store.read_many(paths, [-1] * len(paths)), strict=True):
             if isinstance(data, StorageError):
                 if is_missing(data):
                     continue
                 raise data
-            target = _matching(store, read(data, store.path(path)), spec)
+            target = _matching(store, read(data, store.folder(name)), spec)
             if target is not None and has_shards_of(target, per_shard):
                 targets.append(target)
     return both
@@ -260,18 +262,20 @@ def has_shards_of(target: TargetVersion, per_shard: int | None) -> bool:
     return target.rows_per_shard == rows_per_shard(len(target.table), nbytes, per_shard)
 
 
-def _committed(data: bytes, where: str) -> Attributes | None:
+def _committed(data: bytes, folder: Folder) -> Attributes | None:
     try:
-        return read_attributes(data, where)
+        return read_attributes(data, folder)
     except FormatError:
         raise
     except StoreError:
-        return None  # not ours, or damaged: then it is built again
+        with contextlib.suppress(StoreError):  # not ours, or all is damaged: it is built again
+            return read_attributes(spare_root(folder) or b"", folder)
+    return None
 
 
-def _begun(data: bytes, where: str) -> Identity | None:
+def _begun(data: bytes, folder: Folder) -> Identity | None:
     try:
-        return Identity.read(data, where)
+        return Identity.read(data, folder.path(DESCRIPTION))
     except StoreError:
         return None  # damaged: all that it says is computed again
 

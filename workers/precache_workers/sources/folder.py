@@ -139,7 +139,7 @@ class FolderSource:
         table = replace(table, labels=column.values, classes=column.classes, source=source)
         way = "as the source itself"
         if table_file.endswith((".csv", ".tsv")):
-            way = f"by --labels, if it has lines key,label, or {way}"
+            way = f"by --labels, or {way}"
         elif table_file.endswith(".parquet"):
             way += ", with --source-kind manifest"
         beside = f"{printable(table_file)} in the source gives labels only {way}"

@@ -302,7 +302,8 @@ def _are_classes(names: Collection[str]) -> bool:
 class _Pairs(NamedTuple):
     """Folders that all have files of the same names: some of these, and whether they are numbers.
 
-    Numbers begin with 0 or 1, and have no gap: images of each class are often counted so.
+    Numbers begin with 0 or 1, and have no gap: images of each class are often counted so. Beside
+    ``17.jpg`` in one folder, ``17_mask.png`` in all others is no such number.
     """
 
     stems: list[str]
@@ -328,12 +329,13 @@ class _Pairs(NamedTuple):
         for name in names:
             top = folder_at(name, level)
             stems[top].append(name.split("/", level)[-1].rpartition(".")[0])
+        is_mask = False
         if len({frozenset(some) for some in stems.values()}) > 1:
             ends = {top: ending(s.rpartition("/")[2] for s in of) for top, of in stems.items()}
             bare = {top: [s.removesuffix(ends[top]) for s in of] for top, of in stems.items()}
             if len({frozenset(some) for some in bare.values()}) > 1:
                 return None
-            stems = bare
+            stems, is_mask = bare, "" in ends.values()
         first = stems[min(stems)]
         numbers: dict[str, list[int]] = defaultdict(list)
         patterns = set()
@@ -345,7 +347,8 @@ class _Pairs(NamedTuple):
             min(some) in (0, 1) and max(some) - min(some) == len(some) - 1
             for some in numbers.values()
         )
-        return cls(sorted(first), len(patterns) == len(numbers) and all(counted))
+        numbered = not is_mask and len(patterns) == len(numbers) and all(counted)
+        return cls(sorted(first), numbered)
 
 
 def _repeated(inner: Mapping[str, Collection[str]]) -> list[str]:
@@ -416,7 +419,9 @@ def _doubt(
         ways.append((("--label-level", "0"), "for no label"))
     both: list[str] = []
     if not splits and ((images and targets) or (pairs and not repeated)):
-        both = sorted(tops if pairs else images + targets, key=lambda name: name not in images)
+        both = sorted(
+            tops if pairs else images + targets, key=lambda n: (n in targets, n not in images)
+        )
     if both and path_of is not None:
         split = settled[0][0].removeprefix(f"{inside}{sources[0]}") if settled else ""
         lone = [_lone(names, f"{inside}{name}")[len(inside) :] for name in both]

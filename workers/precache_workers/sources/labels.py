@@ -811,16 +811,16 @@ def _doubts_of_names(found: _Different, where: str, typed: bool) -> tuple[Doubt,
     texts.difference_update(nothing)
     words = sorted(text for text in texts if _number(text) is None)
     separator = next((mark for mark in _SEPARATORS if _joins(texts, mark)), "")
-    is_list = bool(words) and separator and not _DECIMAL_COMMA.fullmatch(words[0])
-    if not typed and len(words) == 1 < len(texts) and not is_list:
-        text = f"all labels of {where} are numbers but {quoted(words)}"
-        way: tuple[Sequence[str], str] = no_label(words), "if that stands for no label"
-    elif words and all(map(_DECIMAL_COMMA.fullmatch, words)):
+    way: tuple[Sequence[str], str]
+    if words and all(map(_DECIMAL_COMMA.fullmatch, words)):
         text = (
             f"labels of {where} such as {quoted(words)} may be numbers with a decimal comma, which "
             "are to be written with a point"
         )
         way = ("--label-separator", ","), "if they are several classes"
+    elif not typed and len(words) == 1 < len(texts) and not separator:
+        text = f"all labels of {where} are numbers but {quoted(words)}"
+        way = no_label(words), "if that stands for no label"
     elif separator:
         some = sorted(text for text in texts if separator in text)
         text = f"labels of {where} such as {quoted(some)} seem to be several classes"
