@@ -403,7 +403,6 @@ def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
     there = MemoryFolder(elsewhere)
     [commit] = read_commits(there)
     version = open_own(there.folder(commit.version))
-    monkeypatch.setattr(transfer, "open_folder", lambda uri, options: ACTORS.store)
     monkeypatch.setattr(transfer, "open_for_writing", lambda uri, source, options: ACTORS.store)
     monkeypatch.setattr(transfer, "open_version", lambda *given: version)
     monkeypatch.setattr(transfer, "split_uri", lambda uri, options: (uri, None))
