@@ -151,6 +151,10 @@ TREES: dict[str, tuple[dict[str, str], list[dict[str, str | None]]]] = {
         {"x/lena": "", "x/owl": "", "y/lena_cut": "", "y/owl_cut": ""},
         [{"lena": None, "owl": None, "lena_cut": None, "owl_cut": None}],
     ),
+    "counted pictures with another ending": (
+        {"x/0": "", "x/1": "", "y/0_cut": "", "y/1_cut": ""},
+        [{"0": None, "1": None, "0_cut": None, "1_cut": None}],
+    ),
     "domains with a folder of one name": (
         {
             "amazon/images/bike/a": "",
@@ -309,6 +313,9 @@ def test_ways_of_photos_beside_masks_name_no_folders_that_do_not_pair(builds: Bu
     builds.choices("both")
     sources = [command[1] for command in commands_in(builds.printed)]
     assert sources == ["both/train/img", "both/train/{img,gt}"]
+    put(builds.root / "named", *(f"{of}/{name}.png" for of in ("gt", "sharp") for name in "ab"))
+    builds.choices("named")
+    assert commands_in(builds.printed)[-1][1] == "named/{sharp,gt}"
 
 
 def test_columns_of_a_data_set_of_splits_are_those_of_its_training_data(builds: Builds) -> None:
@@ -1351,9 +1358,8 @@ def test_columns_of_a_table_that_disagree_are_refused(builds: Builds) -> None:
     put_csv(table, "path,label,class", "a.png,0,0.0", "b.png,1,1.0", "c.png,0,0.0")
     assert builds.labels("list.csv") == {"a": 0, "b": 1, "c": 0}
     put_csv(table, "path,file,label", "a.png,c.png,cat", "b.png,d.png,dog")
-    assert builds.choices("list.csv") == [{"a": "cat", "b": "dog"}, {"c": "cat", "d": "dog"}]
-    put_csv(table, "path,file,label", f"{builds.root}/a.png,a.png,cat", "b.png,b.png,dog")
     assert builds.labels("list.csv") == {"a": "cat", "b": "dog"}
+    assert "not used: 'file'" in builds.printed
 
 
 def test_a_label_beside_an_image_in_a_tar_of_folders_is_said_to_be_the_only_one(
@@ -1400,6 +1406,7 @@ def test_a_table_beside_the_folder_of_its_files(builds: Builds) -> None:
             ['"1,000"', '"2,000"', "500"],
             [[{0, 1}, {0, 2}, {500}], ["1,000", "2,000", "500"]],
         ),
+        (['"1,2"', "1", "2"], [[{1, 2}, {1}, {2}], ["1,2", "1", "2"]]),
     ],
 )
 def test_a_file_of_labels_of_two_readings_is_refused(

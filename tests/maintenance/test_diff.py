@@ -19,6 +19,7 @@ from precache.errors import StoreError
 from precache.maintenance.diff import Change, Difference, Samples, compare_samples
 from precache.store.row_table import RowTable
 from tests.support.building import build_here, cut, encoded, write, write_jpegs
+from tests.support.forging import settle
 
 PLAIN = precache.Recipe.image(resize=32, crop=28)
 
@@ -150,6 +151,7 @@ def test_another_version_of_a_library(source: Path) -> None:
     own["fingerprint"] = "f" * 64
     before = own["libraries"].pop("simplejpeg")
     root.write_text(json.dumps(document))
+    settle(root.parent)
     found = precache.diff(one, other)
     assert [change.what for change in found.recipe] == ["fingerprint"]
     assert {c.what: c.after for c in found.libraries} == {"pillow": "99", "simplejpeg": None}

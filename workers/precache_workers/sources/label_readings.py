@@ -534,6 +534,7 @@ def spelling(name: str) -> str:
     if not name.isascii():
         text = unicodedata.normalize("NFKC", name)
         text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
+        text = re.sub("[\u2018\u2019\u02bc\u00b4]", "'", text)
     text = " ".join(_BETWEEN.split(_COPY.sub("", text))).strip()
     return text.casefold() if len(text) > 1 else text
 
