@@ -59,9 +59,9 @@ def test_one_that_was_removed_is_not_renewed(
     folder = LocalFolder(tmp_path)
     own = BuildLease(folder, SCRATCH)
     folder.remove(own.name)
-    poll(lambda: not beating(), "its thread ends")
-    assert read_leases(folder) == {}
-    own.end()
+    with own:
+        poll(lambda: not beating(), "its thread ends")
+        assert read_leases(folder) == {}
 
 
 def test_one_that_was_renewed_amid_the_commit_of_another_build_ends_with_the_next(
@@ -77,9 +77,9 @@ def test_one_that_was_renewed_amid_the_commit_of_another_build_ends_with_the_nex
         put(folder, name, *given, **options)
 
     monkeypatch.setattr(LocalFolder, "put", put_late)
-    poll(lambda: not beating(), "its thread ends")
-    assert read_leases(folder) == {}
-    own.end()
+    with own:
+        poll(lambda: not beating(), "its thread ends")
+        assert read_leases(folder) == {}
 
 
 def test_that_of_the_build_that_commits_lasts_until_its_end(tmp_path: Path) -> None:
