@@ -386,19 +386,59 @@ def test_folders_of_other_names_with_numbers_are_no_parts(
     assert "as their names suggest" not in builds.printed
 
 
-@PACKED
 @pytest.mark.parametrize("top", ["", "data/"])
-def test_a_folder_without_a_readable_image_is_no_class_unless_it_is_named(
-    builds: Builds, pack: Pack, top: str
+@pytest.mark.parametrize(
+    ("files", "is_refused", "said"),
+    [
+        (["b/"], True, "no image can be read in 'b'"),
+        (["b/x/"], True, "no image can be read in 'b'"),
+        (["b/1.jxl", "d/2.ppm"], True, "no image can be read in 'b', 'd'"),
+        (["b/notes.txt", "b/1.jp2"], True, "no image can be read in 'b'"),
+        (["b/.DS_Store", "b/._1.png"], True, "no image can be read in 'b'"),
+        (["b/.hidden.png"], True, "no image can be read in 'b'"),
+        (["b/notes.txt", "b/x/1.xml"], False, "Folders without an image are no classes: 'b'"),
+        ([".git/", "@eaDir/1.jxl"], False, ""),
+    ],
+)
+def test_a_folder_without_a_readable_image_is_a_class_or_not_as_the_user_says(
+    builds: Builds, top: str, files: list[str], is_refused: bool, said: str
 ) -> None:
     put(builds.root / "in", f"{top}a/1.png", f"{top}c/2.png")
-    write(builds.root / "in" / top / "b/3.jxl", b"x")
+    for name in files:
+        path = builds.root / "in" / top / name
+        path.mkdir(parents=True) if name.endswith("/") else write(path, b"x")
     labels = {"1": "a", "2": "c"}
-    assert builds.labels(pack(builds.root)) == labels
-    write(builds.root / "classes.txt", b"a\nb\nc\n")
+    if is_refused:
+        assert builds.choices("in") == [labels, labels]
+        classes = [precache.open(builds.root / f"choice0{n}.store").classes for n in range(2)]
+        bare = {name[0] for name in files}
+        assert classes == [tuple(sorted({"a", "c"} | bare)), ("a", "c")]
+    else:
+        assert builds.labels("in") == labels
+    assert said in builds.printed
+    assert ("no image can be read" in builds.printed) == is_refused
+
+
+@pytest.mark.parametrize("pack", [as_zip, as_tar])
+@pytest.mark.parametrize("top", ["", "data/"])
+def test_a_folder_of_an_archive_without_a_readable_image_is_as_that_of_a_disk(
+    builds: Builds, pack: Pack, top: str
+) -> None:
+    put(builds.root / "in", f"{top}a/1.png", f"{top}c/2.png", f"{top}b/3.png", f"{top}d/4.png")
+    for name, data in (("b/3.jxl", b"x"), ("d/4.txt", b"x")):
+        path = builds.root / "in" / top / name
+        path.with_suffix(".png").unlink()
+        write(path, data)
+    labels = {"1": "a", "2": "c"}
+    assert builds.choices(pack(builds.root)) == [labels]
+    assert "no image can be read in 'b'," in builds.printed
+    assert "list the names of all classes in a text file" in builds.printed
+    write(builds.root / "classes.txt", b"a\nb\nc\n")  # the advice
     assert builds.labels(pack(builds.root), "--classes", "classes.txt") == labels
-    found = [precache.open(builds.root / f"{n}.store").classes for n in (1, 2)]
-    assert found == [("a", "c"), ("a", "b", "c")]
+    assert precache.open(builds.root / "2.store").classes == ("a", "b", "c")
+    (builds.root / "in" / top / "b/3.jxl").unlink()
+    assert builds.labels(pack(builds.root)) == labels
+    assert "Folders without an image are no classes: 'd'" in builds.printed
 
 
 @pytest.mark.parametrize(
@@ -1788,6 +1828,16 @@ def test_a_validation_set_is_compared_with_the_folder_of_the_same_place(
     assert "lacks 'cat'" in builds.printed
     classes = [precache.open(builds.root / f"choice0{n}.store").classes for n in range(2)]
     assert classes == [("cat", "dog", "eel"), ("dog", "eel")]
+
+
+def test_a_validation_set_with_a_class_of_no_image_is_as_the_training_set(builds: Builds) -> None:
+    put_classes(builds.root / "photos/train")
+    put(builds.root / "photos/val", "dog/v1.png", "eel/v2.png")
+    write(builds.root / "photos/val/cat/v3.jxl", b"x")
+    assert builds.choices("photos/val") == [{"v1": "dog", "v2": "eel"}] * 2
+    for number in range(2):
+        version = precache.open(builds.root / f"choice0{number}.store")
+        assert version.classes == ("cat", "dog", "eel")
 
 
 def test_a_validation_set_with_more_classes_is_refused(builds: Builds) -> None:
