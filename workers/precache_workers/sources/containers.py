@@ -839,7 +839,7 @@ def listing_of(
     evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
     kind = kind_of(labels.type)
     if kind == "names":
-        classes = ()
+        classes = evidence.classes if rules.kind in (None, "name") and not rules.separator else ()
     keys = Texts(rows["key"])
     files = [file.name for file, _ in listed]
     label = (columns or NO_COLUMNS).label or evidence.label

@@ -238,6 +238,8 @@ class ManifestSource:
                     chosen = self._chosen(schema, where, batch)
                     chosen.describe(members, "URIs")
                 _look(members.evidence, batch)
+                if order := batch.order(members.evidence.label):
+                    members.evidence.orders.add(order)
                 yield self._rows(batch, chosen, file.name, members)
 
     def _rows(self, batch: Batch, chosen: ChosenColumns, name: str, members: Members) -> Rows:
