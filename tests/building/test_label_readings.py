@@ -1085,6 +1085,11 @@ def test_labels_of_tar_members_are_read_alike(builds: Builds) -> None:
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
     assert builds.choices("a.tar") == [{"a": "01", "b": "10"}, {"a": 1, "b": 10}]
+    members = {f"{n}.{end}": data for n, label in (("a", 3), ("b", 5))
+               for end, data in (("png", photo(n)), ("cls", b'{"label": %d}' % label))}  # fmt: skip
+    write(builds.root / "a.tar", tar_of(members))
+    assert builds.labels("a.tar") == {"a": 3, "b": 5}
+    assert "are 'label' of JSON objects" in builds.printed
 
 
 TABLES: dict[str, tuple[list[str], list[Labels]]] = {
@@ -1681,6 +1686,7 @@ def test_numbers_of_a_file_of_labels_are_names_where_those_of_the_folders_are(
         ("sea_lion", "sea lion"),
         ("caf\u00e9", "cafe\u0301"),
         ("cat", "c\u200bat"),
+        ("cat", "c\u0430t"),
         ("\ufb01sh", "fish"),
         ("it's", "it\u2019s"),
         ("t-shirt", "t\u2013shirt"),
