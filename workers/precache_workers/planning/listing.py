@@ -35,6 +35,7 @@ from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.labels import override_labels
 from precache_workers.planning.request import Request, label_rules, source_has_columns
 from precache_workers.planning.row_placement import Placed, place_rows
+from precache_workers.planning.rows import numbers_out_of_order
 from precache_workers.planning.source_record import RecalledListing, recall
 from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
@@ -271,6 +272,7 @@ def list_rows(
             *changed,
             *_label_notes(request, source, table),
             *_note_of_numbers(request, store, table),
+            *_note_of_order(request, source, table),
         ),
         # An index would not tell the next build of a doubt that this one need not settle.
         index=(name, listing.index) if listing.index is not None and not listing.doubts else None,
@@ -375,6 +377,17 @@ def _note_of_numbers(request: Request, store: Folder, table: RowTable) -> list[s
     some = ", ".join(moved[:3]) + (f" and {len(moved) - 3:,} more" if len(moved) > 3 else "")
     keep = f"--classes {shlex.quote(f'{shown(request.store)}@{version}')} keeps those, and adds new"
     return [f"Classes get other numbers than in version {version}: {some}; {keep} ones"]
+
+
+def _note_of_order(request: Request, source: Source, table: RowTable) -> list[str]:
+    """Return the line about numbers in names of a folder, whose order as text is kept."""
+    of_names = request.keep_order and isinstance(source, FolderSource | PairedFolders)
+    pair = numbers_out_of_order(table.keys) if of_names else None
+    if pair is None:
+        return []
+    first, second = map(printable, pair)
+    way = "for that of numbers, write them with leading zeros, or give a table of the files"
+    return [f"Rows are in the order of text: {first} comes before {second}; {way}"]
 
 
 def _named_split(source: str) -> str:
