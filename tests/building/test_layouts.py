@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import precache
 from tests.support.building import write
 from tests.support.containers import quiet_datasets
 from tests.support.layouts import ANIMALS, Builds, Labels, photo, put, put_classes, put_csv
@@ -275,3 +276,25 @@ def test_the_refusal_of_another_prints_the_command_that_builds_it(
 ) -> None:
     source, labels = layout(builds.root)
     assert builds.choices(source)[0] == labels
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("f_2.png", "f_10.png"), "Rows are in the order of text: f_10.png comes before f_2.png; "),
+        (("f_02.png", "f_10.png"), ""),
+        (("a10/2.png", "a9/1.png"), "a10/2.png comes before a9/1.png; "),
+    ],
+)
+def test_an_order_that_is_kept_and_not_that_of_the_numbers_is_said(
+    builds: Builds, names: tuple[str, ...], said: str
+) -> None:
+    put(builds.root / "in", *names)
+    listed = [f"in/{name}" for name in names]
+    put_csv(builds.root / "in.csv", "image", *listed)
+    for source, keys in (("in", sorted(names)), ("in.csv", [*names])):
+        builds.labels(source, "--keep-order")
+        [store] = builds.root.glob(f"{1 + (source == 'in.csv')}.store")
+        assert [key.removeprefix("in/") for key in precache.open(store).keys] == keys
+        assert (said in builds.printed) == (source == "in" or not said)
+        assert ("order of text" in builds.printed) == (source == "in" and bool(said))

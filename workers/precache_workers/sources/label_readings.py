@@ -523,6 +523,15 @@ _COPY = re.compile(r"(?: \(\d+\)|(?: -)? copy(?: \d+)?)+$", re.IGNORECASE)
 _BETWEEN = re.compile(r"(?:[\s_\u2010-\u2015\u2212-]|(?<=[^\W\d_])\.)+")
 """Spaces, lines and dashes, and the point of an abbreviation."""
 
+_LATIN = str.maketrans(
+    "\u0410\u0412\u0415\u0405\u0406\u0408\u041a\u041c\u041d\u041e\u0420\u0421\u0422"
+    "\u0425\u0423\u0430\u0435\u043e\u0455\u0456\u0458\u0440\u0441\u0445\u0443\u0391"
+    "\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7"
+    "\u03bf\u0501\u051b\u051d\u2018\u2019\u02bc\u00b4",
+    "ABESIJKMHOPCTXYaeosijpcxyABEZHIKMNOPTYXodqw''''",
+)
+"""Letters of other scripts that look like Latin ones, and apostrophes."""
+
 
 def spelling(name: str) -> str:
     """Return a text that is equal for names that look alike."""
@@ -534,7 +543,7 @@ def spelling(name: str) -> str:
     if not name.isascii():
         text = unicodedata.normalize("NFKC", name)
         text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
-        text = re.sub("[\u2018\u2019\u02bc\u00b4]", "'", text)
+        text = text.translate(_LATIN)
     text = " ".join(_BETWEEN.split(_COPY.sub("", text))).strip()
     return text.casefold() if len(text) > 1 else text
 
