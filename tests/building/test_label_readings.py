@@ -1097,6 +1097,10 @@ def test_labels_of_tar_members_are_read_alike(builds: Builds) -> None:
     write(builds.root / "a.tar", tar_of(members))
     assert builds.labels("a.tar") == {"a": 3, "b": 5}
     assert "are 'label' of JSON objects" in builds.printed
+    members["b.cls"] = rb'{"label": "\ud800"}'
+    write(builds.root / "a.tar", tar_of(members))
+    assert builds.choices("a.tar") == []
+    assert "'label' of a label is '\\ud800', which is not UTF-8" in builds.printed
 
 
 TABLES: dict[str, tuple[list[str], list[Labels]]] = {
@@ -1447,8 +1451,9 @@ def test_columns_of_a_table_that_disagree_are_refused(builds: Builds) -> None:
     put_csv(table, "path,label,class", "a.png,0,0.0", "b.png,1,1.0", "c.png,0,0.0")
     assert builds.labels("list.csv") == {"a": 0, "b": 1, "c": 0}
     put_csv(table, "path,file,label", "a.png,c.png,cat", "b.png,d.png,dog")
+    assert builds.choices("list.csv") == [{"a": "cat", "b": "dog"}, {"c": "cat", "d": "dog"}]
+    put_csv(table, "path,file,label", f"{builds.root}/a.png,a.png,cat", "b.png,b.png,dog")
     assert builds.labels("list.csv") == {"a": "cat", "b": "dog"}
-    assert "not used: 'file'" in builds.printed
 
 
 def test_a_label_beside_an_image_in_a_tar_of_folders_is_said_to_be_the_only_one(
@@ -1694,6 +1699,7 @@ def test_numbers_of_a_file_of_labels_are_names_where_those_of_the_folders_are(
         ("caf\u00e9", "cafe\u0301"),
         ("cat", "c\u200bat"),
         ("cat", "c\u0430t"),
+        ("Oak", "\u039fak"),
         ("\ufb01sh", "fish"),
         ("it's", "it\u2019s"),
         ("t-shirt", "t\u2013shirt"),
@@ -2087,3 +2093,19 @@ def test_a_level_of_no_folder_is_refused(builds: Builds, pack: Pack) -> None:
         {"a": None, "b": None},
     ]
     assert "no image of" in builds.printed
+
+
+def test_a_recipe_that_reads_columns_is_offered_the_sources_that_have_them(builds: Builds) -> None:
+    put(builds.root / "data", *(f"{part}/{n}.png" for part in ("images", "masks") for n in "ab"))
+    for column in ("masks", "mask"):
+        fields = [
+            f'[fields.{name}]\ninput = "{of}"\nops = [{{ op = "decode" }}]\n'
+            for name, of in (("image", "images"), ("mask", column))
+        ]
+        write(builds.root / "recipe.toml", "".join(fields).encode())
+        choices = builds.choices("data --recipe recipe.toml")
+        sources = [command[1] for command in commands_in(builds.printed)]
+        assert sources == (["data/{images,masks}"] if column == "masks" else [])
+        assert len(choices) == len(sources)
+        said = "with a recipe that reads its columns ('images', 'masks') in place of"
+        assert (said in builds.printed) == (column == "mask")

@@ -44,7 +44,7 @@ from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import is_split, note_of_order, quoted
 from precache_workers.sources.name_readings import note_of_words, partners_among
-from precache_workers.sources.paired_folders import PairedFolders
+from precache_workers.sources.paired_folders import PairedFolders, columns_of
 from precache_workers.sources.splits import split_name
 from precache_workers.user_code.identity import code_of
 
@@ -515,6 +515,24 @@ def _read_names(request: Request, source: Source, table: RowTable) -> tuple[list
     return notes, doubts
 
 
+def _for_recipe(request: Request, source: Source, doubt: Doubt) -> Doubt:
+    """Leave out choices of folders whose samples lack the columns that the recipe reads."""
+    read = {f.input for f in request.recipe.fields.values() if isinstance(f.input, str)}
+    if not isinstance(source, FolderSource) or read <= {"bytes"}:
+        return doubt
+    choices = [
+        (way, when)
+        for way, when in doubt.choices
+        if not way or ("{" in way[0] and read <= {*columns_of(way[0])})
+    ]
+    for way, _ in doubt.choices:
+        if way and "{" in way[0] and not read <= {*columns_of(way[0])}:
+            columns = quoted(columns_of(way[0]))
+            text = f"{shown(way[0])} with a recipe that reads its columns ({columns})"
+            choices.append(((), f"{text} in place of {quoted(sorted(read))}"))
+    return replace(doubt, choices=tuple(choices)) if choices else doubt
+
+
 def _labelled(
     request: Request,
     source: Source,
@@ -556,7 +574,7 @@ def _labelled(
         doubts = [doubt for doubt in doubts if doubt.of_members]
     doubts = [doubt for doubt in doubts if frozen is None or not doubt.by_classes]
     if doubts:
-        raise choice_error(doubts)
+        raise choice_error([_for_recipe(request, source, doubt) for doubt in doubts])
     if request.classes is not None and frozen is not None:
         if source.labels_with_samples and not has_label(table.labels).any():
             raise SourceError(

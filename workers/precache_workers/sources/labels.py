@@ -444,7 +444,11 @@ def decide(
             bare = [text for text in found.texts if is_nothing(text)]
             return _of_lists(lists, where, rules, classes, bare=bare)
         if (name := _member_of_objects(found)) is not None and not rules.kind:
-            values = found.mapped([_text(json.loads(text)[name]) for text in found.texts], kind)
+            try:
+                texts = [label_of(_text(json.loads(text)[name])) for text in found.texts]
+            except ValueError as error:
+                raise SourceError(f"{where}: {name!r} of a label {error}") from None
+            values = found.mapped(texts, kind)
             own = replace(rules, none=())
             inner = decide(values, keys, where, own, classes=classes, typed=False, is_file=is_file)
             note = f"labels of {where} are {name!r} of JSON objects (--label-kind name: their text)"

@@ -113,7 +113,8 @@ def _samples(
                 if (before := labels.setdefault(name_of_label, label)) != label:
                     raise SourceError(
                         f"{where} has two labels under {printable(name_of_label)}, in upper and "
-                        f"lower case: {printable(before)} and {printable(label)}; remove one"
+                        f"lower case or after ./: {printable(before)} and {printable(label)}; "
+                        "remove one"
                     )
             elif not (is_image(text) or starts_as_image(value)):
                 members.ignore(file.name, f"{file.name}/{text}")
