@@ -40,6 +40,7 @@ from precache.maintenance.verify import verify
 from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
 from precache.store import lease as leases
+from precache.store.array_metadata import SHARDS
 from precache.store.commit_log import BUILD, ROOT, read_commits
 from precache.store.json_documents import LeaseDocument
 from precache.store.layout import RowShape
@@ -441,7 +442,8 @@ def minimal(source: Rows) -> str:
 def few_objects(
     goal: TargetVersion, facts: precache_workers.driver.commit.Facts
 ) -> dict[str, bytes]:
-    return dict.fromkeys(("holes/c/0", "rows/c/0"), json_of_the_actor(list(facts.shards)))
+    names = ("label/c/0", "valid/c/0", f"{SHARDS}/image/c/0/0")  # those that a root must name
+    return dict.fromkeys(names, json_of_the_actor(list(facts.shards)))
 
 
 def bare_result(goal: TargetVersion, ignored: Mapping[str, int]) -> BuildResult:
