@@ -393,19 +393,59 @@ def test_folders_of_other_names_with_numbers_are_no_parts(
     assert "as their names suggest" not in builds.printed
 
 
-@PACKED
 @pytest.mark.parametrize("top", ["", "data/"])
-def test_a_folder_without_a_readable_image_is_no_class_unless_it_is_named(
-    builds: Builds, pack: Pack, top: str
+@pytest.mark.parametrize(
+    ("files", "is_refused", "said"),
+    [
+        (["b/"], True, "no image can be read in 'b'"),
+        (["b/x/"], True, "no image can be read in 'b'"),
+        (["b/1.jxl", "d/2.ppm"], True, "no image can be read in 'b', 'd'"),
+        (["b/notes.txt", "b/1.jp2"], True, "no image can be read in 'b'"),
+        (["b/.DS_Store", "b/._1.png"], True, "no image can be read in 'b'"),
+        (["b/.hidden.png"], True, "no image can be read in 'b'"),
+        (["b/notes.txt", "b/x/1.xml"], False, "Folders without an image are no classes: 'b'"),
+        ([".git/", "@eaDir/1.jxl"], False, ""),
+    ],
+)
+def test_a_folder_without_a_readable_image_is_a_class_or_not_as_the_user_says(
+    builds: Builds, top: str, files: list[str], is_refused: bool, said: str
 ) -> None:
     put(builds.root / "in", f"{top}a/1.png", f"{top}c/2.png")
-    write(builds.root / "in" / top / "b/3.jxl", b"x")
+    for name in files:
+        path = builds.root / "in" / top / name
+        path.mkdir(parents=True) if name.endswith("/") else write(path, b"x")
     labels = {"1": "a", "2": "c"}
-    assert builds.labels(pack(builds.root)) == labels
-    write(builds.root / "classes.txt", b"a\nb\nc\n")
+    if is_refused:
+        assert builds.choices("in") == [labels, labels]
+        classes = [precache.open(builds.root / f"choice0{n}.store").classes for n in range(2)]
+        bare = {name[0] for name in files}
+        assert classes == [tuple(sorted({"a", "c"} | bare)), ("a", "c")]
+    else:
+        assert builds.labels("in") == labels
+    assert said in builds.printed
+    assert ("no image can be read" in builds.printed) == is_refused
+
+
+@pytest.mark.parametrize("pack", [as_zip, as_tar])
+@pytest.mark.parametrize("top", ["", "data/"])
+def test_a_folder_of_an_archive_without_a_readable_image_is_as_that_of_a_disk(
+    builds: Builds, pack: Pack, top: str
+) -> None:
+    put(builds.root / "in", f"{top}a/1.png", f"{top}c/2.png", f"{top}b/3.png", f"{top}d/4.png")
+    for name, data in (("b/3.jxl", b"x"), ("d/4.txt", b"x")):
+        path = builds.root / "in" / top / name
+        path.with_suffix(".png").unlink()
+        write(path, data)
+    labels = {"1": "a", "2": "c"}
+    assert builds.choices(pack(builds.root)) == [labels]
+    assert "no image can be read in 'b'," in builds.printed
+    assert "list the names of all classes in a text file" in builds.printed
+    write(builds.root / "classes.txt", b"a\nb\nc\n")  # the advice
     assert builds.labels(pack(builds.root), "--classes", "classes.txt") == labels
-    found = [precache.open(builds.root / f"{n}.store").classes for n in (1, 2)]
-    assert found == [("a", "c"), ("a", "b", "c")]
+    assert precache.open(builds.root / "2.store").classes == ("a", "b", "c")
+    (builds.root / "in" / top / "b/3.jxl").unlink()
+    assert builds.labels(pack(builds.root)) == labels
+    assert "Folders without an image are no classes: 'd'" in builds.printed
 
 
 @pytest.mark.parametrize(
@@ -657,6 +697,50 @@ def test_a_typed_column_of_one_reading_builds(builds: Builds, table: Write) -> N
     built = builds.labels(table(builds.root, columns_of(label=[True, False], size=[7, 9])))
     assert built == {"a": 1, "b": 0}
     assert "not used: 'size'" in builds.printed
+
+
+def ordered(labels: list[str], categories: list[str]) -> Any:
+    numbers = [categories.index(label) for label in labels]
+    return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int8()), categories, ordered=True)
+
+
+@pytest.mark.parametrize("table", [in_parquet, in_manifest])
+def test_ordered_categories_are_classes_in_their_order(builds: Builds, table: Write) -> None:
+    labels, categories = ["mid", "low", "mid"], ["low", "mid", "high"]
+    source = table(builds.root, columns_of(label=ordered(labels, categories)))
+    assert builds.labels(source) == dict(zip(NAMES, labels, strict=False))
+    assert precache.open(builds.root / "1.store").classes == tuple(categories)
+    said = "in the order of the categories of 'label': 'low', 'mid', 'high'"
+    assert said in builds.printed
+    builds.labels(source, "--label-column", "label")
+    assert said in builds.printed
+    put(builds.root / "in", "a.png", "b.png", "c.png")
+    file = {"key": [f"{name}.png" for name in "abc"], "label": ordered(labels, categories)}
+    pq.write_table(pa.table(file), builds.root / "labels.parquet")
+    assert builds.labels("in --labels labels.parquet") == dict(zip(NAMES, labels, strict=False))
+    assert precache.open(builds.root / "3.store").classes == tuple(categories)
+
+
+@pytest.mark.parametrize(
+    ("categories", "taken"),
+    [(["low", "high"], "low mid high"), (["high", "low"], ""), (["low", "top"], "")],
+)
+def test_files_with_categories_in_other_orders_are_refused(
+    builds: Builds, categories: list[str], taken: str
+) -> None:
+    for name, label, names in (("a", "mid", ["low", "mid", "high"]), ("b", "low", categories)):
+        columns = columns_of(label=ordered([label], names)) | {"id": [name]}
+        pq.write_table(pa.table(columns), write(builds.root / f"in/{name}.parquet", b""))
+    source = "'in/*.parquet' --key-column id"
+    if taken:
+        assert builds.labels(source) == {"a": "mid", "b": "low"}
+        assert precache.open(builds.root / "1.store").classes == tuple(taken.split())
+        return
+    assert builds.choices(source) == []
+    assert "the categories of 'label' have other orders in other files" in builds.printed
+    write(builds.root / "classes.txt", b"mid\nlow\n")  # the advice
+    assert builds.labels(source, "--classes", "classes.txt") == {"a": "mid", "b": "low"}
+    assert precache.open(builds.root / "2.store").classes == ("mid", "low")
 
 
 @TYPED
@@ -1807,6 +1891,16 @@ def test_a_validation_set_is_compared_with_the_folder_of_the_same_place(
     assert "lacks 'cat'" in builds.printed
     classes = [precache.open(builds.root / f"choice0{n}.store").classes for n in range(2)]
     assert classes == [("cat", "dog", "eel"), ("dog", "eel")]
+
+
+def test_a_validation_set_with_a_class_of_no_image_is_as_the_training_set(builds: Builds) -> None:
+    put_classes(builds.root / "photos/train")
+    put(builds.root / "photos/val", "dog/v1.png", "eel/v2.png")
+    write(builds.root / "photos/val/cat/v3.jxl", b"x")
+    assert builds.choices("photos/val") == [{"v1": "dog", "v2": "eel"}] * 2
+    for number in range(2):
+        version = precache.open(builds.root / f"choice0{number}.store")
+        assert version.classes == ("cat", "dog", "eel")
 
 
 def test_a_validation_set_with_more_classes_is_refused(builds: Builds) -> None:

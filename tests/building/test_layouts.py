@@ -245,6 +245,12 @@ def pandas_integers(root: Path) -> tuple[str, Labels]:
     return "list.csv", {"a": 0, "b": None, "c": 12}
 
 
+def two_columns_of_images(root: Path) -> tuple[str, Labels]:
+    put(root, "a.png", "b.png", "c.png", "d.png")
+    put_csv(root / "list.csv", "path,file,label", "a.png,c.png,cat", "b.png,d.png,dog")
+    return "list.csv", {"a": "cat", "b": "dog"}
+
+
 Layout = Callable[[Path], tuple[str, Labels]]
 
 PLAIN: list[Layout] = [
@@ -255,7 +261,7 @@ PLAIN: list[Layout] = [
 ]  # fmt: skip
 REFUSED: list[Layout] = [
     splits, hub_parquet_of_two_splits, masks, several_joined, one_hot, pandas_integers,
-    chest_xrays, findings, findings_as_the_source,
+    chest_xrays, findings, findings_as_the_source, two_columns_of_images,
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from precache.store.lease import (
     live_leases,
     read_leases,
 )
+from precache.store.tree import sealed_root
 from precache_workers.planning.target_version import SCRATCH
 from tests.support.building import build_here, poll, remains, write, write_jpegs
 
@@ -71,7 +72,7 @@ def test_one_that_was_renewed_amid_the_commit_of_another_build_ends_with_the_nex
 
     def put_late(folder: LocalFolder, name: str, *given: Any, **options: Any) -> None:
         if name == own.name and folder.size(ROOT) is None:
-            put(folder, ROOT, [b"{}"])
+            put(folder, ROOT, [sealed_root({})])
             folder.remove(own.name)
         put(folder, name, *given, **options)
 
@@ -85,7 +86,7 @@ def test_that_of_the_build_that_commits_lasts_until_its_end(tmp_path: Path) -> N
     folder = LocalFolder(tmp_path)
     with BuildLease(folder, SCRATCH) as own:
         own.outlast_commit()
-        folder.put(ROOT, [b"{}"])
+        folder.put(ROOT, [sealed_root({})])
         before = read_leases(folder)[own.name].time
         poll(lambda: read_leases(folder)[own.name].time > before, "a heartbeat")
     assert read_leases(folder) == {}

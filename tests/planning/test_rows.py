@@ -41,7 +41,7 @@ def table_of(count: int, classes: int = 3) -> RowTable:
 
 
 def receipt(shard: int, **sizes: int) -> Receipt:
-    objects = {name: ShardObject(size, 0, size) for name, size in sizes.items()}
+    objects = {name: ShardObject(size, 0, size, "") for name, size in sizes.items()}
     return Receipt(
         shard=shard, objects=objects, holes={}, content=[], sums={}, seconds={}, cpu_seconds=0.0
     )

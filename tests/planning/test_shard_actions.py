@@ -35,7 +35,8 @@ def base_field(name: str, applied: int = 2, encoded: bool = True) -> BaseField:
     match = FieldMatch(name, applied, applied == 2, encoded and applied == 2, SHAPE)
     sums = ChannelSums(0, [0.0] * 3, [0.0] * 3)
     folder = LocalFolder("/nowhere/version")
-    return BaseField(match, folder, "", f"{name}/c/0/0/0/0", ShardObject(1, 2, 3), sums)
+    made = ShardObject(1, 2, 3, "")
+    return BaseField(match, folder, "", f"{name}/c/0/0/0/0", made, sums)
 
 
 def base_shard(rows: int = 4, **options: Any) -> BaseShard:

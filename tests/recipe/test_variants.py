@@ -24,6 +24,7 @@ from precache.recipe.variants import arrays_of, variant_at
 from precache_workers.ops.field_recipe import Common, FieldRecipe
 from precache_workers.sources.base import Sample
 from tests.support.building import build_here, contents, write, write_jpegs
+from tests.support.forging import put_root
 
 CALLS: list[int] = []
 
@@ -396,7 +397,7 @@ def test_forged_variants_are_refused(source: Path, tmp_path: Path, kind: str) ->
     root = Path(built.path, "zarr.json")
     document = json.loads(root.read_text())
     _forge(document["attributes"]["precache"], kind)
-    root.write_text(json.dumps(document))
+    put_root(root.parent, document)
     with pytest.raises(StoreError, match="damaged or forged"):
         precache.open(tmp_path / "store")
 

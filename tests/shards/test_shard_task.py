@@ -23,7 +23,7 @@ from PIL import Image
 import precache
 from precache.errors import FetchError, SampleError, StorageError
 from precache.storage.open import open_folder
-from precache.store.layout import RowShape, decode_index
+from precache.store.layout import RowShape, checks_of, decode_index
 from precache.store.receipts import Receipt, receipt_name
 from precache_workers.profiling.row_probe import run_probe
 from precache_workers.shards.base_rows import BaseRows
@@ -174,7 +174,9 @@ def test_the_receipt_says_what_was_put(tmp_path: Path) -> None:
     made = receipt.objects["image"]
     assert receipt.shard == 3
     assert made.size == len(data)
-    assert made.xxh3 == xxhash.xxh3_64_intdigest(data)
+    assert made.xxh3 == xxhash.xxh3_128_intdigest(data)
+    assert made.ends.tolist() == checks_of(data, len(made.ends)).tolist()
+    assert np.count_nonzero(made.ends) == 4
     assert made.raw_nbytes == 4 * ROW_NBYTES
     assert receipt.content == [
         xxhash.xxh3_128_hexdigest((tmp_path / "in" / key).read_bytes()) for key in keys

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precache
-from precache.errors import PrecacheError, StoreError, UsageError
+from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.maintenance.location import open_for_writing
 from precache.recipe.recipe import RESERVED
 from precache.storage.local import LocalFolder
@@ -26,7 +26,7 @@ from precache.store.commit_log import append_entry
 from precache.store.json_documents import FORMAT
 from precache.store.open import open_version, split_uri
 from tests.conftest import BuiltStore
-from tests.support.forging import settle, settled_root
+from tests.support.forging import put_root, settled_root
 from tests.support.mutations import places
 from tests.support.servers import FaultProxy
 
@@ -196,11 +196,9 @@ def test_another_protocol_is_refused() -> None:
 
 
 def _edit(store: BuiltStore, change: Callable[[dict[str, Any]], object]) -> None:
-    path = store.version_folder / "zarr.json"
-    document = json.loads(path.read_bytes())
+    document = json.loads((store.version_folder / "zarr.json").read_bytes())
     change(document["attributes"]["precache"])
-    path.write_text(json.dumps(document))
-    settle(store.version_folder)
+    put_root(store.version_folder, document)
 
 
 @pytest.mark.parametrize("number", [FORMAT + 1, FORMAT - 1, 1, 0, None, "4", [4]])
@@ -257,8 +255,7 @@ def test_a_broken_root_is_a_store_error(
 FORGED_ATTRIBUTES: dict[str, Callable[[dict[str, Any]], object]] = {
     "rows of words": lambda own: own.update(rows="many"),
     "rows below none": lambda own: own.update(rows=-5),
-    "more rows than there are": lambda own: own.update(rows=24),
-    "fewer rows than there are": lambda own: own.update(rows=7),
+    "more rows than objects": lambda own: own.update(rows=2**20 + 1),
     "objects elsewhere": lambda own: own["objects"].update({"../x/zarr.json": [1, "0" * 32]}),
     "digests that are none": lambda own: own["objects"].update({"label/c/0": [1, "x"]}),
     "labels that none has": lambda own: own["objects"].pop("label/c/0"),
@@ -283,8 +280,19 @@ def test_forged_attributes_are_a_store_error_at_opening(
 ) -> None:
     store = copy_store(stores["raw"])
     _edit(store, FORGED_ATTRIBUTES[case])
-    with pytest.raises(StoreError):
-        _ = precache.open(store.path).fields
+    with pytest.raises(StoreError, match=r"zarr.json is damaged or forged"):
+        precache.open(store.path)
+
+
+@pytest.mark.parametrize("rows", [7, 22, 24])
+def test_forged_rows_are_damage_where_a_row_is_first_read(
+    rows: int, stores: dict[str, BuiltStore], copy_store: CopyStore
+) -> None:
+    store = copy_store(stores["raw"])
+    _edit(store, lambda own: own.update(rows=rows))
+    for name in ("label", "valid"):
+        with pytest.raises(DamageError, match=f"{name}/c/0 is damaged: its frame is another size"):
+            getattr(precache.open(store.path), "labels" if name == "label" else name)
 
 
 @pytest.mark.parametrize("name", [*sorted(RESERVED), "label.0", "_sums", "a b", "image.x", "../x"])
@@ -298,7 +306,7 @@ def test_a_forged_name_of_a_field_is_refused_by_name(
 
     store = copy_store(stores["raw"])
     _edit(store, forge)
-    said = rf"a field cannot be called '{re.escape(name.removesuffix('.0'))}.*; .* run the same"
+    said = rf"a field cannot be called '{re.escape(name.removesuffix('.0'))}.*; run the same"
     with pytest.raises(
         StoreError, match=rf"zarr.json is damaged or forged: .*{said} precache build"
     ):

@@ -22,10 +22,20 @@ def settled_root(document: Any) -> bytes:
     return _DIGEST.sub(rb"\g<1>" + xxhash.xxh3_128_hexdigest(blank).encode(), blank, 1)
 
 
+def put_root(version: Path, document: Any) -> bytes:
+    """Write a version's root with its digest, there and in the store's log, and return it."""
+    root = settled_root(document)
+    (version / "zarr.json").write_bytes(root)
+    for entry in version.parent.glob("commits/*.json"):
+        commit = json.loads(entry.read_bytes())
+        if commit["version"] == version.name:
+            entry.write_text(json.dumps({**commit, "root": seal_of(root)}))
+    return root
+
+
 def settle(version: Path) -> None:
     """Make the digests of a version, and in its store's log, those of what lies there."""
-    path = version / "zarr.json"
-    document: Any = json.loads(path.read_bytes())
+    document: Any = json.loads((version / "zarr.json").read_bytes())
     own = document["attributes"]["precache"]
     if isinstance(own, dict) and isinstance(own.get("objects"), dict):
         found = (path for folder in _SMALL for path in (version / folder).rglob("*"))
@@ -34,15 +44,9 @@ def settle(version: Path) -> None:
             if (version / name).is_file():
                 data = (version / name).read_bytes()
                 own["objects"][name] = [len(data), Leaf.of(name, data).hex]
-    root = settled_root(document)
-    path.write_bytes(root)
+    root = put_root(version, document)
     if isinstance(own, dict) and isinstance(own.get("objects"), dict):
         paths = (version / name for name in own["objects"])
         objects = [path.read_bytes() for path in paths if path.is_file()]
         for name, data in spare_objects(root, objects).items():
             (version / name).write_bytes(data)
-    digest = seal_of(root)
-    for entry in version.parent.glob("commits/*.json"):
-        commit = json.loads(entry.read_bytes())
-        if commit["version"] == version.name:
-            entry.write_text(json.dumps({**commit, "root": digest}))

@@ -248,6 +248,8 @@ class ManifestSource:
                     chosen = self._chosen(schema, where, batch)
                     chosen.describe(members, "URIs")
                 _look(members.evidence, batch)
+                if order := batch.order(members.evidence.label):
+                    members.evidence.orders.add(order)
                 yield self._rows(batch, chosen, file.name, members)
                 if not rivals and self.columns.image is None:
                     rivals |= _rival_of_uris(batch, chosen)
