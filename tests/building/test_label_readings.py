@@ -2109,3 +2109,6 @@ def test_a_recipe_that_reads_columns_is_offered_the_sources_that_have_them(build
         assert len(choices) == len(sources)
         said = "with a recipe that reads its columns ('images', 'masks') in place of"
         assert (said in builds.printed) == (column == "mask")
+    put(builds.root / "splits", "train/cat/a.png", "train/dog/b.png", "val/cat/c.png")
+    assert builds.choices("splits --recipe recipe.toml") == []
+    assert "reads the bytes of images in place of 'images', 'mask'" in builds.printed

@@ -520,17 +520,17 @@ def _for_recipe(request: Request, source: Source, doubt: Doubt) -> Doubt:
     read = {f.input for f in request.recipe.fields.values() if isinstance(f.input, str)}
     if not isinstance(source, FolderSource) or read <= {"bytes"}:
         return doubt
-    choices = [
-        (way, when)
-        for way, when in doubt.choices
-        if not way or ("{" in way[0] and read <= {*columns_of(way[0])})
-    ]
-    for way, _ in doubt.choices:
-        if way and "{" in way[0] and not read <= {*columns_of(way[0])}:
-            columns = quoted(columns_of(way[0]))
-            text = f"{shown(way[0])} with a recipe that reads its columns ({columns})"
-            choices.append(((), f"{text} in place of {quoted(sorted(read))}"))
-    return replace(doubt, choices=tuple(choices)) if choices else doubt
+    instead = f"in place of {quoted(sorted(read))}"
+    choices = list[tuple[tuple[str, ...], str]]()
+    for way, when in doubt.choices:
+        columns = columns_of(way[0]) if way and "{" in way[0] else ["bytes"]
+        if not way or read <= {*columns}:
+            choices.append((way, when))
+        elif "{" in way[0]:
+            text = f"{shown(way[0])} with a recipe that reads its columns ({quoted(columns)})"
+            choices.append(((), f"{text} {instead}"))
+    other = (), f"a recipe that reads the bytes of images {instead}"
+    return replace(doubt, choices=tuple(choices or [other]))
 
 
 def _labelled(
