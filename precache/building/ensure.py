@@ -36,7 +36,8 @@ def ensure(
     Every rank of a training, on every node, may call this: one builds, and the others wait and
     open the same version, as long as the source does not change. If the process that builds is
     killed, another one resumes its build. If the version exists, nothing is written to the store
-    except a missing entry of its log, and Ray is not loaded.
+    except a missing entry of its log; and neither Ray nor a decoder is loaded, unless libraries
+    have changed since the last call.
 
     Every call lists the source. Once `torch.distributed` is initialised with ``MASTER_ADDR`` and
     ``MASTER_PORT``, rank 0 lists it for all ranks, and an error of rank 0 is raised on all of them;
