@@ -272,13 +272,14 @@ def test_a_build_and_epochs_through_a_bad_network_are_right(
     for number in range(12):
         service.put(f"photos/{'cat' if number % 2 else 'dog'}/{number:02d}.jpg", _photo(number))
     name = service.push(built / "store", "store")
-    dice, failed = random.Random(7), Counter[str]()
+    failed = Counter[str]()
     ways: dict[str, list[Fault]] = {
         # Pages of the web tell no sizes: there, nobody knows that a file came short.
         "photo": [status(503), reset, status(504) if service.files else truncated, status(429, 0)],
         "shard": [status(503), reset, truncated, wrong_bytes],
         "write": [status(503), reset, status(500), status(429, 0)],
     }
+    dice = {kind: random.Random(kind) for kind in ways}  # threads mix requests of several kinds
 
     def choose(method: str, path: str) -> Fault | None:
         writes, shard = (
@@ -286,7 +287,7 @@ def test_a_build_and_epochs_through_a_bad_network_are_right(
             re.search("/[0-9a-f]{32}/image/c/", unquote(path)),
         )
         kind = "write" if writes else "photo" if path.endswith(".jpg") else "shard" if shard else ""
-        if method == "HEAD" or not kind or dice.random() >= 0.35:
+        if method == "HEAD" or not kind or dice[kind].random() >= 0.35:
             return None
         failed[kind] += 1
         return ways[kind][failed[kind] % 4]
