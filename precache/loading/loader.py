@@ -208,7 +208,7 @@ class Loader(Epochs):
 
     @property
     def device(self) -> torch.device:
-        """Where batches go."""
+        """The device that batches go to."""
         return self._options.device
 
     @property

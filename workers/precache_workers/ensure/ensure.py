@@ -248,7 +248,7 @@ class PendingBuild(Protocol):
 
     @property
     def name(self) -> str:
-        """What goes on if this process does not wait for it."""
+        """The build that goes on if this process does not wait for it."""
 
     def check(self) -> str | None:
         """Return the version that the build produced, None if not known; raises if it failed."""

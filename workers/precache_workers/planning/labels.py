@@ -125,24 +125,7 @@ def override_labels(
         notes += note_of_order(labelled.classes)
     if empty := given.take(pa.array([*line_of])).null_count:
         notes.append(f"{empty:,} lines of {where} have no label, and their samples get none")
-    refusable = len(notes)
-    if unmatched:
-        line, lines = unmatched[0], len(file.lines)
-        notes.append(
-            f"{len(unmatched):,} of {lines:,} lines of {where} fit no sample, such as line "
-            f"{file.lines[line]} with {short(file.keys[line])}"
-        )
-    if bare:
-        notes.append(
-            f"{len(bare):,} of {len(table):,} samples get no label, such as "
-            f"{short(table.keys[bare[0]])}"
-        )
-    too_many = len(unmatched) > default_max_failures(len(file.lines))
-    if (too_many or len(bare) > default_max_failures(len(table))) and not accept_unmatched:
-        raise SourceError(
-            f"{'; '.join(notes[refusable:])}; the source's first key is {short(table.keys[0])}. "
-            "Correct the file, or accept this with --accept-unmatched"
-        )
+    notes += _notes_of_fit(table, file, where, unmatched, bare, accepted=accept_unmatched)
     if unlisted and doubts:
         raise SourceError(
             f"{unlisted:,} of {len(table):,} samples have no line in {where}, and would keep a "
@@ -156,6 +139,37 @@ def override_labels(
     if notes:
         log.warning("%s", "; ".join(notes))
     return labelled
+
+
+def _notes_of_fit(
+    table: RowTable,
+    file: LabelFile,
+    where: str,
+    unmatched: Sequence[int],
+    bare: Sequence[int],
+    *,
+    accepted: bool,
+) -> list[str]:
+    """Return lines about lines that fit no sample, and rows that get no label; refuse many."""
+    notes = []
+    if unmatched:
+        line, lines = unmatched[0], len(file.lines)
+        notes.append(
+            f"{len(unmatched):,} of {lines:,} lines of {where} fit no sample, such as line "
+            f"{file.lines[line]} with {short(file.keys[line])}"
+        )
+    if bare:
+        notes.append(
+            f"{len(bare):,} of {len(table):,} samples get no label, such as "
+            f"{short(table.keys[bare[0]])}"
+        )
+    too_many = len(unmatched) > default_max_failures(len(file.lines))
+    if (too_many or len(bare) > default_max_failures(len(table))) and not accepted:
+        raise SourceError(
+            f"{'; '.join(notes)}; the source's first key is {short(table.keys[0])}. "
+            "Correct the file, or accept this with --accept-unmatched"
+        )
+    return notes
 
 
 def _matched(

@@ -327,7 +327,7 @@ def remember(source: Source, table: RowTable) -> None:
 
 
 def forget(source: Source) -> None:
-    """Have `located` list a source again, as files of it may have changed."""
+    """Let `located` list a source again, as files of it may have changed."""
     _listings.pop(source.index_name, None)
 
 
