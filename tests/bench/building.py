@@ -37,7 +37,7 @@ from precache.codecs.chunk import encoder
 from precache.codecs.image import undo_image
 from precache.reading.array_reader import ArrayReader
 from precache.storage.open import open_folder
-from precache.store.layout import RowShape
+from precache.store.layout import CHECK_NBYTES, RowShape
 from precache.store.receipts import ChannelSums, Receipt, ShardObject
 from precache.store.shard_writer import ShardWriter
 from precache_workers.cluster.dispatch import Done, Lost, dispatch
@@ -331,9 +331,11 @@ class _Engine:
 def _receipt(task: ShardTask) -> Receipt:
     """Of an object of one byte: a commit looks whether it is there."""
     task.folder.put(task.objects["image"], [b"0"], scratch=SCRATCH)
+    raw_nbytes = ROW.nbytes * task.rows_per_shard
+    chunks = task.rows_per_shard // ROW.chunk_rows(task.rows_per_shard)
     return Receipt(
         shard=task.shard,
-        objects={"image": ShardObject(1, task.shard, ROW.nbytes * task.rows_per_shard)},
+        objects={"image": ShardObject(1, task.shard, raw_nbytes, "00" * CHECK_NBYTES * chunks)},
         holes={},
         content=[xxhash.xxh3_128_hexdigest(key.encode()) for key in task.keys],
         sums={"image": ChannelSums(CROP * CROP * len(task.keys), [1.0] * 3, [1.0] * 3)},

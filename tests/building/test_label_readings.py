@@ -393,19 +393,59 @@ def test_folders_of_other_names_with_numbers_are_no_parts(
     assert "as their names suggest" not in builds.printed
 
 
-@PACKED
 @pytest.mark.parametrize("top", ["", "data/"])
-def test_a_folder_without_a_readable_image_is_no_class_unless_it_is_named(
-    builds: Builds, pack: Pack, top: str
+@pytest.mark.parametrize(
+    ("files", "is_refused", "said"),
+    [
+        (["b/"], True, "no image can be read in 'b'"),
+        (["b/x/"], True, "no image can be read in 'b'"),
+        (["b/1.jxl", "d/2.ppm"], True, "no image can be read in 'b', 'd'"),
+        (["b/notes.txt", "b/1.jp2"], True, "no image can be read in 'b'"),
+        (["b/.DS_Store", "b/._1.png"], True, "no image can be read in 'b'"),
+        (["b/.hidden.png"], True, "no image can be read in 'b'"),
+        (["b/notes.txt", "b/x/1.xml"], False, "Folders without an image are no classes: 'b'"),
+        ([".git/", "@eaDir/1.jxl"], False, ""),
+    ],
+)
+def test_a_folder_without_a_readable_image_is_a_class_or_not_as_the_user_says(
+    builds: Builds, top: str, files: list[str], is_refused: bool, said: str
 ) -> None:
     put(builds.root / "in", f"{top}a/1.png", f"{top}c/2.png")
-    write(builds.root / "in" / top / "b/3.jxl", b"x")
+    for name in files:
+        path = builds.root / "in" / top / name
+        path.mkdir(parents=True) if name.endswith("/") else write(path, b"x")
     labels = {"1": "a", "2": "c"}
-    assert builds.labels(pack(builds.root)) == labels
-    write(builds.root / "classes.txt", b"a\nb\nc\n")
+    if is_refused:
+        assert builds.choices("in") == [labels, labels]
+        classes = [precache.open(builds.root / f"choice0{n}.store").classes for n in range(2)]
+        bare = {name[0] for name in files}
+        assert classes == [tuple(sorted({"a", "c"} | bare)), ("a", "c")]
+    else:
+        assert builds.labels("in") == labels
+    assert said in builds.printed
+    assert ("no image can be read" in builds.printed) == is_refused
+
+
+@pytest.mark.parametrize("pack", [as_zip, as_tar])
+@pytest.mark.parametrize("top", ["", "data/"])
+def test_a_folder_of_an_archive_without_a_readable_image_is_as_that_of_a_disk(
+    builds: Builds, pack: Pack, top: str
+) -> None:
+    put(builds.root / "in", f"{top}a/1.png", f"{top}c/2.png", f"{top}b/3.png", f"{top}d/4.png")
+    for name, data in (("b/3.jxl", b"x"), ("d/4.txt", b"x")):
+        path = builds.root / "in" / top / name
+        path.with_suffix(".png").unlink()
+        write(path, data)
+    labels = {"1": "a", "2": "c"}
+    assert builds.choices(pack(builds.root)) == [labels]
+    assert "no image can be read in 'b'," in builds.printed
+    assert "list the names of all classes in a text file" in builds.printed
+    write(builds.root / "classes.txt", b"a\nb\nc\n")  # the advice
     assert builds.labels(pack(builds.root), "--classes", "classes.txt") == labels
-    found = [precache.open(builds.root / f"{n}.store").classes for n in (1, 2)]
-    assert found == [("a", "c"), ("a", "b", "c")]
+    assert precache.open(builds.root / "2.store").classes == ("a", "b", "c")
+    (builds.root / "in" / top / "b/3.jxl").unlink()
+    assert builds.labels(pack(builds.root)) == labels
+    assert "Folders without an image are no classes: 'd'" in builds.printed
 
 
 @pytest.mark.parametrize(
@@ -657,6 +697,50 @@ def test_a_typed_column_of_one_reading_builds(builds: Builds, table: Write) -> N
     built = builds.labels(table(builds.root, columns_of(label=[True, False], size=[7, 9])))
     assert built == {"a": 1, "b": 0}
     assert "not used: 'size'" in builds.printed
+
+
+def ordered(labels: list[str], categories: list[str]) -> Any:
+    numbers = [categories.index(label) for label in labels]
+    return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int8()), categories, ordered=True)
+
+
+@pytest.mark.parametrize("table", [in_parquet, in_manifest])
+def test_ordered_categories_are_classes_in_their_order(builds: Builds, table: Write) -> None:
+    labels, categories = ["mid", "low", "mid"], ["low", "mid", "high"]
+    source = table(builds.root, columns_of(label=ordered(labels, categories)))
+    assert builds.labels(source) == dict(zip(NAMES, labels, strict=False))
+    assert precache.open(builds.root / "1.store").classes == tuple(categories)
+    said = "in the order of the categories of 'label': 'low', 'mid', 'high'"
+    assert said in builds.printed
+    builds.labels(source, "--label-column", "label")
+    assert said in builds.printed
+    put(builds.root / "in", "a.png", "b.png", "c.png")
+    file = {"key": [f"{name}.png" for name in "abc"], "label": ordered(labels, categories)}
+    pq.write_table(pa.table(file), builds.root / "labels.parquet")
+    assert builds.labels("in --labels labels.parquet") == dict(zip(NAMES, labels, strict=False))
+    assert precache.open(builds.root / "3.store").classes == tuple(categories)
+
+
+@pytest.mark.parametrize(
+    ("categories", "taken"),
+    [(["low", "high"], "low mid high"), (["high", "low"], ""), (["low", "top"], "")],
+)
+def test_files_with_categories_in_other_orders_are_refused(
+    builds: Builds, categories: list[str], taken: str
+) -> None:
+    for name, label, names in (("a", "mid", ["low", "mid", "high"]), ("b", "low", categories)):
+        columns = columns_of(label=ordered([label], names)) | {"id": [name]}
+        pq.write_table(pa.table(columns), write(builds.root / f"in/{name}.parquet", b""))
+    source = "'in/*.parquet' --key-column id"
+    if taken:
+        assert builds.labels(source) == {"a": "mid", "b": "low"}
+        assert precache.open(builds.root / "1.store").classes == tuple(taken.split())
+        return
+    assert builds.choices(source) == []
+    assert "the categories of 'label' have other orders in other files" in builds.printed
+    write(builds.root / "classes.txt", b"mid\nlow\n")  # the advice
+    assert builds.labels(source, "--classes", "classes.txt") == {"a": "mid", "b": "low"}
+    assert precache.open(builds.root / "2.store").classes == ("mid", "low")
 
 
 @TYPED
@@ -1008,6 +1092,15 @@ def test_labels_of_tar_members_are_read_alike(builds: Builds) -> None:
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
     assert builds.choices("a.tar") == [{"a": "01", "b": "10"}, {"a": 1, "b": 10}]
+    members = {f"{n}.{end}": data for n, label in (("a", 3), ("b", 5))
+               for end, data in (("png", photo(n)), ("cls", b'{"label": %d}' % label))}  # fmt: skip
+    write(builds.root / "a.tar", tar_of(members))
+    assert builds.labels("a.tar") == {"a": 3, "b": 5}
+    assert "are 'label' of JSON objects" in builds.printed
+    members["b.cls"] = rb'{"label": "\ud800"}'
+    write(builds.root / "a.tar", tar_of(members))
+    assert builds.choices("a.tar") == []
+    assert "'label' of a label is '\\ud800', which is not UTF-8" in builds.printed
 
 
 TABLES: dict[str, tuple[list[str], list[Labels]]] = {
@@ -1358,8 +1451,9 @@ def test_columns_of_a_table_that_disagree_are_refused(builds: Builds) -> None:
     put_csv(table, "path,label,class", "a.png,0,0.0", "b.png,1,1.0", "c.png,0,0.0")
     assert builds.labels("list.csv") == {"a": 0, "b": 1, "c": 0}
     put_csv(table, "path,file,label", "a.png,c.png,cat", "b.png,d.png,dog")
+    assert builds.choices("list.csv") == [{"a": "cat", "b": "dog"}, {"c": "cat", "d": "dog"}]
+    put_csv(table, "path,file,label", f"{builds.root}/a.png,a.png,cat", "b.png,b.png,dog")
     assert builds.labels("list.csv") == {"a": "cat", "b": "dog"}
-    assert "not used: 'file'" in builds.printed
 
 
 def test_a_label_beside_an_image_in_a_tar_of_folders_is_said_to_be_the_only_one(
@@ -1604,6 +1698,8 @@ def test_numbers_of_a_file_of_labels_are_names_where_those_of_the_folders_are(
         ("sea_lion", "sea lion"),
         ("caf\u00e9", "cafe\u0301"),
         ("cat", "c\u200bat"),
+        ("cat", "c\u0430t"),
+        ("Oak", "\u039fak"),
         ("\ufb01sh", "fish"),
         ("it's", "it\u2019s"),
         ("t-shirt", "t\u2013shirt"),
@@ -1797,6 +1893,16 @@ def test_a_validation_set_is_compared_with_the_folder_of_the_same_place(
     assert classes == [("cat", "dog", "eel"), ("dog", "eel")]
 
 
+def test_a_validation_set_with_a_class_of_no_image_is_as_the_training_set(builds: Builds) -> None:
+    put_classes(builds.root / "photos/train")
+    put(builds.root / "photos/val", "dog/v1.png", "eel/v2.png")
+    write(builds.root / "photos/val/cat/v3.jxl", b"x")
+    assert builds.choices("photos/val") == [{"v1": "dog", "v2": "eel"}] * 2
+    for number in range(2):
+        version = precache.open(builds.root / f"choice0{number}.store")
+        assert version.classes == ("cat", "dog", "eel")
+
+
 def test_a_validation_set_with_more_classes_is_refused(builds: Builds) -> None:
     put(builds.root / "photos", "train/cat/a.png", "train/dog/b.png", "val/cat/c.png")
     put(builds.root / "photos", "val/eel/d.png", "val/dog/e.png")
@@ -1987,3 +2093,22 @@ def test_a_level_of_no_folder_is_refused(builds: Builds, pack: Pack) -> None:
         {"a": None, "b": None},
     ]
     assert "no image of" in builds.printed
+
+
+def test_a_recipe_that_reads_columns_is_offered_the_sources_that_have_them(builds: Builds) -> None:
+    put(builds.root / "data", *(f"{part}/{n}.png" for part in ("images", "masks") for n in "ab"))
+    for column in ("masks", "mask"):
+        fields = [
+            f'[fields.{name}]\ninput = "{of}"\nops = [{{ op = "decode" }}]\n'
+            for name, of in (("image", "images"), ("mask", column))
+        ]
+        write(builds.root / "recipe.toml", "".join(fields).encode())
+        choices = builds.choices("data --recipe recipe.toml")
+        sources = [command[1] for command in commands_in(builds.printed)]
+        assert sources == (["data/{images,masks}"] if column == "masks" else [])
+        assert len(choices) == len(sources)
+        said = "with a recipe that reads its columns ('images', 'masks') in place of"
+        assert (said in builds.printed) == (column == "mask")
+    put(builds.root / "splits", "train/cat/a.png", "train/dog/b.png", "val/cat/c.png")
+    assert builds.choices("splits --recipe recipe.toml") == []
+    assert "reads the bytes of images in place of 'images', 'mask'" in builds.printed

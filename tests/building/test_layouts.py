@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import precache
 from tests.support.building import write
 from tests.support.containers import quiet_datasets
 from tests.support.layouts import ANIMALS, Builds, Labels, photo, put, put_classes, put_csv
@@ -244,6 +245,12 @@ def pandas_integers(root: Path) -> tuple[str, Labels]:
     return "list.csv", {"a": 0, "b": None, "c": 12}
 
 
+def two_columns_of_images(root: Path) -> tuple[str, Labels]:
+    put(root, "a.png", "b.png", "c.png", "d.png")
+    put_csv(root / "list.csv", "path,file,label", "a.png,c.png,cat", "b.png,d.png,dog")
+    return "list.csv", {"a": "cat", "b": "dog"}
+
+
 Layout = Callable[[Path], tuple[str, Labels]]
 
 PLAIN: list[Layout] = [
@@ -254,7 +261,7 @@ PLAIN: list[Layout] = [
 ]  # fmt: skip
 REFUSED: list[Layout] = [
     splits, hub_parquet_of_two_splits, masks, several_joined, one_hot, pandas_integers,
-    chest_xrays, findings, findings_as_the_source,
+    chest_xrays, findings, findings_as_the_source, two_columns_of_images,
 ]  # fmt: skip
 
 
@@ -275,3 +282,25 @@ def test_the_refusal_of_another_prints_the_command_that_builds_it(
 ) -> None:
     source, labels = layout(builds.root)
     assert builds.choices(source)[0] == labels
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("f_2.png", "f_10.png"), "Rows are in the order of text: f_10.png comes before f_2.png; "),
+        (("f_02.png", "f_10.png"), ""),
+        (("a10/2.png", "a9/1.png"), "a10/2.png comes before a9/1.png; "),
+    ],
+)
+def test_an_order_that_is_kept_and_not_that_of_the_numbers_is_said(
+    builds: Builds, names: tuple[str, ...], said: str
+) -> None:
+    put(builds.root / "in", *names)
+    listed = [f"in/{name}" for name in names]
+    put_csv(builds.root / "in.csv", "image", *listed)
+    for source, keys in (("in", sorted(names)), ("in.csv", [*names])):
+        builds.labels(source, "--keep-order")
+        [store] = builds.root.glob(f"{1 + (source == 'in.csv')}.store")
+        assert [key.removeprefix("in/") for key in precache.open(store).keys] == keys
+        assert (said in builds.printed) == (source == "in" or not said)
+        assert ("order of text" in builds.printed) == (source == "in" and bool(said))

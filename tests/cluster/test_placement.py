@@ -61,7 +61,7 @@ def test_slots_follow_from_what_the_nodes_have(
 def test_placement_without_a_cluster_is_refused(tmp_path: Path) -> None:
     ran = cli("build", tmp_path, tmp_path / "store", "--node-resources", "spare=1")
     assert ran.returncode == 2
-    assert "--node-resources is for a cluster that is joined, and --address is" in ran.stderr
+    assert "--node-resources is for a cluster that is joined, and address is 'local'" in ran.stderr
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from precache.store.lease import (
     live_leases,
     read_leases,
 )
+from precache.store.tree import sealed_root
 from precache_workers.planning.target_version import SCRATCH
 from tests.support.building import build_here, poll, remains, write, write_jpegs
 
@@ -58,9 +59,9 @@ def test_one_that_was_removed_is_not_renewed(
     folder = LocalFolder(tmp_path)
     own = BuildLease(folder, SCRATCH)
     folder.remove(own.name)
-    poll(lambda: not beating(), "its thread ends")
-    assert read_leases(folder) == {}
-    own.end()
+    with own:
+        poll(lambda: not beating(), "its thread ends")
+        assert read_leases(folder) == {}
 
 
 def test_one_that_was_renewed_amid_the_commit_of_another_build_ends_with_the_next(
@@ -71,21 +72,21 @@ def test_one_that_was_renewed_amid_the_commit_of_another_build_ends_with_the_nex
 
     def put_late(folder: LocalFolder, name: str, *given: Any, **options: Any) -> None:
         if name == own.name and folder.size(ROOT) is None:
-            put(folder, ROOT, [b"{}"])
+            put(folder, ROOT, [sealed_root({})])
             folder.remove(own.name)
         put(folder, name, *given, **options)
 
     monkeypatch.setattr(LocalFolder, "put", put_late)
-    poll(lambda: not beating(), "its thread ends")
-    assert read_leases(folder) == {}
-    own.end()
+    with own:
+        poll(lambda: not beating(), "its thread ends")
+        assert read_leases(folder) == {}
 
 
 def test_that_of_the_build_that_commits_lasts_until_its_end(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path)
     with BuildLease(folder, SCRATCH) as own:
         own.outlast_commit()
-        folder.put(ROOT, [b"{}"])
+        folder.put(ROOT, [sealed_root({})])
         before = read_leases(folder)[own.name].time
         poll(lambda: read_leases(folder)[own.name].time > before, "a heartbeat")
     assert read_leases(folder) == {}

@@ -29,6 +29,7 @@ from tests.driver.test_incremental import (
     some_added,
 )
 from tests.support.building import cli, cut, encoded, write, write_jpegs
+from tests.support.forging import settle
 from tests.support.servers import S3Server
 
 HEAVY = pytest.mark.heavy
@@ -280,6 +281,7 @@ def _record(store: Path, version: str, **libraries: str) -> None:
     document = json.loads(path.read_bytes())
     document["attributes"]["precache"]["libraries"] |= libraries
     path.write_text(json.dumps(document))
+    settle(path.parent)
 
 
 def test_libraries_that_differ_are_told(source: Path, tmp_path: Path) -> None:

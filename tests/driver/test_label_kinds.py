@@ -16,9 +16,10 @@ import torch
 import zarr
 
 import precache
-from precache.errors import SourceError, StoreError, UsageError
+from precache.errors import DamageError, SourceError, StoreError, UsageError
 from precache.viewer.search import Catalogue, Query
 from tests.support.building import cut, encoded, pixels, write
+from tests.support.forging import settle
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 NUMBERS = [0.5, None, -2.0, 0.001, 3.5, 4.0, 5.5, 6.0]
@@ -310,16 +311,27 @@ def test_other_labels_than_those_of_a_single_parquet_file_are_found(tmp_path: Pa
         {"shape": [2], "dtype": "float32"},
         {"shape": [1 << 40], "dtype": "uint8"},
         {"shape": [-3], "dtype": "uint8"},
-        {"shape": [2], "dtype": "uint8"},
     ],
 )
 def test_forged_labels_are_refused(store: Path, label: dict[str, Any]) -> None:
+    forge_label(store, label)
+    with pytest.raises(StoreError, match="damaged or forged"):
+        precache.open(store)
+
+
+def test_labels_of_another_shape_than_the_root_says_are_refused(store: Path) -> None:
+    forge_label(store, {"shape": [2], "dtype": "uint8"})
+    version = precache.open(store)
+    with pytest.raises((StoreError, DamageError), match="label/c/0/0"):
+        version.labels  # noqa: B018
+
+
+def forge_label(store: Path, label: dict[str, Any]) -> None:
     root = Path(precache.open(store).path) / "zarr.json"
     document = json.loads(root.read_bytes())
     document["attributes"]["precache"]["label"] = label
     root.write_text(json.dumps(document))
-    with pytest.raises(StoreError, match="damaged or forged"):
-        precache.open(store)
+    settle(root.parent)
 
 
 # --- datasets of a user -------------------------------------------------------------------------

@@ -284,7 +284,7 @@ def figures(shards: int, nodes: int, **changes: Any) -> dict[str, Any]:
         node, turn = shard % nodes, shard // nodes
         seconds = {"fetch": 0.1, "ops": 2.0 + node / 10, "encode": 0.5, "put": 0.1}
         receipt = Receipt(
-            shard=shard, objects={"image": ShardObject(10**7, 1, 2 * 10**7)}, holes={},
+            shard=shard, objects={"image": ShardObject(10**7, 1, 2 * 10**7, "")}, holes={},
             content=[""] * 100, sums={}, seconds=seconds,
             cpu_seconds=2.5, host=f"10.0.0.{node}", began=1.7e9 + turn // 3 * 3, fetched=10**7,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from precache_workers.planning.rows import by_number
 def receipt(host: str, wall: float, images: int = 100, holes: int = 0) -> Receipt:
     return Receipt(
         shard=0,
-        objects={"image": ShardObject(images * 20, 1, images * 50)},
+        objects={"image": ShardObject(images * 20, 1, images * 50, "")},
         holes=dict.fromkeys(range(holes), "broken"),
         content=[""] * images,
         sums={},

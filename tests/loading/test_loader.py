@@ -676,13 +676,13 @@ def test_a_wrong_option_is_refused_with_its_value(case: str, image_store: BuiltS
 
 def test_an_epoch_below_zero_is_refused(image_store: BuiltStore) -> None:
     with precache.Loader(image_store.path, 4) as loader:
-        for refused in (
-            lambda: loader.set_epoch(-1),
-            lambda: loader.seek(-1, 0),
-            lambda: loader.rows_of_batch(-1, 0),
-            lambda: precache.CachedDataset(image_store.path, variant=-1),
+        for name, refused in (
+            ("epoch", lambda: loader.set_epoch(-1)),
+            ("epoch", lambda: loader.seek(-1, 0)),
+            ("epoch", lambda: loader.rows_of_batch(-1, 0)),
+            ("variant", lambda: precache.CachedDataset(image_store.path, variant=-1)),
         ):
-            with pytest.raises(UsageError, match="epoch is -1; give a whole number from 0 up"):
+            with pytest.raises(UsageError, match=f"{name} is -1; give a whole number from 0 up"):
                 refused()
 
 
@@ -740,6 +740,7 @@ def test_a_store_without_a_valid_row_is_refused(
     store = make_store(image_folder(3, (16, 16)))
     for name, data in small_array(np.zeros(3, np.bool_), ["row"], fill_value=False).items():
         (store.version_folder / "valid" / name).write_bytes(data)
+    settle(store.version_folder)
     with pytest.raises(UsageError, match="has 0 valid rows"):
         precache.Loader(store.path, 1)
     assert len(precache.CachedDataset(store.path)) == 0

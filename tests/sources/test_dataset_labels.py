@@ -496,10 +496,11 @@ def test_targets_of_two_readings_are_refused_as_a_column_is_and_flags_decide(
     [
         ("class_to_idx = {'c': 0, 'b': 1, 'a': 2}", ("c", "b", "a")),
         ("classes = ['c', 'b', 'a']\n    class_to_idx = {'c': 0, 'a': 2}", ("c", "b", "a")),
-        ("targets = pandas.Categorical(targets, list('cba'))", ("a", "b", "c")),
+        ("targets = pandas.Categorical(targets, list('dcba'))", ("d", "c", "b", "a")),
+        ("targets = pandas.Series(pandas.Categorical(targets, list('cba')))", ("c", "b", "a")),
     ],
 )
-def test_classes_are_in_the_order_that_a_dataset_lists_them_in_or_sorted(
+def test_an_order_of_classes_that_a_dataset_states_is_kept(
     members: str, names: tuple[str, ...], source: Module, tmp_path: Path
 ) -> None:
     build(source("image(n)", f"targets = {TEXTS}\n    {members}"), tmp_path / "store")

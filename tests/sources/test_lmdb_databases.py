@@ -13,7 +13,7 @@ import pytest
 
 import precache
 from precache.errors import FetchError, SampleError, SourceError, UsageError
-from precache.storage.base import NO_NAME
+from precache.storage.base import NO_NAME, SAME_KEY
 from precache.storage.open import open_folder
 from precache_workers.sources.base import Listing, Sample
 from precache_workers.sources.kinds import open_source
@@ -79,7 +79,7 @@ def test_labels_under_keys_with_another_suffix(tmp_path: Path) -> None:
         "data.mdb/2": 3, "data.mdb/3.JPG": 5, "data.mdb/a/1.jpg": 7
     }  # fmt: skip
     with pytest.raises(
-        SourceError, match=r"two labels under 2.cls, in .* case: 4 and 3; remove one"
+        SourceError, match=r"two labels under 2.cls, in upper .* after ./: 4 and 3; remove one"
     ):
         listed(write(tmp_path / "data", {"2.CLS": b"4"}))
 
@@ -89,6 +89,18 @@ def test_a_folder_of_images_may_begin_as_the_key_of_a_label(tmp_path: Path) -> N
     table = listed(write(tmp_path / "data", {**values, "label-1.jpg": PHOTO})).table
     assert table.classes == ("label-clean", "label-noise")
     assert table.labels.tolist() == [-1, 0, 1]
+
+
+def test_keys_that_differ_in_a_dot_name_one_sample_which_is_bad(tmp_path: Path) -> None:
+    other = encoded(cut(1))
+    listing = listed(write(tmp_path / "a", {"./1.jpg": PHOTO, "1.jpg": other, "2.jpg": PHOTO}))
+    assert list(listing.table.keys) == ["data.mdb/2.jpg"]
+    assert listing.left_out == {SAME_KEY: 2}
+    with pytest.raises(SourceError, match=r"left out: 2 that share their keys .* data.mdb/1.jpg"):
+        listed(write(tmp_path / "b", {"./1.jpg": PHOTO, "1.jpg": other}))
+    labels = {"./1.cls": b"3", "1.cls": b"4"}
+    with pytest.raises(SourceError, match=r"two labels under 1\.cls"):
+        listed(write(tmp_path / "c", {"1.jpg": PHOTO, **labels}))
 
 
 def test_labels_that_are_none_are_refused(tmp_path: Path) -> None:

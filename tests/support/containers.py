@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +55,21 @@ def write_webdataset(photos: Path, to: Path) -> str:
                 add(tar, f"{path.stem}.cls", str(label).encode())
                 add(tar, f"{path.stem}.json", b"{}")
     return str(to / "shard-*.tar")
+
+
+def tar_index(archive: IO[bytes]) -> str:
+    """An index as wds2idx of DALI writes it: in a line the members of a stem."""
+    samples: dict[str, list[str]] = {}
+    with tarfile.open(fileobj=archive) as tar:
+        for member in tar:
+            if member.isreg():
+                folder, slash, name = member.name.rpartition("/")
+                stem, _, suffix = name.partition(".")
+                samples.setdefault(f"{folder}{slash}{stem}", []).append(
+                    f"{suffix} {member.offset_data} {member.size} {member.name}"
+                )
+    lines = [f"v1.2 {len(samples)}", *(" ".join(members) for members in samples.values())]
+    return "\n".join(lines) + "\n"
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes, mtime: float = 1.0) -> None:

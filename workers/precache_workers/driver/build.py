@@ -66,6 +66,7 @@ from precache_workers.driver.report import check_reports, report_failure, write_
 from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.sample_probe import find_starts, sample_probe
 from precache_workers.driver.totals import failed_samples, failures
+from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.planning.base_shard import BaseField
 from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.diff import edited_functions
@@ -129,7 +130,7 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
     started = time.perf_counter()
     check_request(request)
     check_reports(request.report, request.store)
-    with BuildProgress(shown) as progress:
+    with BuildProgress(shown) as progress, cleared_on_mismatch():
         monitor = RunMonitor(request)
         build = _Build(request, progress, monitor, listed)
         try:

@@ -26,6 +26,7 @@ from precache_workers.ops.behaviour import (
     digest_of,
     first_difference,
     installed_version,
+    outputs_of,
     steps_of,
     streams,
 )
@@ -45,7 +46,7 @@ def behaviours(recipe: Recipe) -> dict[str, Outputs]:
     Functions of the user have none, other than random numbers under the name `RANDOM`.
     """
     steps = [step for step in recipe_steps(recipe) if not isinstance(step.op, Function)]
-    outputs = {step.name: computed(step) for step in steps}
+    outputs = {step.name: outputs_of(step) for step in steps}
     if any(map(_draws, recipe.functions)):
         outputs[RANDOM] = streams()
     return outputs
@@ -71,7 +72,7 @@ def require_same_outputs(recipe: Recipe, expected: Mapping[str, Outputs]) -> Non
             raise MismatchError(
                 f"{os.uname().nodename} computes other pixels than the machine that planned the "
                 f"build: {name} by {versions}, first of the probe {probe}: {far}; "
-                "install the same libraries on both"
+                "install the same libraries on both; on one machine, run the same command again"
             )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 
 from precache.errors import SourceError, StoreError
 from precache.messages import shown
-from precache.storage.open import StorageOptions
+from precache.storage.open import StorageOptions, open_folder
 from precache.store.columns import Texts
 from precache.store.open import open_version
 from precache.store.row_table import RowTable
@@ -24,11 +24,12 @@ from precache_workers.sources.base import (
     NO_RULES,
     Doubt,
     choice_error,
-    in_service_folder,
+    hidden_as,
     is_image,
     is_utf8,
 )
-from precache_workers.sources.label_readings import folder_labels, read_folders
+from precache_workers.sources.folder import bare_folders_on_disk
+from precache_workers.sources.label_readings import folder_labels, is_beside, read_folders
 from precache_workers.sources.labels import in_order
 
 log = logging.getLogger(__name__)
@@ -160,17 +161,26 @@ def read_classes(
 
 
 def class_folders(path: Path) -> list[str]:
-    """Return the class folders of a local folder, of the level that a listing of it takes."""
-    names = []
-    for folder, folders, files in os.walk(path):
-        folders[:] = [name for name in folders if not in_service_folder(f"{name}/")]
-        if image := next(filter(is_image, files), None):
-            names.append(Path(folder, image).relative_to(path).as_posix())
-    if not names:
+    """Return the class folders of a local folder: those that a listing of it takes as classes.
+
+    Folders without a readable image that may be classes are among them.
+    """
+    folder = open_folder(path, follow_links=True)
+    images, others = dict[str, str](), dict[str, bool]()
+    for name in (file.name for file in folder.walk()):
+        inside = name.rpartition("/")[0]
+        if not is_utf8(name) or hidden_as(name):
+            continue
+        if is_image(name):
+            images.setdefault(inside, name)
+        else:
+            others[inside] = others.get(inside, False) or not is_beside(name)
+    if not images:
         return []
-    names = [*filter(is_utf8, names)]
-    level = read_folders(Texts(names), NO_RULES, path).level
-    return sorted({*folder_labels(names, level)} - {""})
+    bare_in = functools.partial(bare_folders_on_disk, folder, others)
+    names = [*images.values()]
+    reading = read_folders(Texts(names), NO_RULES, path, bare_in=bare_in)
+    return sorted({*folder_labels(names, reading.level), *reading.bare} - {""})
 
 
 def _classes_of(version: Version, where: str) -> tuple[str, ...]:

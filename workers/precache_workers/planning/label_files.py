@@ -62,6 +62,8 @@ class LabelFile:
     columns
         Columns of labels: one, or one for each class, whose order is that of the classes; none if
         the file does not name its columns.
+    order
+        The order of categories that the type of the labels has.
     """
 
     lines: Sequence[int]
@@ -69,11 +71,12 @@ class LabelFile:
     labels: Any
     typed: bool
     columns: tuple[str, ...]
+    order: tuple[str, ...] = ()
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes by number, if the file orders them."""
-        return self.columns if len(self.columns) > 1 else ()
+        return self.columns if len(self.columns) > 1 else self.order
 
 
 def read_label_file(
@@ -103,9 +106,10 @@ def read_label_file(
                 f"line {line} of {where} has no key; each line is key,label, and a sample that is "
                 "to keep its class needs none"
             )
+    order = () if rules.separator or len(labels) > 1 else rows.order(labels[0])
     columns_of_labels = labels if named else ()
     read = read_labels(rows, labels, where, rules.none)
-    return LabelFile(rows.lines, ids, read, rows.typed is not None, columns_of_labels)
+    return LabelFile(rows.lines, ids, read, rows.typed is not None, columns_of_labels, order)
 
 
 def _readable(schema: Any) -> list[str]:

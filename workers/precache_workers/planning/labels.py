@@ -222,12 +222,13 @@ def _decided(
         way = flag("--label-column", name) if name else NAME
         another = (), "another file of labels"
         raise choice_error([Doubt.of(text, (way, "if they are classes"), another)])
+    columns = file.columns if len(file.columns) > 1 else ()
     decided = decide(
         file.labels,
         file.keys,
         where,
         rules,
-        classes=file.classes,
+        classes=columns,
         typed=file.typed,
         known=known,
         is_file=True,

@@ -35,6 +35,7 @@ from precache_workers.planning.content_reader import ContentReader
 from precache_workers.planning.labels import override_labels
 from precache_workers.planning.request import Request, label_rules, source_has_columns
 from precache_workers.planning.row_placement import Placed, place_rows
+from precache_workers.planning.rows import numbers_out_of_order
 from precache_workers.planning.source_record import RecalledListing, recall
 from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
@@ -43,7 +44,7 @@ from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import is_split, note_of_order, quoted
 from precache_workers.sources.name_readings import note_of_words, partners_among
-from precache_workers.sources.paired_folders import PairedFolders
+from precache_workers.sources.paired_folders import PairedFolders, columns_of
 from precache_workers.sources.splits import split_name
 from precache_workers.user_code.identity import code_of
 
@@ -271,6 +272,7 @@ def list_rows(
             *changed,
             *_label_notes(request, source, table),
             *_note_of_numbers(request, store, table),
+            *_note_of_order(request, source, table),
         ),
         # An index would not tell the next build of a doubt that this one need not settle.
         index=(name, listing.index) if listing.index is not None and not listing.doubts else None,
@@ -375,6 +377,17 @@ def _note_of_numbers(request: Request, store: Folder, table: RowTable) -> list[s
     some = ", ".join(moved[:3]) + (f" and {len(moved) - 3:,} more" if len(moved) > 3 else "")
     keep = f"--classes {shlex.quote(f'{shown(request.store)}@{version}')} keeps those, and adds new"
     return [f"Classes get other numbers than in version {version}: {some}; {keep} ones"]
+
+
+def _note_of_order(request: Request, source: Source, table: RowTable) -> list[str]:
+    """Return the line about numbers in names of a folder, whose order as text is kept."""
+    of_names = request.keep_order and isinstance(source, FolderSource | PairedFolders)
+    pair = numbers_out_of_order(table.keys) if of_names else None
+    if pair is None:
+        return []
+    first, second = map(printable, pair)
+    way = "for that of numbers, write them with leading zeros, or give a table of the files"
+    return [f"Rows are in the order of text: {first} comes before {second}; {way}"]
 
 
 def _named_split(source: str) -> str:
@@ -502,6 +515,24 @@ def _read_names(request: Request, source: Source, table: RowTable) -> tuple[list
     return notes, doubts
 
 
+def _for_recipe(request: Request, source: Source, doubt: Doubt) -> Doubt:
+    """Leave out choices of folders whose samples lack the columns that the recipe reads."""
+    read = {f.input for f in request.recipe.fields.values() if isinstance(f.input, str)}
+    if not isinstance(source, FolderSource) or read <= {"bytes"}:
+        return doubt
+    instead = f"in place of {quoted(sorted(read))}"
+    choices = list[tuple[tuple[str, ...], str]]()
+    for way, when in doubt.choices:
+        columns = columns_of(way[0]) if way and "{" in way[0] else ["bytes"]
+        if not way or read <= {*columns}:
+            choices.append((way, when))
+        elif "{" in way[0]:
+            text = f"{shown(way[0])} with a recipe that reads its columns ({quoted(columns)})"
+            choices.append(((), f"{text} {instead}"))
+    other = (), f"a recipe that reads the bytes of images {instead}"
+    return replace(doubt, choices=tuple(choices or [other]))
+
+
 def _labelled(
     request: Request,
     source: Source,
@@ -543,7 +574,7 @@ def _labelled(
         doubts = [doubt for doubt in doubts if doubt.of_members]
     doubts = [doubt for doubt in doubts if frozen is None or not doubt.by_classes]
     if doubts:
-        raise choice_error(doubts)
+        raise choice_error([_for_recipe(request, source, doubt) for doubt in doubts])
     if request.classes is not None and frozen is not None:
         if source.labels_with_samples and not has_label(table.labels).any():
             raise SourceError(

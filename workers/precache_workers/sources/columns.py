@@ -79,6 +79,8 @@ class ChosenColumns:
         If labels were guessed: other columns that may have them, by name or metadata.
     label
         The guessed column of labels, or the key of the folders that name them; empty for none.
+    ordered
+        The labels are ordered categories.
     folder
         The label of all rows, if it comes from a folder such as ``label=cat``, not from a column.
     """
@@ -93,6 +95,7 @@ class ChosenColumns:
     splits: tuple[str, ...]
     rivals: tuple[str, ...]
     label: str
+    ordered: bool
     folder: str | None
 
     @property
@@ -183,6 +186,7 @@ def choose(
         tuple(n for n in others if not typed or (names_splits(n) and kind_of(types[n]) in _ONE)),
         _rivals(schema, features, guess, others) if guess and labels else (),
         guess,
+        len(labels) == 1 and is_ordered(schema.field(labels[0]).type),
         folder,
     )
 
@@ -312,6 +316,13 @@ def _is_class(feature: Any) -> bool:
 # --- types --------------------------------------------------------------------------------------
 
 
+def is_ordered(kind: Any) -> bool:
+    """Return True for a type of categories with an order."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_dictionary(kind) and kind.ordered and kind_of(kind) == "names")
+
+
 def holds_images(kind: Any) -> bool:
     """Return True for a type of bytes, or of a struct with them."""
     import pyarrow as pa
@@ -352,6 +363,9 @@ def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Any:
         return repeated_label(chosen.folder, len(batch))
     if not chosen.labels:
         return pa.nulls(len(batch))
+    if chosen.ordered:
+        categories = batch.column(chosen.labels[0]).dictionary
+        members.evidence.orders.add(tuple(texts_of(categories, chosen.labels[0])))
     if len(chosen.labels) == 1:
         return typed_column(batch.column(chosen.labels[0]), chosen.labels[0])
     columns = [

@@ -61,6 +61,7 @@ from precache_workers.sources.base import (
     Tick,
     count_ignored,
     forget,
+    hidden_as,
     is_utf8,
     located,
     remember,
@@ -69,7 +70,9 @@ from precache_workers.sources.base import (
 from precache_workers.sources.column_evidence import ColumnEvidence
 from precache_workers.sources.container_names import Containers
 from precache_workers.sources.label_readings import (
+    bare_folders,
     folder_labels,
+    is_beside,
     read_folders,
 )
 from precache_workers.sources.labels import (
@@ -97,7 +100,7 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-INDEX_RULES = b"12"
+INDEX_RULES = b"13"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
@@ -241,6 +244,8 @@ class Members:
         Names of all classes, by number, if the container has them.
     ignored, left_out, examples
         As in `Listing`.
+    others
+        Folders of members that are no images -> whether some do not just lie beside samples.
     notes
         Lines for the user, shown once for all containers; the total replaces ``{count}``.
     combinations
@@ -255,12 +260,21 @@ class Members:
     has_labels: bool = False
     classes: tuple[str, ...] = ()
     ignored: Counter[str] = field(default_factory=Counter)
+    others: dict[str, bool] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
     combinations: dict[str, tuple[NonNegativeInt, str]] = field(default_factory=dict)
     evidence: ColumnEvidence = field(default_factory=ColumnEvidence)
     forward: bool = False
+
+    def ignore(self, container: str, key: str) -> None:
+        """Count a member that is no image, and keep its folder."""
+        count_ignored(self.ignored, key)
+        name = key[len(container) + 1 :]
+        folder = name.rpartition("/")[0]
+        if folder and is_utf8(folder) and not hidden_as(name):
+            self.others[folder] = self.others.get(folder, False) or not is_beside(name)
 
     def leave_out(self, reason: str, name: str) -> None:
         """Count a sample that is left out, and keep the first name as an example."""
@@ -284,6 +298,8 @@ class Members:
         self.notes += other.notes
         self.examples = other.examples | self.examples
         self.combinations = {**merged([self.combinations, other.combinations])}
+        for folder, may_be_class in other.others.items():
+            self.others[folder] = self.others.get(folder, False) or may_be_class
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -658,7 +674,7 @@ def file_names(
         if usable[row]:
             members.leave_out(reason, f"{container}/{listed[row].removeprefix('./')}")
     for row in np.flatnonzero(others & ~are_labels).tolist():
-        count_ignored(members.ignored, f"{container}/{listed[row].removeprefix('./')}")
+        members.ignore(container, f"{container}/{listed[row].removeprefix('./')}")
     are_labels[[*found.wrong]] = False
     return FileNames(found.texts, usable & found.kept, are_labels)
 
@@ -823,7 +839,7 @@ def listing_of(
     evidence = ColumnEvidence.joined([members.evidence for _, members in listed])
     kind = kind_of(labels.type)
     if kind == "names":
-        classes = ()
+        classes = evidence.classes if rules.kind in (None, "name") and not rules.separator else ()
     keys = Texts(rows["key"])
     files = [file.name for file, _ in listed]
     label = (columns or NO_COLUMNS).label or evidence.label
@@ -835,7 +851,8 @@ def listing_of(
         names = _names_of(keys, located)
         folders = Folders(names)
         if is_folder:
-            reading = read_folders(names, rules, source)
+            bare_in = functools.partial(bare_folders, whole.others)
+            reading = read_folders(names, rules, source, bare_in=bare_in)
             notes, doubts = [*notes, *reading.notes], [*doubts, *reading.doubts]
             of_folders = folders.each(lambda some: folder_labels(some, reading.level))
             labels = column_of([label or None for label in of_folders])

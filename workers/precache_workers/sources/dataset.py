@@ -46,6 +46,7 @@ from precache_workers.sources.dataset_items import (
     read_item,
 )
 from precache_workers.sources.held_files import HeldData, held_data, held_values
+from precache_workers.sources.label_readings import quoted
 from precache_workers.sources.labels import (
     Label,
     MixedLabelsError,
@@ -531,6 +532,7 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
         return _Labels(classes, KnownLabels(values, labels.astype(np.int64)))
     if _length(targets) != count or isinstance(targets, str | bytes | Mapping | Set):
         raise _no_labels(labels, count)
+    listed = classes or _categories(targets)
     try:
         column = column_of([_label(row, some) for row, some in enumerate(values)])
     except MixedLabelsError as error:
@@ -539,9 +541,18 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
         floats = labels.dtype.kind == "f" and labels.ndim == 1
         column = column.cast(pa.float64() if floats else pa.large_list(pa.int64()))
     keys = [f"number {row}" for row in range(count)]
-    encoded = read_column(column, keys, where, rules, classes=classes)
+    encoded = read_column(column, keys, where, rules, classes=listed)
+    notes = encoded.notes
+    if listed and not classes and encoded.classes:
+        notes += (f"Classes are numbered as the categories of `targets`: {quoted(listed)}",)
     known = KnownLabels(values, encoded.values)
-    return _Labels(encoded.classes, known, encoded.notes, encoded.doubts)
+    return _Labels(encoded.classes, known, notes, encoded.doubts)
+
+
+def _categories(targets: Any) -> tuple[str, ...]:
+    """Return the categories of a column of pandas, in their order; empty if there are none."""
+    categories = getattr(getattr(targets, "cat", targets), "categories", ())
+    return tuple(categories) if all(isinstance(name, str) for name in categories) else ()
 
 
 def _require_class(highest: int, classes: Sequence[str], where: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import os
 import re
 import time
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,11 +39,17 @@ from precache_workers.sources.base import (
     container_noun,
     container_suffix,
     count_ignored,
+    hidden_as,
+    in_service_folder,
     is_image,
+    is_utf8,
     source_of,
 )
 from precache_workers.sources.label_readings import (
+    Bare,
+    bare_folders,
     folder_labels,
+    is_beside,
     read_folders,
 )
 from precache_workers.sources.labels import column_of, read_column
@@ -49,6 +57,26 @@ from precache_workers.sources.splits import notes_of_folders
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 """Suffixes of files that may have labels of the images beside them."""
+
+
+def bare_folders_on_disk(folder: Folder, others: Mapping[str, bool], outer: str) -> Bare:
+    """Return the folders in a folder that may be bare: as `bare_folders`, and empty ones of a disk.
+
+    Parameters
+    ----------
+    folder
+        The source that `outer` lies in.
+    others
+        As of `bare_folders`.
+    """
+    bare = {**bare_folders(others, outer)}
+    local = folder.local(outer)
+    if local is not None:
+        with contextlib.suppress(OSError), os.scandir(local) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False) and is_utf8(entry.name):
+                    bare.setdefault(entry.name, True)
+    return {name: may for name, may in bare.items() if not in_service_folder(f"{name}/")}
 
 
 @dataclass(frozen=True)
@@ -83,6 +111,7 @@ class FolderSource:
         files = _Images()
         ignored, complete, left_out = Counter[str](), True, Counter[str]()
         container, table_file, examples = "", "", dict[str, str]()
+        others: dict[str, bool] = {}
 
         def leave_out(name: str, reason: str) -> None:
             if name.endswith("/") or is_image(name):
@@ -94,6 +123,9 @@ class FolderSource:
             nonlocal container, table_file
             for name in files.settle(left_out, examples):
                 count_ignored(ignored, name)
+                if not hidden_as(name):
+                    inside = name.rpartition("/")[0]
+                    others[inside] = others.get(inside, False) or not is_beside(name)
                 if container_noun(name) and (not container or _is_better(name, container)):
                     container = name
                 if name.endswith(_TABLES):
@@ -117,7 +149,8 @@ class FolderSource:
             how = _how_to_read(self.folder, container) if container else other
             what = f"the source {self.folder} has no image ({ignored.total()} other files)"
             raise SourceError(f"{what}; {how}")
-        return self._listing(files, ignored, complete, left_out, examples, table_file)
+        bare_in = functools.partial(bare_folders_on_disk, self.folder, others) if complete else None
+        return self._listing(files, ignored, complete, left_out, examples, table_file, bare_in)
 
     def _listing(
         self,
@@ -127,11 +160,12 @@ class FolderSource:
         left_out: Counter[str],
         examples: Mapping[str, str],
         table_file: str,
+        bare_in: Callable[[str], Bare] | None,
     ) -> Listing:
         table, ctimes = files.sorted()
         folders = Folders(table.keys)
         path = (lambda name: f"{self.pattern}/{name}") if self.pattern else self.folder.path
-        reading = read_folders(table.keys, self.rules, self.folder, path)
+        reading = read_folders(table.keys, self.rules, self.folder, path, bare_in)
         labels = folders.each(lambda names: folder_labels(names, reading.level))
         given = column_of([label or None for label in labels])
         column = read_column(given, table.keys, str(self.folder), self.rules, folders=True)

@@ -140,6 +140,8 @@ class FolderReading:
     level: int
     notes: tuple[str, ...] = ()
     doubts: tuple[Doubt, ...] = ()
+    bare: tuple[str, ...] = ()
+    """Folders beside the classes that have no readable image, and may be classes."""
 
 
 _PART = re.compile(r"[0-9]{4,}|(?:.*[\W_])?[^\W\d_]{2,}[ _.-]?[0-9]+")
@@ -151,6 +153,43 @@ _SHOTS = re.compile(
 )
 """Names of folders as cameras (100CANON) and programs that sort by date (2024-05-01) give them."""
 
+_BESIDE = frozenset(
+    (
+        ".txt", ".md", ".rst", ".pdf", ".html", ".csv", ".tsv", ".json", ".jsonl", ".ndjson",
+        ".parquet", ".xml", ".yaml", ".yml", ".toml", ".log", ".mat", ".py", ".ipynb", ".sh",
+        ".pt", ".pth", ".ckpt", ".safetensors", ".onnx", ".npy", ".npz", ".pkl", ".pickle", ".h5",
+        ".hdf5", ".doc", ".docx", ".xls", ".xlsx", ".db", ".zip", ".gz", ".tar", ".mp4", ".avi",
+        ".mov", ".wav", ".mp3",
+    )
+)  # fmt: skip
+"""Suffixes of files that lie beside samples, and are none."""
+
+
+def is_beside(name: str) -> bool:
+    """Return True for a file that is no sample that cannot be read, such as ``about.txt``."""
+    return name[name.rfind(".") :].lower() in _BESIDE
+
+
+Bare = Mapping[str, bool]
+"""Folders without a readable image -> True if they may be classes."""
+
+
+def bare_folders(others: Mapping[str, bool], outer: str) -> Bare:
+    """Return the folders in a folder that have files that are no images, here or below.
+
+    Parameters
+    ----------
+    others
+        Folders with such files -> whether some do not just lie beside samples.
+    """
+    prefix = f"{outer}/" if outer else ""
+    bare: dict[str, bool] = {}
+    for inside, may_be_class in others.items():
+        if f"{inside}/".startswith(prefix):
+            name = inside[len(prefix) :].partition("/")[0]
+            bare[name] = bare.get(name, False) or may_be_class
+    return {name: may for name, may in bare.items() if name}
+
 
 def _plain(name: str) -> str:
     return re.sub(r"[\W\d_]", "", name.lower())
@@ -161,6 +200,7 @@ def read_folders(
     rules: LabelRules,
     where: object,
     path_of: Callable[[str], str] | None = None,
+    bare_in: Callable[[str], Bare] | None = None,
 ) -> FolderReading:
     """Find the folders of names that are classes.
 
@@ -168,6 +208,8 @@ def read_folders(
     ----------
     path_of
         Converts a folder to a source that the user may name; None if none can be named.
+    bare_in
+        Returns the folders without a readable image that lie in a folder; None if unknown.
     """
     counts = Folders(names).counts
     paths = [folder.split("/") if folder else [] for folder in counts]
@@ -191,9 +233,27 @@ def read_folders(
     tops = _Tops(paths, level)
     inner = tops.inner
     pairs = _Pairs.of(names, level, counts) if len(inner) > 1 else None
+    bare = bare_in(outer) if bare_in is not None and inner else {}
+    missing = sorted(name for name, may_be in bare.items() if may_be and name not in inner)
     if found := _doubt(tops, pairs, names, outer, here, path_of):
-        return FolderReading(level, doubts=(found,))
+        return FolderReading(level, doubts=(found,), bare=(*missing,))
+    if missing:
+        place = path_of(outer) if path_of is not None else "://"
+        keep: tuple[Sequence[str], str] = ("--classes", place), "if it is"
+        if "://" in place:
+            keep = (), f"{LISTED}, if it is"
+        text = (
+            f"{here}: no image can be read in {quoted(missing)}, and the numbers of the other "
+            f"classes ({quoted(sorted(inner))}) depend on whether that is a class"
+        )
+        alone = ("--label-level", str(level)), "if not"
+        doubt = Doubt.of(text, keep, alone, by_classes=True)
+        return FolderReading(level, doubts=(doubt,), bare=(*missing,))
     notes = []
+    if others := sorted(bare.keys() - inner):
+        notes.append(
+            f"Folders without an image are no classes: {quoted(others)}; if one is, {LISTED}"
+        )
     if shared:
         notes.append(
             f"Classes are the {len(inner):,} folders of {printable(outer)}/, which holds all "
@@ -523,6 +583,15 @@ _COPY = re.compile(r"(?: \(\d+\)|(?: -)? copy(?: \d+)?)+$", re.IGNORECASE)
 _BETWEEN = re.compile(r"(?:[\s_\u2010-\u2015\u2212-]|(?<=[^\W\d_])\.)+")
 """Spaces, lines and dashes, and the point of an abbreviation."""
 
+_LATIN = str.maketrans(
+    "\u0410\u0412\u0415\u0405\u0406\u0408\u041a\u041c\u041d\u041e\u0420\u0421\u0422"
+    "\u0425\u0423\u0430\u0435\u043e\u0455\u0456\u0458\u0440\u0441\u0445\u0443\u0391"
+    "\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7"
+    "\u03bf\u0501\u051b\u051d\u2018\u2019\u02bc\u00b4",
+    "ABESIJKMHOPCTXYaeosijpcxyABEZHIKMNOPTYXodqw''''",
+)
+"""Letters of other scripts that look like Latin ones, and apostrophes."""
+
 
 def spelling(name: str) -> str:
     """Return a text that is equal for names that look alike."""
@@ -534,7 +603,7 @@ def spelling(name: str) -> str:
     if not name.isascii():
         text = unicodedata.normalize("NFKC", name)
         text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
-        text = re.sub("[\u2018\u2019\u02bc\u00b4]", "'", text)
+        text = text.translate(_LATIN)
     text = " ".join(_BETWEEN.split(_COPY.sub("", text))).strip()
     return text.casefold() if len(text) > 1 else text
 

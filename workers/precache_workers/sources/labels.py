@@ -443,6 +443,16 @@ def decide(
         if lists is not None:
             bare = [text for text in found.texts if is_nothing(text)]
             return _of_lists(lists, where, rules, classes, bare=bare)
+        if (name := _member_of_objects(found)) is not None and not rules.kind:
+            try:
+                texts = [label_of(_text(json.loads(text)[name])) for text in found.texts]
+            except ValueError as error:
+                raise SourceError(f"{where}: {name!r} of a label {error}") from None
+            values = found.mapped(texts, kind)
+            own = replace(rules, none=())
+            inner = decide(values, keys, where, own, classes=classes, typed=False, is_file=is_file)
+            note = f"labels of {where} are {name!r} of JSON objects (--label-kind name: their text)"
+            return replace(inner, notes=(note, *inner.notes))
         kind = _untyped_kind(found.texts)
     if rules.separator:
         return Decided(_separated(found, rules.separator))
@@ -514,13 +524,20 @@ def _number_of(label: Label, kind: Kind | None) -> int | float | None:
     return int(label) if whole else int(float(label))  # type: ignore[arg-type]
 
 
-def _json_list(text: str) -> list[Any] | None:
-    """Parse a JSON list; returns None for any other text."""
+def _json(text: str, type_: type) -> Any:
+    """Parse a JSON list or object; returns None for any other text."""
     try:
-        value = json.loads(text) if text.startswith("[") else None
+        value = json.loads(text) if text.startswith(("[", "{")) else None
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, list) else None
+    return value if isinstance(value, type_) else None
+
+
+def _member_of_objects(found: _Different) -> str | None:
+    """Return the name of the one member of labels that are all JSON objects; None if not."""
+    items = [_json(text, dict) or {} for text in found.texts]
+    names = {name for item in items for name in (item if len(item) == 1 else ("", "several"))}
+    return next(iter(names)) if len(names) == 1 else None
 
 
 def _with_lists(found: _Different, keys: Sequence[str], where: str) -> tuple[_Different, Any]:
@@ -537,7 +554,7 @@ def _with_lists(found: _Different, keys: Sequence[str], where: str) -> tuple[_Di
     def error(row: int, what: object) -> SourceError:
         return SourceError(f"{where}: the label of {printable(keys[found.row(row)])} {what}")
 
-    lists = {text: parsed for text in found.texts if (parsed := _json_list(text)) is not None}
+    lists = {text: parsed for text in found.texts if (parsed := _json(text, list)) is not None}
     labels: list[Label | None] = []
     for row, text in enumerate(found.texts):
         if text not in lists and _LIST.fullmatch(text):

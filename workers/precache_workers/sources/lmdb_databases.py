@@ -26,7 +26,6 @@ from precache.store.locations import Container
 from precache_workers.sources.base import (
     Fetched,
     Sample,
-    count_ignored,
     hidden_as,
     is_image,
     starts_as_image,
@@ -114,10 +113,11 @@ def _samples(
                 if (before := labels.setdefault(name_of_label, label)) != label:
                     raise SourceError(
                         f"{where} has two labels under {printable(name_of_label)}, in upper and "
-                        f"lower case: {printable(before)} and {printable(label)}; remove one"
+                        f"lower case or after ./: {printable(before)} and {printable(label)}; "
+                        "remove one"
                     )
             elif not (is_image(text) or starts_as_image(value)):
-                count_ignored(members.ignored, f"{file.name}/{text}")
+                members.ignore(file.name, f"{file.name}/{text}")
             elif not all(map(is_name, (text, f"{file.name}/{text}"))):
                 members.left_out[NO_NAME] += 1
             elif reason := hidden_as(text):

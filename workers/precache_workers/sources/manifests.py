@@ -49,7 +49,7 @@ from precache_workers.sources.base import (
     located,
     remember,
 )
-from precache_workers.sources.column_evidence import ColumnEvidence
+from precache_workers.sources.column_evidence import ColumnEvidence, doubt_of_rivals
 from precache_workers.sources.columns import LABEL_COLUMNS, ChosenColumns, choose, plain_name
 from precache_workers.sources.container_names import REQUESTS, Containers
 from precache_workers.sources.containers import (
@@ -127,9 +127,10 @@ class ManifestSource:
         whole, complete = Members(), True
         listed: list[tuple[FileInfo, Members]] = []
         parts: list[Rows] = []
+        rivals: dict[str, str] = {}
         for file in self.containers.files(whole.left_out):
             members, of_file = Members(), list[Rows]()
-            for rows in self._scan(file, members):
+            for rows in self._scan(file, members, rivals):
                 of_file.append(rows)
                 if complete := time.monotonic() <= until:
                     continue
@@ -178,13 +179,15 @@ class ManifestSource:
             typed=typed,
         )
         remember(self, listing.table)
+        names = [*rivals, *rivals.values()]
+        of_uris = doubt_of_rivals("--image-column", names, "name other images", self)
         place = self._doubt_of_place(locations[0], bool(max(numbers[:, 0]) >= 0))
         of_folders = notes_of_folders(Folders(locations).names)
         return replace(
             listing,
             complete=complete,
             notes=(*whole.lines, *of_folders, *listing.notes),
-            doubts=(*listing.doubts, *place),
+            doubts=(*listing.doubts, *of_uris, *place),
         )
 
     def _doubt_of_place(self, location: str, is_there: bool) -> Sequence[Doubt]:
@@ -213,8 +216,14 @@ class ManifestSource:
         way = (str(folders[0]), "--labels", str(self)), "builds that folder, labelled by the table"
         return [Doubt.of(text, way, ((), "write the folder into the table"))]
 
-    def _scan(self, file: FileInfo, members: Members) -> Iterator[Rows]:
-        """Yield the rows of a table."""
+    def _scan(self, file: FileInfo, members: Members, rivals: dict[str, str]) -> Iterator[Rows]:
+        """Yield the rows of a table.
+
+        Parameters
+        ----------
+        rivals
+            Output: the guessed column of URIs -> one that names other images.
+        """
         import pyarrow as pa
 
         where = self.folder.path(file.name)
@@ -224,7 +233,8 @@ class ManifestSource:
             nonlocal chosen
             chosen = self._chosen(schema, where)
             chosen.describe(members, "URIs")
-            return filter(None, (chosen.image, chosen.name, *chosen.listed))
+            uris = [name for name in chosen.others if plain_name(name) in URI_NAMES]
+            return filter(None, (chosen.image, chosen.name, *chosen.listed, *uris))
 
         with open_file(self.folder, file) as stream:
             for batch in read_batches(stream, file.name, where, wanted):
@@ -238,7 +248,11 @@ class ManifestSource:
                     chosen = self._chosen(schema, where, batch)
                     chosen.describe(members, "URIs")
                 _look(members.evidence, batch)
+                if order := batch.order(members.evidence.label):
+                    members.evidence.orders.add(order)
                 yield self._rows(batch, chosen, file.name, members)
+                if not rivals and self.columns.image is None:
+                    rivals |= _rival_of_uris(batch, chosen)
 
     def _rows(self, batch: Batch, chosen: ChosenColumns, name: str, members: Members) -> Rows:
         import pyarrow as pa
@@ -406,6 +420,17 @@ def _look(evidence: ColumnEvidence, batch: Batch) -> None:
         return ["" if value is None else str(value).strip() for value in cells]
 
     evidence.look(texts, texts)
+
+
+def _rival_of_uris(batch: Batch, chosen: ChosenColumns) -> dict[str, str]:
+    """Return the column of URIs -> one of a usual name that has other images; empty for none."""
+    for name in chosen.others:
+        if plain_name(name) in URI_NAMES and name in batch.columns:
+            for uri, other in zip(batch.columns[chosen.image], batch.columns[name], strict=True):
+                paths = str(uri), str(other)
+                if all(map(is_image, paths)) and len({p.rpartition("/")[2] for p in paths}) > 1:
+                    return {chosen.image: name}
+    return {}
 
 
 def _etag(key: str, location: str, info: FileInfo) -> str:

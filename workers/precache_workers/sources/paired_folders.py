@@ -244,6 +244,11 @@ def open_paired(
     return PairedFolders(columns, shown(uri))
 
 
+def columns_of(uri: str) -> list[str]:
+    """Return the names of the columns of a source with braces."""
+    return _names_of([_folder_and_pattern(place) for place in expand_braces(uri)])
+
+
 def _names_of(split: Sequence[tuple[str, str]]) -> list[str]:
     """Return the names of columns: in what their folders differ, or their patterns."""
     names = _differing([folder.split("/") for folder, _ in split])

@@ -57,6 +57,7 @@ from precache_workers.sources.containers import (
 from precache_workers.sources.file_ranges import open_file, read_parts, require_size
 from precache_workers.sources.labels import MOST_TEXT
 from precache_workers.sources.sample_inputs import SampleName, count_combination
+from precache_workers.sources.tar_index import between_members
 from precache_workers.sources.tar_members import BLOCK, MemberColumns, read_members
 
 COMPRESSED_NOTE = (
@@ -86,7 +87,7 @@ class TarFormat:
 
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
         where = folder.path(file.name)
-        with open_file(folder, file) as packed:
+        with open_file(folder, file, likely=between_members(folder, file)) as packed:
             compression = compression_of(packed.read(BLOCK), where)
             packed.seek(0)
             stream: BinaryIO | DecompressedFile = packed
