@@ -279,7 +279,8 @@ def test_a_build_and_epochs_through_a_bad_network_are_right(
         "shard": [status(503), reset, truncated, wrong_bytes],
         "write": [status(503), reset, status(500), status(429, 0)],
     }
-    dice = {kind: random.Random(kind) for kind in ways}  # threads mix requests of several kinds
+    # Apart, since threads mix requests of several kinds.
+    dice = {kind: random.Random(f"{kind} 7") for kind in ways}
 
     def choose(method: str, path: str) -> Fault | None:
         writes, shard = (
