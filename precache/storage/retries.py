@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import random
 import ssl
 import time
@@ -98,7 +99,11 @@ def is_transient(error: BaseException) -> bool:
     if statuses:  # after a status of success, the answer was damaged
         return statuses[0] in TRANSIENT_STATUS or 200 <= statuses[0] < 300
     return any(
-        isinstance(cause, ConnectionError | TimeoutError | asyncio.IncompleteReadError)
+        # JSONDecodeError: a document of Google's that was cut off.
+        isinstance(
+            cause,
+            ConnectionError | TimeoutError | asyncio.IncompleteReadError | json.JSONDecodeError,
+        )
         or (isinstance(cause, OSError) and cause.errno in TRANSIENT_ERRNO)
         or type(cause).__module__.partition(".")[0] in NETWORK_LIBRARIES
         for cause in behind

@@ -146,15 +146,17 @@ def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObje
     Without one after a while, it is replaced.
     """
     name = task.objects[field]
-    data = task.folder.get(name)
-    if data is None:
-        raise BuildError(f"{task.folder.path(name)} was removed at this moment; run the same again")
-    leaf = Leaf.of(name, data)
-    if (leaf.size, leaf.xxh3) == (own.stored.size, own.stored.xxh3):
-        return own.stored
-    if _has_same_rows(task, field, data, own):
-        checks = checks_of(data, len(own.stored.ends)).astype("<u4").tobytes().hex()
-        return replace(own.stored, size=leaf.size, xxh3=leaf.xxh3, checks=checks)
+    for _ in range(2):  # bytes may be changed on their way
+        data = task.folder.get(name)
+        if data is None:
+            where = task.folder.path(name)
+            raise BuildError(f"{where} was removed at this moment; run the same again")
+        leaf = Leaf.of(name, data)
+        if (leaf.size, leaf.xxh3) == (own.stored.size, own.stored.xxh3):
+            return own.stored
+        if _has_same_rows(task, field, data, own):
+            checks = checks_of(data, len(own.stored.ends)).astype("<u4").tobytes().hex()
+            return replace(own.stored, size=leaf.size, xxh3=leaf.xxh3, checks=checks)
     began = time.monotonic()
     while (receipt := finished(task)) is None:
         if time.monotonic() - began > RECEIPT_SECONDS and _replace(task, name, own):
