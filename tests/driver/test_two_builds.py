@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -575,17 +576,19 @@ def test_a_repair_that_lost_its_lease_puts_nothing(
     version = precache.open(store)
     path = Path(version.path, "shards/image/c/0/0")
     path.write_bytes(b"damaged")
-    before, seal, taken = path.read_bytes(), repair.seal_of, []
+    before, taken = path.read_bytes(), []
 
-    def seal_late(root: bytes) -> str | None:
-        monkeypatch.setattr(repair, "seal_of", seal)
-        with monkeypatch.context() as patched:
-            patched.setattr(leases, "STALE_SECONDS", 0.0)
-            taken.append(NamedLease(LocalFolder(store), f"{version.id}-decide").try_acquire())
-        return seal(root)
+    @contextlib.contextmanager
+    def lease_lost(folder: Folder, name: str) -> Iterator[NamedLease]:
+        monkeypatch.setattr(repair, "decision_lease", decision_lease)
+        with decision_lease(folder, name) as decision:
+            with monkeypatch.context() as patched:
+                patched.setattr(leases, "STALE_SECONDS", 0.0)
+                taken.append(NamedLease(LocalFolder(store), f"{version.id}-decide").try_acquire())
+            yield decision
 
     monkeypatch.setattr(leases, "HELD_RENEWALS", 0)
-    monkeypatch.setattr(repair, "seal_of", seal_late)
+    monkeypatch.setattr(repair, "decision_lease", lease_lost)
     with pytest.raises(BuildError, match=r"took over the lease .*; run the same command again"):
         build_here(source, store, recipe, OPTIONS)
     assert path.read_bytes() == before
