@@ -41,7 +41,7 @@ from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
 from precache.store import lease as leases
 from precache.store.array_metadata import SHARDS
-from precache.store.commit_log import BUILD, ROOT, read_commits
+from precache.store.commit_log import BUILD, ROOT, read_log
 from precache.store.json_documents import LeaseDocument
 from precache.store.layout import RowShape
 from precache.store.lease import ExclusiveLease, NamedLease
@@ -275,7 +275,7 @@ def check(memory: Memory, outcomes: Mapping[str, object], source: Rows) -> None:
             assert isinstance(outcome, BuildError | Killed), (name, repr(outcome))
     require_whole(memory)
     version = alone(memory, partial(build, source))
-    [*_, last] = read_commits(MemoryFolder(memory))
+    [*_, last] = read_log(MemoryFolder(memory)).commits
     assert last.version == version
     require_whole(memory)
     assert not [name for name in memory.objects if name.startswith(f"{version}/{BUILD}")]
@@ -284,7 +284,7 @@ def check(memory: Memory, outcomes: Mapping[str, object], source: Rows) -> None:
 def require_whole(memory: Memory) -> None:
     """The version that the log names as current is there, without a fault."""
     ACTORS.store = MemoryFolder(memory)
-    if read_commits(ACTORS.store):
+    if read_log(ACTORS.store).commits:
         assert verify("store").damage == ()
 
 
@@ -402,7 +402,7 @@ def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
     elsewhere, source = Memory(), rows(8)
     Turns(elsewhere, lambda able: able[0]).run({"second": partial(build, rows(8, "5"))})
     there = MemoryFolder(elsewhere)
-    [commit] = read_commits(there)
+    [commit] = read_log(there).commits
     version = open_own(there.folder(commit.version))
     monkeypatch.setattr(transfer, "open_for_writing", lambda uri, source, options: ACTORS.store)
     monkeypatch.setattr(transfer, "open_version", lambda *given: version)
@@ -456,7 +456,7 @@ def require_minimal(memory: Memory, outcomes: Mapping[str, object]) -> None:
     """One of the two committed; what its documents say of the other objects is so."""
     for name, outcome in outcomes.items():
         assert isinstance(outcome, str | BuildError), (name, repr(outcome))
-    [commit] = read_commits(MemoryFolder(memory))
+    [commit] = read_log(MemoryFolder(memory)).commits
     version = MemoryFolder(memory).folder(commit.version)
     attributes = json.loads(version.read(ROOT))["attributes"]["precache"]
     assert attributes["fields"]["image"]["stored"] == len(version.read("image/c/0/0/0/0"))

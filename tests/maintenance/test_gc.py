@@ -34,7 +34,7 @@ from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
 from precache.store import lease as leases
 from precache.store.build_status import DESCRIPTION, read_status
-from precache.store.commit_log import BUILD, ROOT, Commit, append_commit, append_entry, read_commits
+from precache.store.commit_log import BUILD, ROOT, Commit, append_commit, append_entry, read_log
 from precache.store.lease import QUIET_SECONDS, BuildLease
 from precache_workers.planning.target_version import SCRATCH
 from tests.support.building import (
@@ -475,10 +475,10 @@ def test_what_was_removed_says_so_and_can_be_built_again(
 ) -> None:
     path, (first, second, third) = store
     before = pixels(f"{path}@{first}")
-    log = read_commits(open_folder(path))
+    log = read_log(open_folder(path)).commits
     assert removed(precache.gc(path, keep=1, older_than=0)) == [second, first]
     assert sorted(p.name for p in path.iterdir()) == sorted([third, *ALWAYS])
-    assert read_commits(open_folder(path)) == log
+    assert read_log(open_folder(path)).commits == log
     with pytest.raises(StoreError, match=f"{first} is gone"):
         precache.open(f"{path}@{first[:6]}")
     with pytest.raises(StoreError, match="is gone"):
@@ -597,7 +597,7 @@ def test_a_build_whose_shards_are_removed_notes_it(
     monkeypatch.setenv("LOSE", "1")
     with pytest.raises(BuildError, match=r"1 of 3 shards of .* were removed while"):
         build_here(source, path, recipe, {"shard_samples": 4})
-    assert read_commits(open_folder(path)) == []
+    assert read_log(open_folder(path)).commits == []
     monkeypatch.delenv("LOSE")
     done = build_here(source, path, recipe, {"shard_samples": 4})
     assert done.shards_skipped == 2
@@ -662,7 +662,7 @@ def test_a_version_that_is_gone_does_not_become_current(store: tuple[Path, list[
     folder.remove(first)
     with pytest.raises(StorageError, match=f"{first} of .* was removed while it was made current"):
         append_commit(folder, first)
-    assert [c.version for c in read_commits(folder)][-2:] == [first, third]
+    assert [c.version for c in read_log(folder).commits][-2:] == [first, third]
     assert precache.open(path).id == third
 
 

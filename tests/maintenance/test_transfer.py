@@ -28,7 +28,7 @@ from precache.maintenance.verify import require_whole
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
-from precache.store.commit_log import BUILD, ROOT, append_entry, read_commits
+from precache.store.commit_log import BUILD, ROOT, append_entry, read_log
 from precache.store.lease import BuildLease, NamedLease
 from precache_workers.planning.target_version import SCRATCH
 from tests.conftest import BuiltStore
@@ -200,7 +200,7 @@ def test_a_link_in_place_of_an_object_is_not_followed_into_a_bucket(
                 precache.pull(own.path, bucket)
             assert name.partition("/")[0] in str(caught.value)
             assert SECRET.decode() not in str(caught.value)
-            assert read_commits(folder) == []
+            assert read_log(folder).commits == []
         assert not any(SECRET in folder.read(each) for each in folder.sizes())
         path.unlink()
         (tmp_path / "right").rename(path)
@@ -222,7 +222,7 @@ def test_damage_is_not_spread(change: str, own: BuiltStore) -> None:
         assert name.partition("/")[0] in str(caught.value), name
         assert "memory:" not in str(caught.value)
         assert "precache-pull" not in str(caught.value)
-        assert read_commits(open_folder(bucket)) == []
+        assert read_log(open_folder(bucket)).commits == []
         path.write_bytes(right)
 
 

@@ -21,7 +21,7 @@ from precache.errors import UsageError
 from precache.storage import retries
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
-from precache.store.commit_log import append_entry, read_commits
+from precache.store.commit_log import append_entry, read_log
 from tests.support.building import encoded, pixels, put_photos
 from tests.support.gcs_server import GCSServer
 from tests.support.servers import FaultProxy, passes, status
@@ -216,7 +216,7 @@ def test_of_many_commits_by_many_none_is_lost(gcs: GCSServer) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    log = read_commits(store)
+    log = read_log(store).commits
     assert [commit.number for commit in log] == list(range(1, 33))
     assert len({commit.version for commit in log}) == 32
     assert [commit.parent for commit in log] == [None, *(c.version for c in log[:-1])]

@@ -39,7 +39,7 @@ from precache.storage.base import Buffer, Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
-from precache.store.commit_log import append_entry, read_commits, require_create_only
+from precache.store.commit_log import append_entry, read_log, require_create_only
 from precache_workers.sources.kinds import open_source
 from tests.conftest import BuiltStore
 from tests.support.building import (
@@ -678,7 +678,7 @@ def test_two_who_commit_at_once_both_end_up_in_the_log(
         thread.start()
     for thread in threads:
         thread.join()
-    first, second = read_commits(store)
+    first, second = read_log(store).commits
     assert (first.number, second.number) == (1, 2)
     assert {first.version, second.version} == set(versions)
     assert (first.parent, second.parent) == (None, first.version)

@@ -18,7 +18,7 @@ from precache.storage.local import LocalFolder
 from precache.store.commit_log import (
     ReplacedError,
     append_entry,
-    read_commits,
+    read_log,
     recorded_source,
 )
 from tests.support.building import end, poll, start
@@ -39,14 +39,14 @@ def test_a_log_names_each_version_after_its_parent(empty: LocalFolder) -> None:
     assert [c.number for c in commits] == [1, 2, 3]
     assert [c.version for c in commits] == versions
     assert [c.parent for c in commits] == [None, *versions[:-1]]
-    assert read_commits(empty) == commits
+    assert read_log(empty).commits == commits
     assert empty.names("commits") == ["000001.json", "000002.json", "000003.json"]
 
 
 def test_committing_what_is_current_adds_nothing(empty: LocalFolder) -> None:
     first = append_entry(empty, _id("a"))
     assert append_entry(empty, _id("a")) == first
-    assert len(read_commits(empty)) == 1
+    assert len(read_log(empty).commits) == 1
 
 
 def test_what_is_current_and_built_from_elsewhere_is_noted_once(empty: LocalFolder) -> None:
@@ -57,7 +57,7 @@ def test_what_is_current_and_built_from_elsewhere_is_noted_once(empty: LocalFold
     moved = append_entry(empty, _id("b"), "/new")
     assert moved == dataclasses.replace(second, number=3, source="/new")
     assert append_entry(empty, _id("b"), "/new") == moved
-    assert recorded_source(read_commits(empty), _id("b")) == "/new"
+    assert recorded_source(read_log(empty).commits, _id("b")) == "/new"
     assert append_entry(empty, _id("a")).parent == _id("b")
 
 
@@ -80,7 +80,7 @@ def test_a_version_takes_the_place_of_one_that_is_still_current(
     with pytest.raises(ReplacedError, match=f"{_id('c')[:12]} of .* is current, and no longer"):
         append_entry(empty, _id("d"), replaces=_id("b"))
     assert append_entry(empty, _id("b"), since=3).version == _id("c")  # it was current since
-    assert [commit.version for commit in read_commits(empty)][-1] == _id("c")
+    assert [commit.version for commit in read_log(empty).commits][-1] == _id("c")
     assert append_entry(empty, _id("b"), since=4).version == _id("b")
 
 
@@ -105,7 +105,7 @@ def test_processes_that_commit_at_once_all_get_a_number(links: bool, empty: Loca
     poll(lambda: len(list(empty.root.glob("ready-*"))) == 3, "all are ready")
     (empty.root / "go").touch()
     assert [end(racer) for racer in racers] == [0, 0, 0]
-    log = read_commits(empty)
+    log = read_log(empty).commits
     assert sorted(c.version for c in log) == sorted(
         _id(f"{racer:x}{number:x}") for racer in (10, 11, 12) for number in range(8)
     )
@@ -120,7 +120,7 @@ def test_processes_that_commit_at_once_all_get_a_number(links: bool, empty: Loca
 def test_the_highest_number_is_current_however_many_digits_it_has(empty: LocalFolder) -> None:
     for number, digit in [(999_999, "a"), (1_000_000, "b"), (7, "c")]:
         _forge(empty, f"{number:06d}.json", {"version": _id(digit), "parent": None, "time": 0})
-    assert read_commits(empty)[-1].version == _id("b")
+    assert read_log(empty).commits[-1].version == _id("b")
     assert append_entry(empty, _id("b")).number == 1_000_000
 
 
@@ -128,7 +128,7 @@ def test_files_that_are_no_commits_are_passed_over(empty: LocalFolder) -> None:
     append_entry(empty, _id("a"))
     for name in (".000002.json.abc.tmp", "README", "x.json", "000002.json.bak", "²³.json"):
         _forge(empty, name, b"junk")
-    assert [commit.number for commit in read_commits(empty)] == [1]
+    assert [commit.number for commit in read_log(empty).commits] == [1]
 
 
 FORGED_ENTRIES: dict[str, Any] = {

@@ -129,7 +129,7 @@ def remains(store: Path) -> list[str]:
 
 def shard_files(store: Path, field: str = "image") -> dict[str, Path]:
     """Name below the version -> path of each shard object of a field."""
-    [version] = [path for path in store.iterdir() if len(path.name) == 32]
+    [version] = [path for path in store.iterdir() if "." in path.name]
     found = sorted(path for path in (version / field / "c").rglob("*") if path.is_file())
     return {path.relative_to(version).as_posix(): path for path in found}
 

@@ -18,13 +18,10 @@ class BaseField:
     ----------
     folder
         Folder of the version that has the object.
-    edition
-        Digest of the version's root, which tells it from another of the same id.
     """
 
     match: FieldMatch
     folder: Folder
-    edition: str
     object_name: str
     stored: ShardObject
     sums: ChannelSums | None

@@ -50,7 +50,6 @@ class BaseArray:
         return BaseField(
             match,
             self.folder,
-            self.version.digest,
             leaf.name,
             ShardObject(
                 leaf.size, leaf.xxh3, match.shape.padded_nbytes(rows, rows_per_shard), checks
