@@ -98,7 +98,7 @@ class Lease:
         self.name = name
         self.nonce = nonce
         self._folder, self._note = folder, note
-        self._place, _, self._object = name.rpartition("/")
+        self._place = name.rpartition("/")[0]
         self._of_build = self._place == BUILD_LEASES
         self._committed = self._of_build and folder.size(ROOT) is not None
         self._over = threading.Event()
@@ -128,8 +128,16 @@ class Lease:
             return False
         if self._of_build and (self._folder.size(ROOT) is not None) != self._committed:
             return False
+        return self._is_own()
+
+    def _is_own(self) -> bool:
         document = _read(self._folder, self.name)
         return document is not None and document.nonce == self.nonce
+
+    def _remove_own(self) -> None:
+        """Remove the object of a lease that was lost, unless another process has its name."""
+        if self._is_own():
+            self._folder.remove(self.name)
 
     def require(self) -> None:
         """Raise `BuildError` if the lease is not held any more."""
@@ -151,7 +159,7 @@ class Lease:
                     return
                 self._put(process_of(os.getpid()))
                 if not self.is_held():  # meanwhile
-                    self._folder.remove(self.name)
+                    self._remove_own()
                     return
             except StorageError as error:
                 log.warning("the lease was not renewed: %s", error)
@@ -165,8 +173,8 @@ class Lease:
             self._thread.join()
         try:
             if not self.is_held():
-                return
-            if self._of_build:
+                self._remove_own()
+            elif self._of_build:
                 self._put(process_of(os.getpid()), released=True)
             else:
                 _remove_until(self._folder, self.name)
@@ -214,14 +222,17 @@ class Leases:
         """
         number = _highest(self._folder, self._place)
         passed = _name(self._place, number)
-        before = _read(self._folder, passed) if number else None
-        if before is not None and before != ended and self._is_alive(before):
+        before = self._folder.get(passed) if number else b""
+        if before is None:
+            return None  # it is given back at this moment
+        last = _parse(before, self._folder.path(passed))
+        if last is not None and last != ended and self._is_alive(last):
             return None
         lease = Lease(self._folder, _name(self._place, number + 1), note, uuid.uuid4().hex)
         data = lease.document(process_of(os.getpid()))
         if not self._folder.create(lease.name, [data], scratch=scratch_of(self._place)):
             return None
-        if number and _read(self._folder, passed) != before:
+        if number and self._folder.get(passed) != before:
             self._folder.remove(lease.name)  # another process was faster; the numbers began anew
             return None
         return lease
@@ -303,10 +314,12 @@ def _highest(folder: Folder, place: str) -> int:
 
 
 def _read(folder: Folder, name: str) -> LeaseDocument | None:
-    data = folder.get(name)
-    if data is not None:
-        with contextlib.suppress(StoreError):  # cut short, or forged
-            return LeaseDocument.read(data, folder.path(name))
+    return _parse(folder.get(name) or b"", folder.path(name))
+
+
+def _parse(data: bytes, where: str) -> LeaseDocument | None:
+    with contextlib.suppress(StoreError):  # cut short, or forged
+        return LeaseDocument.read(data, where)
     return None
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import precache
 from precache.storage.open import open_folder
-from precache.store.commit_log import append_entry, read_log
+from precache.store.commit_log import read_log
 from precache.store.json_documents import FORMAT
 from precache.store.labels import narrow
 from precache.store.receipts import ChannelSums, Receipt
@@ -20,6 +20,7 @@ from precache_workers.driver.commit import channel_statistics
 from precache_workers.driver.totals import holes
 from tests.conftest import BuiltStore
 from tests.support.building import (
+    append_commit,
     build_here,
     cut,
     encoded,
@@ -174,7 +175,7 @@ def test_going_back_to_an_old_version_only_commits_it_again(tmp_path: Path) -> N
 
 def commit_many(store: Path, version: str, times: int) -> None:
     for number in range(times):
-        append_entry(open_folder(store), f"{version}{number:04x}")
+        append_commit(open_folder(store), f"{version}{number:04x}.1")
 
 
 def test_committers_at_once_each_get_a_number(tmp_path: Path) -> None:

@@ -28,11 +28,12 @@ from precache.maintenance.verify import require_whole
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
-from precache.store.commit_log import BUILD, ROOT, append_entry, read_log
+from precache.store.commit_log import BUILD, ROOT, read_log
 from precache.store.lease import BuildLease, NamedLease
 from precache_workers.planning.target_version import SCRATCH
 from tests.conftest import BuiltStore
 from tests.support.building import (
+    append_commit,
     ask,
     changes_of_pull,
     contents,
@@ -266,7 +267,7 @@ def test_a_version_that_is_whole_becomes_current_and_nothing_else(
 ) -> None:
     """Whatever codec wrote its bytes: its own tree counts."""
     relabelled(own)
-    append_entry(open_folder(own.path), "0" * 32)
+    append_commit(open_folder(own.path), "0" * 32 + ".1")
     before = stamps(own.version_folder)
     done = precache.pull(built.path, own.path)
     assert (done.objects, done.nbytes, done.skipped) == (0, 0, built.result.shards)

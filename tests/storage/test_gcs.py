@@ -21,8 +21,8 @@ from precache.errors import UsageError
 from precache.storage import retries
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
-from precache.store.commit_log import append_entry, read_log
-from tests.support.building import encoded, pixels, put_photos
+from precache.store.commit_log import read_log
+from tests.support.building import append_commit, encoded, pixels, put_photos
 from tests.support.gcs_server import GCSServer
 from tests.support.servers import FaultProxy, passes, status
 
@@ -209,7 +209,7 @@ def test_of_many_commits_by_many_none_is_lost(gcs: GCSServer) -> None:
 
     def commit(name: str) -> None:
         for number in range(8):
-            append_entry(store, f"{name * 28}{number:04x}")
+            append_commit(store, f"{name * 28}{number:04x}.1")
 
     threads = [threading.Thread(target=commit, args=[name]) for name in "abcd"]
     for thread in threads:

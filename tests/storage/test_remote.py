@@ -39,10 +39,11 @@ from precache.storage.base import Buffer, Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
-from precache.store.commit_log import append_entry, read_log, require_create_only
+from precache.store.commit_log import read_log, require_create_only
 from precache_workers.sources.kinds import open_source
 from tests.conftest import BuiltStore
 from tests.support.building import (
+    append_commit,
     assert_whole_road,
     contents,
     environment,
@@ -672,8 +673,8 @@ def test_two_who_commit_at_once_both_end_up_in_the_log(
 ) -> None:
     options = request.getfixturevalue(SERVERS[protocol]).options()
     store = _Meeting(protocol, f"bucket/{next(_numbers)}", options)
-    versions = ["a" * 32, "b" * 32]
-    threads = [threading.Thread(target=append_entry, args=[store, v]) for v in versions]
+    versions = ["a" * 32 + ".1", "b" * 32 + ".1"]
+    threads = [threading.Thread(target=append_commit, args=[store, v]) for v in versions]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -82,6 +82,7 @@ from precache_workers.planning.target_version import (
     TargetVersion,
     begun_at,
     is_recomputed,
+    new_target,
 )
 from precache_workers.planning.work_plan import (
     MeasuredRows,
@@ -354,9 +355,9 @@ class _Build:
         self.listed.keep_ctimes(self.store)
         with contextlib.ExitStack() as stack:
             try:
-                started = self._start(stack, work)
-                if started is not None:
-                    lease, left = started
+                lease, left = self._start(stack, work)
+                target = left.target
+                if lease is not None:
                     receipts = self._announce(left)
                     self._run_shards(run, target, lease, left.todo, receipts, base=left.base)
                     return self._conclude(lease, left, receipts)
@@ -369,23 +370,28 @@ class _Build:
             self.progress.say("The other build has tried the failed samples again")
         return self._nothing_to_do(target)
 
-    def _start(self, stack: contextlib.ExitStack, work: Work) -> tuple[Lease, Work] | None:
-        """Begin the version once no other build holds it, unless it was committed meanwhile.
+    def _start(self, stack: contextlib.ExitStack, work: Work) -> tuple[Lease | None, Work]:
+        """Begin the version once no other build holds it, or a new one if it was removed meanwhile.
 
-        Returns the build's lease, which lasts as long as `stack`, and the remaining work. Leftovers
-        of builds that were cut off are removed from the shards that are to be made.
+        Returns the build's lease, which lasts as long as `stack`, and the remaining work; None for
+        the lease if the version was committed meanwhile. Leftovers of builds that were cut off are
+        removed from the shards that are to be made.
         """
-        target, recompute = work.target, self.request.recompute
-        lease = stack.enter_context(self._take_lease(target))
+        recompute = self.request.recompute
+        while True:
+            target = work.target
+            lease = stack.enter_context(self._take_lease(target))
+            if target.version not in read_log(self.store, appends=True).removed:
+                break
+            # By a build that mended nothing, or by gc, while this one looked or waited.
+            lease.end()
+            remove_folder(self.store, target.version)
+            work = replace(work, target=new_target(self.store, target, recompute=recompute))
         restore_root(self.store, target)
         if was_committed(target) and (self.waited or not recompute):
-            return None
+            return None, work
         begun = target.folder.size(DESCRIPTION) is not None
-        if (
-            target.folder.size(ROOT) is not None
-            or target.version in read_log(self.store).removed
-            or (begun and is_recomputed(target) != recompute)
-        ):
+        if target.folder.size(ROOT) is not None or (begun and is_recomputed(target) != recompute):
             raise _taken_by_another(target)
         lease.require()
         target.begin(refreshes=self.listed.refreshes, recompute=recompute)
