@@ -231,8 +231,8 @@ def _touch(store: Folder) -> float:
             raise StorageError(f"cannot write to {path}: {error.strerror}") from error
     while True:
         name = uuid.uuid4().hex
-        store.put(f"{CLOCK}/{name}", [b"now"])
-        times = {entry.name: entry.mtime for entry in list_objects(store.folder(f"{CLOCK}"))}
-        store.remove(f"{CLOCK}")  # also those of killed runs
+        store.put(f"{CLOCK}/now/{name}", [b"now"])
+        times = {entry.name: entry.mtime for entry in list_objects(store.folder(f"{CLOCK}/now"))}
+        store.remove(f"{CLOCK}/now")  # also those of killed runs
         if name in times:  # unless another run removed it
             return times[name] if times[name] < math.inf else time.time()

@@ -20,6 +20,7 @@ from functools import partial
 
 from precache.errors import DamageError, GoneError, PrecacheError, StorageError, StoreError
 from precache.maintenance.location import open_for_writing
+from precache.maintenance.scan import scan_folder
 from precache.maintenance.verify import Tick
 from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
@@ -170,7 +171,7 @@ def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
     while True:
         target = _place(store, version)
         with Leases.of_version(target).wait(partial(_say_waiting, target)):
-            if _is_free(read_log(store), target, version):
+            if _is_free(read_log(store), store, target.name, version):
                 if not _is_whole(target, version, progress):
                     _copy(version, target, store, progress)
                 make_current(store, target.name)
@@ -194,10 +195,13 @@ def _place(store: Folder, version: Version) -> Folder:
     Or else that of the next generation, of the version's own number if that is free.
     """
     entries, names = read_log(store), store.names()
-    for name in _generations(store, version.id):
-        has_root = _root_of(store.folder(name), entries.root_of(name)) == version.digest
-        if has_root and name not in entries.removed:
-            return store.folder(name)
+    free = [
+        name for name in _generations(store, version.id) if _is_free(entries, store, name, version)
+    ]
+    # What others put into its place is none, though the log names it.
+    free = [name for name in free if scan_folder(store, name, entries)]
+    if free:
+        return store.folder(max(free, key=lambda n: _root_of(store.folder(n), entries) is not None))
     own = id_of(version.id)
     generation = max(generation_of(version.id), entries.next_generation(own, names))
     return store.folder(folder_name(own, generation))
@@ -210,19 +214,24 @@ def _generations(store: Folder, version: str) -> list[str]:
     return sorted(own, key=generation_of, reverse=True)
 
 
-def _root_of(target: Folder, committed: str | None) -> str | None:
+def _root_of(target: Folder, entries: Log) -> str | None:
     """Return the digest of the root that a folder has, had, or is to get; None if it is unknown."""
-    return committed or seal_of(target.get(ROOT) or b"") or seal_of(target.get(COPY) or b"")
+    return (
+        entries.root_of(target.name)
+        or seal_of(target.get(ROOT) or b"")
+        or seal_of(target.get(COPY) or b"")
+    )
 
 
-def _is_free(entries: Log, target: Folder, version: Version) -> bool:
-    """Return whether a folder is that of this version, or empty.
+def _is_free(entries: Log, store: Folder, name: str, version: Version) -> bool:
+    """Return whether a folder is that of this version, or nothing is known to be made there.
 
     A build may have begun there, or `gc` removed it, before the lease was taken.
     """
-    if target.name in entries.removed:
+    if name in entries.removed:
         return False
-    root = _root_of(target, entries.root_of(target.name))
+    target = store.folder(name)
+    root = _root_of(target, entries)
     return root == version.digest or (root is None and target.get(DESCRIPTION) is None)
 
 
