@@ -33,7 +33,7 @@ import precache_workers.profiling.row_probe
 import precache_workers.shards.field_writer
 import precache_workers.shards.shard_objects
 import precache_workers.shards.shard_task
-from precache.errors import BuildError, FetchError, PrecacheError
+from precache.errors import BuildError, FetchError, GoneError, PrecacheError
 from precache.maintenance import gc as garbage
 from precache.maintenance import transfer
 from precache.maintenance.verify import verify
@@ -490,13 +490,64 @@ def test_two_builds_in_every_order_with_two_switches() -> None:
     every_order(actors, partial(check, source=source), switches=2)
 
 
+def read_old(version: str) -> object:
+    """All small objects of a version, and sizes of its shards; or that it is gone."""
+    try:
+        found = open_own(ACTORS.store.folder(version))
+        return (found.flaws(), found.lost_objects())
+    except GoneError:
+        return "gone"
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+def test_two_removals_and_a_reader_in_every_order_with_two_switches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "QUIET_SECONDS", -1.0)
+    before = store_with(rows(1))
+    alone(before, partial(build, rows(2)))
+    log = read_log(MemoryFolder(before))
+    old, current = (commit.version for commit in log.commits)
+
+    def check_removals(memory: Memory, outcomes: Mapping[str, object]) -> None:
+        for name in ("first", "second"):
+            assert isinstance(outcomes[name], garbage.GcResult), repr(outcomes[name])
+        assert outcomes["third"] in (([], {}), "gone")
+        require_whole(memory)
+        after = read_log(MemoryFolder(memory))
+        assert (after.removed, after.number) == ({old}, log.number + 1)
+        assert {name.partition("/")[0] for name in memory.objects} == {"commits", current}
+
+    actors = {"first": remove_old, "second": remove_old, "third": partial(read_old, old)}
+    every_order(actors, check_removals, switches=2, objects=before.objects)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_build_and_a_removal_in_every_order_with_two_switches(
+    begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gc` takes the build for one that is silent, at whatever moment it looks."""
+    monkeypatch.setattr(garbage, "QUIET_SECONDS", -1.0)
+    source, before = rows(2), store_with(rows(1))
+    if begun:
+        turns = turns_of(Memory(before.objects), source)
+        choose: Choose = lambda able: able[0]  # noqa: E731
+        Turns(before, choose, {"first": turns // 2}).run({"first": partial(build, source)})
+    actors = {"first": partial(build, source), "second": remove_old}
+    every_order(actors, partial(check, source=source), switches=2, objects=before.objects)
+
+
 def every_order(
     actors: Mapping[str, Callable[[], object]],
     check: Callable[[Memory, Mapping[str, object]], None],
     switches: float = math.inf,
+    objects: Mapping[str, bytes] | None = None,
 ) -> None:
     def run(choose: Callable[[Turns, Sequence[str]], str]) -> None:
-        memory = Memory()
+        memory = Memory(objects)
         turns = Turns(memory, lambda able: choose(turns, able))
         with contextlib.suppress(Visited):
             outcomes = turns.run(actors)

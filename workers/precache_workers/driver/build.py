@@ -50,6 +50,7 @@ from precache_workers.driver.build_result import BuildResult, committed_result
 from precache_workers.driver.commit import commit, tidy_current, was_committed
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
+    UnmendedError,
     copy_from_other_versions,
     copy_to_other_versions,
     lost_by_shard,
@@ -201,7 +202,7 @@ class _Build:
                 require_shared(request.placement, *file)
             with contextlib.suppress(GoneError):  # then it is built again
                 if target is not None and is_committed(target):
-                    self._mend(target)
+                    target = self._mend(target)
             probe = sample_probe(
                 functools.partial(self._try, run),
                 self._job,
@@ -239,13 +240,21 @@ class _Build:
             )
         return damaged
 
-    def _mend(self, target: TargetVersion) -> None:
-        """Restore the small objects of a committed version that are damaged or missing."""
-        flaws = flaws_of(target)
-        if flaws:
+    def _mend(self, target: TargetVersion) -> TargetVersion:
+        """Restore the small objects of a committed version that are damaged or missing.
+
+        Returns the version, or a new generation of it if there is no copy of an object.
+        """
+        if flaws := flaws_of(target):
+            self.progress.phase(f"Mending {', '.join(flaw.name for flaw in flaws)}")
+            try:
+                mend_small(self.store, target, flaws)
+            except UnmendedError as error:
+                anew = new_target(self.store, target)
+                self.progress.say(f"{error}: version {short(anew.version)} takes its place")
+                return anew
             self.mended = [flaw.name for flaw in flaws]
-            self.progress.phase(f"Mending {', '.join(self.mended)}")
-            mend_small(self.store, target, flaws)
+        return target
 
     def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
         complete = open_own(target.folder)

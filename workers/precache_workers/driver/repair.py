@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from precache.errors import DamageError, StorageError, StoreError
-from precache.maintenance.mending import mended_objects
 from precache.storage.base import Folder
 from precache.store.commit_log import BUILD, ROOT, read_log
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
-from precache.store.tree import Flaw, Leaf, spare_root
+from precache.store.tree import SPARE, Flaw, Leaf, seal_of, spare_objects, spare_root
 from precache.store.version import Version
 from precache_workers.planning.stored_versions import StoredObjects, committed_versions
 from precache_workers.planning.target_version import SCRATCH, TargetVersion, is_restorable
@@ -27,8 +26,12 @@ def restore_root(store: Folder, target: TargetVersion) -> None:
         target.folder.create(ROOT, [spare_root(target.folder) or b""], scratch=SCRATCH)
 
 
+class UnmendedError(StoreError):
+    """A small object of a version is damaged, and there is no copy of it."""
+
+
 def mend_small(store: Folder, target: TargetVersion, flaws: Sequence[Flaw]) -> None:
-    """Put flawed small objects of a committed version again, of copies.
+    """Put flawed small objects of a committed version again, of copies; `zarr.json` comes last.
 
     Parameters
     ----------
@@ -37,17 +40,36 @@ def mend_small(store: Folder, target: TargetVersion, flaws: Sequence[Flaw]) -> N
 
     Raises
     ------
-    StoreError
-        There is no copy of an object.
+    UnmendedError
+        There is no copy of an object; nothing was put.
     """
     version = open_own(target.folder, mends=True)
+    names = [flaw.name for flaw in flaws]
+    leaves = [leaf for name in names if (leaf := version.leaves.get(name))]
+    objects = {leaf.name: _mended(store, version, leaf) for leaf in leaves}
+    if len(objects) < len(names):  # the root or the spare copy
+        root = version.folder.get(ROOT) or b""
+        if seal_of(root) != version.digest:
+            root = spare_root(version.folder) or b""
+        whole = (objects.get(name) or version.read_checked(name) for name in version.leaves)
+        objects |= {**spare_objects(root, whole), ROOT: root}
+    for name, data in objects.items():
+        if name in names:
+            target.folder.put(name, [data], scratch=SCRATCH)
 
-    def copy_of(leaf: Leaf) -> bytes | None:
+
+def _mended(store: Folder, version: Version, leaf: Leaf) -> bytes:
+    """Return an object from the spare copy, or from another version that has the same."""
+    try:
+        return version.read_checked(leaf.name)
+    except DamageError:
         others = (folder.get(leaf.name) for folder, _ in committed_versions(store))
-        return next((data for data in others if data and not leaf.fault(data)), None)
-
-    for name, data in mended_objects(version, flaws, copy_of).items():
-        target.folder.put(name, [data], scratch=SCRATCH)
+        found = next((data for data in others if data and not leaf.fault(data)), None)
+    if found is None:
+        raise UnmendedError(
+            f"{version.folder.path(leaf.name)} is damaged, and so is its copy in {SPARE}"
+        )
+    return found
 
 
 # --- shards -------------------------------------------------------------------------------------
