@@ -267,18 +267,6 @@ WITH_MORE: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("opened", [False, True])
-@pytest.mark.parametrize("name", WITH_MORE)
-def test_pages_and_bands_are_not_dropped(name: str, opened: bool) -> None:
-    """A colour picture, stored as three pages, became a grey one."""
-    data = WITH_MORE[name]()
-    reason = r"has several pages" if "band" not in name and "infra" not in name else r"has \d bands"
-    for mode in ("RGB", "L", "P", "RGBA"):
-        image = Image.open(io.BytesIO(data)) if opened else None
-        with pytest.raises(SampleError, match=f"{reason}, .* a function in place of decode, "):
-            decode(image or data, Decode(mode=mode))
-
-
 def with_mask() -> bytes:
     data, entry = tiff(COLOURS, COLOURS, kinds=(0, 1), photometric="rgb"), "<HHLL"
     assert data.count(struct.pack(entry, 254, 4, 1, 1)) == 1
@@ -340,31 +328,20 @@ def test_channels_of_an_array_are_no_alpha(channels: int, tensor: bool) -> None:
 
 
 WIDE = {
-    "I": np.arange(12, dtype=np.int32).reshape(3, 4) << 20,
-    "F": np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4),
+    "I": Image.fromarray(np.arange(12, dtype=np.int32).reshape(3, 4) << 20),
+    "F": Image.fromarray(np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)),
 }
 
 
-@pytest.mark.parametrize("mode", WIDE)
-def test_values_of_32_bits_are_refused_in_words(mode: str) -> None:
-    """They had become black."""
-    image = Image.fromarray(WIDE[mode])
-    assert image.mode == mode
-    for value in (encoded(image, "TIFF"), image):
-        with pytest.raises(SampleError, match=f"Pillow's mode {mode}, .*save it with 8 or 16 bits"):
-            decode(value, Decode())
-
-
-def test_a_tiff_of_12_bits_is_refused() -> None:
-    """Pillow opens it as one of 16 bits, whose high byte is nearly black."""
+def of_12_bits() -> bytes:
+    """A TIFF that Pillow opens as one of 16 bits, whose high byte is nearly black."""
     data = encoded(Image.fromarray(np.full((2, 2), 4095, np.uint16)), "TIFF")
     entry = struct.pack("<HHLHH", 258, 3, 1, 16, 0)
     assert data.count(entry) == 1
     twelve = data.replace(entry, struct.pack("<HHLHH", 258, 3, 1, 12, 0))
     with Image.open(io.BytesIO(twelve)) as image:
         assert image.mode == "I;16"
-    with pytest.raises(SampleError, match="Pillow's mode I;16"):
-        decode(twelve, Decode())
+    return twelve
 
 
 EIGHT_BITS = ("LA", "PA", "La", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV")
@@ -420,37 +397,6 @@ def test_indices_are_kept(name: str) -> None:
 
 def grey_of_bits(bits: int) -> bytes:
     return png((8, 1, bits, 0), zlib.compress(b"\0" + b"\x1b" * bits))
-
-
-NO_VALUES: dict[str, tuple[Callable[[], Any], str]] = {
-    "RGB": (lambda: encoded(photograph(), "PNG"), r"mode RGB, .*--mode RGB"),
-    "RGBA": (lambda: encoded(half_transparent(), "PNG"), "mode RGBA, .*--mode RGB"),
-    "bits": (
-        lambda: encoded(photograph().convert("1"), "PNG"),
-        "mode 1, .*0 and 255.*--mode L --interpolation nearest",
-    ),
-    "grey of 2 bits": (lambda: grey_of_bits(2), "grey of 2 bits"),
-    "grey of 4 bits": (lambda: grey_of_bits(4), "grey of 4 bits"),
-    "16 bits": (
-        lambda: encoded(Image.fromarray(np.ones((2, 2), np.uint16)), "PNG"),
-        r"I;16.*--mode unchanged",
-    ),
-    "JPEG": (lambda: encoded(photograph().convert("L")), "is a JPEG, .*save masks as PNG"),
-}
-
-
-@pytest.mark.parametrize("name", NO_VALUES)
-def test_other_images_have_no_indices(name: str) -> None:
-    make, reason = NO_VALUES[name]
-    with pytest.raises(SampleError, match=reason):
-        decode(make(), Decode(mode="P"))
-
-
-@pytest.mark.parametrize("name", [*PALETTES, "image"])
-def test_a_palette_has_no_grey_levels(name: str) -> None:
-    data = FORMATS[name]() if name in FORMATS else indexed()
-    with pytest.raises(SampleError, match=r"palette image, .*--mode P .*--mode RGB"):
-        decode(data, Decode(mode="L"))
 
 
 def in_sixteen_bits(values: np.ndarray) -> dict[str, bytes]:
@@ -555,23 +501,6 @@ def test_pillow_images_arrays_and_tensors_are_taken_as_they_are() -> None:
         assert np.array_equal(decode(value, Decode(mode="L"))[..., 0], grey)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        3,
-        "photo.jpg",
-        np.zeros((4, 4, 3), np.float32),
-        np.zeros((4, 4, 3, 1), np.uint8),
-        np.zeros(4, np.uint8),
-        torch.zeros(3, 4, 4),
-    ],
-)
-def test_values_that_are_no_image(value: Any) -> None:
-    with pytest.raises(SampleError, match=r"decode was given .*; it takes bytes"):
-        decode(value, Decode())
-
-
 # --- AVIF and HEIC -------------------------------------------------------------------------------
 
 
@@ -618,11 +547,6 @@ def test_a_pillow_that_lacks_avif_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(decoding.features, "check", lambda name: False)
     with pytest.raises(SampleError, match=r"AVIF image, .* from 11\.3 on: upgrade pillow"):
         decode(data, Decode())
-
-
-def test_films_are_no_images() -> None:
-    with pytest.raises(SampleError, match="AVIF, HEIC"):
-        decode(b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom" + bytes(500), Decode())
 
 
 # --- files that are cut off ----------------------------------------------------------------------
@@ -837,29 +761,6 @@ def test_unchanged_images_are_turned(orientation: int) -> None:
         assert np.array_equal(decode(data, Decode(mode="unchanged"))[..., 0], expected)
 
 
-LOST: dict[str, tuple[Callable[[], Any], str]] = {
-    "palette": (lambda: encoded(indexed(), "PNG"), r"--mode RGB.*--mode P --interpolation nearest"),
-    "palette TIFF": (lambda: encoded(indexed(), "TIFF"), r"--mode RGB.*--mode P "),
-    "bits": (lambda: encoded(photograph().convert("1"), "PNG"), "--mode L --interpolation nearest"),
-    "grey of 2 bits": (lambda: grey_of_bits(2), "grey of 2 bits"),
-    "pages": (lambda: tiff(GREY, GREY), "has several pages"),
-    "a volume": (WITH_MORE["a volume"], "has several pages"),
-    "no TIFF": (lambda: b"II*\0\x09" + bytes(50), "cannot be decoded"),
-    "large": (lambda: tiff(np.zeros((30000, 9), np.uint8)), "over the limit of 200000 "),
-    "bands": (
-        lambda: tiff(np.zeros((20, 20, 65000), np.uint16), planarconfig="contig"),
-        "bytes of",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LOST)
-def test_what_unchanged_would_guess_or_drop_is_refused(name: str) -> None:
-    make, reason = LOST[name]
-    with pytest.raises(SampleError, match=reason):
-        decode(make(), Decode(mode="unchanged", max_pixels=200_000))
-
-
 def test_without_its_library_a_tiff_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tifffile", None)
     data = encoded(photograph(), "TIFF")
@@ -941,15 +842,6 @@ def test_alpha_and_images_without_a_profile_stay_as_they_are() -> None:
         assert np.array_equal(decode(data, Decode(icc="srgb")), decode(data, Decode()))
 
 
-@pytest.mark.parametrize("profile", [b"no profile", grey_profile()])
-def test_a_profile_that_cannot_be_applied_is_named(profile: bytes) -> None:
-    data = encoded(photograph(), "PNG", icc_profile=profile)
-    if profile == grey_profile():
-        data = encoded(photograph().convert("CMYK"), "TIFF", icc_profile=profile)
-    with pytest.raises(SampleError, match="ICC profile that cannot be applied"):
-        decode(data, Decode(icc="srgb"))
-
-
 # --- EXIF ---------------------------------------------------------------------------------------
 
 
@@ -962,12 +854,6 @@ def test_an_orientation_that_cannot_be_read_neither_turns_the_photo_nor_warns(ex
 
 
 # --- hostile files ------------------------------------------------------------------------------
-
-
-def test_a_bomb_is_refused_by_its_header() -> None:
-    giant = png((60_000, 60_000, 1, 0), zlib.compress(bytes(100)))
-    with pytest.raises(SampleError, match="over the limit of 178956970 px"):
-        decode(giant, Decode())
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
@@ -991,16 +877,6 @@ def test_the_limit_of_pixels_takes_the_place_of_pillows(
     assert Image.MAX_IMAGE_PIXELS == 1000
 
 
-@pytest.mark.parametrize("share", [0.1, 0.2, 0.6, 0.97])
-@pytest.mark.parametrize("kind", ["AVIF", "HEIF", "WEBP"])
-def test_a_file_that_states_its_length_and_is_cut_off_is_said_to_be(
-    kind: str, share: float
-) -> None:
-    data = (heif if kind == "HEIF" else encoded)(photograph(), kind)
-    with pytest.raises(SampleError, match="is truncated: it has "):
-        decode(data[: int(len(data) * share)], Decode())
-
-
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.6, 0.97])
 @pytest.mark.parametrize("name", ["JPEG", *FORMATS])
 def test_truncated_files_are_samples_that_fail(name: str, share: float) -> None:
@@ -1012,58 +888,125 @@ def test_truncated_files_are_samples_that_fail(name: str, share: float) -> None:
     assert name in ("TIFF LZW", "TIFF JPEG"), f"{name} was decoded: {found.shape}"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\xff\xd8",
-        b"\xff\xd8\xff",
-        b"\xff\xd8\xff\xd9",
-        b"GIF89a",
-        b"BM" + bytes(60),
-        b"RIFF\0\0\0\0WEBPVP8 ",
-        b"II*\0\x08\0\0\0\xff\xff",
-        b"\x89PNG\r\n\x1a\n",
-        b"<html><body>404</body></html>",
-        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
-        bytes(4096),
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n",
-    ],
-)
-def test_garbage_is_a_sample_that_fails(data: bytes) -> None:
-    with pytest.raises(SampleError) as caught:
-        decode(data, Decode())
-    assert str(caught.value)
-
-
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+GARBAGE = (
+    b"", b"\xff\xd8", b"\xff\xd8\xff", b"\xff\xd8\xff\xd9", b"GIF89a", b"BM" + bytes(60),
+    b"RIFF\0\0\0\0WEBPVP8 ", b"II*\0\x08\0\0\0\xff\xff", b"\x89PNG\r\n\x1a\n", bytes(4096),
+    b"<html><body>404</body></html>", b"<svg xmlns='http://www.w3.org/2000/svg'/>", POSTSCRIPT[:49],
+)  # fmt: skip
+NO_IMAGES = (
+    None, 3, "photo.jpg", np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 3, 1), np.uint8),
+    np.zeros(4, np.uint8), torch.zeros(3, 4, 4),
+)  # fmt: skip
+NOT_PROMISED = ("PPM", "ICO", "ICNS", "BLP", "TGA", "PCX", "SGI", "DDS", "JPEG2000", "PDF")
+"""Formats that Pillow opens: for some it starts a program, others have pictures in a picture."""
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        POSTSCRIPT,
-        *(
-            encoded(Image.new("RGB", (32, 32)).convert(mode), kind)
-            for kind, mode in [
-                *(("PPM", "RGB"), ("ICO", "RGB"), ("ICNS", "RGB"), ("BLP", "P"), ("TGA", "RGB")),
-                *(
-                    ("PCX", "RGB"),
-                    ("SGI", "RGB"),
-                    ("DDS", "RGB"),
-                    ("JPEG2000", "RGB"),
-                    ("PDF", "RGB"),
-                ),
-            ]
-        ),
-    ],
-)
-def test_formats_that_are_not_promised_are_not_opened(data: bytes) -> None:
-    """Pillow would start Ghostscript for some, and decode a picture within a picture of others."""
-    with pytest.raises(
-        SampleError, match="decode reads, whatever its name: JPEG, PNG, WEBP, BMP, GIF, TIFF"
-    ):
-        decode(data, Decode())
+def cut_off(kind: str, share: float) -> bytes:
+    data = (heif if kind == "HEIF" else encoded)(photograph(), kind)
+    return data[: int(len(data) * share)]
+
+
+def not_promised(kind: str) -> bytes:
+    return encoded(Image.new("RGB", (32, 32)).convert("P" if kind == "BLP" else "RGB"), kind)
+
+
+RGB, GREY_LEVELS, INDICES = Decode(), Decode(mode="L"), Decode(mode="P")
+SAME, TO_SRGB = Decode(mode="unchanged", max_pixels=200_000), Decode(icc="srgb")
+BITS = "mode 1, .*0 and 255.*--mode L --interpolation nearest"
+PALETTE = r"palette image, .*--mode P .*--mode RGB"
+PROMISED = "decode reads, whatever its name: JPEG, PNG, WEBP, BMP, GIF, TIFF, AVIF, HEIC"
+NO_PROFILE = "ICC profile that cannot be applied"
+REFUSED: dict[str, tuple[Callable[[], Any], Decode, str]] = {
+    **{
+        f"{name}{' opened' * opened}, mode {mode}": (
+            lambda make=make, opened=opened: Image.open(io.BytesIO(make())) if opened else make(),
+            Decode(mode=mode),  # type: ignore[arg-type]  # one of these
+            ("has several pages" if "band" not in name and "infra" not in name else r"has \d bands")
+            + ", .* a function in place of decode, ",
+        )
+        for name, make in WITH_MORE.items()
+        for opened in (False, True)
+        for mode in ("RGB", "L", "P", "RGBA")
+    },
+    **{
+        f"32 bits, {mode}{' in a file' * in_file}": (
+            lambda image=image, in_file=in_file: encoded(image, "TIFF") if in_file else image,
+            RGB,
+            f"Pillow's mode {mode}, .*save it with 8 or 16 bits",
+        )
+        for mode, image in WIDE.items()
+        for in_file in (False, True)
+    },
+    "12 bits": (of_12_bits, RGB, "Pillow's mode I;16"),
+    "no indices, RGB": (lambda: encoded(photograph(), "PNG"), INDICES, "mode RGB, .*--mode RGB"),
+    "no indices, RGBA": (
+        lambda: encoded(half_transparent(), "PNG"), INDICES, "mode RGBA, .*--mode RGB",
+    ),
+    "no indices, bits": (lambda: encoded(photograph().convert("1"), "PNG"), INDICES, BITS),
+    "no indices, 2 bits": (lambda: grey_of_bits(2), INDICES, "grey of 2 bits"),
+    "no indices, 4 bits": (lambda: grey_of_bits(4), INDICES, "grey of 4 bits"),
+    "no indices, 16 bits": (
+        lambda: encoded(Image.fromarray(np.ones((2, 2), np.uint16)), "PNG"),
+        INDICES, r"I;16.*--mode unchanged",
+    ),
+    "no indices, JPEG": (lambda: jpeg("L"), INDICES, "is a JPEG, .*save masks as PNG"),
+    **{f"grey levels of {name}": (FORMATS[name], GREY_LEVELS, PALETTE) for name in PALETTES},
+    "grey levels of an image with a palette": (indexed, GREY_LEVELS, PALETTE),
+    "unchanged, palette": (
+        lambda: encoded(indexed(), "PNG"), SAME, r"--mode RGB.*--mode P --interpolation nearest",
+    ),
+    "unchanged, palette TIFF": (
+        lambda: encoded(indexed(), "TIFF"), SAME, r"--mode RGB.*--mode P ",
+    ),
+    "unchanged, bits": (
+        lambda: encoded(photograph().convert("1"), "PNG"), SAME, "--mode L --interpolation nearest",
+    ),
+    "unchanged, grey of 2 bits": (lambda: grey_of_bits(2), SAME, "grey of 2 bits"),
+    "unchanged, pages": (lambda: tiff(GREY, GREY), SAME, "has several pages"),
+    "unchanged, a volume": (WITH_MORE["a volume"], SAME, "has several pages"),
+    "unchanged, no TIFF": (lambda: b"II*\0\x09" + bytes(50), SAME, "cannot be decoded"),
+    "unchanged, large": (
+        lambda: tiff(np.zeros((30000, 9), np.uint8)), SAME, "over the limit of 200000 ",
+    ),
+    "unchanged, bands": (
+        lambda: tiff(np.zeros((20, 20, 65000), np.uint16), planarconfig="contig"), SAME, "bytes of",
+    ),
+    "a profile that is none": (
+        lambda: encoded(photograph(), "PNG", icc_profile=b"no profile"), TO_SRGB, NO_PROFILE,
+    ),
+    "a profile of other colours": (
+        lambda: encoded(photograph().convert("CMYK"), "TIFF", icc_profile=grey_profile()),
+        TO_SRGB, NO_PROFILE,
+    ),
+    "a bomb": (
+        lambda: png((60_000, 60_000, 1, 0), zlib.compress(bytes(100))),
+        RGB, "over the limit of 178956970 px",
+    ),
+    "a film": (lambda: b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom" + bytes(500), RGB, PROMISED),
+    "PostScript": (lambda: POSTSCRIPT, RGB, PROMISED),
+    **{kind: (partial(not_promised, kind), RGB, PROMISED) for kind in NOT_PROMISED},
+    **{f"garbage {n}": (lambda data=data: data, RGB, ".") for n, data in enumerate(GARBAGE)},
+    **{
+        f"no image {n}": (
+            lambda value=value: value, RGB, r"decode was given .*; it takes bytes",
+        )
+        for n, value in enumerate(NO_IMAGES)
+    },
+    **{
+        f"{share} of {kind}": (partial(cut_off, kind, share), RGB, "is truncated: it has ")
+        for kind in ("AVIF", "HEIF", "WEBP")
+        for share in (0.1, 0.2, 0.6, 0.97)
+    },
+}  # fmt: skip
+"""File, image or value; how it is decoded; and words of the reason."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_decoded_as_asked_for_is_refused_in_words(name: str) -> None:
+    make, op, words = REFUSED[name]
+    with pytest.raises(SampleError, match=words):
+        decode(make(), op)
 
 
 def test_no_other_decoder_of_pillow_is_loaded() -> None:
