@@ -229,6 +229,15 @@ def test_sixteen_bits_keep_their_high_byte(
     assert np.array_equal(decode(data, Decode(mode="L"))[..., 0], grey)
 
 
+def test_16_bit_grey_that_counts_from_white_is_turned_around() -> None:
+    ramp = Image.fromarray(np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4))
+    from_black, from_white = (
+        decode(encoded(ramp, "TIFF", tiffinfo={262: photometric}), Decode())
+        for photometric in (1, 0)
+    )
+    assert np.array_equal(from_black, 255 - from_white)
+
+
 # --- more than one picture -----------------------------------------------------------------------
 
 
