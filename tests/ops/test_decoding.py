@@ -37,6 +37,7 @@ from tests.support.pictures import (
     half_transparent,
     oriented,
     plugins_after_decoding,
+    png,
 )
 
 # --- as by Pillow -------------------------------------------------------------------------------
@@ -409,45 +410,17 @@ def grey_of_bits(bits: int) -> bytes:
 
 
 def in_sixteen_bits(values: np.ndarray) -> dict[str, bytes]:
-    """Name -> file of (H, W) or (H, W, C) values; those of colour are written by hand."""
-    height, width, *channels = values.shape
-    if not channels:
+    """Name -> file of (H, W) or (H, W, C) values."""
+    if values.ndim == 2:
         return {kind: encoded(Image.fromarray(values), kind) for kind in ("PNG", "TIFF")}
-    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in values)
-    kind = {3: 2, 4: 6}[channels[0]]
-    files = {"PNG": png((width, height, 16, kind), zlib.compress(lines))}
-    return files | {
-        f"TIFF {order}": tiff_of_colours(values, order) for order in "<>" if channels == [3]
-    }
+    orders = "<>" if values.shape[2] == 3 else ""
+    return {"PNG": by_cv2(values)} | {f"TIFF {o}": tiff_of(values, o, "rgb") for o in orders}
 
 
-def tiff_of_colours(values: np.ndarray, order: str) -> bytes:
-    """An uncompressed TIFF of (H, W, 3) uint16 in one strip."""
-    height, width, _ = values.shape
-    body = values.astype(f"{order}u2").tobytes()
-    bits = struct.pack(f"{order}HHH", 16, 16, 16)
-    at = 8
-    entries = [
-        (256, 3, 1, width),
-        (257, 3, 1, height),
-        (258, 3, 3, at + len(body)),
-        (259, 3, 1, 1),
-        (262, 3, 1, 2),
-        (273, 4, 1, at),
-        (277, 3, 1, 3),
-        (278, 3, 1, height),
-        (279, 4, 1, len(body)),
-    ]
-    start = at + len(body) + len(bits)
-    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HL", 42, start)
-    tags = struct.pack(f"{order}H", len(entries))
-    for tag, kind, count, value in entries:
-        short = kind == 3 and count == 1
-        tags += struct.pack(f"{order}HHL", tag, kind, count)
-        tags += struct.pack(
-            f"{order}{'HH' if short else 'L'}", *((value, 0) if short else (value,))
-        )
-    return head + body + bits + tags + bytes(4)
+def tiff_of(values: np.ndarray, order: str, photometric: str) -> bytes:
+    file = io.BytesIO()
+    tifffile.imwrite(file, values, byteorder=order, photometric=photometric, metadata=None)  # type: ignore[arg-type]
+    return file.getvalue()
 
 
 @pytest.mark.parametrize("strip", [50, 1 << 20])
@@ -487,17 +460,6 @@ def test_sixteen_bits_of_colour() -> None:
     lines = b"".join(b"\0" + line.tobytes() for line in pixels)
     data = png((2, 1, 16, 2), zlib.compress(lines))
     assert decode(data, Decode()).tolist() == [[[0x12, 0x80, 0xFF], [0, 0x01, 0xFF]]]
-
-
-def png(header: tuple[int, int, int, int], body: bytes) -> bytes:
-    """A PNG of (width, height, bits, colour type) with the given compressed lines."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        checked = kind + content
-        return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
-
-    start = chunk(b"IHDR", struct.pack(">IIBBBBB", *header, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + start + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
 def test_pillow_images_arrays_and_tensors_are_taken_as_they_are() -> None:
@@ -693,9 +655,7 @@ def test_tiffs_of_other_compressions_keep_their_values_or_are_refused(
     name: str, order: str
 ) -> None:
     values = COMPRESSED[name]
-    file, kind = io.BytesIO(), "rgb" if "RGB" in name else "minisblack"
-    tifffile.imwrite(file, values, byteorder=order, photometric=kind, metadata=None)  # type: ignore[arg-type]
-    data = lzw(file.getvalue())
+    data = lzw(tiff_of(values, order, "rgb" if "RGB" in name else "minisblack"))
     if order == ">" and name in ("integers", "floats"):
         with pytest.raises(SampleError, match=r"compressed \(LZW, .*save it with deflate"):
             decode(data, Decode(mode="unchanged"))
