@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from precache.errors import UsageError, missing_library
 from precache.storage import retries
-from precache.storage.listing import Entry, file_entry
+from precache.storage.backends import user_agent
+from precache.storage.base import FileInfo
 
 S3_OPTIONS = frozenset(
     ("key", "secret", "token", "anon", "profile", "endpoint_url", "client_kwargs", "requester_pays")
@@ -38,8 +39,8 @@ UPLOAD_SECONDS = 600
 """Time for a part of a large object to be sent: to obstore, a server that still receives is silent.
 """
 
-ListAnyKeys = Callable[[str, str, str | None], tuple[list[Entry], str | None]]
-"""(prefix, name below it to begin after, token) -> entries by keys, token of the next page."""
+ListAnyKeys = Callable[[str, str, str | None], tuple[list[FileInfo], str | None]]
+"""(prefix, name below it to begin after, token) -> objects by keys, token of the next page."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +93,11 @@ def open_bucket(kind: str, name: str, options: Mapping[str, Any]) -> Bucket:
         ) from None
 
 
+def described(name: str, size: int, modified: datetime, etag: str | None) -> FileInfo:
+    """Describe an object of S3 or Azure."""
+    return FileInfo(name, size, int(modified.timestamp() * 1e6) * 1000, (etag or "").strip('"'))
+
+
 def _require_known(options: Mapping[str, Any], known: frozenset[str], where: str) -> None:
     unknown = sorted(set(options) - known)
     if unknown:
@@ -115,6 +121,7 @@ def _stores(
         "allow_http": True,
         "connect_timeout": timedelta(seconds=retries.CONNECT_SECONDS),
         "timeout": timedelta(days=1),
+        "user_agent": user_agent(),
         **({"root_certificate": Path(certificate).read_bytes()} if certificate else {}),
         **client,
     }
@@ -187,6 +194,7 @@ def _connect_boto3(
             connect_timeout=retries.CONNECT_SECONDS,
             read_timeout=retries.SILENT_SECONDS,
             retries={"total_max_attempts": 1},
+            user_agent_extra=user_agent(),
         ),
     )
     return session, client
@@ -203,7 +211,7 @@ def _location(client: Any, bucket: str) -> dict[str, str]:
 
 def _list_s3(
     client: Any, bucket: str, requester_pays: bool, prefix: str, after: str, token: str | None
-) -> tuple[list[Entry], str | None]:
+) -> tuple[list[FileInfo], str | None]:
     optional = {
         "ContinuationToken": token,
         "StartAfter": f"{prefix}{after}" if after else None,
@@ -211,11 +219,11 @@ def _list_s3(
     }
     parameters = {name: value for name, value in optional.items() if value}
     answer = client.list_objects_v2(Bucket=bucket, Prefix=prefix, **parameters)
-    entries = [
-        {**item, "name": item["Key"], "type": "file", "size": item["Size"]}
+    files = [
+        described(item["Key"], item["Size"], item["LastModified"], item["ETag"])
         for item in answer.get("Contents", ())
     ]
-    return entries, answer.get("NextContinuationToken")
+    return files, answer.get("NextContinuationToken")
 
 
 def _region(client: Any, bucket: str) -> str | None:
@@ -266,18 +274,22 @@ def _open_azure(bucket: str, options: Mapping[str, Any]) -> Bucket:
     else:
         config["credential_provider"] = _azure_provider(credential)
 
-    def list_any_keys(prefix: str, after: str, token: str | None) -> tuple[list[Entry], str | None]:
+    def list_any_keys(
+        prefix: str, after: str, token: str | None
+    ) -> tuple[list[FileInfo], str | None]:
         from azure.storage.blob import ContainerClient
 
         own = credential
         if isinstance(own, dict):
             key = own.get("access_key")
             own = {"account_name": account, "account_key": key} if key else own["sas_token"]
-        with ContainerClient(endpoint, container, own, retry_total=0) as client:
+        with ContainerClient(
+            endpoint, container, own, retry_total=0, user_agent=user_agent()
+        ) as client:
             pages: Any = client.list_blobs(name_starts_with=prefix).by_page(token)
             listed = list(next(pages))
-        entries = [file_entry(b.name, b.size, b.last_modified, b.etag) for b in listed]
-        return entries, pages.continuation_token
+        files = [described(b.name, b.size, b.last_modified, b.etag) for b in listed]
+        return files, pages.continuation_token
 
     reads, writes = _stores(AzureStore, container, {}, **config)
     return Bucket(reads, writes, False, list_any_keys)
