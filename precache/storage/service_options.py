@@ -32,8 +32,9 @@ AZURE_OPTIONS = frozenset(
 TEXT_OPTIONS = (S3_OPTIONS | AZURE_OPTIONS) - {"anon", "requester_pays", "client_kwargs"}
 """Options whose values are text, also those that look like numbers."""
 
-CREDENTIALS_LAST = timedelta(minutes=10)
-"""Time after which boto3 is asked for credentials again; it renews them earlier than this."""
+CREDENTIALS_LAST = timedelta(minutes=5)
+"""Time that credentials are said to last: to obstore they expire in that time at once, so that it
+asks again, at most ten times a second. boto3 renews those that expire earlier."""
 
 UPLOAD_SECONDS = 600
 """Time for a part of a large object to be sent: to obstore, a server that still receives is silent.
@@ -134,7 +135,6 @@ def _stores(
 
 
 def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
-    from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
 
     client_options = options.get("client_kwargs") or {}
@@ -145,7 +145,8 @@ def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
     if bool(options.get("key")) != bool(options.get("secret")):
         raise UsageError("key and secret of s3:// go together; give both or neither")
     directory = bucket.endswith("--x-s3")
-    session, client = _connect_boto3(options, client_options)
+    boto3 = _Boto3(options, client_options)
+    session, client = boto3.connected()
     config: dict[str, Any] = {
         **_location(client, bucket),
         "skip_signature": anonymous,
@@ -162,18 +163,55 @@ def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
                 "there are no credentials for s3://; give key and secret as storage options, or "
                 "as boto3 finds them, or anon=true for a bucket that is public"
             )
-        config["credential_provider"] = Boto3CredentialProvider(session, ttl=CREDENTIALS_LAST)
+        config["credential_provider"] = boto3
     tls: dict[str, Any] = {"allow_invalid_certificates": True} if verify is False else {}
     if isinstance(verify, str):
         tls = {"root_certificate": Path(verify).read_bytes()}
     reads, writes = _stores(S3Store, bucket, tls, **config)
-    return Bucket(reads, writes, not directory, partial(_list_s3, client, bucket, requester_pays))
+    return Bucket(reads, writes, not directory, partial(_list_s3, boto3, bucket, requester_pays))
+
+
+class _Boto3:
+    """Credentials and a client as boto3 makes them; anew once files change that may hold keys."""
+
+    def __init__(self, options: Mapping[str, Any], client_options: Mapping[str, Any]) -> None:
+        self._options = options, client_options
+        self._made: tuple[Any, Any, Any] = None, None, None
+
+    def __call__(self) -> Any:
+        """Return credentials as obstore takes them."""
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        return Boto3CredentialProvider(self.connected()[0], ttl=CREDENTIALS_LAST)()
+
+    def connected(self) -> tuple[Any, Any]:
+        """Return a session of boto3 and a client for S3 that never retries."""
+        files = [_identity(_CREDENTIALS), _identity(_CONFIG)]
+        before, session, client = self._made
+        if files != before:
+            session, client = _connect_boto3(*self._options)
+            self._made = files, session, client
+        return session, client
+
+
+_CREDENTIALS = "AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"
+_CONFIG = "AWS_CONFIG_FILE", "~/.aws/config"
+"""Files of boto3: the variable of the environment that names one, and its usual place."""
+
+
+def _identity(file: tuple[str, str]) -> tuple[int, ...]:
+    """Return numbers that change with a file; none if there is no such file."""
+    variable, usual = file
+    try:
+        status = Path(os.environ.get(variable) or usual).expanduser().stat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _connect_boto3(
     options: Mapping[str, Any], client_options: Mapping[str, Any]
 ) -> tuple[Any, Any]:
-    """Return a session of boto3 and a client for S3 that never retries."""
     import boto3
     from botocore import UNSIGNED
     from botocore.config import Config
@@ -210,7 +248,7 @@ def _location(client: Any, bucket: str) -> dict[str, str]:
 
 
 def _list_s3(
-    client: Any, bucket: str, requester_pays: bool, prefix: str, after: str, token: str | None
+    boto3: _Boto3, bucket: str, requester_pays: bool, prefix: str, after: str, token: str | None
 ) -> tuple[list[FileInfo], str | None]:
     optional = {
         "ContinuationToken": token,
@@ -218,7 +256,7 @@ def _list_s3(
         "RequestPayer": "requester" if requester_pays else None,
     }
     parameters = {name: value for name, value in optional.items() if value}
-    answer = client.list_objects_v2(Bucket=bucket, Prefix=prefix, **parameters)
+    answer = boto3.connected()[1].list_objects_v2(Bucket=bucket, Prefix=prefix, **parameters)
     files = [
         described(item["Key"], item["Size"], item["LastModified"], item["ETag"])
         for item in answer.get("Contents", ())
