@@ -121,6 +121,8 @@ class VersionReader:
 
     def _open(self, array: str) -> ArrayReader | np.ndarray:
         """Open a large array, or read a small one whole."""
+        if self.version.arrays[array][1].decoder.ragged:
+            raise UsageError(f"{array} has rows of many shapes, which are not read in batches")
         if self._is_small(array):
             return read_small_field(self.version, array, self._objects(array), self._verify)
         objects = self.cached.objects(array) if self.cached else self._objects(array)

@@ -26,13 +26,21 @@ MISSING = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class RowShape:
-    """Shape and dtype of one stored row of a field."""
+    """Shape and dtype of one stored row of a field.
+
+    Attributes
+    ----------
+    ragged
+        Rows differ in shape: `shape` is the one by which shards are sized, and has their number of
+        axes.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    ragged: bool = False
 
     def __str__(self) -> str:
-        return f"{self.dtype} {tuple(self.shape)}"
+        return f"{self.dtype} {'of any shape' if self.ragged else tuple(self.shape)}"
 
     @property
     def nbytes(self) -> int:
@@ -44,8 +52,8 @@ class RowShape:
         return rows_per_chunk(self.nbytes)
 
     def chunk_rows(self, rows_per_shard: int) -> int:
-        """Rows that share a chunk: a power of two that divides the rows of a shard."""
-        return min(self.rows_per_chunk, rows_per_shard & -rows_per_shard)
+        """Rows that share a chunk: a power of two that divides the rows of a shard; 1 if ragged."""
+        return 1 if self.ragged else min(self.rows_per_chunk, rows_per_shard & -rows_per_shard)
 
     def padded_nbytes(self, rows: int, rows_per_shard: int) -> int:
         """Bytes of `rows` rows of a shard, padded to whole chunks."""
