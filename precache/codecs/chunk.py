@@ -15,7 +15,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -254,6 +254,19 @@ class Decoder:
         if self.filtered and row.size:
             undo_image(row[np.newaxis])
         return row
+
+    def ragged_values(self, data: memoryview) -> bytes:
+        """Return the values of a ragged row as they are stored, filtered ones too.
+
+        Raises
+        ------
+        DamageError
+            The bytes are not what was written.
+        """
+        size = zstd_content_size(data) if "zstd" in self.codecs else len(data) - 4
+        nbytes = (size or 0) - RAGGED_HEAD_NBYTES
+        _require(nbytes >= 0, "it is no single row")
+        return replace(self, filtered=False).decode_ragged(data, (nbytes,), "uint8").tobytes()
 
 
 @functools.lru_cache

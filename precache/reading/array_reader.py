@@ -374,6 +374,11 @@ class ArrayReader:
         if self.array.decoder.filtered:
             undo_image(scratch)
 
+    def probe(self, row: int) -> None:
+        """Read a row, and raise as `read` if it cannot be."""
+        out = np.empty((1, *self.array.row_shape), self.array.dtype)
+        self.read(np.array([row]), out, undo=False)
+
     def damage(self, row: int, reason: str) -> PrecacheError:
         """Make the error for a damaged row, with the way to repair it."""
         number = row // self.array.object_shape[0]

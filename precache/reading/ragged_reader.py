@@ -55,3 +55,15 @@ class RaggedReader(ArrayReader):
                     raise self._objects.damage(number, tail, row, str(error)) from None
                 yield value
         self._mark_checked(numbers, chunks)
+
+    def probe(self, row: int) -> None:
+        for _ in self.rows(np.array([row])):
+            pass
+
+
+def open_reader(
+    version: Version, name: str, verify: bool = True, objects: ShardFiles | None = None
+) -> ArrayReader:
+    """Return the reader of an array of a version, whose rows are of one shape or ragged."""
+    kind = RaggedReader if version.arrays[name][1].decoder.ragged else ArrayReader
+    return kind(version, name, verify, objects)

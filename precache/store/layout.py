@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -41,6 +42,29 @@ class RowShape:
 
     def __str__(self) -> str:
         return f"{self.dtype} {'of any shape' if self.ragged else tuple(self.shape)}"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The row as documents describe it: those of rows of one shape do not know of ragged."""
+        described = {"shape": list(self.shape), "dtype": self.dtype}
+        return {**described, "ragged": True} if self.ragged else described
+
+    @property
+    def array_axes(self) -> int:
+        """Axes of the array of the rows, behind that of rows."""
+        return 0 if self.ragged else len(self.shape)
+
+    @property
+    def hole(self) -> tuple[int, ...]:
+        """Shape of a row that is a hole."""
+        return (0,) * len(self.shape) if self.ragged else self.shape
+
+    def admits(self, row: np.ndarray) -> bool:
+        """Return whether a row can be stored: one of ragged (C, H, W) may differ in H and W."""
+        if self.ragged:
+            same = row.ndim == len(self.shape) and row.shape[0] == self.shape[0]
+            return same and row.dtype == self.dtype and row.nbytes < 2**32
+        return row.shape == self.shape and row.dtype == self.dtype
 
     @property
     def nbytes(self) -> int:

@@ -14,7 +14,6 @@ import numpy as np
 
 from precache.recipe.ops import CenterCrop, Decode, HorizontalFlip, Op, Resampling, Resize, ToDType
 from precache.recipe.recipe import Field
-from precache.recipe.resampling import resized_shape
 from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Frame, frame_of
 from precache_workers.ops.field_recipe import FieldRecipe
@@ -133,7 +132,7 @@ def _part(ops: tuple[Op, ...], width: int, height: int) -> np.ndarray | None:
     for op in ops:
         match op:
             case Resize():
-                height, width = resized_shape(height, width, op.size)
+                height, width = op.shape_of(height, width)
             case CenterCrop():
                 part = op.part(height, width)
                 if part is None:
