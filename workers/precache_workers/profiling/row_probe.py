@@ -208,14 +208,16 @@ def _ragged_notes(
     shapes: Mapping[str, RowShape], seen: Mapping[str, Collection[tuple[int, ...]]]
 ) -> list[str]:
     """Return a line for each field of rows of many shapes."""
-    names = {field_of(name): name for name, row in shapes.items() if row.ragged}
-    return [
-        f"Rows of {field} keep the shapes of their images, such as "
-        f"{' and '.join(f'{w} x {h}' for _, h, w in sorted(seen[name])[:2])}: a Loader reads them "
-        "by a transform that begins with RandomResizedCrop(224), or another crop (--crop stores "
-        "rows of one shape)"
-        for field, name in names.items()
-    ]
+    lines = []
+    for field, name in {field_of(n): n for n, row in shapes.items() if row.ragged}.items():
+        sizes = sorted((w, h) for _, h, w in seen[name])
+        such = " and ".join(f"{w} x {h}" for w, h in dict.fromkeys((sizes[0], sizes[-1])))
+        lines.append(
+            f"Rows of {field} keep the shapes of their images, such as {such}: a Loader reads them "
+            "by a transform that begins with a crop, such as RandomResizedCrop(224) (--crop stores "
+            "rows of one shape)"
+        )
+    return lines
 
 
 class _Parts:
