@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from precache.storage.base import Folder
 from precache.store.receipts import ChannelSums, ShardObject
 from precache_workers.planning.field_match import FieldMatch
@@ -18,6 +20,8 @@ class BaseField:
     ----------
     folder
         Folder of the version that has the object.
+    row_shapes
+        (rows, axes) int64 shapes of ragged rows; None for rows of one shape.
     """
 
     match: FieldMatch
@@ -25,6 +29,7 @@ class BaseField:
     object_name: str
     stored: ShardObject
     sums: ChannelSums | None
+    row_shapes: np.ndarray | None = None
 
     @property
     def object_id(self) -> tuple[str, str]:
