@@ -43,8 +43,8 @@ from precache.messages import as_text
 from precache.runtime.integers import whole
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
+from precache.storage.folders import is_link, remove_if_empty
 from precache.storage.open import StorageOptions, open_folder
-from precache.storage.rename import is_link, remove_if_empty
 from precache.store.build_status import COPY, remove_abandoned_scratch
 from precache.store.commit_log import ROOT, SCRATCH, Commit, Log, read_log, record_removal
 from precache.store.lease import QUIET_SECONDS, Leases, latest, remove_ended_leases

@@ -26,7 +26,7 @@ from pydantic_core import from_json
 
 from precache.errors import StorageError
 from precache.storage.base import Folder, is_missing
-from precache.storage.rename import is_link
+from precache.storage.folders import is_link
 from precache.store.build_status import DESCRIPTION, BuildStatus, read_build_or_none
 from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, Log, id_of
 

@@ -25,8 +25,8 @@ from precache.maintenance.verify import Tick
 from precache.messages import printable
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
+from precache.storage.folders import is_link
 from precache.storage.open import StorageOptions
-from precache.storage.rename import is_link
 from precache.store.build_status import COPY, DESCRIPTION, remove_abandoned_scratch
 from precache.store.commit_log import (
     BUILD,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from precache.errors import StorageError, StoreError
 from precache.messages import aligned, as_text
 from precache.storage.base import FileInfo, Folder
+from precache.storage.folders import is_link
 from precache.storage.open import StorageOptions, open_folder
-from precache.storage.rename import is_link
 from precache.store.commit_log import BUILD, ROOT, VERSION, read_log, short
 from precache.store.json_documents import Identity
 from precache.store.lease import is_built, latest

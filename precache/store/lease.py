@@ -26,7 +26,7 @@ from typing import Self
 from precache.errors import BuildError, StorageError, StoreError
 from precache.runtime.process_id import Process, has_ended, process_of
 from precache.storage.base import Folder
-from precache.storage.rename import is_link, remove_if_empty
+from precache.storage.folders import is_link, remove_if_empty
 from precache.store.commit_log import BUILD, NUMBERED, ROOT
 from precache.store.json_documents import LeaseDocument
 

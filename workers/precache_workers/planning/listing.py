@@ -18,7 +18,7 @@ from precache.errors import SourceError, StorageError, UsageError
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
-from precache.storage.rename import is_link
+from precache.storage.folders import is_link
 from precache.store.columns import Texts
 from precache.store.commit_log import recordable_source, short
 from precache.store.labels import are_classes, has_label

@@ -16,7 +16,7 @@ from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
 from precache.runtime.process_id import process_of
 from precache.storage.base import Folder, is_missing
-from precache.storage.rename import is_link
+from precache.storage.folders import is_link
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import (
     BUILD,
