@@ -184,12 +184,16 @@ def partners_across(keys: Texts) -> Partners | None:
     As ``masks/1.png`` is as ``images/1.jpg``; None if there are none.
     """
     folders = Folders(keys)
-    of_targets = folders.where(lambda name: _without(name, TARGETS) != name)
+    shared = len(common_start([name.split("/")[:-1] for name in folders.names]))
+    of_targets = folders.where(
+        lambda name: _without(name, TARGETS, shared) != name.split("/", shared)[-1]
+    )
     if not of_targets.any() or of_targets.all():
         return None
     plain = folders.each(
         lambda names: [
-            re.sub("//+", "/", _without(name, IMAGES | TARGETS)[:-1]).lstrip("/") for name in names
+            re.sub("//+", "/", _without(name, IMAGES | TARGETS, shared)[:-1]).lstrip("/")
+            for name in names
         ]
     )
     bases = _replaced(_replaced(Texts([*map(_base, keys)]), _SUFFIX), f"(?:{_TARGET}.*|{_PHOTO})")
@@ -213,9 +217,9 @@ def _base(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _without(name: str, words: Set[str]) -> str:
-    """Return a name without those of its folders, or words of these, that are some words."""
-    *folders, base = name.split("/")
+def _without(name: str, words: Set[str], shared: int) -> str:
+    """Return a name below the folders that all share, without the words in its folders."""
+    *folders, base = name.split("/")[shared:]
     kept = ["" if plain_folder(folder) in words else folder for folder in folders]
     kept = [
         folder
