@@ -335,20 +335,20 @@ def test_folders_with_copies_of_others_are_refused_by_their_names_and_files(buil
 def test_masks_in_a_folder_beside_photos_are_no_samples_of_a_table(builds: Builds) -> None:
     places = {"images/": "masks/", "train/img/": "train/gt/", "": "masks/"}
     for number, (photos, masks) in enumerate(places.items()):
-        root = builds.root / str(number)
+        root = builds.root / f"d{number}"
         put(root, *(f"{photos}{n}.png" for n in "abc"), *(f"{masks}{n}_mask.png" for n in "abc"))
         uris = [f"{photos}{n}.png" for n in "abc"] + [f"{masks}{n}_mask.png" for n in "abc"]
         for root_of in ("", f"{root}/"):
             put_csv(root / "list.csv", "path", *(f"{root_of}{uri}" for uri in uris))
             if photos:
-                assert builds.choices(f"{number}/list.csv")[0] == dict.fromkeys("abc")
+                assert builds.choices(f"d{number}/list.csv")[0] == dict.fromkeys("abc")
         put_csv(root / "list.csv", "path,label", *(f"{uri},cat" for uri in uris))
-        assert builds.choices(f"{number}/list.csv") == []
+        assert builds.choices(f"d{number}/list.csv") == []
         assert "3 of 6 images" in builds.printed
         assert "with the labels by --labels" in builds.printed
         put_csv(root / "list.csv", "path,label", *(f"{uri},cat" for uri in uris[:3]))
-        assert builds.labels(f"{number}/list.csv") == dict.fromkeys("abc", "cat")
-    assert builds.choices("0 --label-level 0")[0] == dict.fromkeys("abc")
+        assert builds.labels(f"d{number}/list.csv") == dict.fromkeys("abc", "cat")
+    assert builds.choices("d0 --label-level 0")[0] == dict.fromkeys("abc")
 
 
 def test_photos_and_masks_of_an_archive_are_to_be_unpacked(builds: Builds) -> None:
