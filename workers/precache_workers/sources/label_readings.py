@@ -404,6 +404,9 @@ class _Pairs(NamedTuple):
         for name in names:
             top = folder_at(name, level)
             stems[top].append(name.split("/", level)[-1].rpartition(".")[0])
+        for top, of in stems.items():  # all files may lie in one folder of it
+            start = len("".join(f"{part}/" for part in _shared([s.split("/")[:-1] for s in of])))
+            stems[top] = [stem[start:] for stem in of]
         is_mask = False
         if len({frozenset(some) for some in stems.values()}) > 1:
             ends = {top: ending(s.rpartition("/")[2] for s in of) for top, of in stems.items()}
