@@ -303,7 +303,9 @@ def _levels(data: Any) -> str:
             int(counts[max(0, level - NEAR) :][: 2 * NEAR + 1].argmax()) + max(0, level - NEAR)
         )
         counts[max(0, level - NEAR) : level + NEAR + 1] = 0
-    return " and ".join(map(str, sorted(levels))) if 1 < len(levels) <= MOST_LEVELS else ""
+    levels.sort()
+    apart = min(np.diff(levels), default=0) > 2 * NEAR  # unlike those of a picture of low contrast
+    return " and ".join(map(str, levels)) if apart and len(levels) <= MOST_LEVELS else ""
 
 
 def _blends(op: Op | None) -> bool:
