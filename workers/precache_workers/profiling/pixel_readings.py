@@ -288,7 +288,7 @@ class PixelReadings:
 def _levels(data: Any) -> str:
     """Return the values that nearly all pixels of a JPEG are near to, if they are few as a mask's.
 
-    Of 160 photographs two are so; a mask of class numbers is dark all over.
+    Of 160 photographs none is so; a mask of class numbers is dark all over.
     """
     image = Image.open(io.BytesIO(data))
     image.draft("L", (PART // 2, PART // 2))  # an eighth of a large one is decoded
