@@ -256,16 +256,17 @@ class PixelReadings:
             if not isinstance(first, Decode):
                 continue
             resized = [op for op in self.fields[name].ops if isinstance(op, Resampling)]
-            is_picture = any(op.states("interpolation") and op.interpolation != "nearest"
-                             for op in resized)  # fmt: skip
-            if len(seen.noisy) * MASKS >= seen.tried and seen.noisy and not is_picture:
+            is_open = any(map(_blends, resized))
+            is_mask = is_open or all(op.interpolation == "nearest" for op in resized)
+            if is_mask and seen.noisy and len(seen.noisy) * MASKS >= seen.tried:
                 nearest, bilinear = (self._options(name, way) for way in ("nearest", "bilinear"))
                 lines.append(
                     f"{name}: {len(seen.noisy)} of {seen.tried} samples tried look like masks in "
                     f"JPEG files, which do not keep values: {seen.noisy[0]}. Masks: "
-                    + f"{nearest}, and " * bool(resized) + "round the values behind the loader"
-                    + f". Pictures: {bilinear}" * bool(resized)
-                )  # fmt: skip
+                    + f"{nearest}, and " * is_open
+                    + "round the values behind the loader"
+                    + f". Pictures: {bilinear}" * is_open
+                )
             if seen.transparent and not first.states("mode"):
                 keeps = self._options(name, mode="RGBA")
                 lines.append(
