@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -516,6 +517,34 @@ def test_an_address_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "RAY_API_SERVER_ADDRESS" not in os.environ
 
 
+class Server:
+    """A client of a job server: a job that has ended, and the chunks in which its log comes."""
+
+    def __init__(self, *tails: list[str]) -> None:
+        self.tails = list(tails)
+        self.log = "".join(tails[-1])
+
+    def get_job_info(self, job: str) -> SimpleNamespace:
+        state = "RUNNING" if len(self.tails) > 1 else "SUCCEEDED"
+        return SimpleNamespace(
+            metadata={"precache_store": "/in/store"},
+            status=SimpleNamespace(value=state),
+            start_time=None,
+            end_time=None,
+            message="",
+            driver_exit_code=0,
+        )
+
+    def get_job_logs(self, job: str) -> str:
+        return self.log
+
+    def tail_job_logs(self, job: str) -> Iterator[str]:
+        yield from self.tails[0]
+        if len(self.tails) > 1:
+            del self.tails[0]
+            raise RuntimeError("WebSocket connection closed unexpectedly")
+
+
 def test_a_job_out_of_reach_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         def get_job_info(self, job: str) -> None:
@@ -528,23 +557,20 @@ def test_a_job_out_of_reach_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) ->
         job.follow(print)
 
 
+def test_each_line_of_a_log_is_passed_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though chunks end within lines, and a connection that breaks brings them all again."""
+    monkeypatch.setattr("precache_workers.jobs.submission.POLL_EVERY", 0)
+    lines = ["Running entrypoint for job x\n", "one\n", "", "\n(raylet)\ta tab\nthr", "ee\nlast"]
+    server = Server(lines[:4], lines)
+    told: list[str] = []
+    job = ClusterJob(server, "http://head:8265", "precache-0123456789ab-1")
+    assert job.follow(told.append).state == "SUCCEEDED"
+    assert told == ["one", "(raylet)        a tab", "three", "last"]
+
+
 @pytest.mark.parametrize("log", ["", "9 samples in /in\n"])
 def test_a_job_that_succeeded_and_whose_log_is_lost_is_not_to_be_submitted_again(log: str) -> None:
-    class Finished:
-        def get_job_info(self, job: str) -> SimpleNamespace:
-            return SimpleNamespace(
-                metadata={"precache_store": "/in/store"},
-                status=SimpleNamespace(value="SUCCEEDED"),
-                start_time=None,
-                end_time=None,
-                message="",
-                driver_exit_code=0,
-            )
-
-        def get_job_logs(self, job: str) -> str:
-            return log
-
-    job = ClusterJob(Finished(), "http://head:8265", "precache-0123456789ab-1")
+    job = ClusterJob(Server([log]), "http://head:8265", "precache-0123456789ab-1")
     with pytest.raises(BuildError) as raised:
         job.wait()
     assert str(raised.value) == (
@@ -608,8 +634,10 @@ def test_the_result_and_the_progress_are_found_in_a_log() -> None:
         assert _result(line) is None
 
 
-@pytest.mark.heavy
 def test_the_reason_is_what_precache_said_last() -> None:
     assert _reason(["precache: one", "precache: two", "later"], "message") == "two"
     assert _reason(["Traceback", "ValueError: x", ""], "message") == "ValueError: x"
     assert _reason([], "the runtime environment\nfailed") == "the runtime environment"
+    other = _reason(["/usr/bin/python: No module named precache"], "")
+    assert other.startswith("/usr/bin/python: No module named precache, and here it is ")
+    assert sys.executable in other

@@ -7,8 +7,10 @@ import functools
 import hashlib
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -27,6 +29,7 @@ from precache.store.open import open_own
 from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
+from precache_workers.driver.build_result import BuildResult
 from precache_workers.ensure.background import Background, begin_build, new_log
 from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.listing import ListedSource, list_rows
@@ -39,9 +42,6 @@ if TYPE_CHECKING:
 
 LEASE_EVERY = 5.0
 """Seconds between two reads of the leases of a version's builds."""
-
-JOB_EVERY = 5.0
-"""Seconds between two polls of a cluster's job, each of which fetches the job's log."""
 
 RANK0_SECONDS = 10.0
 """Seconds without any build after which a rank other than 0 builds the version itself."""
@@ -295,26 +295,25 @@ def build_apart(wanted: WantedVersion) -> Background | None:
 
 
 class PendingJob:
-    """A build by a job of a cluster, whose lines are passed on."""
+    """A build by a job of a cluster, whose lines are passed on by a thread."""
 
     def __init__(self, wanted: WantedVersion, job: ClusterJob) -> None:
-        self._wanted, self._job = wanted, job
-        self._polled = -math.inf
+        self._built: Future[BuildResult] = Future()
         self.name = f"job {job.id}"
         wanted.say_begun(f"{self.name} builds {wanted.store}: {job.status_command()}")
+        write = (lambda line: None) if job.attached else wanted.say
+
+        def follow() -> None:
+            try:
+                self._built.set_result(job.wait(write))
+            except BaseException as error:
+                self._built.set_exception(error)
+
+        threading.Thread(target=follow, name="precache-job", daemon=True).start()
 
     def check(self) -> str | None:
-        """Poll the cluster at intervals."""
-        from precache_workers.jobs.submission import ENDED
-
-        if time.monotonic() - self._polled < JOB_EVERY:
-            return None
-        self._polled = time.monotonic()
-        write = (lambda line: None) if self._job.attached else self._wanted.say
-        status = self._job.poll(write)
-        if status is None or status.state not in ENDED:
-            return None
-        return self._job.result(status).version
+        """Return the version if the job has ended; raises if it failed."""
+        return self._built.result().version if self._built.done() else None
 
 
 def ensure_version(
