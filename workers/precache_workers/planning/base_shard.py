@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from precache.storage.base import Folder
 from precache.store.receipts import ChannelSums, ShardObject
 from precache_workers.planning.field_match import FieldMatch
@@ -20,6 +22,8 @@ class BaseField:
         Folder of the version that has the object.
     edition
         Digest of the version's root, which tells it from another of the same id.
+    row_shapes
+        (rows, axes) int64 shapes of ragged rows; None for rows of one shape.
     """
 
     match: FieldMatch
@@ -28,6 +32,7 @@ class BaseField:
     object_name: str
     stored: ShardObject
     sums: ChannelSums | None
+    row_shapes: np.ndarray | None = None
 
     @property
     def object_id(self) -> tuple[str, str]:

@@ -45,17 +45,21 @@ class BaseArray:
 
     def shard(self, shard: int, rows: int, rows_per_shard: int) -> BaseField:
         """Return the object of a shard of so many rows."""
-        match, leaf = self.match, self.objects[shard]
+        match, leaf, shapes = self.match, self.objects[shard], None
+        raw = match.shape.padded_nbytes(rows, rows_per_shard)
+        if match.shape.ragged:
+            start = shard * rows_per_shard
+            shapes = self.version.row_shapes(match.array)[start : start + rows]
+            raw = int(shapes.prod(axis=1).sum()) * np.dtype(match.shape.dtype).itemsize
         checks = self.version.checks(match.array, shard).astype("<u4").tobytes().hex()
         return BaseField(
             match,
             self.folder,
             self.version.digest,
             leaf.name,
-            ShardObject(
-                leaf.size, leaf.xxh3, match.shape.padded_nbytes(rows, rows_per_shard), checks
-            ),
+            ShardObject(leaf.size, leaf.xxh3, raw, checks),
             None if self.sums is None else ChannelSums.of(self.sums[shard].tolist()),
+            shapes,
         )
 
 
@@ -235,6 +239,9 @@ def _read(
             )
             for name, match in matches.items()
         }
+        for array in fields.values():
+            if array.match.shape.ragged:
+                version.row_shapes(array.match.array)  # damage shows here
         return BaseVersion(
             version=version,
             fields=fields,

@@ -67,9 +67,10 @@ def match_fields(
             array = array_of.get(ops_digest(recipe, name, count, decided))
             if array is not None:
                 encoded = count == ops and declared.stored_as == before[array].stored_as
-                shape = RowShape(arrays[array].shape, arrays[array].dtype)
                 more = _refuses_dim(before[array]) and not refuses
-                matches[name] = FieldMatch(array, count, count == ops, encoded, shape, more)
+                matches[name] = FieldMatch(
+                    array, count, count == ops, encoded, arrays[array].row, more
+                )
                 break
     return matches
 

@@ -67,7 +67,7 @@ def place_rows(
     if compact or earlier is None:
         return Placed(fresh)
     folder, attributes = earlier
-    shapes = {name: RowShape(field.shape, field.dtype) for name, field in attributes.fields.items()}
+    shapes = {name: field.row for name, field in attributes.fields.items()}
     if not may_have(attributes.rows_per_shard, shapes):
         return Placed(fresh)
     if attributes.rows_digest == fresh.digest:

@@ -76,7 +76,7 @@ def _part_left(field: Field, match: FieldMatch) -> tuple[slice, ...] | None:
     """Return what a field's remaining ops leave of a row if all of them crop it."""
     if match.finished:
         return ()
-    if not field.decodes or len(match.shape.shape) != 3:
+    if not field.decodes or len(match.shape.shape) != 3 or match.shape.ragged:
         return None
     top, left, size = 0, 0, match.shape.shape[1:]
     for op in field.ops[match.applied :]:

@@ -121,9 +121,19 @@ class BaseRows:
 
     def row(self, place: int) -> np.ndarray:
         """Decode a row by its place in the shard; valid until the next call."""
+        if self.field.row_shapes is not None:
+            return self._ragged(place, self.field.row_shapes)
         number, offset = divmod(place, self.chunk_rows)
         row: np.ndarray = self.decoded(number)[offset]
         return row
+
+    def _ragged(self, place: int, shapes: np.ndarray) -> np.ndarray:
+        data, bounds = self._object
+        chunk, shape = data[bounds[place] : bounds[place + 1]], tuple(shapes[place].tolist())
+        try:
+            return self._array.decoder.decode_ragged(chunk, shape, self._array.dtype)
+        except DamageError as error:
+            raise SpoiledBaseError(self._name, error) from None
 
     def decoded(self, number: int) -> np.ndarray:
         """Decode a chunk; valid until the next call."""
@@ -134,6 +144,9 @@ class BaseRows:
 
     def blocks(self, rows: range) -> Iterator[np.ndarray]:
         """Decode consecutive rows, some at a time; each block is valid until the next."""
+        if self.field.row_shapes is not None:
+            yield from (self.row(place)[np.newaxis] for place in rows)
+            return
         while rows:
             number, offset = divmod(rows.start, self.chunk_rows)
             self.decoded(number)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import cv2
 import numpy as np
 
-from precache.codecs.chunk import encoder
+from precache.codecs.chunk import encoder, ragged_encoder
 from precache.errors import SampleError
 from precache.recipe.recipe import Field
 from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums
-from precache.store.shard_writer import ShardWriter
+from precache.store.shard_writer import RaggedWriter, ShardWriter
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.shard_actions import Action, Compute
 from precache_workers.shards.shard_objects import FinishedObject
@@ -29,12 +30,13 @@ SUMMED = 50_000
 class Sums:
     """Channel sums of one image field; exact for uint8, so that the order of rows is irrelevant."""
 
-    def __init__(self, shape: tuple[int, ...], start: ChannelSums | None = None) -> None:
+    def __init__(self, rows: RowShape, start: ChannelSums | None = None) -> None:
+        shape = rows.shape
         channels, self._pixels = shape[0], math.prod(shape[1:])
         self.count = 0 if start is None else start.count
         self.total = np.zeros(channels) if start is None else np.array(start.total)
         self.squares = np.zeros(channels) if start is None else np.array(start.squares)
-        self._rows_at_once = max(1, SUMMED // self._pixels)
+        self._rows_at_once = 1 if rows.ragged else max(1, SUMMED // self._pixels)
         self._waiting = np.empty((channels, self._rows_at_once, *shape[1:]), np.uint8)
         self._waiting_rows = 0
 
@@ -126,12 +128,17 @@ class FieldWriter:
         self._chunk_rows = shape.chunk_rows(rows_per_shard)
         self._chunks = rows_per_shard // self._chunk_rows
         self._ops = ops
-        self._sums = Sums(shape.shape) if is_summed(field, shape) else None
+        self._sums = Sums(shape) if is_summed(field, shape) else None
+        places = rows_per_shard if shape.ragged else 0
+        self._row_shapes = np.zeros((places, len(shape.shape)), np.int64)
         # Not bound: in a cycle, the shard would stay in memory until the collector finds it.
         self._append: Callable[[Any, range], None] = type(self)._append_zeros
 
     @functools.cached_property
     def _writer(self) -> ShardWriter:
+        if self._shape.ragged:
+            encode = ragged_encoder(self._field.stored_as)
+            return RaggedWriter(self._shape.dtype, self._chunks, encode)
         encode = encoder(self._field.stored_as, self._shape.dtype)
         chunk_shape = (self._chunk_rows, *self._shape.shape)
         return ShardWriter(chunk_shape, self._shape.dtype, self._chunks, encode)
@@ -167,22 +174,27 @@ class FieldWriter:
         SampleError
             It is of another shape or type than the rows of the store.
         """
-        if row.shape != self._shape.shape or row.dtype != self._shape.dtype:
+        if not self._shape.admits(row):
             way = "bring all to one shape and type, by a function in its ops, or in the dataset"
             if self._shape.dtype == row.dtype.name == "uint8" and row.ndim == 3:
-                way = "give --resize and --crop, or resize and center_crop in its ops"
+                way = (
+                    "give --resize and --crop, or resize and center_crop in its ops; or --max-size "
+                    "to store rows of many shapes"
+                )
             raise SampleError(
                 f"its {self._name} is {row.dtype.name} {row.shape}, and the rows of this "
-                f"store are {self._shape.dtype} {self._shape.shape}; {way}"
+                f"store are {self._shape}; {way}"
             )
         self._interrupt()
-        copy_row(row, self._writer.row)
+        copy_row(row, self._writer.room(row.shape))
         self._append = type(self)._append_row
 
     def _interrupt(self) -> None:
         """Write what has to come before a row that is encoded."""
 
     def _append_row(self, rows: range) -> None:
+        if self._shape.ragged:
+            self._row_shapes[rows.start] = self._writer.row.shape
         if self._sums is not None:
             self._sums.add(self._writer.row)
         self._writer.advance()
@@ -190,14 +202,23 @@ class FieldWriter:
     def _append_zeros(self, rows: range) -> None:
         self._interrupt()
         for _ in rows:
-            self._writer.row[...] = 0
+            self._writer.room(self._shape.hole)[...] = 0
             self._writer.advance()
 
     # --- the object -----------------------------------------------------------------------------
 
     def finish(self) -> FinishedObject:
         """Finish the object."""
-        return FinishedObject(*self._writer.finish())
+        parts, stored = self._writer.finish()
+        if self._shape.ragged:
+            itemsize = np.dtype(self._shape.dtype).itemsize
+            stored = replace(stored, raw_nbytes=int(self._row_shapes.prod(1).sum()) * itemsize)
+        return FinishedObject(parts, stored)
+
+    def row_shapes(self, rows: int) -> list[list[int]] | None:
+        """Shapes of the first rows, if they are ragged."""
+        shapes: list[list[int]] = self._row_shapes[:rows].tolist()
+        return shapes if self._shape.ragged else None
 
     def sums(self) -> ChannelSums | None:
         """Sums by channel of all rows that are no holes; None for other fields than images."""

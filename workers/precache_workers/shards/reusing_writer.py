@@ -57,7 +57,7 @@ class ReusingWriter(FieldWriter):
         # Rows of uint8 are summed exactly, so that the base's sums less other rows do as well.
         self._by_difference = match.finished and shape.dtype == "uint8" and sums is not None
         if self._sums is not None and self._by_difference:
-            self._sums = Sums(shape.shape, sums)
+            self._sums = Sums(shape, sums)
         if match.encoded:
             base.announce(np.setdiff1d(np.arange(base.count), np.array(reused, np.int64)))
 
@@ -91,13 +91,26 @@ class ReusingWriter(FieldWriter):
         super()._append_zeros(rows)
 
     def _append_link(self, rows: range) -> None:
+        self._take_shapes(rows)
         self._copied.link(rows)
 
+    def _take_shapes(self, rows: range) -> None:
+        shapes = self._base.field.row_shapes
+        if self._shape.ragged and shapes is not None:
+            self._row_shapes[rows.start : rows.stop] = shapes[rows.start : rows.stop]
+
     def _append_copy(self, rows: range) -> None:
+        self._take_shapes(rows)
         self._copied.copy(rows)
 
     def _append_part(self, rows: range) -> None:
         self._interrupt()
+        if self._shape.ragged:
+            for place in rows:
+                row = self._base.row(place)
+                np.copyto(self._writer.room(row.shape), row)
+                super()._append_row(range(place, place + 1))
+            return
         for block in self._base.blocks(rows):
             part = block[:, *self._part]
             self._writer.extend(part)
