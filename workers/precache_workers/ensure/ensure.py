@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from precache.errors import BuildError
@@ -295,25 +296,32 @@ def build_apart(wanted: WantedVersion) -> Background | None:
 
 
 class PendingJob:
-    """A build by a job of a cluster, whose lines are passed on by a thread."""
+    """A build by a job of a cluster, which a thread follows while this process waits for it."""
 
     def __init__(self, wanted: WantedVersion, job: ClusterJob) -> None:
-        self._built: Future[BuildResult] = Future()
+        self._wanted, self._job = wanted, job
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._built: Future[BuildResult] | None = None
         self.name = f"job {job.id}"
         wanted.say_begun(f"{self.name} builds {wanted.store}: {job.status_command()}")
-        write = (lambda line: None) if job.attached else wanted.say
-
-        def follow() -> None:
-            try:
-                self._built.set_result(job.wait(write))
-            except BaseException as error:
-                self._built.set_exception(error)
-
-        threading.Thread(target=follow, name="precache-job", daemon=True).start()
 
     def check(self) -> str | None:
-        """Return the version if the job has ended; raises if it failed."""
-        return self._built.result().version if self._built.done() else None
+        """Pass on the job's lines so far; returns the version if it has ended."""
+        if self._built is None:
+            built = self._built = Future[BuildResult]()
+            write = (lambda line: None) if self._job.attached else self._lines.put
+
+            def follow() -> None:
+                try:
+                    built.set_result(self._job.wait(write))
+                except BaseException as error:
+                    built.set_exception(error)
+
+            threading.Thread(target=follow, name="precache-job", daemon=True).start()
+        ended = self._built.done()  # before its last lines are passed on
+        while not self._lines.empty():
+            self._wanted.say(self._lines.get())
+        return self._built.result().version if ended else None
 
 
 def ensure_version(
