@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import precache
-from precache.errors import BuildError, FetchError, UsageError
+from precache.errors import FetchError
 from precache_workers.cluster.executor import run_serial
 from tests.support.building import (
     HELD,
@@ -130,46 +130,25 @@ def is_worker(process: psutil.Process) -> bool:
         return False
 
 
-def test_an_embedded_build_finishes(embedded: Embedded) -> None:
-    assert embedded.ran.returncode == 0, embedded.ran.stderr
-    assert precache.verify(embedded.store).ok
-
-
-def test_an_embedded_build_says_nothing_but_its_result(embedded: Embedded) -> None:
-    assert embedded.ran.stderr == ""
-    assert embedded.ran.stdout.count("\n") == 1
-    result = json.loads(embedded.ran.stdout)
-    assert result["samples"] == 21
-    assert result["failed"] == 1
-    assert result["cpu_seconds"] > 0
-    assert {"start", "imports", "fetch", "ops", "encode", "put"} <= set(result["timings"])
-
-
-def test_an_embedded_build_makes_the_same_bytes_as_a_serial_one(
+def test_a_build_in_worker_processes_is_that_of_a_serial_one_and_leaves_nothing(
     embedded: Embedded, tmp_path: Path
 ) -> None:
+    assert (embedded.ran.returncode, embedded.ran.stderr) == (0, "")
+    assert embedded.ran.stdout.count("\n") == 1
+    found = json.loads(embedded.ran.stdout)
+    assert (found["samples"], found["failed"]) == (21, 1)
+    assert found["cpu_seconds"] > 0
+    assert {"start", "imports", "fetch", "ops", "encode", "put"} <= set(found["timings"])
     result = build_here(embedded.source, tmp_path / "store", LARGE, {"shard_samples": 2})
     assert contents(embedded.store) == contents(tmp_path / "store")
     assert remains(embedded.store) == []
-    parallel = json.loads(embedded.ran.stdout)
-    assert [list(hole) for hole in result.holes] == parallel["holes"]
-    assert result.mean == parallel["mean"]
-    assert result.stored_bytes == parallel["stored_bytes"]
-
-
-def test_receipts_name_this_machine(embedded: Embedded) -> None:
+    assert [list(hole) for hole in result.holes] == found["holes"]
+    assert (result.mean, result.stored_bytes) == (found["mean"], found["stored_bytes"])
     [node] = json.loads((embedded.store.parent / "build.json").read_text())["nodes"]
-    assert node["node"] == socket.gethostname()
-    assert node["images"] == 21
-
-
-def test_an_embedded_build_stops_what_it_started(embedded: Embedded) -> None:
+    assert (node["node"], node["images"]) == (socket.gethostname(), 21)
     for process in embedded.processes:
         poll(lambda process=process: gone(process), f"{process} has ended")
-
-
-def test_an_embedded_build_writes_nothing_into_the_home(embedded: Embedded) -> None:
-    """Except the results of ops' probes, below the cache folder."""
+    # The home has the results of ops' probes alone, below the cache folder.
     files = [path for path in embedded.home.rglob("*") if path.is_file()]
     assert {path.parent for path in files} == {embedded.home / ".cache/precache/ops"}
 
@@ -413,44 +392,19 @@ def test_a_head_that_does_not_answer_is_a_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_ray_that_runs_in_this_process_is_left_alone(tmp_path: Path) -> None:
+def test_one_process_builds_twice_and_leaves_its_own_ray_alone(tmp_path: Path) -> None:
+    """As a notebook does."""
     write_jpegs(tmp_path / "data/in", 4)
     code = (
         "import os, ray, precache\n"
         "os.environ.update(RAY_USAGE_STATS_ENABLED='0')\n"
         "ray.init(address='local', num_cpus=1, include_dashboard=False, log_to_driver=False,\n"
         "         logging_level='ERROR')\n"
-        f"result = precache.build({str(tmp_path / 'data/in')!r}, {str(tmp_path / 'out')!r})\n"
-        "print(result.samples, ray.is_initialized())\n"
+        "for name in ('one', 'two'):\n"
+        f"    result = precache.build({str(tmp_path / 'data/in')!r}, {str(tmp_path)!r} + '/' + name)\n"
+        "    print(result.samples, result.failed, ray.is_initialized())\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        env=environment(HOME=str(tmp_path)),
-        capture_output=True,
-        text=True,
-    )
-    assert ran.stdout == "4 True\n"
-
-
-def test_build_errors_are_of_the_job() -> None:
-    assert BuildError.exit_status == 1
-    assert UsageError.exit_status == 2
-
-
-@pytest.mark.heavy
-def test_one_process_builds_twice(tmp_path: Path) -> None:
-    """As a notebook does."""
-    write_jpegs(tmp_path / "data/in", 4)
-    code = (
-        "import precache\n"
-        f"for name in ('one', 'two'):\n"
-        f"    done = precache.build({str(tmp_path / 'data/in')!r}, {str(tmp_path)!r} + '/' + name,\n"
-        "        precache.Recipe.image(resize=32, crop=30))\n"
-        "    print(done.samples, done.failed)\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment()
-    )
+    line, env = [sys.executable, "-c", code], environment(HOME=str(tmp_path))
+    ran = subprocess.run(line, check=False, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "4 0\n4 0\n"
+    assert ran.stdout == "4 0 True\n" * 2
