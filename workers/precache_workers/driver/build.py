@@ -81,7 +81,7 @@ from precache_workers.planning.stored_versions import (
 from precache_workers.planning.target_version import (
     SCRATCH,
     TargetVersion,
-    begun_at,
+    description_of,
     is_recomputed,
     new_target,
 )
@@ -390,13 +390,14 @@ class _Build:
         while True:
             target = work.target
             lease = stack.enter_context(self._take_lease(target))
-            if target.version not in read_log(self.store, appends=True).removed:
+            log = read_log(self.store, appends=True)
+            if target.version not in log.removed:
                 break
             # By a build that mended nothing, or by gc, while this one looked or waited.
             lease.end()
             remove_folder(self.store, target.version)
             work = replace(work, target=new_target(self.store, target, recompute=recompute))
-        restore_root(self.store, target)
+        restore_root(log, target)
         if was_committed(target) and (self.waited or not recompute):
             return None, work
         begun = target.folder.size(DESCRIPTION) is not None
@@ -413,8 +414,8 @@ class _Build:
 
         def say(lease: LeaseDocument) -> None:
             self.waited = True
-            begun = begun_at(target)
-            since = "" if begun is None else f", since {local_time(begun)}"
+            begun = description_of(target)
+            since = "" if begun is None else f", since {local_time(begun.begun)}"
             self.progress.say(
                 f"The same build is running already ({lease.holder}{since}): waiting for its end; "
                 "this one takes over if that one leaves shards undone or is silent"
