@@ -28,7 +28,6 @@ from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch, remove_scratch
 from precache.store.commit_log import (
     ROOT,
-    Commit,
     make_current,
     read_log,
     record_removal,
@@ -36,7 +35,7 @@ from precache.store.commit_log import (
     require_create_only,
     short,
 )
-from precache.store.json_documents import LeaseDocument
+from precache.store.json_documents import LeaseDocument, LogEntry
 from precache.store.labels import has_label
 from precache.store.lease import Lease, Leases, remove_ended_leases
 from precache.store.open import open_own
@@ -178,7 +177,7 @@ class _Build:
         self.verifies = _verifies(request, self.store)
         self.checked: int | None = None
         self.waited = False
-        self.before: Commit | None = None
+        self.before: LogEntry | None = None
 
     def run(self) -> BuildResult:
         self.before = read_log(self.store, newest=True, appends=True).current
@@ -280,7 +279,7 @@ class _Build:
         self.progress.finish(line)
         return committed_result(target, self.listed.ignored)
 
-    def _make_current(self, target: TargetVersion) -> Commit:
+    def _make_current(self, target: TargetVersion) -> LogEntry:
         """Append a committed version to the commit log, and return the entry that is current."""
         return make_current(self.store, target.version, **self._log_entry())
 
