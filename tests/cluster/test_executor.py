@@ -76,7 +76,8 @@ def test_the_serial_executor_imports_no_ray(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "data/in", 3)
     code = (
         "import sys, precache\n"
-        f"precache.build({str(tmp_path / 'data/in')!r}, {str(tmp_path / 'out')!r}, address='serial')\n"
+        "precache.build("
+        f"{str(tmp_path / 'data/in')!r}, {str(tmp_path / 'out')!r}, address='serial')\n"
         "print('ray' in sys.modules)"
     )
     ran = subprocess.run(
@@ -401,7 +402,8 @@ def test_one_process_builds_twice_and_leaves_its_own_ray_alone(tmp_path: Path) -
         "ray.init(address='local', num_cpus=1, include_dashboard=False, log_to_driver=False,\n"
         "         logging_level='ERROR')\n"
         "for name in ('one', 'two'):\n"
-        f"    result = precache.build({str(tmp_path / 'data/in')!r}, {str(tmp_path)!r} + '/' + name)\n"
+        f"    source, store = {str(tmp_path / 'data/in')!r}, {str(tmp_path)!r}\n"
+        "    result = precache.build(source, f'{store}/{name}')\n"
         "    print(result.samples, result.failed, ray.is_initialized())\n"
     )
     line, env = [sys.executable, "-c", code], environment(HOME=str(tmp_path))
