@@ -321,7 +321,7 @@ def test_a_build_and_epochs_through_a_bad_network_are_right(
     def choose(method: str, path: str) -> Fault | None:
         writes, shard = (
             method in ("PUT", "POST"),
-            re.search("/[0-9a-f]{32}/image/c/", unquote(path)),
+            re.search("/[0-9a-f]{32}[.]1/image/c/", unquote(path)),
         )
         kind = "write" if writes else "photo" if path.endswith(".jpg") else "shard" if shard else ""
         if method == "HEAD" or not kind or dice[kind].random() >= 0.35:
