@@ -29,7 +29,9 @@ from tests.support.servers import FaultProxy, S3Server, status, truncated
 pytest.importorskip("obstore", reason="s3:// needs obstore")
 
 PARTS = st.text("ab0é +%&<", min_size=1, max_size=3) | st.sampled_from(["", ".", "..", "..."])
-NAMES = st.sets(st.lists(PARTS, min_size=1, max_size=4).map("/".join).filter(bool), max_size=40)
+KEY = st.lists(PARTS, min_size=1, max_size=4).map("/".join).filter(bool)
+NAMES = st.sets(KEY.filter(lambda key: key[-1] != "/"), max_size=40)
+"""obstore hides a slash at the end: a key that differs by it alone would be one name."""
 NUMBERS = st.sets(st.integers(0, 200).map("train/{:08d}.jpg".format), max_size=100)
 
 
