@@ -222,6 +222,14 @@ class Operation(Declared):
         """Return the rows and columns that are the output; None if it is no part of the input."""
         return None
 
+    def size_after(self, height: int, width: int) -> tuple[int, int] | None:
+        """Return height and width of the output; None if other values than these decide on what
+        the output shows. It shows all of the input, but for `part`."""
+        part = self.part(height, width)
+        return (
+            None if part is None else (part[0].stop - part[0].start, part[1].stop - part[1].start)
+        )
+
     def tried(self) -> tuple[Operation, ...]:
         """Return the ops of which outputs on probes tell the outputs of this one."""
         return (self,)
@@ -340,6 +348,9 @@ class Decode(Operation):
         dtype = None if self.mode == "unchanged" else "uint8"
         return Spec(kind, dtype, (None, None, self.channels))
 
+    def size_after(self, height: int, width: int) -> tuple[int, int] | None:
+        return height, width
+
     def placed(self, following: Operation | None) -> Operation:
         if not self.scaled:
             return self
@@ -351,6 +362,11 @@ class Decode(Operation):
             )
         if not isinstance(following, Resize):
             return self
+        if following.max_size is not None:
+            raise ValueError(
+                "decode has scaled, which shrinks to a shorter side, and the resize behind it names "
+                "max_size; leave scaled out, or give the resize a size"
+            )
         side = max(following.least)
         if self.shrinks_to is not None and self.shrinks_to < side:
             raise ValueError(
@@ -440,8 +456,7 @@ class Resize(Resampling):
             return replace(spec, least=None, usual=_usual(self.max_size), differs=True)
         return spec
 
-    def shape_of(self, height: int, width: int) -> tuple[int, int]:
-        """Return (height, width) of the result."""
+    def size_after(self, height: int, width: int) -> tuple[int, int]:
         if self.size is not None:
             return resized_shape(height, width, self.size)
         longer = max(height, width)
@@ -464,7 +479,7 @@ class Resize(Resampling):
         self, value: np.ndarray, _: np.random.Generator | None, crop: CenterCrop | None = None
     ) -> np.ndarray:
         """Resize; leave out what a crop of the result does not keep."""
-        height, width = self.shape_of(value.shape[0], value.shape[1])
+        height, width = self.size_after(value.shape[0], value.shape[1])
         if height * width > MAX_PIXELS:
             raise SampleError(f"resized to {width} x {height} px, it is over the limit")
         part = None if crop is None else crop.part(height, width)
@@ -565,6 +580,9 @@ class HorizontalFlip(Operation):
         assert random is not None
         return value[:, ::-1] if random.random() < self.p else value
 
+    def size_after(self, height: int, width: int) -> tuple[int, int] | None:
+        return height, width
+
 
 class ToDType(Operation):
     """Convert to `dtype`; with `scale`, integers first become floats in [0, 1].
@@ -584,6 +602,9 @@ class ToDType(Operation):
 
     def spec(self, given: Spec) -> Spec:
         return replace(super().spec(given), dtype=self.dtype)
+
+    def size_after(self, height: int, width: int) -> tuple[int, int] | None:
+        return height, width
 
     def __call__(self, value: Any, random: np.random.Generator | None) -> np.ndarray:
         array = np.asarray(value)
