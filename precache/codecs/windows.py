@@ -40,6 +40,11 @@ class Windows:
     scales: np.ndarray
     mirrored: np.ndarray
 
+    def part(self, rows: slice) -> Windows:
+        """Return the windows of some of the images."""
+        arrays = self.boxes, self.starts, self.scales, self.mirrored
+        return Windows(*(array[rows] for array in arrays))
+
 
 def resize_windows(
     images: Sequence[np.ndarray], windows: Windows, out: np.ndarray, *, interleaved: bool = False
