@@ -88,7 +88,7 @@ def resize_windows(
 
 def _resize(image: np.ndarray, windows: Windows, number: int, out: np.ndarray) -> None:
     """Resize a window of one (C, H, W) image, to the same bytes as the compiled function."""
-    top, left, height, width = windows.boxes[number].tolist()
+    top, left, height, width = windows.boxes[number].astype(int).tolist()
     starts, scales = windows.starts[number], windows.scales[number]
     inside = 0 <= top <= image.shape[1] - height and 0 <= left <= image.shape[2] - width
     if not inside or height < 1 or width < 1 or (scales <= 0).any():

@@ -305,12 +305,12 @@ class BatchSource:
     def batches(self, epoch: int, start: int) -> Generator[FinishedBatch, None, None]:
         """Yield the batches of an epoch from number `start` on."""
         finish = (functools.partial(self._finish, epoch, n) for n in itertools.count(start))
-        early = [finish] if self._transforms_early else []
+        early = finish if self._transforms_early else None
         draw = (functools.partial(self._draw, epoch, n) for n in itertools.count(start))
-        draws: dict[str, Any] = {"draws": draw} if self._crops else {}
+        draws = draw if self._crops else None
         copy = operator.methodcaller("to", self._options.device)  # not a CUDA device
         for rows in self._runs(epoch, start):
-            batches: Generator[Any, None, None] = self.stream.batches(rows, epoch, *early, **draws)
+            batches: Generator[Any, None, None] = self.stream.batches(rows, epoch, early, draws)
             with contextlib.closing(batches):
                 for decoded in batches:
                     if self._closed.is_set():
