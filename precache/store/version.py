@@ -1,9 +1,8 @@
 """A version of a store: its metadata, and its small arrays.
 
 All bytes that are read are compared with the version's tree of digests. A missing or damaged object
-may belong to a version that was removed since it was opened, and perhaps built or pulled again. So
-before any such error is raised, `Version.is_gone` checks whether the version is still the one that
-was opened.
+may belong to a version that was removed since it was opened. So before any such error is raised,
+`Version.is_gone` checks whether its root is still there.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from precache.store.array_metadata import (
     shapes_layout,
     shapes_name,
 )
-from precache.store.commit_log import ROOT, VERSION
+from precache.store.commit_log import ROOT, VERSION, id_of, short
 from precache.store.json_documents import FORMAT, Attributes, FieldAttributes, document_error
 from precache.store.layout import RowShape
 from precache.store.small_arrays import (
@@ -195,7 +194,7 @@ class Version:
         return True
 
     def __repr__(self) -> str:
-        return f"<precache version {self.id[:8]} at {self.path}: {self.rows} rows>"
+        return f"<precache version {short(self.id)} at {self.path}: {self.rows} rows>"
 
     def __fspath__(self) -> str:
         return self.path
@@ -534,21 +533,13 @@ class Version:
         return self.attributes.digest if self.attributes else ""
 
     def is_gone(self) -> bool:
-        """Return whether the version was removed since it was opened, even if it was made again.
-
-        A root that is damaged, or another version's, is damage.
-        """
+        """Return whether the version was removed since it was opened: its root goes first."""
         if self.attributes is None:
             return not self.folder.exists()
         try:
-            root = self.folder.get(ROOT)
+            return self.folder.size(ROOT) is None
         except StorageError:  # it is unreachable
             return False
-        return root is None or self.was_made_again(root)
-
-    def was_made_again(self, root: bytes) -> bool:
-        """Return whether a root is an intact one of this version, and not the one that was read."""
-        return seal_of(root) not in (None, self.digest) and self.id.encode() in root
 
     @contextlib.contextmanager
     def unless_gone(self) -> Iterator[None]:
@@ -583,7 +574,8 @@ class Version:
         return self._read([name])[name] if prefetched is None else prefetched
 
     def _read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        return read_small({name: self._layout(name) for name in names}, self.small_objects)
+        layouts = {name: self._layout(name) for name in names}
+        return read_small(layouts, self.small_objects, f"{self.path}/")
 
     def _layout(self, name: str) -> zarr_metadata.Array:
         """Return the layout of a small array, from the version's rows and shards."""
@@ -680,7 +672,7 @@ def read_attributes(data: bytes, folder: Folder) -> Attributes:
         parsed = Attributes.read(json.dumps(own).encode(), where)
     except StoreError as error:
         raise StoreError(f"{error}; {REPAIR_HINT}") from None
-    if VERSION.fullmatch(folder.name) and parsed.version != folder.name:
+    if VERSION.fullmatch(folder.name) and parsed.version != id_of(folder.name):
         raise StoreError(
             f"{where} is damaged: it is that of version {parsed.version}; {REPAIR_HINT}"
         )
