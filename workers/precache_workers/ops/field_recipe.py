@@ -16,7 +16,7 @@ from precache.recipe.ops import Computed, Decode, Function, Op, Operation
 from precache.recipe.recipe import Field
 from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Scratch, decode
-from precache_workers.runtime.sample_failures import fails_sample
+from precache_workers.runtime.time_limit import fails_sample
 from precache_workers.sources.base import Sample
 from precache_workers.user_code.loading import load_object
 
