@@ -481,7 +481,8 @@ def _doubt(
     targets = [top for top in single if plain[top] in TARGETS]
     repeated = _repeated(folders.nested) or _repeated(inner)
     lone_train = len(splits) == 1 and splits[0] not in folders.nested and "tr" in splits[0].lower()
-    copies = {top: of for top in tops if (of := _copied(top, {*tops}, level, names))}
+    all_tops = {*tops}
+    copies = {top: of for top in tops if (of := _copied(top, all_tops, level, names))}
     is_part = all(name in _PAIRED for name in all_plain)
     if splits and len(tops) > 1 and not lone_train:
         look = "looks like a split, not like a class"

@@ -59,6 +59,8 @@ suffix, or if nearly all photos have one of any other ending."""
 
 FEW, MOST_WAYS = 2, 3
 
+_SYNSET = re.compile(r"n\d{8}")
+
 _FIRST_WORDS = r"(?P<part>[A-Za-z](?:[A-Za-z _.-]*[A-Za-z])?)[ _.-]*[0-9][^/]*$"
 _CAMERAS = frozenset(
     (
@@ -296,6 +298,17 @@ def note_of_words(keys: Texts) -> list[str]:
     begin = f"Names of images begin with {words:,} words ({', '.join(map(repr, some[:3]))})"
     way = "to have them, name each image and its class in a file for --labels"
     return [f"{begin}, which may be classes, and give no label: {way}"]
+
+
+def note_of_archives(files: Sequence[str]) -> list[str]:
+    """Return the line about archives that may be a class each: no parts of one, by their names."""
+    stems = sorted({_base(name).partition(".")[0] for name in files})
+    words = {re.sub(r"[\W\d_]", "", stem) for stem in stems}
+    if len(stems) < FEW or (len(words) == 1 and not all(map(_SYNSET.fullmatch, stems))):
+        return []
+    some = ", ".join(map(repr, stems[:3]))
+    way = "to have them, unpack each to a folder of its name, or give a file for --labels"
+    return [f"Names of {len(stems):,} files ({some}) may be classes, and give no label: {way}"]
 
 
 def endings_of_pairs(photos: Texts, others: Texts) -> tuple[str, list[str]]:
