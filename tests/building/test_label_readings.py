@@ -381,6 +381,20 @@ def test_names_that_have_the_same_endings_are_said(builds: Builds, names: str, s
     assert said in builds.printed
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [("cat dog", True), ("n01440764 n01443537", True), ("train-000 train-001", False)],
+)
+def test_names_of_archives_that_may_be_classes_are_said(
+    builds: Builds, names: str, said: bool
+) -> None:
+    for number, name in enumerate(names.split()):
+        members = {f"{number}{n}.png": photo(f"{number}{n}") for n in "ab"}
+        write(builds.root / f"in/{name}.tar", tar_of(members))
+    assert builds.labels("'in/*.tar'") == dict.fromkeys(("0a", "0b", "1a", "1b"))
+    assert ("may be classes, and give no label" in builds.printed) is said
+
+
 def test_folders_by_digits_of_hashes_are_said(builds: Builds) -> None:
     put(builds.root / "in", *(f"{name}/{name}x.png" for name in ("0a", "3f", "10", "ee")))
     builds.labels("in")

@@ -539,7 +539,8 @@ def _read_names(
     if is_open and not (source.labels_with_samples or has_label(table.labels).any()):
         notes += note_of_words(table.keys)
         if isinstance(source, ContainerSource) and table.locations is not None:
-            notes += note_of_archives([file.name for file in table.locations.containers])
+            files_of = [file.name for file in table.locations.containers]
+            notes += note_of_archives(files_of, len(table))
     return notes, doubts
 
 

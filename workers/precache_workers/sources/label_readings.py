@@ -35,9 +35,9 @@ from precache_workers.sources.name_readings import (
     NEARLY_ALL,
     TARGETS,
     ending,
-    endings_of_pairs,
     partners_across,
     plain_folder,
+    ways_by_patterns,
 )
 
 _FEW = 3
@@ -549,7 +549,9 @@ def _doubt(
                 ways.append(((place,), columns))
                 break
         else:
-            ways += _ways_by_patterns(names, inside, [f"{name}{split}" for name in both], path_of)
+            folders_of_each = [f"{name}{split}" for name in both]
+            stems = [_stems_below(names, f"{inside}{folder}/") for folder in folders_of_each]
+            ways += ways_by_patterns(folders_of_each, stems, lambda pair: path_of(inside + pair))
     if (both and path_of is None) or not ways:
         if both:
             parts_of = braced([f"{inside}{name}" for name in both])
@@ -561,25 +563,6 @@ def _doubt(
     return Doubt.of(f"{here}: {why}", *ways)
 
 
-def _ways_by_patterns(
-    names: Texts, inside: str, folders: Sequence[str], path_of: Callable[[str], str]
-) -> list[tuple[Sequence[str], str]]:
-    """Return the sources of two folders whose files pair up but for several endings."""
-    if len(folders) != 2:
-        return []
-    starts = [f"{inside}{folder}/" for folder in folders]
-    stems = [[n[len(s) :].rpartition(".")[0] for n in names if n.startswith(s)] for s in starts]
-    end, others = endings_of_pairs(*map(Texts, stems))
-    photos, masks = folders
-    return [
-        (
-            (path_of(inside + braced([f"{photos}/**/*{end}.*", f"{masks}/**/*{other}.*"])),),
-            f"for samples with a column of each folder, of the files that end in {other!r}",
-        )
-        for other in others
-    ]
-
-
 def _lone(names: Texts, folder: str) -> str:
     """Return the folder in a folder that holds all its names: itself, or one below."""
     paths = [f"{path}/" for path in Folders(names).counts if f"{path}/".startswith(f"{folder}/")]
@@ -588,12 +571,16 @@ def _lone(names: Texts, folder: str) -> str:
 
 def _pair_up(names: Texts, starts: Sequence[str]) -> bool:
     """Return True if files of all folders have the same names, also but for what each ends in."""
-    stems = [[n[len(s) :].rpartition(".")[0] for n in names if n.startswith(s)] for s in starts]
+    stems = [_stems_below(names, start) for start in starts]
     ends = [common_end([stem.rpartition("/")[2] for stem in of]) for of in stems if of]
     if len(ends) < len(stems):
         return False
     cut = [{s.removesuffix(end) for s in of} for of, end in zip(stems, ends, strict=True)]
     return bool(set.intersection(*map(set, stems)) or set.intersection(*cut))
+
+
+def _stems_below(names: Texts, start: str) -> list[str]:
+    return [name[len(start) :].rpartition(".")[0] for name in names if name.startswith(start)]
 
 
 def _settled(names: Texts, folder: str) -> list[list[str]]:
