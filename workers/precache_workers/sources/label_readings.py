@@ -79,7 +79,7 @@ MOST_PARTS = 4
 called: classes such as persons may have such files, too."""
 
 _COPIES = (
-    r"aug(?:s|mented|mentations?)?|thumb(?:nail)?s?|previews?|resized|copies|backups?|bak|"
+    r"aug(?:s|mented|mentations?)?|thumbs|thumbnails?|previews?|resized|copies|backups?|bak|"
     r"\d{2,4}(?:x\d{2,4}|px)"
 )
 _COPIED = (
@@ -453,12 +453,16 @@ def _copied(top: str, tops: Set[str], level: int, names: Texts) -> list[str]:
         return []
     files = [(folder_at(name, level), name.rpartition("/")[2].rpartition(".")[0]) for name in names]
     known = {stem for folder, stem in files if folder in of}
+    stems = [stem for folder, stem in files if folder == top]
     found = [
-        not known.isdisjoint({stem, re.sub(r"(?:[_. -]+\w+){1,2}?$", "", stem)})
-        for folder, stem in files
-        if folder == top
+        not known.isdisjoint({stem, re.sub(r"(?:[_. -]+\w+){1,2}?$", "", stem)}) for stem in stems
     ]
-    return sorted(of) if sum(found) >= NEARLY_ALL * len(found) else []
+    # Images of a class are often counted: 1 in "truck" and 1 in "small truck" are two.
+    are_counted = len({re.sub(r"\d+", "", stem) for stem in stems}) == 1
+    is_weak = not re.search(rf"(?i)(?:^|[_. -])(?:{_COPIES})(?:[_. -]|$)", top)
+    if (are_counted and is_weak) or sum(found) < NEARLY_ALL * len(found):
+        return []
+    return sorted(of)
 
 
 def _doubt(

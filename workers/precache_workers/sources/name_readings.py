@@ -45,7 +45,7 @@ TARGETS = frozenset(
 """Names of folders with the images and the targets of one data set, as by `plain_folder`."""
 
 _APART = TARGETS | {
-    "thumb", "thumbs", "thumbnail", "thumbnails", "preview", "previews", "resized", "cropped",
+    "thumbs", "thumbnail", "thumbnails", "preview", "previews", "resized", "cropped",
     "augmented", "aug", "copies", "backup", "backups",
 }  # fmt: skip
 """Names of folders, or words of these, with targets or copies of the images beside them."""
