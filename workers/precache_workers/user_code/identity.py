@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -201,12 +202,20 @@ class _Tracer:
         )
 
     def _text(self) -> str:
-        """Return what counts of the function's module: effects in order, names in any order."""
+        """Return what counts of the function's module: by name, and in order where that matters.
+
+        Definitions and constants are alike in any order, if each name is bound once.
+        """
         names, binders = sorted(self._reached), self._own.binders
+        again = {name for name in names if len(binders.get(name, ())) > 1}
         sources = [self._sources((self._label[0], name)) for name in names]
         values = [[s.text for s in binders.get(name, ()) if not s.is_import] for name in names]
-        effects = [s.text for s in self._own.statements if s.acts and s in self._counted]
-        return str((names, sources, values, effects))
+        ordered: list[Any] = [
+            sorted(found for found in s.imports if found[0] in again) if s.is_import else s.text
+            for s in self._own.statements
+            if s.bound & again or (s in self._counted and (s.acts or s.mentions_run))
+        ]
+        return str((names, sources, values, ordered))
 
     # What counts
 
