@@ -300,6 +300,11 @@ own.py: T = [1]\nb = T[0]\nT[0] = 2\ndef f(x): return b, T
 own.py: from lib import a\nb = a\nfrom far import a\ndef f(x): return b
 lib.py: a = 1
 far.py: a = 2
+= the order of modules that change a third | own.py | import a\nimport b | import b\nimport a
+own.py: import a\nimport b\nfrom lib import T\ndef f(x): return T
+a.py: from lib import T\nT['k'] = 1
+b.py: from lib import T\nT['k'] = 2
+lib.py: T = {}
 = what an imported module imports | low.py | 1 | 2
 own.py: import lib\ndef f(x): return x
 lib.py: def g():\n    import low
