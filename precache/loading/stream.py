@@ -37,12 +37,15 @@ from precache.runtime.ordered_map import Threads, computing, fail
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.usage import cores
 from precache.store.version import SMALL_ROW_NBYTES
-from precache.transforms import Batch
+from precache.transforms import Batch, Draw
 
 Rows = Generator[np.ndarray, None, None]
 
 Finish = Callable[[Batch], Any]
 """Turns a batch on the CPU into what is handed out, on the thread that decoded its last part."""
+
+DrawOf = Callable[[torch.Tensor], Draw]
+"""Returns the random numbers of a batch, by its row numbers."""
 
 SLOTS_IN_USE = 2
 """Slots beside those being filled: one with the caller, one on its way to or from the caller."""
@@ -118,6 +121,8 @@ class _Batch:
     ----------
     finish
         Applied once all parts are decoded, if the batch stays on the CPU; its result is `finished`.
+    draw
+        Random numbers of its rows, where they are cropped while they are read.
     futures
         Of the jobs that decode it.
     parts_left
@@ -134,6 +139,7 @@ class _Batch:
 
     rows: np.ndarray
     finish: Finish | None = None
+    draw: Draw | None = None
     futures: list[Future[None]] = field(default_factory=list)
     parts_left: int = 1
     failed: bool = False
@@ -251,7 +257,11 @@ class BatchStream:
         return self._schedule.together
 
     def batches(
-        self, rows: Rows, epoch: int = 0, finishes: Iterator[Finish] | None = None
+        self,
+        rows: Rows,
+        epoch: int = 0,
+        finishes: Iterator[Finish] | None = None,
+        draws: Iterator[DrawOf] | None = None,
     ) -> Generator[Any, None, None]:
         """Yield a batch for each array of row numbers; closing the generator joins every thread.
 
@@ -261,6 +271,8 @@ class BatchStream:
             Selects the variants that are read.
         finishes
             For batches on the CPU: one function per batch, whose result is yielded.
+        draws
+            Where rows are cropped while they are read: the random numbers of each batch, by rows.
         """
         reader, schedule = self._reader.at_epoch(epoch), self._schedule
         with contextlib.ExitStack() as ends:
@@ -287,7 +299,7 @@ class BatchStream:
 
             def begin(count: int) -> None:
                 for _ in range(count):
-                    group = self._group(coming, finishes, together)
+                    group = self._group(coming, finishes, draws, together)
                     self._submit(threads, own, group)
                     groups.append(group)
 
@@ -312,13 +324,19 @@ class BatchStream:
         return ReadAhead(list(reader.readers.values()), self.thread_time)
 
     def _group(
-        self, coming: Iterator[np.ndarray], finishes: Iterator[Finish] | None, together: int
+        self,
+        coming: Iterator[np.ndarray],
+        finishes: Iterator[Finish] | None,
+        draws: Iterator[DrawOf] | None,
+        together: int,
     ) -> deque[_Batch]:
         """Take some batches; an error of theirs comes with the last one, at its turn."""
         group: deque[_Batch] = deque()
         try:
             for rows in itertools.islice(coming, together):
-                group.append(_Batch(rows, next(finishes) if finishes else None))
+                finish = next(finishes) if finishes else None
+                draw = next(draws)(torch.from_numpy(rows)) if draws else None
+                group.append(_Batch(rows, finish, draw))
         except Exception as error:
             group.append(_Batch(np.empty(0, np.int64), futures=[Future()]))
             fail(group[-1].futures[0], error)
@@ -382,14 +400,16 @@ class BatchStream:
 
     def _fill(self, own: _Pass, batch: _Batch, part: slice) -> None:
         """Decode a part of a batch into its slot; fetch damaged shards of a disk cache again."""
-        slot, rows = self._slot(batch), batch.rows[part]
+        slot, rows, draw = self._slot(batch), batch.rows[part], batch.draw
+        if draw is not None:
+            draw = draw.part(part.start, part.stop)
         out = {name: values[part] for name, values in batch.out.items()}
         for renewed in (own.feed is None, True):
             try:
                 if self._device:
-                    batch.filled = self._device[0].fill(own.reader, rows, out, slot)
+                    batch.filled = self._device[0].fill(own.reader, rows, out, slot, draw)
                 else:
-                    own.reader.read(rows, out)
+                    own.reader.read(rows, out, draw=draw)
                 return
             except DamageError:
                 if renewed or own.feed is None:

@@ -23,7 +23,7 @@ from precache.runtime.usage import cores
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
-from precache.store.commit_log import ROOT, read_commits
+from precache.store.commit_log import ROOT, read_log, short
 from precache.store.layout import RowShape
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
@@ -362,13 +362,13 @@ def _plan(
     cost: Estimate | None,
 ) -> BuildPlan:
     target, table = work.target, work.target.table
-    commits = read_commits(store)
+    current = read_log(store, newest=True).current
     reads_base = any(shard.read_nbytes + shard.linked_nbytes for shard in shards)
     base = work.base if reads_base else None
     return BuildPlan(
         version=target.version,
         state=_state(work),
-        current=commits[-1].version if commits else None,
+        current=None if current is None else current.version,
         differences=_differences(store, listed, base),
         keeps_rows=listed.placed.rows_per_shard is not None,
         base=None if base is None else base.version.id,
@@ -484,6 +484,6 @@ def _base_reason(
     if work.base is not None and work.base.rows_per_shard != work.target.rows_per_shard:
         return (
             f"shards are to have {work.target.rows_per_shard} rows, and those of version "
-            f"{work.base.version.id[:8]} have {work.base.rows_per_shard}"
+            f"{short(work.base.version.id)} have {work.base.rows_per_shard}"
         )
     return "rows are laid down anew: no version has these samples in the same places"

@@ -7,9 +7,12 @@ import functools
 import hashlib
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from precache.errors import BuildError
@@ -21,12 +24,13 @@ from precache.store.build_status import DESCRIPTION, read_build
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import FORMAT, Attributes
 from precache.store.labels import label_attributes
-from precache.store.lease import POLL_LOCAL, POLL_REMOTE, ExclusiveLease, NamedLease, live_leases
+from precache.store.lease import POLL_LOCAL, POLL_REMOTE, Lease, Leases
 from precache.store.live_version import LiveVersion
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
+from precache_workers.driver.build_result import BuildResult
 from precache_workers.ensure.background import Background, begin_build, new_log
 from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.listing import ListedSource, list_rows
@@ -39,9 +43,6 @@ if TYPE_CHECKING:
 
 LEASE_EVERY = 5.0
 """Seconds between two reads of the leases of a version's builds."""
-
-JOB_EVERY = 5.0
-"""Seconds between two polls of a cluster's job, each of which fetches the job's log."""
 
 RANK0_SECONDS = 10.0
 """Seconds without any build after which a rank other than 0 builds the version itself."""
@@ -83,10 +84,11 @@ class WantedVersion:
         self.listed: ListedSource | None = None
         self.spec = self._find_spec()
         self.poll = POLL_REMOTE if self.store.local("") is None else POLL_LOCAL
-        self.lease = NamedLease(self.store, self._digest())
+        self.leases = Leases.named(self.store, self._digest())
         self._idle_since = time.monotonic()
         self._target: TargetVersion | None = None
-        self._leases_read, self._is_alive = -math.inf, False
+        self._builds: Leases | None = None
+        self._looked, self._is_alive = -math.inf, False
         self._line_shown = -math.inf
 
     def _find_spec(self) -> VersionSpec:
@@ -151,20 +153,21 @@ class WantedVersion:
         return version
 
     def _is_building(self) -> bool:
-        """Return True if a lease shows a live build, including builds without the exclusive lease.
+        """Return True if a lease shows a live build, whoever started it.
 
-        Leases are read at most once in `LEASE_EVERY` seconds.
+        It is read at most once in `LEASE_EVERY` seconds.
         """
         target, now = self.target(), time.monotonic()
-        if target is not None and now - self._leases_read >= LEASE_EVERY:
-            self._leases_read, self._is_alive = now, bool(live_leases(target.folder))
+        if target is not None and now - self._looked >= LEASE_EVERY:
+            self._builds = self._builds or Leases.of_version(target.folder)
+            self._looked, self._is_alive = now, self._builds.holder() is not None
         return self._is_alive
 
     def is_in_progress(self) -> bool:
         """Return True if any process builds the version."""
-        return self.lease.holder() is not None or self._is_building()
+        return self.leases.holder() is not None or self._is_building()
 
-    def try_lease(self) -> ExclusiveLease | None:
+    def try_lease(self) -> Lease | None:
         """Acquire the lease for a build, not yet entered; returns None if another process builds.
 
         A rank that received its listing leaves the build to rank 0, unless no process builds the
@@ -175,7 +178,7 @@ class WantedVersion:
             self._idle_since = now
         if self.listed is None and now - self._idle_since < RANK0_SECONDS:
             return None
-        return None if self._is_building() else self.lease.try_acquire()
+        return None if self._is_building() else self.leases.take()
 
     def progress(self) -> str:
         """Describe the progress of the build."""
@@ -196,7 +199,7 @@ class WantedVersion:
             self._rank0.raise_failure()
         if time.monotonic() - self._line_shown >= WAIT_LINE_EVERY:
             self._line_shown = time.monotonic()
-            holder = self.lease.holder()
+            holder = self.leases.holder()
             who = str(holder.holder) if holder else "another process"
             log = f" (its log: {holder.note})" if holder and holder.note else ""
             self.say(f"waiting for {self.store}, which {who} builds{log}: {self.progress()}")
@@ -239,7 +242,7 @@ def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
         keys=table.keys,
         labels=table.labels,
         removed=table.removed,
-        lease=wanted.lease,
+        leases=wanted.leases,
     )
 
 
@@ -295,26 +298,32 @@ def build_apart(wanted: WantedVersion) -> Background | None:
 
 
 class PendingJob:
-    """A build by a job of a cluster, whose lines are passed on."""
+    """A build by a job of a cluster, which a thread follows while this process waits for it."""
 
     def __init__(self, wanted: WantedVersion, job: ClusterJob) -> None:
         self._wanted, self._job = wanted, job
-        self._polled = -math.inf
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._built: Future[BuildResult] | None = None
         self.name = f"job {job.id}"
         wanted.say_begun(f"{self.name} builds {wanted.store}: {job.status_command()}")
 
     def check(self) -> str | None:
-        """Poll the cluster at intervals."""
-        from precache_workers.jobs.submission import ENDED
+        """Pass on the job's lines so far; returns the version if it has ended."""
+        if self._built is None:
+            built = self._built = Future[BuildResult]()
+            write = (lambda line: None) if self._job.attached else self._lines.put
 
-        if time.monotonic() - self._polled < JOB_EVERY:
-            return None
-        self._polled = time.monotonic()
-        write = (lambda line: None) if self._job.attached else self._wanted.say
-        status = self._job.poll(write)
-        if status is None or status.state not in ENDED:
-            return None
-        return self._job.result(status).version
+            def follow() -> None:
+                try:
+                    built.set_result(self._job.wait(write))
+                except BaseException as error:
+                    built.set_exception(error)
+
+            threading.Thread(target=follow, name="precache-job", daemon=True).start()
+        ended = self._built.done()  # before its last lines are passed on
+        while not self._lines.empty():
+            self._wanted.say(self._lines.get())
+        return self._built.result().version if ended else None
 
 
 def ensure_version(
@@ -355,7 +364,7 @@ def ensure_version(
         if follow and target is not None and begins and wanted.is_in_progress():
             return live_version(target, wanted)
         if time.monotonic() > until:
-            holder = wanted.lease.holder()
+            holder = wanted.leases.holder()
             where = f" ({holder.note})" if holder and holder.note else ""
             raise BuildError(
                 f"{wanted.store} is not built after {seconds:g} seconds: {wanted.progress()}; "

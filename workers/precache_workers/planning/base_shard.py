@@ -20,15 +20,12 @@ class BaseField:
     ----------
     folder
         Folder of the version that has the object.
-    edition
-        Digest of the version's root, which tells it from another of the same id.
     row_shapes
         (rows, axes) int64 shapes of ragged rows; None for rows of one shape.
     """
 
     match: FieldMatch
     folder: Folder
-    edition: str
     object_name: str
     stored: ShardObject
     sums: ChannelSums | None

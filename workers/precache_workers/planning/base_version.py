@@ -55,7 +55,6 @@ class BaseArray:
         return BaseField(
             match,
             self.folder,
-            self.version.digest,
             leaf.name,
             ShardObject(leaf.size, leaf.xxh3, raw, checks),
             None if self.sums is None else ChannelSums.of(self.sums[shard].tolist()),

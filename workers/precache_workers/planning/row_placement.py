@@ -10,6 +10,7 @@ import numpy as np
 from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
 from precache.store.columns import Texts
+from precache.store.commit_log import short
 from precache.store.labels import no_labels
 from precache.store.layout import RowShape
 from precache.store.locations import Locations
@@ -81,7 +82,7 @@ def place_rows(
         return Placed(fresh)
     if placed.digest == attributes.rows_digest:
         parent = placed
-    changed = f"Since version {folder.name[:8]}: {source_changes(parent, placed)}"
+    changed = f"Since version {short(folder.name)}: {source_changes(parent, placed)}"
     compactable = placed.digest != fresh.digest
     return Placed(placed, attributes.rows_per_shard, changed, compactable)
 

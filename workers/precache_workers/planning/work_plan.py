@@ -31,7 +31,7 @@ from precache_workers.planning.target_version import (
     TargetVersion,
     VersionSpec,
     find_target,
-    next_free,
+    new_target,
     next_target,
 )
 from precache_workers.sources.dataset_items import Starts
@@ -156,7 +156,7 @@ def find_work(
     if target is not None and is_committed(target):
         if not is_tried_again(request, target):
             return _losses(target)
-        failed, target = target, next_free(store, target.anew(store), removed=True)
+        failed, target = target, new_target(store, target)
     spec, base, needed = listed.spec, None, None
     measured: MeasuredRows | None = None
     if not request.recompute:
@@ -181,11 +181,7 @@ def find_work(
         shapes = {**shapes, **(base.shapes() if base else {})}
         _warn_of_transposed(spec.declared, shapes)
         target = TargetVersion.of(store, spec, _per_shard(request, listed, base, shapes), shapes)
-        target = next_free(store, target, removed=request.recompute)
-        while request.recompute and is_committed(target):
-            target = next_free(store, target.anew(store), removed=True)
-        if is_committed(target):
-            return _losses(target)
+        target = new_target(store, target, recompute=request.recompute)
     draws = may_draw(request, spec.recipe) and not request.retry_failed  # one may end its process
     asks = (spec.recipe.leaves_pixels_open or draws) and not listed.pinned
     if asks and target.folder.size(DESCRIPTION) is None:

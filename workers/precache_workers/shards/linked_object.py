@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,8 +10,6 @@ import xxhash
 
 from precache.errors import StorageError
 from precache.storage.base import Buffer, Folder
-from precache.store.commit_log import ROOT
-from precache.store.tree import seal_of
 from precache_workers.planning.base_shard import BaseField
 from precache_workers.planning.target_version import SCRATCH
 from precache_workers.shards.base_rows import SpoiledBaseError
@@ -32,29 +30,21 @@ class LinkedObject(FinishedObject):
     base: BaseField
     reused: ClassVar[bool] = True
 
-    def create(self, folder: Folder, name: str, require: Callable[[], None]) -> bool:
+    def create(self, folder: Folder, name: str) -> bool:
         """Create the object as a link, or of its bytes; False where one exists.
 
         Raises
         ------
         SpoiledBaseError
-            The base version's object is gone, and was not read before; or another version of the
-            same id has replaced the base version, whose objects may have the same sizes.
+            The base version's object is gone, and was not read before.
         """
         base = self.base
         try:
-            created = folder.copy(name, base.folder, base.object_name, scratch=SCRATCH, create=True)
+            return folder.copy(name, base.folder, base.object_name, scratch=SCRATCH, create=True)
         except StorageError as error:
             if not self.parts:
                 raise SpoiledBaseError(self.field, error) from None
-        else:
-            if not created or seal_of(base.folder.get(ROOT) or b"") == base.edition:
-                return created
-            require()
-            folder.remove(name)
-            if not self.parts:
-                raise SpoiledBaseError(self.field, f"{base.folder} was replaced")
-        return super().create(folder, name, require)
+        return super().create(folder, name)
 
     def read(self) -> Sequence[Buffer]:
         """Return the bytes of the object, one buffer after another.
