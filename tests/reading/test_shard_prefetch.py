@@ -219,19 +219,22 @@ def test_a_limit_that_is_too_low_for_a_batch_is_said(
     assert "raise it, or read less at once, by shuffle='block' or a smaller" in message
 
 
-def test_shards_of_bad_samples_do_not_stop_a_loader_that_follows_a_build(
+def test_a_loader_that_follows_a_build_goes_on_where_most_samples_are_bad(
     image_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Most shards of a batch hold nothing: it needs more of them than the cache has room for."""
-    source = image_folder(4, broken=60)
-    precache.build(source, tmp_path / "built", shard_samples=2, max_failures=64, address="serial")
+    """A batch takes rows of 16 shards there, of two elsewhere."""
+    source = image_folder(60, (16, 16))
+    photo, last = min(source.glob("*/*")).read_bytes(), max(source.iterdir())
+    for number in range(400):
+        data = photo if number % 20 == 0 else b"no image"
+        (last / f"z{number:03}.jpg").write_bytes(data)
+    build: dict[str, Any] = {"address": "serial", "max_failures": 400, "keep_order": True}
+    precache.build(source, tmp_path / "built", shard_samples=20, **build)
     precache.pull(tmp_path / "built", "memory://mostly-bad")
     version = precache.open("memory://mostly-bad")
     version.followed = True
-    with precache.Loader(
-        version, 4, device="cpu", cache=precache.Cache(tmp_path / "cache", OVERHEAD)
-    ) as loader:
-        assert len({row for batch in loader for row in batch["row"].tolist()}) == 4
+    with precache.Loader(version, 16, device="cpu", cache=tmp_path / "cache") as loader:
+        assert len({row for batch in loader for row in batch["row"].tolist()}) == 80
 
 
 def test_the_log_names_what_a_batch_waits_for(
