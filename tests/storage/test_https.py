@@ -326,7 +326,7 @@ def test_a_store_behind_https_is_trained_from(
 ) -> None:
     options: dict[str, Any] = {"storage_options": trusting}
     if cached:
-        options["cache_dir"] = tmp_path / "cache"
+        options["cache"] = tmp_path / "cache"
     right = pixels(served / "store")
     with precache.Loader(f"{https}/store", 4, device="cpu", **options) as loader:
         batches = [(loader.keys(b["row"]), b["image"].numpy().copy()) for b in loader]
@@ -390,7 +390,7 @@ def test_links_of_a_page_lead_nowhere_but_below_it(tmp_path: Path) -> None:
 def test_a_server_without_ranges_is_trained_from_with_a_warning(
     cached: bool, served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: dict[str, Any] = {"cache_dir": tmp_path / "cache"} if cached else {}
+    options: dict[str, Any] = {"cache": tmp_path / "cache"} if cached else {}
     with web_server(served, ranges=False) as url:
         assert same(pixels(f"{url}/store", **options), pixels(served / "store"))
         assert precache.verify(f"{url}/store").ok
