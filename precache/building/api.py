@@ -244,8 +244,8 @@ def plan(
     Returns
     -------
     BuildPlan
-        Differences from the current version, rows reused and their base version, rows to compute,
-        and an estimate of the time and the bytes.
+        Differences from the current version, rows reused and the version of most of them, rows to
+        compute, and an estimate of the time and the bytes.
 
     Raises
     ------

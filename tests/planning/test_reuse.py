@@ -24,6 +24,7 @@ from tests.support.building import (
     cut,
     encoded,
     end,
+    pixels,
     start,
     write,
 )
@@ -209,12 +210,50 @@ def test_what_else_changed_is_made_anew(
     assert build(copy, tmp_path / "store", **options).shards_reused == 0
 
 
-def test_keys_that_changed_are_other_samples(source: Path, tmp_path: Path) -> None:
-    """Random ops draw by key, and so the same bytes are other pixels."""
-    build(source, tmp_path / "store")
-    (source / "cat/001.jpg").rename(source / "cat/000.jpg")
-    second = build(source, tmp_path / "store")
-    assert (second.rows_reused, second.removed, len(CALLS)) == (29, 1, 1)
+@pytest.mark.parametrize("draws", [False, True])
+def test_photos_of_a_renamed_folder_are_copied_unless_ops_draw_by_key(
+    draws: bool, source: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of()
+    if draws:
+        fields = recipe.to_dict()["fields"]
+        fields["image"]["ops"].append({"op": "horizontal_flip"})
+        recipe = precache.Recipe.from_dict({"fields": fields})
+    build(source, tmp_path / "store", recipe)
+    (source / "cat").rename(source / "lion")
+    CALLS.clear()
+    second = build_here(source, tmp_path / "store", recipe, {"shard_samples": 8})
+    assert second.classes == ("dog", "lion")
+    assert second.failed == 1
+    assert (second.rows_reused == 30) == (CALLS == []) == (not draws)
+    fresh = build(source, tmp_path / "anew", recipe)
+    found, anew = pixels(tmp_path / "store"), pixels(tmp_path / "anew")
+    assert found.keys() == anew.keys()
+    assert all(np.array_equal(found[key], anew[key]) for key in anew)
+    assert (second.mean, second.std) == (fresh.mean, fresh.std)
+
+
+def test_a_build_takes_rows_of_whichever_version_has_them(source: Path, tmp_path: Path) -> None:
+    """Whichever is current, and wherever the rows lie."""
+    store = tmp_path / "store"
+    for number in range(29, 45):
+        write(source / f"cat/{number:03d}.jpg", padded(number))
+    moved = sorted((source / "cat").glob("*.jpg"))
+    for path in moved:
+        path.rename(tmp_path / path.name)
+    build(source, store)
+    for path in moved:
+        (tmp_path / path.name).rename(path)
+    second = build(source, store)
+    for path in (source / "dog").glob("*.jpg"):
+        path.rename(tmp_path / path.name)
+    build(source, store)
+    for path in tmp_path.glob("*.jpg"):
+        path.rename(source / "dog" / path.name)
+    again = build(source, store)
+    assert CALLS == []
+    assert again.rows_reused + again.shards_reused > 0 or again.version == second.version
+    assert again.samples == 46
 
 
 def test_a_short_or_missing_object_is_made_anew(source: Path, copy: Path, tmp_path: Path) -> None:

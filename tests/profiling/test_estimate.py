@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache_workers.planning.base_shard import BaseShard
-from precache_workers.planning.shard_plan import FieldRows, ShardPlan
+from precache_workers.planning.assembly import FieldRows
+from precache_workers.planning.catalogue import StoredRows
+from precache_workers.planning.shard_plan import ShardPlan
 from precache_workers.profiling.estimate import (
     BUILD_ROUND_TRIPS,
     SHARD_ROUND_TRIPS,
@@ -37,12 +38,11 @@ def test_cpus_that_are_late_take_later_tasks() -> None:
     assert makespan([], 2, late=1.5) == 0
 
 
-def shard(fetched: int, rows: FieldRows, linked: bool = False, reused: bool = False) -> ShardPlan:
+def shard(fetched: int, rows: FieldRows, linked: bool = False) -> ShardPlan:
     return ShardPlan(
         shard=0,
-        base=BaseShard.empty(),
+        stored=StoredRows.empty(["image"], 15),
         linked=linked,
-        reused=reused,
         fetched=np.arange(fetched),
         taken=np.arange(0),
         compared=0,
@@ -71,10 +71,10 @@ RATES = UnitTimes(
 def test_work_and_bytes_are_added_up() -> None:
     shards = [
         shard(10, FieldRows(computed=10, copied=5)),
-        shard(0, FieldRows(copied=15), reused=True),
+        shard(0, FieldRows(copied=15)),
     ]
     found = estimate(shards, RATES, 2, read=[10, 0], listing=3.0, start=0.0, round_trip=0.0)
-    assert (found.fetched, found.written) == (500, 140)
+    assert (found.fetched, found.written) == (500, 260)
     assert found.cpu_seconds == pytest.approx(10 * (0.01 + 0.03) + 20 * 0.001 + 200 * 0.001)
     assert found.seconds == pytest.approx(3 + 10 * 0.1 + 100 * 0.01), (
         "fetching is what it waits for"

@@ -27,7 +27,7 @@ class UnitTimes:
     computed_nbytes, taken_nbytes
         Stored bytes of such a row.
     opened
-        Cost of reading and checking a byte of a base version's objects.
+        Cost of reading and checking a byte of stored objects.
     samples
         Number of samples that were measured.
     failed
@@ -146,5 +146,4 @@ def _written(shard: ShardPlan, times: UnitTimes) -> float:
         rows.computed * times.computed_nbytes[name]
         + (rows.copied + rows.resumed) * times.taken_nbytes.get(name, 0.0)
         for name, rows in shard.fields.items()
-        if not shard.reused
     )

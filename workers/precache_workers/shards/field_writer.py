@@ -1,11 +1,10 @@
-"""Write the rows of one field of a shard: encode them, add up their sums, finish the object."""
+"""Write the rows of one field of a shard: computed, resumed, copied, or holes."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import cv2
 import numpy as np
@@ -18,8 +17,11 @@ from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums
 from precache.store.shard_writer import ShardWriter
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.planning.shard_actions import Action, Compute
+from precache_workers.planning.assembly import Action, Compute, Take, Zeros
+from precache_workers.planning.catalogue import StoredArray
+from precache_workers.shards.linked_object import LinkedObject
 from precache_workers.shards.shard_objects import FinishedObject
+from precache_workers.shards.stored_rows import ObjectId, StoredObject, StoredObjects
 from precache_workers.sources.base import Sample
 
 SUMMED = 50_000
@@ -29,11 +31,10 @@ SUMMED = 50_000
 class Sums:
     """Channel sums of one image field; exact for uint8, so that the order of rows is irrelevant."""
 
-    def __init__(self, shape: tuple[int, ...], start: ChannelSums | None = None) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         channels, self._pixels = shape[0], math.prod(shape[1:])
-        self.count = 0 if start is None else start.count
-        self.total = np.zeros(channels) if start is None else np.array(start.total)
-        self.squares = np.zeros(channels) if start is None else np.array(start.squares)
+        self.count = 0
+        self.total, self.squares = np.zeros(channels), np.zeros(channels)
         self._rows_at_once = max(1, SUMMED // self._pixels)
         self._waiting = np.empty((channels, self._rows_at_once, *shape[1:]), np.uint8)
         self._waiting_rows = 0
@@ -51,12 +52,23 @@ class Sums:
         if self._waiting_rows == self._rows_at_once:
             self._add_waiting()
 
-    def subtract(self, row: np.ndarray) -> None:
-        """Subtract a row of uint8 that was added before."""
-        self._add(row, -1)
+    def include(self, sums: ChannelSums) -> None:
+        """Add the sums of other rows."""
+        self.count += sums.count
+        self.total += sums.total
+        self.squares += sums.squares
+
+    def subtract(self, rows: np.ndarray) -> None:
+        """Subtract rows of uint8 that were added before."""
+        for row in rows:
+            self._add(row, -1)
 
     def extend(self, rows: np.ndarray) -> None:
-        """Add rows of uint8."""
+        """Add rows."""
+        if rows.dtype != np.uint8:
+            for row in rows:
+                self._add_wide(row)
+            return
         if self._rows_at_once == 1:
             for row in rows:
                 self._add(row, 1)
@@ -105,10 +117,15 @@ def copy_row(row: np.ndarray, out: np.ndarray) -> None:
 class FieldWriter:
     """Writes the rows of one field of one shard, in order.
 
+    Copies are put off until another row comes: if all rows are copies, and all of one object, the
+    object is a link, and nothing is read.
+
     Parameters
     ----------
     ops
         Ops of the field, ready to be applied; None if no row is computed or resumed.
+    arrays, objects
+        Where stored rows are taken from.
     """
 
     def __init__(
@@ -119,6 +136,8 @@ class FieldWriter:
         rows_per_shard: int,
         *,
         ops: FieldRecipe | None = None,
+        arrays: Sequence[StoredArray] = (),
+        objects: StoredObjects | None = None,
     ) -> None:
         self._name = name
         self._field = field
@@ -126,9 +145,12 @@ class FieldWriter:
         self._chunk_rows = shape.chunk_rows(rows_per_shard)
         self._chunks = rows_per_shard // self._chunk_rows
         self._ops = ops
+        self._arrays, self._objects = arrays, objects
         self._sums = Sums(shape.shape) if is_summed(field, shape) else None
-        # Not bound: in a cycle, the shard would stay in memory until the collector finds it.
-        self._append: Callable[[Any, range], None] = type(self)._append_zeros
+        self._staged: Take | Zeros | None = Zeros()
+        self._copies: list[tuple[StoredArray, range]] = []
+        self._copied: dict[ObjectId, StoredObject] = {}
+        self._taken: dict[ObjectId, np.ndarray] = {}
 
     @functools.cached_property
     def _writer(self) -> ShardWriter:
@@ -136,7 +158,7 @@ class FieldWriter:
         chunk_shape = (self._chunk_rows, *self._shape.shape)
         return ShardWriter(chunk_shape, self._shape.dtype, self._chunks, encode)
 
-    # --- one row --------------------------------------------------------------------------------
+    # --- one row, or a run of them --------------------------------------------------------------
 
     def stage(
         self, action: Action, place: int, key: str = "", sample: Sample | None = None
@@ -148,16 +170,37 @@ class FieldWriter:
         SampleError
             The row cannot be made.
         """
-        if isinstance(action, Compute):
-            assert self._ops is not None
-            assert sample is not None  # as the row is fetched
-            self._stage(self._ops(sample, key))
-        else:
-            self._append = type(self)._append_zeros
+        match action:
+            case Compute():
+                assert self._ops is not None
+                assert sample is not None  # as the row is fetched
+                self._stage(self._ops(sample, key))
+            case Take(number, shift, None):
+                assert self._ops is not None
+                array = self._arrays[number]
+                [(stored, [row])] = self._stored(array, range(place + shift, place + shift + 1))
+                self._stage(self._ops.resume(stored.row(row), array.applied, key))
+            case _:
+                self._staged = action
 
     def keep(self, rows: range) -> None:
-        """Append what was staged last, for these rows."""
-        self._append(self, rows)
+        """Append what was staged last, for the rows at these places."""
+        match self._staged:
+            case None:
+                if self._sums is not None:
+                    self._sums.add(self._writer.row)
+                self._writer.advance()
+            case Take(number, shift, part):
+                array, stored = self._arrays[number], range(rows.start + shift, rows.stop + shift)
+                if array.encoded:
+                    self._put_off(array, stored)
+                else:
+                    self._append_parts(array, stored, part or ())
+            case _:
+                self._copy_now()
+                for _ in rows:
+                    self._writer.row[...] = 0
+                    self._writer.advance()
 
     def _stage(self, row: np.ndarray) -> None:
         """Stage a row.
@@ -175,30 +218,124 @@ class FieldWriter:
                 f"its {self._name} is {row.dtype.name} {row.shape}, and the rows of this "
                 f"store are {self._shape.dtype} {self._shape.shape}; {way}"
             )
-        self._interrupt()
+        self._copy_now()
         copy_row(row, self._writer.row)
-        self._append = type(self)._append_row
+        self._staged = None
 
-    def _interrupt(self) -> None:
-        """Write what has to come before a row that is encoded."""
+    # --- stored rows ----------------------------------------------------------------------------
 
-    def _append_row(self, rows: range) -> None:
-        if self._sums is not None:
-            self._sums.add(self._writer.row)
-        self._writer.advance()
+    def _stored(self, array: StoredArray, rows: range) -> Iterator[tuple[StoredObject, range]]:
+        """Yield the objects that have rows of a version, and their rows in these."""
+        assert self._objects is not None
+        while rows:
+            stored = self._objects.object(array, rows.start // array.rows_per_shard)
+            part = rows[: stored.first + stored.count - rows.start]
+            yield stored, range(part.start - stored.first, part.stop - stored.first)
+            rows = rows[len(part) :]
 
-    def _append_zeros(self, rows: range) -> None:
-        self._interrupt()
-        for _ in rows:
-            self._writer.row[...] = 0
-            self._writer.advance()
+    def _append_parts(self, array: StoredArray, rows: range, part: tuple[slice, ...]) -> None:
+        """Append stored rows, or parts of them, encoded anew."""
+        self._copy_now()
+        for stored, within in self._stored(array, rows):
+            for block in stored.blocks(within):
+                kept = block[:, *part]
+                self._writer.extend(kept)
+                if self._sums is not None and not (array.finished and stored.whole):
+                    self._sums.extend(kept)
+            if array.finished:
+                self._count(stored, within)
+
+    def _put_off(self, array: StoredArray, rows: range) -> None:
+        if self._copies:
+            last, before = self._copies[-1]
+            if last is array and before.stop == rows.start:
+                self._copies[-1] = array, range(before.start, rows.stop)
+                return
+        self._copies.append((array, rows))
+
+    def _copy_now(self, last: bool = False) -> None:
+        """Append the copies that were put off; the last rows of the shard are among them."""
+        copies, self._copies = self._copies, []
+        for number, (array, rows) in enumerate(copies):
+            ends = last and number + 1 == len(copies)
+            for stored, within in self._stored(array, rows):
+                self._copied[array.place, stored.shard] = stored
+                self._copy(stored, within, ends and within.stop + stored.first == rows.stop)
+                self._count(stored, within)
+
+    def _copy(self, stored: StoredObject, rows: range, last: bool) -> None:
+        """Append rows of an object: whole chunks as they are stored, others encoded anew."""
+        step = self._chunk_rows
+        while rows:
+            chunks = len(rows) // step
+            if last and rows.stop == stored.count:
+                chunks = -(-len(rows) // step)  # both end in a chunk that is padded
+            aligned = not (self._writer.filled or rows.start % step) and stored.chunk_rows == step
+            if aligned and chunks:
+                part = rows[: chunks * step]
+                for data, lengths in stored.chunks(part.start // step, chunks):
+                    self._writer.put_chunks(data, lengths)
+            else:
+                part = rows[: step - self._writer.filled]
+                for block in stored.blocks(part):
+                    self._writer.extend(block)
+            rows = rows[len(part) :]
+
+    def _count(self, stored: StoredObject, rows: range) -> None:
+        """Note rows that were taken unchanged, for their sums; of few of an object at once."""
+        if self._sums is None:
+            return
+        if stored.whole:
+            key = stored.array.place, stored.shard
+            taken = self._taken.setdefault(key, np.zeros(stored.count, np.bool_))
+            taken[rows.start : rows.stop] = True
+            self._copied.setdefault(key, stored)
+        elif stored.array.encoded:
+            valid = np.arange(rows.start, rows.stop)[~stored.is_hole[rows.start : rows.stop]]
+            for block in stored.blocks(valid):
+                self._sums.extend(block)
 
     # --- the object -----------------------------------------------------------------------------
 
     def finish(self) -> FinishedObject:
-        """Finish the object."""
-        return FinishedObject(*self._writer.finish())
+        """Finish the object: a link, if a stored object has just these rows."""
+        if (stored := self._link()) is not None:
+            self._count(stored, range(stored.count))
+            return LinkedObject((), stored.stored, stored)
+        self._copy_now(last=True)
+        own = FinishedObject(*self._writer.finish())
+        for stored in self._copied.values():
+            same = (own.stored.size, own.stored.xxh3) == (stored.leaf.size, stored.leaf.xxh3)
+            if same and stored.array.encoded:
+                return LinkedObject(own.parts, own.stored, stored)
+        return own
+
+    def _link(self) -> StoredObject | None:
+        """Return the object that has all rows, and no others; None if there is none."""
+        if "_writer" in self.__dict__ or len(self._copies) != 1:
+            return None
+        [(array, rows)] = self._copies
+        shard = rows.start // array.rows_per_shard
+        same_shards = array.rows_per_shard == self._chunks * self._chunk_rows
+        if not same_shards or array.rows_of(shard) != rows:
+            return None
+        assert self._objects is not None
+        return self._objects.object(array, shard)
 
     def sums(self) -> ChannelSums | None:
         """Sums by channel of all rows that are no holes; None for other fields than images."""
-        return None if self._sums is None else self._sums.result()
+        if self._sums is None:
+            return None
+        for key, is_taken in self._taken.items():
+            stored = self._copied[key]
+            taken, others = is_taken & ~stored.is_hole, ~is_taken & ~stored.is_hole
+            # Rows of uint8 are summed exactly, so that sums less other rows do as well.
+            exact = self._shape.dtype == "uint8" or not others.any()
+            if stored.sums is not None and exact and others.sum() <= taken.sum():
+                self._sums.include(stored.sums)
+                for block in stored.blocks(np.flatnonzero(others)):
+                    self._sums.subtract(block)
+            else:
+                for block in stored.blocks(np.flatnonzero(taken)):
+                    self._sums.extend(block)
+        return self._sums.result()

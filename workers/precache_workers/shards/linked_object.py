@@ -1,4 +1,4 @@
-"""The object of a field of which all rows are those of a base version: a link to its object."""
+"""An object that another version stores, too: a link to its object."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from precache.errors import StorageError
 from precache.storage.base import Buffer, Folder
 from precache.store.commit_log import ROOT
 from precache.store.tree import seal_of
-from precache_workers.planning.base_shard import BaseField
 from precache_workers.planning.target_version import SCRATCH
-from precache_workers.shards.base_rows import SpoiledBaseError
 from precache_workers.shards.shard_objects import FinishedObject
+from precache_workers.shards.stored_rows import DamagedObjectError, StoredObject
 
 
 @dataclass(frozen=True)
 class LinkedObject(FinishedObject):
-    """The base version's object, byte for byte.
+    """The object of another version, byte for byte.
 
     Attributes
     ----------
@@ -28,8 +27,7 @@ class LinkedObject(FinishedObject):
         Its bytes, where rows were encoded; else empty, and it is read if they are needed.
     """
 
-    field: str
-    base: BaseField
+    other: StoredObject
     reused: ClassVar[bool] = True
 
     def create(self, folder: Folder, name: str, require: Callable[[], None]) -> bool:
@@ -37,23 +35,25 @@ class LinkedObject(FinishedObject):
 
         Raises
         ------
-        SpoiledBaseError
-            The base version's object is gone, and was not read before; or another version of the
-            same id has replaced the base version, whose objects may have the same sizes.
+        DamagedObjectError
+            The object is gone, and was not read before; or another version of the
+            same id has replaced that one, whose objects may have the same sizes.
         """
-        base = self.base
+        other, array = self.other, self.other.array
         try:
-            created = folder.copy(name, base.folder, base.object_name, scratch=SCRATCH, create=True)
+            own = other.folder, other.leaf.name
+            created = folder.copy(name, *own, scratch=SCRATCH, create=True)
         except StorageError as error:
             if not self.parts:
-                raise SpoiledBaseError(self.field, error) from None
+                raise DamagedObjectError(array, other.shard, error) from None
         else:
-            if not created or seal_of(base.folder.get(ROOT) or b"") == base.edition:
+            if not created or seal_of(other.folder.get(ROOT) or b"") == array.edition:
                 return created
             require()
             folder.remove(name)
             if not self.parts:
-                raise SpoiledBaseError(self.field, f"{base.folder} was replaced")
+                why = f"{other.folder} was replaced"
+                raise DamagedObjectError(array, other.shard, why)
         return super().create(folder, name, require)
 
     def read(self) -> Sequence[Buffer]:
@@ -61,15 +61,17 @@ class LinkedObject(FinishedObject):
 
         Raises
         ------
-        SpoiledBaseError
-            The base version's object is gone or not what it was.
+        DamagedObjectError
+            The object is gone or not what it was.
         """
         if self.parts:
             return self.parts
+        other = self.other
         try:
-            data = self.base.folder.read(self.base.object_name)
+            data = other.folder.read(other.leaf.name)
         except StorageError as error:
-            raise SpoiledBaseError(self.field, error) from None
+            raise DamagedObjectError(other.array, other.shard, error) from None
         if xxhash.xxh3_128_intdigest(data) != self.stored.xxh3:
-            raise SpoiledBaseError(self.field, f"{self.base.object_name} is not what it was")
+            why = f"{other.leaf.name} is not what it was"
+            raise DamagedObjectError(other.array, other.shard, why)
         return [data]

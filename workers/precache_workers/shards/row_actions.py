@@ -1,53 +1,15 @@
-"""Execute the actions of rows, with one writer per field."""
+"""Make a row of every field, with a writer for each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from precache.errors import SampleError
-from precache.recipe.recipe import Recipe
-from precache.store.layout import RowShape
 from precache.units import size
-from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.planning.shard_actions import Action, ShardActions
-from precache_workers.shards.base_rows import BaseRows, SpoiledBaseError
+from precache_workers.planning.assembly import Action
 from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.reusing_writer import ReusingWriter
+from precache_workers.shards.stored_rows import DamagedObjectError
 from precache_workers.sources.base import Sample
-
-
-def field_writers(
-    recipe: Recipe,
-    shapes: Mapping[str, RowShape],
-    rows_per_shard: int,
-    *,
-    ops: Mapping[str, FieldRecipe],
-    actions: ShardActions,
-    base: Mapping[str, BaseRows],
-) -> dict[str, FieldWriter]:
-    """Return a writer for each field of a shard.
-
-    Parameters
-    ----------
-    ops
-        Field -> its ops; empty if all objects are links.
-    base
-        Field -> its rows in the base version, where it has some.
-    """
-    writers: dict[str, FieldWriter] = {}
-    for name, declared in recipe.fields.items():
-        field = name, declared, shapes[name], rows_per_shard
-        if name in base:
-            writers[name] = ReusingWriter(
-                *field,
-                base=base[name],
-                ops=ops.get(name),
-                holes=actions.base.holes,
-                reused=actions.reused,
-            )
-        else:
-            writers[name] = FieldWriter(*field, ops=ops[name])
-    return writers
 
 
 def stage_rows(
@@ -66,7 +28,7 @@ def stage_rows(
             writers[name].stage(action, place, key, sample)
     except SampleError as error:
         return str(error)
-    except SpoiledBaseError:
+    except DamagedObjectError:
         raise
     except MemoryError:
         nbytes = 0 if sample is None else sample.nbytes
