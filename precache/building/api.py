@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from precache.errors import UsageError, needs
 from precache.maintenance.location import require_apart
-from precache.messages import shown
 from precache.recipe.recipe import Recipe, require_stated_draws
 from precache.runtime.integers import whole
 from precache.runtime.operating_system import require_linux
@@ -21,6 +20,7 @@ from precache.storage.open import StorageOptions
 from precache_workers.planning.options import BuildOptions, read_options
 
 if TYPE_CHECKING:
+    from precache_workers.doctor.measure import Examination
     from precache_workers.doctor.report import DoctorReport
     from precache_workers.driver.build_plan import BuildPlan
     from precache_workers.driver.build_result import BuildResult
@@ -219,33 +219,52 @@ def build(
     return run_build(request, progress)
 
 
-@needs("building")
+def _no_tick(what: str) -> None:
+    pass
+
+
+@needs("planning")
 def plan(
     source: str | os.PathLike[str],
-    store: str | os.PathLike[str],
+    store: str | os.PathLike[str] | None = None,
     recipe: Recipe | str | os.PathLike[str] | None = None,
     *,
     timing: bool = True,
+    rate: float | None = None,
+    samples: int = 200,
+    seconds: float = 45.0,
+    cores: int | None = None,
+    tick: Callable[[str], None] = _no_tick,
     **options: Any,
-) -> BuildPlan:
-    """Report what the same `build` would do, and why; nothing is written into the store.
+) -> BuildPlan | DoctorReport:
+    """Report what the same `build` would do and cost, and what a cache would bring.
+
+    Nothing is written into the store. Without a store, the report is that of `doctor`.
 
     Parameters
     ----------
-    source, store, recipe
+    source, recipe
         As in `build`.
+    store
+        As in `build`; without it, the build of a new store is predicted.
     timing
-        Compute a few dozen rows in memory, in this process or on the cluster at `address`, to
+        Build a few dozen rows and drop them, on this machine or on the cluster at `address`, to
         estimate the time and size of the build. Otherwise samples are read only if row shapes are
         not known, or the recipe does not state whether pixels are of pictures or of masks.
+    rate
+        Samples per second that the training device consumes; with it, the plan also says what a
+        cache would bring. Without a store it is 1000 by default.
+    samples, seconds, cores, tick
+        As in `doctor`.
     options
         The other options of `build`.
 
     Returns
     -------
-    BuildPlan
+    BuildPlan or DoctorReport
         Differences from the current version, rows reused and the version of most of them, rows to
-        compute, and an estimate of the time and the bytes.
+        compute, and an estimate of the time and the bytes; its `gain` is a `DoctorReport` if `rate`
+        is given. Without a store, a `DoctorReport`.
 
     Raises
     ------
@@ -254,10 +273,21 @@ def plan(
     """
     require_linux("plan")
     require_known("plan", options, BuildOptions.model_fields)
+    if store is None and not timing:
+        raise UsageError("a plan without a store is all measured; give a store, or leave timing on")
+    how: dict[str, Any] = {"samples": samples, "seconds": seconds, "cores": cores, "tick": tick}
+    if store is None:
+        return doctor(source, recipe, rate=1000.0 if rate is None else rate, **how, **options)
     request = new_request(source, store, recipe, **options)
     from precache_workers.driver.build_plan import run_plan
 
-    return run_plan(request, timing, request.progress)
+    if rate is None:
+        return run_plan(request, timing, request.progress)
+    examination = _examination(request, rate=rate, **how)
+    planned = run_plan(request, timing, request.progress)
+    same = planned.state == "build" and not planned.rows_reused
+    gain = examination.report(planned.estimate if same else None)
+    return dataclasses.replace(planned, gain=gain)
 
 
 def require_known(function: str, options: Iterable[str], known: Iterable[str]) -> None:
@@ -280,6 +310,15 @@ def new_request(
     UsageError
         An option's value is not allowed, or a library of the workers is missing.
     """
+    return _request(source, store, _recipe_to_build(recipe), options)
+
+
+def _request(
+    source: str | os.PathLike[str],
+    store: str | os.PathLike[str],
+    recipe: Recipe,
+    options: Mapping[str, Any],
+) -> Request:
     from precache_workers.planning.request import Request
 
     if not isinstance(source, str | os.PathLike):
@@ -290,7 +329,7 @@ def new_request(
     own = {
         "source": os.fspath(source),
         "store": os.fspath(store),
-        "recipe": _recipe_to_build(recipe),
+        "recipe": recipe,
         "import_path": tuple(path or str(Path.cwd()) for path in sys.path),
     }
     return read_options(Request, {**options, **own})
@@ -362,26 +401,18 @@ def doctor(
     seconds: float = 45.0,
     rate: float = 1000.0,
     cores: int | None = None,
-    run_functions: bool = False,
-    follow_links: bool = False,
-    storage_options: StorageOptions = None,
-    source_kind: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    key_column: str | None = None,
-    sample_name: Literal["first-dot", "last-dot", "whole"] | None = None,
-    tick: Callable[[str], None] = lambda what: None,
+    tick: Callable[[str], None] = _no_tick,
+    **options: Any,
 ) -> DoctorReport:
     """Measure a random part of a source before it is cached, and predict the gain of caching.
 
-    Nothing is kept: trials are written to a temporary folder, on the disk that TMPDIR names.
+    It is `plan` without a store: both predict the same time of a build. Nothing is kept: trials are
+    written to a temporary folder, on the disk that TMPDIR names.
 
     Parameters
     ----------
-    source, recipe, run_functions, follow_links, storage_options
-        As in `build`.
-    source_kind, image_column, label_column, key_column, sample_name
-        As in `build`.
+    source, recipe
+        As in `build`. Draws of random ops need not be stated.
     samples
         Number of samples, drawn at random from the source without repetition.
     seconds
@@ -392,6 +423,8 @@ def doctor(
         CPU cores of the build, and of training; by default those that this process may use.
     tick
         Called with the name of each measurement when it begins.
+    options
+        The other options of `build`.
 
     Raises
     ------
@@ -400,37 +433,34 @@ def doctor(
         recipe can process.
     """
     require_linux("doctor")
+    require_known("doctor", options, BuildOptions.model_fields)
+    recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
+    how: dict[str, Any] = {"samples": samples, "seconds": seconds, "cores": cores, "tick": tick}
+    return _examination(_request(source, "", recipe, options), rate=rate, **how).report()
+
+
+def _examination(
+    request: Request,
+    *,
+    samples: int,
+    seconds: float,
+    rate: float,
+    cores: int | None,
+    tick: Callable[[str], None],
+) -> Examination:
+    """Check the numbers of a request's examination."""
     from precache_workers.doctor.measure import Examination
-    from precache_workers.doctor.report import doctor_report
-    from precache_workers.ops.identity import function_digests
-    from precache_workers.shards.samples import Job
-    from precache_workers.sources.base import Columns
-    from precache_workers.sources.kinds import open_source
     from precache_workers.user_code.loading import require_permission
 
-    began = time.monotonic()
-    recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
     samples = whole("samples", samples, 1)
     cores = whole("cores", usable_cores() if cores is None else cores, 1)
     for name, value in (("seconds", seconds), ("rate", rate)):
         if not 0 < value < math.inf:
             raise UsageError(f"{name} is {value:g}; give a number above 0")
-    require_permission(recipe, run_functions)
-    columns = Columns(image_column, label_column, key_column)
-    opened = open_source(
-        os.fspath(source),
-        storage_options,
-        follow_links=follow_links,
-        kind=source_kind,
-        columns=columns,
-        sample_name=sample_name,
+    require_permission(request.recipe, request.run_functions)
+    return Examination(
+        request=request, samples=samples, seconds=seconds, rate=rate, cores=cores, tick=tick
     )
-    path = tuple(path or str(Path.cwd()) for path in sys.path)
-    job = Job(opened, recipe, path, function_digests(recipe), sample_seconds=seconds)
-    examination = Examination(
-        name=shown(source), job=job, samples=samples, seconds=seconds, tick=tick
-    )
-    return doctor_report(examination.measure(), rate, cores, time.monotonic() - began)
 
 
 def _recipe_to_build(recipe: Recipe | str | os.PathLike[str] | None) -> Recipe:

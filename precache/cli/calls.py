@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 TICKS = {
     "doctor": "Measuring",
+    "plan": "Measuring",
     "bench": "Measuring",
     "verify": "Verifying",
     "pull": "Copying",
@@ -63,6 +64,13 @@ def run_info(name: str, options: argparse.Namespace) -> int:
     here = Installation.here()
     show(options, here, as_text(aligned(here.rows())))
     return 0
+
+
+def run_plan(name: str, options: argparse.Namespace) -> int:
+    """Plan a build, and say what a cache would bring."""
+    if options.html and options.store is not None and not hasattr(options, "rate"):
+        raise UsageError("--html shows what a cache would bring; give --rate with it")
+    return run(name, options)
 
 
 def run_build(name: str, options: argparse.Namespace) -> int:
@@ -225,7 +233,7 @@ def _refresh(options: argparse.Namespace, keywords: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def _progress(name: str, keywords: dict[str, Any], shown: bool) -> Iterator[None]:
     """Show on standard error what a function with a `tick` works on."""
-    heading = TICKS.get(name)
+    heading = "" if keywords.get("store") and name == "plan" else TICKS.get(name)
     if heading == "Measuring":
         with Terminal(stderr=True, quiet=not shown).status(heading) as status:
             keywords["tick"] = lambda what: status.update(Text(printable(f"{heading}: {what}")))

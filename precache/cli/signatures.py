@@ -24,6 +24,9 @@ from precache.storage.environment import FromEnvironment
 POSITIONAL = {"uri": "STORE", "job_or_store": "JOB|STORE"}
 """Placeholders of positional arguments that differ from the parameter's name."""
 
+OPTIONAL = {"info": "store", "plan": "store"}
+"""Positional arguments that may be left out, by command."""
+
 METAVARS = {"older_than": "AGE", "memory_per_task": "SIZE", "cache_limit": "SIZE", "report": "FILE"}
 """Placeholders of flags that are not the last word of their parameter."""
 
@@ -33,6 +36,7 @@ FUNCTIONS = {"ls": "versions"}
 MODELS = {
     "build": "BuildOptions",
     "plan": "BuildOptions",
+    "doctor": "BuildOptions",
     "submit": "BuildOptions",
     "refresh": "RunOptions",
     "submit_refresh": "RunOptions",
@@ -41,7 +45,7 @@ MODELS = {
 
 EXAMPLES = {
     "doctor": "photos/ --resize 256 --crop 224 --rate 4000",
-    "plan": "photos/ photos.store --resize 256 --crop 224",
+    "plan": "photos/ photos.store --resize 256 --crop 224 --rate 4000",
     "build": "photos/ photos.store --resize 256 --crop 224",
     "submit": "s3://photos s3://photos.store --address http://head:8265",
     "diff": "photos.store@3f2a photos.store",
@@ -58,6 +62,7 @@ _PAGE = {"--html": {"metavar": "FILE", "help": "Write a page; needs the report e
 _NO_WAIT = {"--no-wait": {"action": "store_true", "help": "Print the job's id, do not follow it."}}
 EXTRA: dict[str, dict[str, dict[str, Any]]] = {
     "doctor": _PAGE,
+    "plan": _PAGE,
     "simulate": _PAGE,
     "build": {"--dry-run": {"action": "store_true", "help": "Only report, as precache plan does."}},
     "submit": _NO_WAIT,
@@ -91,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
             elif parameter.name == "storage_options":
                 _add_storage_options(parser)
             else:
-                _add(parser, function, parameter, optional=name == "info")
+                _add(parser, function, parameter, optional=OPTIONAL.get(name) == parameter.name)
     for flag, settings in EXTRA.get(name, {}).items():
         parser.add_argument(flag, **settings)
     parser.set_defaults(json=sys.stdout if name == "job" else None)
@@ -194,7 +199,7 @@ def _add(
         "metavar": METAVARS.get(name, name.rpartition("_")[2].upper()),
     }
     required = default is parameter.empty
-    if required and str in kinds:
+    if optional or (required and str in kinds):
         settings["metavar"] = POSITIONAL.get(name, name.upper())
         to.add_argument(name, nargs="?" if optional else None, **settings)
         return

@@ -173,9 +173,8 @@ class BatchSource:
             and isinstance(self.stream, BatchStream)
             and is_drawn(options.transform)
         )
-        if self.reader.cached:  # last: an error above must leave nothing claimed
-            shards = self.order.blocks_at_once(self.reader.cached.rows_per_shard)
-            self.reader.cached.claim(shards)
+        if self.reader.cached:  # last: an error above must leave nothing behind
+            self.reader.cached.join()
 
     @property
     def version(self) -> Version:

@@ -100,10 +100,11 @@ class Loader(Epochs):
         file, which would end the process.
     cache_dir, cache_limit
         Folder on a local disk for whole shards of a remote store, fetched ahead of need and
-        checked, and the size in bytes that it never exceeds, such as ``"200GB"``; by default nine
-        tenths of the disk. All loaders of this user on a node may share it; it is refused if
-        another user owns it or others can write to it, and links in it are never followed. Without
-        one, rows of a remote store are read by range requests: slower, and again in each epoch.
+        checked, and its size in bytes, such as ``"200GB"``, which only the shards of batches being
+        read may exceed; by default nine tenths of the disk. All loaders of this user on a node may
+        share it; it is refused if another user owns it or others can write to it, and links in it
+        are never followed. Without one, rows of a remote store are read by range requests: slower,
+        and again in each epoch.
     storage_options
         Options of a remote file system, as its fsspec class takes them.
     rank, world_size

@@ -80,11 +80,6 @@ class ShardOrder(Steps):
     def _count(self) -> int:
         return self._version.planned
 
-    def blocks_at_once(self, block: int) -> int:
-        """Return the shards that are in use at a time if at most half of the samples are bad."""
-        fewest_rows = max(1, self._version.planned // (2 * self._version.shards))
-        return min(self._version.shards, 2 * (self.global_batch // fewest_rows + 3))
-
     def repeated(self, number: int) -> np.ndarray | None:
         """Do as `precache.sampling.order.Order.repeated`, for a batch that was read.
 

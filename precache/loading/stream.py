@@ -10,7 +10,7 @@ import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +33,6 @@ from precache.loading.slots import (
 from precache.reading.readahead import ReadAhead
 from precache.reading.shard_prefetch import ShardPrefetcher
 from precache.reading.version_reader import VersionReader
-from precache.runtime.io_pool import Requests
 from precache.runtime.ordered_map import computing, prefetch
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.usage import cores
@@ -141,7 +140,7 @@ class _Batch:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Span:
     """Some rows of a batch, which one thread decodes."""
 
     batch: _Batch
@@ -155,6 +154,58 @@ class _Part:
     @property
     def last(self) -> bool:
         return self.stop == len(self.batch.rows)
+
+
+_Part = tuple[_Span, AbstractContextManager[None]]
+"""Rows to be decoded, and a context that waits for their shards and holds them."""
+
+NOTHING = contextlib.nullcontext()
+
+
+def _jobs(parts: Iterable[_Part], together: int) -> Generator[list[_Part], None, None]:
+    """Yield so many parts at a time; an error of `parts` comes after those before it."""
+    job: list[_Part] = []
+    try:
+        for part in parts:
+            job.append(part)
+            if len(job) == together:
+                yield job
+                job = []
+    except Exception:
+        if job:
+            yield job
+        raise
+    if job:
+        yield job
+
+
+@dataclass(eq=False)
+class _Pass:
+    """Common to the threads of one iterator.
+
+    Attributes
+    ----------
+    reader
+        The fields, with the variants of the epoch.
+    feed
+        Fetches shards into a disk cache, if there is one.
+    ready
+        An entry for each decoded batch that waits for the consumer. A deque's own methods need no
+        lock between the threads that fill and the one that takes.
+    stopped
+        Whether the iterator has ended; a thread that a server kept waiting may still be at work.
+    """
+
+    reader: VersionReader
+    feed: ShardPrefetcher | None
+    failures: FrameFailures
+    ready: deque[None] = field(default_factory=deque)
+    stopped: bool = False
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.feed:
+            self.feed.stop()
 
 
 class BatchStream:
@@ -240,52 +291,40 @@ class BatchStream:
         finishes
             For batches on the CPU: one function per batch, whose result is yielded.
         """
-        reader = self._reader.at_epoch(epoch)
-        # A deque's own methods need no lock between the threads that fill and the one that takes.
-        self._ready = ready = deque[None]()
-        failures = FrameFailures(reader.readers)
+        reader, schedule = self._reader.at_epoch(epoch), self._schedule
         with contextlib.ExitStack() as ends:
             ends.callback(self._pool.settle)
             ends.enter_context(contextlib.closing(rows))
             cached, arrays = reader.cached, reader.arrays.values()
             feed = ends.enter_context(cached.feed(arrays)) if cached else None
-            read_ahead = self._read_ahead
-            if reader is not self._reader:
-                read_ahead = self._make_read_ahead(reader)
-
-            def stop() -> None:
-                if requests:
-                    requests.stop()
-                if feed:
-                    feed.stop()
-
-            schedule = self._schedule
-            together = 1 if feed or finishes else schedule.together
-            requests = None if reader.mapped else Requests(schedule.threads, reader.version.path)
-            if requests:
-                ends.callback(requests.close)
-            active = requests.active if requests else contextlib.nullcontext
-            parts: Generator[tuple[_Part, AbstractContextManager[None]], None, None]
+            own = _Pass(reader, feed, FrameFailures(reader.readers))
+            self._ready = own.ready
+            parts: Generator[_Part, None, None]
             if feed:
                 parts = feed.around(self._split(rows, finishes))
             else:
-                advised = read_ahead.around(rows, schedule.ahead * together)
+                ahead = self._read_ahead
+                if reader is not self._reader:
+                    ahead = self._make_read_ahead(reader)
+                advised = ahead.around(rows, schedule.ahead * schedule.together)
                 ends.enter_context(contextlib.closing(advised))
-                parts = ((part, active()) for part in self._split(advised, finishes))
+                parts = ((part, NOTHING) for part in self._split(advised, finishes))
             ends.enter_context(contextlib.closing(parts))
-            decode = functools.partial(self._decode, reader, ready, feed, failures)
-            parts_ahead = schedule.ahead * schedule.parts
-            work = prefetch(decode, parts, schedule.threads, parts_ahead, together, stop)
+            work = prefetch(
+                functools.partial(self._decode_job, own),
+                _jobs(parts, 1 if feed or finishes else schedule.together),
+                schedule.threads,
+                schedule.ahead * schedule.parts,
+                own.stop,
+                None if reader.mapped else reader.version.path,
+            )
             ends.enter_context(contextlib.closing(work))
             for decoded in work:
-                if decoded is None:
-                    continue
-                ready.pop()
-                batches = [self._deliver(decoded)]
-                del decoded
-                failures.settle()
-                yield batches.pop()  # without a name, so that a batch that is dropped is freed
-        failures.settle(wait=True)
+                while decoded:
+                    batches = [self._deliver(own, decoded.popleft())]
+                    own.failures.settle()
+                    yield batches.pop()  # without a name, so that a batch that is dropped is freed
+        own.failures.settle(wait=True)
 
     def close(self) -> None:
         """Release the memory of free slots."""
@@ -296,66 +335,81 @@ class BatchStream:
 
     def _split(
         self, batches: Iterable[np.ndarray], finishes: Iterator[Finish] | None = None
-    ) -> Generator[_Part, None, None]:
+    ) -> Generator[_Span, None, None]:
         """Split each batch into its parts."""
         for rows in batches:
             finish = next(finishes) if finishes else None
             batch = _Batch(rows, finish, min(self._schedule.parts, len(rows)))
             bounds = np.linspace(0, len(rows), batch.parts_left + 1).astype(int).tolist()
             for start, stop in itertools.pairwise(bounds):
-                yield _Part(batch, start, stop)
+                yield _Span(batch, start, stop)
+
+    def _decode_job(self, own: _Pass, job: Sequence[_Part]) -> deque[_Batch | Exception]:
+        """Decode some parts of batches, up to the first error; runs on the decoding threads.
+
+        Returns the batches whose last parts these are, in order, and the error.
+        """
+        decoded: deque[_Batch | Exception] = deque()
+        for part, available in job:
+            result = self._decode(own, part, available)
+            if result is not None:
+                decoded.append(result)
+            if isinstance(result, Exception):
+                break
+        return decoded
 
     def _decode(
-        self,
-        reader: VersionReader,
-        ready: deque[None],
-        feed: ShardPrefetcher | None,
-        failures: FrameFailures,
-        item: tuple[_Part, AbstractContextManager[None]],
-    ) -> _Batch | None:
+        self, own: _Pass, part: _Span, available: AbstractContextManager[None]
+    ) -> _Batch | Exception | None:
         """Decode a part of a batch; after the last one to be decoded, finish or send the batch.
 
-        Runs on the decoding threads. Returns the batch for its last part in order, else None.
+        Returns the batch for its last part in order, else None.
         """
-        part, available = item
         batch = part.batch
-        with self.thread_time.counted():
-            with available:
-                self._fill(reader, feed, part)
-            with batch.lock:
-                batch.parts_left -= 1
-                complete = not batch.parts_left
-            if complete and self._device:
-                slots, copier = self._device
-                slot, batch.slot, batch.out = self._slot(batch), None, {}  # free once it is copied
-                unpack = functools.partial(slots.unpack, batch.rows, batch.filled, failures)
-                with computing():
-                    batch.sent = copier.send(slot, batch.filled.nbytes, unpack)
-            elif complete and batch.finish:
-                with computing():
-                    batch.finished = batch.finish(self._tensors(batch))
-                batch.slot, batch.out = None, {}  # for another batch, unless the result holds it
+        try:
+            with self.thread_time.counted():
+                with available:
+                    self._fill(own, part)
+                with batch.lock:
+                    batch.parts_left -= 1
+                    complete = not batch.parts_left
+                if complete and not own.stopped:
+                    self._complete(batch, own.failures)
+        except Exception as error:
+            return error
         if complete:
-            ready.append(None)
+            own.ready.append(None)
         return batch if part.last else None
 
-    def _fill(self, reader: VersionReader, feed: ShardPrefetcher | None, part: _Part) -> None:
+    def _complete(self, batch: _Batch, failures: FrameFailures) -> None:
+        """Send a decoded batch to the device, or finish it."""
+        if self._device:
+            slots, copier = self._device
+            slot, batch.slot, batch.out = self._slot(batch), None, {}  # free once it is copied
+            unpack = functools.partial(slots.unpack, batch.rows, batch.filled, failures)
+            with computing():
+                batch.sent = copier.send(slot, batch.filled.nbytes, unpack)
+        elif batch.finish:
+            with computing():
+                batch.finished = batch.finish(self._tensors(batch))
+            batch.slot, batch.out = None, {}  # for another batch, unless the result holds it
+
+    def _fill(self, own: _Pass, part: _Span) -> None:
         """Decode a part of a batch into its slot; fetch damaged shards of a disk cache again."""
         batch, rows = part.batch, part.rows
         slot = self._slot(batch)
         out = {name: values[part.start : part.stop] for name, values in batch.out.items()}
-        while True:
+        for renewed in (own.feed is None, True):
             try:
                 if self._device:
-                    batch.filled = self._device[0].fill(reader, rows, out, slot)
+                    batch.filled = self._device[0].fill(own.reader, rows, out, slot)
                 else:
-                    reader.read(rows, out)
+                    own.reader.read(rows, out)
                 return
             except DamageError:
-                if feed is None:
+                if renewed or own.feed is None:
                     raise
-            feed.renew(rows)
-            feed = None
+            own.feed.renew(rows)
 
     def _slot(self, batch: _Batch) -> np.ndarray:
         """Return the slot of a batch; acquire one for its first part."""
@@ -369,8 +423,17 @@ class BatchStream:
                         batch.out[name] = np.empty((rows, *shape), dtype)
         return batch.slot
 
-    def _deliver(self, batch: _Batch) -> Any:
-        """Return the tensors of a batch on the device, or the result of its `finish`."""
+    def _deliver(self, own: _Pass, batch: _Batch | Exception) -> Any:
+        """Return the tensors of a batch on the device, or the result of its `finish`.
+
+        Raises the error of one that could not be decoded.
+        """
+        if isinstance(batch, Exception):
+            try:
+                raise batch
+            finally:
+                del batch  # it holds this frame
+        own.ready.pop()
         if batch.sent and self._device:
             return self._device[1].hand_out(batch.sent)
         return batch.finished if batch.finish else self._tensors(batch)

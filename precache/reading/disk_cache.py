@@ -4,19 +4,18 @@
 
     CACHE/lock             locked for the milliseconds that a decision takes; holds an upper bound
                            of the bytes of all objects
-    CACHE/users/ID         claim of a running loader, and a line for each object that it holds;
-                           locked while it runs
+    CACHE/uses             empty; a loader locks a byte of it for each object that it has in use
     CACHE/objects/NAME     whole objects, checked
     CACHE/parts/NAME       objects being fetched, at full length; locked by the fetching thread
 
-All locks are `flock`: the kernel drops those of a process that dies, however it dies, and its
-objects can then be evicted. An object that is held is never evicted. Every loader claims beforehand
-the most that it will hold, and is refused if the sum would exceed the limit; so no two loaders can
-wait for each other.
+The kernel drops the locks of a process that dies, however it dies, and its objects can then be
+evicted. An object in use is not evicted. Nothing is claimed beforehand, and nothing waits for room:
+what is fetched ahead of need is refused where there is none, and what a loader needs at once is
+fetched even beyond the limit.
 
 The number in ``lock`` is raised before an object takes its bytes, and lowered after others were
 removed: a process that dies in between leaves it too high. Files are counted again when a loader
-joins, and when that number would pass the limit.
+comes, and when that number would pass the limit.
 
 The folder belongs to one user, and nothing in it is reached through links (`OwnFolder`). A damaged
 object is removed and fetched again by the loader that detects it.
@@ -26,24 +25,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import logging
 import os
 import re
 import shutil
-import threading
-import uuid
+import struct
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
-from pydantic import BaseModel, ByteSize, ConfigDict, TypeAdapter, ValidationError
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from precache.errors import StorageError, UsageError
-from precache.runtime.operating_system import allocate
 from precache.storage.file_lock import LockedFile, remove_if_free
 from precache.storage.local import Translated
 from precache.storage.private_folder import ForeignFile, OwnFolder
+
+log = logging.getLogger(__name__)
 
 OVERHEAD = 64 << 10
 """Bytes of the limit that are set aside for the lock and empty folders."""
@@ -60,11 +60,11 @@ DISK_BLOCK = 4096
 NAME_BYTES = 512
 """Bytes that a file's name takes in its folder, which may be half empty."""
 
-FIRST_LINE_BYTES = 256
-"""Most bytes of the first line of a user's file."""
-
-ENTRIES = ("users", "objects", "parts", "lock")
+ENTRIES = ("objects", "parts", "lock", "uses")
 """Names in the folder of a cache."""
+
+_LOCK = struct.Struct("@hhqqi")
+"""``struct flock`` of 64-bit Linux, see fcntl(2)."""
 
 OBJECT_NAME = re.compile(r"\w[\w.-]*")
 """Names that cannot lead into another folder."""
@@ -84,51 +84,52 @@ def on_disk(size: int) -> int:
     return -(-size // DISK_BLOCK) * DISK_BLOCK + NAME_BYTES if size else 0
 
 
-def share_nbytes(objects: int) -> int:
-    """Bytes that the file of a loader takes which holds up to `objects` objects."""
-    return on_disk(FIRST_LINE_BYTES + len(_FREE) * objects)
+def family_of(name: str) -> str:
+    """Return the part of an object's name that those of a version have in common."""
+    return name.partition("-")[0]
 
 
-_FREE = b" " * 16 + b"\n"
-"""The line of an object that is not held; otherwise it has the digest of the object's name."""
+class Uses:
+    """The objects and families that a loader uses, as all processes see them.
 
-
-def _line(name: str) -> bytes:
-    # If two names had one digest, one of the objects would be held without need.
-    return f"{xxhash.xxh3_64_hexdigest(os.fsencode(name))}\n".encode()
-
-
-class _Claim(BaseModel):
-    """First line of a running loader's file: the cache limit that it was given, and its claim.
-
-    Attributes
-    ----------
-    claim
-        Bytes that it holds at most, its own file included.
-    family
-        Prefix of the names of the objects that it reads.
+    Each is a byte of a file, at a digest of its name, with a read lock that belongs to this open
+    file (see "Open file description locks" in fcntl(2)). Where there are no such locks, an object
+    in use may be evicted; its maps stay.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    def __init__(self, folder: OwnFolder) -> None:
+        self._file = LockedFile(folder, "uses")
+        # Not `close` of this object: the garbage collector may come at any time.
+        self._end = weakref.finalize(self, self._file.close)
 
-    limit: int
-    claim: int
-    family: str
+    def begin(self, name: str) -> None:
+        """Have an object, or all of a family, kept."""
+        self._call("F_OFD_SETLK", fcntl.F_RDLCK, name)
 
+    def end(self, name: str) -> None:
+        """Allow an object to be evicted; its memory maps must be closed."""
+        self._call("F_OFD_SETLK", fcntl.F_UNLCK, name)
 
-@dataclass(frozen=True)
-class _User:
-    """A running loader.
+    def has_others(self, name: str) -> bool:
+        """Return whether another user of the cache uses an object or family."""
+        return self._call("F_OFD_GETLK", fcntl.F_WRLCK, name) not in (None, fcntl.F_UNLCK)
 
-    Attributes
-    ----------
-    name, nbytes
-        Name and size of its file below ``users/``.
-    """
+    def _call(self, command: str, kind: int, name: str) -> int | None:
+        # If two names had one digest, one of the objects would be kept without need.
+        place = xxhash.xxh3_64_intdigest(os.fsencode(name)) >> 2
+        number = getattr(fcntl, command, None)
+        # A forked process has closed the file.
+        if number is None or self._file.closed:
+            return None
+        with contextlib.suppress(OSError):  # such as of a sandbox's kernel
+            lock = _LOCK.pack(kind, os.SEEK_SET, place, 1, 0)
+            answer: int = _LOCK.unpack(fcntl.fcntl(self._file, number, lock))[0]
+            return answer
+        return None
 
-    name: str
-    nbytes: int
-    claim: _Claim
+    def close(self) -> None:
+        """End all uses."""
+        self._end()
 
 
 class DiskCache:
@@ -139,7 +140,8 @@ class DiskCache:
     folder
         Created if missing. On a disk of this node, whose locks hold between its processes.
     limit
-        Bytes that the cache never exceeds. If loaders have different limits, the lowest holds.
+        Bytes that the cache exceeds only for what is needed at once. Each loader keeps to its own
+        limit when it comes, and when it fetches.
 
     Raises
     ------
@@ -155,7 +157,8 @@ class DiskCache:
             if not self.folder.parent.exists():
                 self.folder.parent.mkdir(parents=True, exist_ok=True)
             self._root = OwnFolder(self.folder, names=(*ENTRIES, "lost+found"))
-            self.users, self.objects, self.parts = map(self._root.folder, ENTRIES[:3])
+            self.objects, self.parts = map(self._root.folder, ENTRIES[:2])
+        self._warned = False
 
     @classmethod
     def at(cls, folder: str | os.PathLike[str], limit: int | str | None = None) -> DiskCache:
@@ -186,55 +189,118 @@ class DiskCache:
                 cache.limit = int(DEFAULT_LIMIT_SHARE * space)
         return cache
 
-    def join(self, claim: int, objects: int, family: str) -> CacheShare:
-        """Join the cache with a claim.
+    @property
+    def room(self) -> int:
+        """Bytes that objects may take."""
+        return self.limit - OVERHEAD
+
+    def uses(self) -> Uses:
+        """Return a new set of uses."""
+        with self.translated("use"):
+            return Uses(self._root)
+
+    def trim(self) -> None:
+        """Evict what takes the cache beyond its limit."""
+        with self.translated("use"), self.lock() as lock:
+            _write_total(lock, self._evict(self.room))
+
+    def obtain(
+        self,
+        uses: Uses,
+        name: str,
+        size: int,
+        fetch: Callable[[int], None],
+        is_sound: Callable[[int], bool] = lambda descriptor: True,
+        *,
+        at_once: bool = True,
+    ) -> bool | None:
+        """Fetch an object unless it is cached, and have it kept.
 
         Parameters
         ----------
-        claim, objects
-            Bytes and number of objects that the loader holds at most at a time.
-        family
-            Prefix of the names of the objects that the loader will read again; objects that no
-            loader will read again are evicted first.
+        uses
+            Gets the object.
+        size
+            Bytes of the object.
+        fetch
+            Writes the object, whole and checked, to a descriptor. Of all loaders that want it, one
+            calls this.
+        is_sound
+            Checks an object of that size, given its descriptor; a damaged one is removed and
+            fetched again.
+        at_once
+            Fetch it even if there is no room.
 
-        Raises
-        ------
-        UsageError
-            The limit leaves too little room for the claim.
+        Returns
+        -------
+        bool | None
+            True if it was fetched, False if it was cached already; None, and no use of it, if there
+            is no room for it.
         """
-        claim += share_nbytes(objects)
-        with self.translated("use"), self.lock() as lock:
-            users = self._users()
-            others = sum(user.claim.claim for user in users)
-            limit = self._effective_limit(users)
-            if OVERHEAD + others + claim > limit:
-                raise UsageError(self._refusal(limit, claim, others, len(users)))
-            room = self._room(users) - share_nbytes(objects)
-            _write_total(lock, self._evict(users, room))
-            return CacheShare(self, claim, objects, family)
+        if not OBJECT_NAME.fullmatch(name):
+            raise StorageError(f"no object in a cache can be called {name!r}")
+        fetched: bool | None = None
+        try:
+            with self.translated("use"):
+                with self.lock():  # so that it is not being evicted
+                    uses.begin(name)
+                fetched = False if self._is_cached(name, size, is_sound) else None
+            if fetched is None:
+                fetched = self._fetch(name, size, fetch, is_sound, at_once)
+            return fetched
+        finally:
+            if fetched is None:
+                uses.end(name)
 
-    def _refusal(self, limit: int, claim: int, others: int, users: int) -> str:
-        lower = f" (set by another loader; here {self.limit})" if limit < self.limit else ""
-        sharers = "another loader holds" if users == 1 else f"{users} other loaders hold"
-        shared = f", and {sharers} up to {others}" if users else ""
-        return (
-            f"cache_limit is {limit} bytes{lower} for {self.folder}; this loader holds up to "
-            f"{claim} bytes of shards at a time{shared}; give at least {OVERHEAD + others + claim}"
-        )
+    def _fetch(
+        self,
+        name: str,
+        size: int,
+        fetch: Callable[[int], None],
+        is_sound: Callable[[int], bool],
+        at_once: bool,
+    ) -> bool | None:
+        while True:
+            # The lock waits while another loader fetches the object.
+            with self.translated("write to"), self._part(name) as part:
+                if not part.is_there:  # another loader finished or removed it meanwhile
+                    continue
+                try:
+                    if self._is_cached(name, size, is_sound):
+                        return False
+                    if not self._reserve(part, size, at_once):
+                        return None
+                    fetch(part.fileno())
+                    os.fsync(part.fileno())
+                    with self.translated("use"), self.lock():  # so that it is counted once
+                        self.parts.move(name, self.objects)
+                    return True
+                finally:
+                    if part.is_there:
+                        self.parts.remove(name)
 
-    # --- for shares -----------------------------------------------------------------------------
+    def _is_cached(self, name: str, size: int, is_sound: Callable[[int], bool]) -> bool:
+        """Check a cached object; remove it if it is damaged."""
+        try:
+            with self.objects.file(name) as file:
+                status = os.fstat(file.fileno())
+                if status.st_size == size and is_sound(file.fileno()):
+                    os.utime(file.fileno())
+                    return True
+        except FileNotFoundError:
+            return False
+        except ForeignFile as foreign:
+            status = foreign.status
+        with self.lock(), contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(self.objects.status(name), status):  # no other has taken its place
+                self.objects.remove(name)
+        return False
 
     def path(self, name: str) -> Path:
         """Path of an object once it is in the cache."""
         return self.objects.path / name
 
-    def drop(self, name: str, status: os.stat_result) -> None:
-        """Remove an object, unless another file has taken its place."""
-        with self.translated("use"), self.lock(), contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(self.objects.status(name), status):
-                self.objects.remove(name)
-
-    def part(self, name: str) -> LockedFile:
+    def _part(self, name: str) -> LockedFile:
         """Open the file of an object to be fetched, not locked yet."""
         with self.translated("write to"), self.lock():  # or another may see it half made
             try:
@@ -247,82 +313,43 @@ class DiskCache:
         """Lock the cache, to decide alone among all processes that share it."""
         return LockedFile(self._root, "lock")
 
-    def reserve(self, part: LockedFile, size: int) -> None:
-        """Make room for an object to be fetched, and take it."""
+    def _reserve(self, part: LockedFile, size: int, at_once: bool) -> bool:
+        """Make room for an object to be fetched, and take it; return False if there is none."""
         with self.translated("use"), self.lock() as lock:
             os.ftruncate(part.fileno(), 0)
-            users = self._users()
-            room = self._room(users)
             total = _read_total(lock)
-            if total is None or total + on_disk(size) > room:
-                total = self._evict(users, room - on_disk(size))
-            if total + on_disk(size) > room:
-                raise StorageError(
-                    f"{self.folder} has no room for {size} bytes below its limit of "
-                    f"{self._effective_limit(users)}; are there files in it that precache did not "
-                    "put there?"
-                )
+            if total is None or total + on_disk(size) > self.room:
+                total = self._evict(self.room - on_disk(size))
+            beyond = total + on_disk(size) - self.room
+            if beyond > 0 and not at_once:
+                _write_total(lock, total)
+                return False
+            if beyond > 0 and not self._warned:
+                self._warned = True
+                log.warning(
+                    "%s exceeds its limit of %d bytes by %d, as what is read at once takes so "
+                    "much, and is fetched again and again: raise cache_limit, or read less at "
+                    "once, by shuffle='block' or a smaller batch_size",
+                    self.folder, self.limit, beyond,
+                )  # fmt: skip
             _write_total(lock, total + on_disk(size))
             os.ftruncate(part.fileno(), size)
+            return True
 
-    def finish(self, name: str) -> None:
-        """Move a fetched object to its place."""
-        with self.translated("use"), self.lock():  # so that it is counted once
-            self.parts.move(name, self.objects)
-
-    def _users(self) -> list[_User]:
-        """Return the running loaders; files left by others are removed."""
-        users = []
-        for name in self.users.names():
-            with contextlib.suppress(FileNotFoundError):  # its loader just ended
-                if not remove_if_free(self.users, name):
-                    users.append(self._user(name))
-        return users
-
-    def _user(self, name: str) -> _User:
-        with self.users.file(name) as file:
-            nbytes = os.fstat(file.fileno()).st_size
-            head, end, _ = os.pread(file.fileno(), FIRST_LINE_BYTES, 0).partition(b"\n")
-        try:
-            claim = _Claim.model_validate_json(head if end else b"")
-        except ValidationError:
-            raise StorageError(
-                f"{self.users.path / name} is locked by a running process and is not what a loader "
-                "writes; end that process, or remove the file"
-            ) from None
-        return _User(name, on_disk(nbytes), claim)
-
-    def _held(self, users: list[_User]) -> set[bytes]:
-        """Return the lines of the objects that loaders hold."""
-        held = set[bytes]()
-        for user in users:
-            with contextlib.suppress(FileNotFoundError), self.users.file(user.name) as file:
-                held.update(file.read(user.nbytes).splitlines(keepends=True)[1:])
-        return held
-
-    def _effective_limit(self, users: list[_User]) -> int:
-        """Lowest limit of all loaders."""
-        return min([self.limit, *(user.claim.limit for user in users)])
-
-    def _room(self, users: list[_User]) -> int:
-        """Bytes that objects may take."""
-        return self._effective_limit(users) - OVERHEAD - sum(user.nbytes for user in users)
-
-    def _evict(self, users: list[_User], room: int) -> int:
+    def _evict(self, room: int) -> int:
         """Remove objects until all take `room` bytes at most; return the bytes they then take."""
-        held = self._held(users)
-        families = tuple({user.claim.family for user in users})
         total, candidates = 0, []
-        for folder, name, status in self._files():
-            size = on_disk(status.st_size)
-            total += size
-            if folder is self.parts:
-                candidates.append((0, 0, size, name))
-            elif _line(name) not in held:
-                # An epoch reads every shard once: the one read last is needed again last.
-                wanted = bool(families) and name.startswith(families)
-                age = -status.st_mtime_ns if wanted else status.st_mtime_ns
-                candidates.append((1 + wanted, age, size, name))
+        with contextlib.closing(self.uses()) as own:
+            for folder, name, status in self._files():
+                size = on_disk(status.st_size)
+                total += size
+                if folder is self.parts:
+                    candidates.append((0, 0, size, name))
+                elif not own.has_others(name):
+                    # An epoch reads every shard once: the one read last is needed again last.
+                    wanted = own.has_others(family_of(name))
+                    age = -status.st_mtime_ns if wanted else status.st_mtime_ns
+                    candidates.append((1 + wanted, age, size, name))
         if total <= room:
             return total
         least = room - int(EVICTION_SHARE * self.limit)
@@ -358,142 +385,3 @@ def _read_total(lock: LockedFile) -> int | None:
 
 def _write_total(lock: LockedFile, nbytes: int) -> None:
     os.pwrite(lock.fileno(), f"{nbytes:0{_TOTAL_NBYTES - 1}d}\n".encode(), 0)
-
-
-class CacheShare:
-    """A loader's share of a cache. Safe to use from several threads; ends with its process.
-
-    Created while this process holds the cache's lock.
-    """
-
-    def __init__(self, cache: DiskCache, claim: int, objects: int, family: str) -> None:
-        self._cache = cache
-        self._places: dict[str, int] = {}
-        self._lock = threading.Lock()
-        self._process = os.getpid()
-        name = uuid.uuid4().hex
-        self._file = LockedFile(cache.users, name)
-        self._end = weakref.finalize(self, _leave, self._file, cache.users, name, self._process)
-        try:
-            self._file.lock()
-            head = _Claim(limit=cache.limit, claim=claim, family=family)
-            data = f"{head.model_dump_json()}\n".encode()
-            self._start = len(data)
-            self._free = list(range(objects))
-            # Reserved now, so that a full disk shows here and not later.
-            allocate(self._file.fileno(), len(data) + objects * len(_FREE))
-            os.pwrite(self._file.fileno(), data + objects * _FREE, 0)
-        except BaseException:
-            self.close()
-            raise
-
-    def obtain(
-        self,
-        name: str,
-        size: int,
-        fetch: Callable[[int], None],
-        is_sound: Callable[[int], bool] = lambda descriptor: True,
-    ) -> bool:
-        """Fetch an object unless it is cached, and hold it until `release`.
-
-        Parameters
-        ----------
-        size
-            Bytes of the object.
-        fetch
-            Writes the object, whole and checked, to a descriptor. Of all loaders that want it, one
-            calls this.
-        is_sound
-            Checks an object of that size, given its descriptor; a damaged one is removed and
-            fetched again.
-
-        Returns
-        -------
-        bool
-            True if it was fetched, False if it was cached already.
-        """
-        if not OBJECT_NAME.fullmatch(name):
-            raise StorageError(f"no object in a cache can be called {name!r}")
-        self._hold(name)
-        with self._cache.translated("use"):
-            if self._is_cached(name, size, is_sound):
-                return False
-            return self._fetch(name, size, fetch, is_sound)
-
-    def _hold(self, name: str) -> None:
-        # Locked, so that none evicts it meanwhile.
-        with self._lock, self._cache.translated("use"), self._cache.lock():
-            if name not in self._places:
-                self._places[name] = self._free.pop()
-                self._write(self._places[name], _line(name))
-
-    def _is_cached(self, name: str, size: int, is_sound: Callable[[int], bool]) -> bool:
-        """Check a cached object; remove it if it is damaged."""
-        cache = self._cache
-        try:
-            with cache.objects.file(name) as file:
-                status = os.fstat(file.fileno())
-                if status.st_size == size and is_sound(file.fileno()):
-                    os.utime(file.fileno())
-                    return True
-        except FileNotFoundError:
-            return False
-        except ForeignFile as foreign:
-            status = foreign.status
-        cache.drop(name, status)
-        return False
-
-    def _fetch(
-        self, name: str, size: int, fetch: Callable[[int], None], is_sound: Callable[[int], bool]
-    ) -> bool:
-        """Fetch an object; return False if another loader fetched it meanwhile."""
-        while True:
-            # The lock waits while another loader fetches the object.
-            with self._cache.translated("write to"), self._cache.part(name) as part:
-                if not part.is_there:  # another loader finished or removed it meanwhile
-                    continue
-                try:
-                    if self._is_cached(name, size, is_sound):
-                        return False
-                    self._cache.reserve(part, size)
-                    fetch(part.fileno())
-                    os.fsync(part.fileno())
-                    self._cache.finish(name)
-                    return True
-                finally:
-                    if part.is_there:
-                        self._cache.parts.remove(name)
-
-    def release(self, name: str) -> None:
-        """Allow an object to be evicted; its memory maps must be closed."""
-        with self._lock, self._cache.translated("use"):
-            if name in self._places:
-                self._write(self._places[name], _FREE)
-                self._free.append(self._places.pop(name))
-
-    def release_all(self) -> None:
-        """Allow all objects to be evicted."""
-        for name in list(self._places):
-            self.release(name)
-
-    def _write(self, place: int, line: bytes) -> None:
-        os.pwrite(self._file.fileno(), line, self._start + place * len(_FREE))
-
-    @property
-    def usable(self) -> bool:
-        """True if the share is open and belongs to this process."""
-        return self._end.alive and self._process == os.getpid()
-
-    def close(self) -> None:
-        """End the share: all its objects may be evicted."""
-        try:
-            self._end()
-        finally:  # even if Ctrl-C interrupts
-            self._file.close()
-
-
-def _leave(file: LockedFile, users: OwnFolder, name: str, process: int) -> None:
-    """End a share, on close or at exit; a forked child leaves it to its parent."""
-    if os.getpid() == process:
-        users.remove(name)
-        file.close()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 
 from precache.errors import DamageError, StorageError
 from precache.reading.shard_files import MappedShardFiles, ShardFiles, StoredObject
-from precache.runtime.io_pool import request
 from precache.storage.base import Range
 from precache.storage.coalesce import coalesce
 from precache.store.version import Version
@@ -90,7 +88,7 @@ class RangedShardFiles(ShardFiles):
         return chunks
 
     def _read(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        return request(partial(self.version.folder.read_ranges, ranges))
+        return self.version.folder.read_ranges(ranges)
 
     def _require(
         self, result: bytes | StorageError, number: int, tail: tuple[int, ...], row: int

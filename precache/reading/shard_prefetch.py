@@ -1,8 +1,7 @@
 """Prefetch the shards of coming batches from a bucket into the disk cache.
 
-A prefetcher never deadlocks, in any order of rows, because batches take their shards in
-order: a batch takes none before all earlier batches have taken theirs. Once those are read, all the
-room is free for the next batch, and there is always room for the shards of one batch.
+Shards are fetched in the order in which batches need them, ahead of need only while there is room.
+A batch that is being read waits for no room: its shards are fetched even beyond the limit.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError, wait
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -26,12 +25,11 @@ import numpy as np
 import xxhash
 
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
-from precache.reading.disk_cache import OVERHEAD, CacheShare, DiskCache, on_disk, share_nbytes
+from precache.reading.disk_cache import DiskCache, Uses, on_disk
 from precache.reading.shard_files import MappedShardFiles
 from precache.recipe.variants import variants_of
-from precache.runtime.io_pool import Fetchers
 from precache.runtime.operating_system import read_ahead
-from precache.runtime.ordered_map import fail
+from precache.runtime.ordered_map import Threads, fail
 from precache.runtime.step_clock import FetchedObjects
 from precache.storage.local_files import map_file
 from precache.storage.private_folder import ForeignFile
@@ -46,8 +44,9 @@ CONCURRENT_FETCHES = 4
 REQUEST_NBYTES = 32 << 20
 """Bytes of one request: if a shard's fetch breaks off, only this much is fetched again."""
 
-LOOKAHEAD_ROWS = 1 << 20
-"""Rows looked ahead for shards; these may need less than the cache holds."""
+LOOKAHEAD_ROWS, LOOKAHEAD_SHARDS, LOOKAHEAD_SHARE = 1 << 20, 1024, 0.5
+"""Rows looked ahead for shards, shards taken ahead, and their share of the cache limit, at most, so
+that two loaders fit into a cache."""
 
 FETCH_TRIES = 3
 """Times that a shard is fetched if its bytes arrive damaged."""
@@ -57,9 +56,6 @@ READ_AHEAD_NBYTES = 2 << 20
 
 STALL_SECONDS = 60.0
 """Seconds without progress after which the log names the shard that a batch waits for."""
-
-MAX_NAMED = 20
-"""Shards that a log message lists at most."""
 
 
 class HasRows(Protocol):
@@ -72,25 +68,20 @@ class HasRows(Protocol):
 _Rows = TypeVar("_Rows", bound=HasRows)
 
 
-@dataclass
-class _FetchedShard:
-    """A shard that takes up space: its fetch, and the number of batches that will still read it."""
+@dataclass(eq=False)
+class _Shard:
+    """A shard that coming batches read.
 
-    fetched: Future[None]
+    Attributes
+    ----------
+    batches
+        Those that still read it.
+    fetched
+        Its fetch, once there is one; False if there was no room.
+    """
+
     batches: int = 0
-
-
-@dataclass
-class _ComingBatch:
-    """A coming batch: its shards, those it has not taken yet, and a future for the last one."""
-
-    shards: list[int]
-    left: set[int]
-    complete: Future[None]
-
-    def proceed(self) -> None:
-        with contextlib.suppress(InvalidStateError):  # two threads may call this
-            self.complete.set_result(None)
+    fetched: Future[bool] | None = None
 
 
 class _CachedShardFiles(MappedShardFiles):
@@ -171,9 +162,7 @@ class CachedShards:
         self.arrays: dict[str, _CachedShardFiles] = {}
         self._fields: list[list[str]] = []
         self._version = version
-        self._shards_at_once = 0
-        self._idle: list[CacheShare] = []
-        self._closed = False
+        self._uses: Uses | None = None
         self._lock = threading.Lock()
         self._fetched = FetchedObjects()
 
@@ -199,61 +188,28 @@ class CachedShards:
             for variants in self._fields
         )
 
-    def _max_nbytes(self, shards: int) -> int:
-        """Upper bound of the bytes that `shards` shards take in the cache."""
-        count = -(-self._version.rows // self.rows_per_shard)
-        sizes = sorted(map(self.nbytes, range(count)), reverse=True)
-        return sum(sizes[:shards])
-
     def window(self, widest: int) -> int:
         """Shards to mix at a time: up to `widest`, so that two loaders fit the cache limit."""
-        room = (self.cache.limit - OVERHEAD) // 2
-        sizes = [
-            self._max_nbytes(2 * n) + share_nbytes(self._objects(2 * n))
-            for n in range(1, widest + 1)
-        ]
-        return max((n for n, nbytes in enumerate(sizes, 1) if nbytes <= room), default=1)
+        count = -(-self._version.rows // self.rows_per_shard)
+        sizes = sorted(map(self.nbytes, range(count)), reverse=True)
+        room = self.cache.room // 2
+        return max((n for n in range(1, widest + 1) if sum(sizes[: 2 * n]) <= room), default=1)
 
-    def _objects(self, shards: int) -> int:
-        return shards * len(self._fields)
-
-    def claim(self, shards: int) -> None:
-        """Join the cache, to hold up to `shards` shards at a time.
-
-        Raises
-        ------
-        UsageError
-            The cache limit leaves too little room.
-        """
-        self._shards_at_once = shards
-        self._idle.append(self._join())
-
-    def _join(self) -> CacheShare:
-        shards, family = self._shards_at_once, f"{self._version.id}-"
-        return self.cache.join(self._max_nbytes(shards), self._objects(shards), family)
+    def join(self) -> None:
+        """Join the cache: between epochs as well, what this loader reads again is evicted last."""
+        self._uses = self.cache.uses()
+        self._uses.begin(self._version.id)
+        self.cache.trim()
 
     @contextlib.contextmanager
     def feed(self, arrays: Iterable[str]) -> Iterator[ShardPrefetcher]:
-        """Prefetch shards of some arrays for one iterator; a concurrent one has its own share."""
-        with self._lock:
-            share = self._idle.pop() if self._idle else None
-        if share is None or not share.usable:  # in use, or of a process that forked
-            share = self._join()
+        """Prefetch shards of some arrays for one iterator."""
         held = [self.arrays[array] for array in arrays if array in self.arrays]
-        feed = ShardPrefetcher(self, share, self._shards_at_once, held)
+        feed = ShardPrefetcher(self, held)
         try:
             yield feed
         finally:
-            if feed.close():  # else the share ends with the feed's threads
-                self._take_back(share)
-
-    def _take_back(self, share: CacheShare) -> None:
-        with self._lock:
-            keep = not self._idle and not self._closed
-            if keep:
-                self._idle.append(share)
-        if not keep:
-            share.close()
+            feed.close()
 
     def count(self, nbytes: int) -> None:
         """Count an object that was fetched."""
@@ -269,10 +225,8 @@ class CachedShards:
 
     def close(self) -> None:
         """Leave the cache."""
-        with self._lock:
-            idle, self._idle, self._closed = self._idle, [], True
-        for share in idle:
-            share.close()
+        if self._uses:
+            self._uses.close()
 
 
 class ShardPrefetcher:
@@ -280,36 +234,28 @@ class ShardPrefetcher:
 
     Parameters
     ----------
-    room
-        Shards held at a time: at least those of any one batch. With more, the shards of later
-        batches are fetched meanwhile.
     arrays
         The arrays whose objects make up a shard.
     """
 
-    def __init__(
-        self,
-        shards: CachedShards,
-        share: CacheShare,
-        room: int,
-        arrays: Sequence[_CachedShardFiles],
-    ) -> None:
+    def __init__(self, shards: CachedShards, arrays: Sequence[_CachedShardFiles]) -> None:
         self._arrays = arrays
         self._shards = shards
-        self._share = share
-        self._room = room
-        self._open: dict[int, _FetchedShard] = {}
-        self._queued: deque[_ComingBatch] = deque()
+        self._uses = shards.cache.uses()
+        self._room = int(LOOKAHEAD_SHARE * shards.cache.room)
+        self._open: dict[int, _Shard] = {}
+        self._nbytes = 0  # of shards that were asked for
+        self._queued: deque[int] = deque()  # shards to be fetched, in order
         self._lock = threading.Lock()
         self._progress = time.monotonic()
         self._stopped = False
-        self._fetchers = Fetchers(CONCURRENT_FETCHES, shards.where)
+        self._pool = Threads(CONCURRENT_FETCHES, "precache-fetch")
 
     def around(
         self, parts: Iterable[_Rows]
     ) -> Generator[tuple[_Rows, AbstractContextManager[None]], None, None]:
         """Yield the parts, each with a context that waits for its shards and holds them."""
-        waiting: deque[tuple[_Rows, _ComingBatch]] = deque()
+        waiting: deque[tuple[_Rows, list[int]]] = deque()
         rows_waiting = 0
         for part in parts:
             while waiting and (self._queued or rows_waiting > LOOKAHEAD_ROWS):
@@ -321,110 +267,117 @@ class ShardPrefetcher:
             yield self._with_shards(*waiting.popleft())
 
     def _with_shards(
-        self, part: _Rows, coming: _ComingBatch
+        self, part: _Rows, numbers: list[int]
     ) -> tuple[_Rows, AbstractContextManager[None]]:
-        return part, self._present(coming)
+        return part, self._present(numbers)
 
     def _numbers(self, rows: np.ndarray) -> list[int]:
         numbers: list[int] = np.unique(rows // self._shards.rows_per_shard).tolist()
         return numbers
 
-    def _announce(self, rows: np.ndarray) -> _ComingBatch:
-        """Queue the shards of a batch to be fetched once there is room."""
+    def _announce(self, rows: np.ndarray) -> list[int]:
+        """Queue the shards of a batch to be fetched once there is room, and return them."""
         numbers = self._numbers(rows)
-        batch = _ComingBatch(numbers, set(numbers), Future())
         with self._lock:
-            self._queued.append(batch)
-            self._take()
-        return batch
-
-    def _take(self) -> None:
-        """Let batches take their shards, in order, while there is room."""
-        while self._queued and not self._stopped:
-            batch = self._queued[0]
-            # Open shards first: after this batch nothing else may hold them.
-            for number in sorted(batch.left, key=lambda n: (n not in self._open, n)):
+            for number in numbers:
                 if number not in self._open:
-                    if len(self._open) == self._room:
-                        return
-                    shard = self._open[number] = _FetchedShard(Future())
-                    self._fetchers.submit(partial(self._obtain, number), shard.fetched)
+                    self._open[number] = _Shard()
+                    self._queued.append(number)
                 self._open[number].batches += 1
-                batch.left.remove(number)
+            self._advance()
+        return numbers
+
+    def _advance(self) -> None:
+        """Ask for queued shards while there is room."""
+        while self._queued and not self._stopped:
+            shard = self._open.get(self._queued[0])
+            if shard and shard.fetched is None:
+                more = self._nbytes + self._shards.nbytes(self._queued[0])
+                if more > self._room or len(self._open) - len(self._queued) >= LOOKAHEAD_SHARDS:
+                    return
+                self._ask(self._queued[0])
             self._queued.popleft()
-            batch.proceed()
+
+    def _ask(self, number: int, *, at_once: bool = False) -> Future[bool]:
+        """Return the fetch of an open shard; begin one if there was none, or no room for it."""
+        shard = self._open[number]
+        if shard.fetched is None:
+            self._nbytes += self._shards.nbytes(number)
+        refused = shard.fetched and shard.fetched.done() and not _came(shard.fetched)
+        if shard.fetched is None or (at_once and refused):
+            shard.fetched = self._pool.submit(self._obtain, number, at_once)
+        return shard.fetched
 
     @contextlib.contextmanager
-    def _present(self, batch: _ComingBatch) -> Iterator[None]:
+    def _present(self, numbers: list[int]) -> Iterator[None]:
         """Wait for the shards of a batch, and hold them while the block reads them."""
         try:
-            self._await(batch.complete, batch.shards)
-            for number in batch.shards:
-                self._await(self._open[number].fetched, batch.shards)
-                self._open[number].fetched.result()
+            with self._lock:
+                for number in numbers:
+                    self._ask(number, at_once=True)
+            for number in numbers:
+                self._await(number)
             yield
         finally:
-            # Even if the cache cannot be written, batches that wait for room must reach the error.
-            with self._lock, contextlib.ExitStack() as ends:
-                ends.callback(self._take)
-                for number in batch.shards:
-                    if number not in batch.left:
-                        ends.callback(self._release, number)
+            with self._lock:
+                for number in numbers:
+                    self._release(number)
+                self._advance()
                 self._progress = time.monotonic()
 
-    def _await(self, done: Future[None], numbers: Sequence[int]) -> None:
-        """Wait for a future that a batch needs before it can read some shards."""
-        while not (self._stopped or done.done() or wait([done], STALL_SECONDS).done):
-            self._report(numbers)
-        if self._stopped:  # checked after the wait, which `stop` may have ended
-            raise StorageError("stopped")
+    def _await(self, number: int) -> None:
+        """Wait until a shard that a batch reads is in the cache."""
+        there = False
+        while not there:
+            with self._lock:
+                fetched = self._ask(number, at_once=True)
+            while not (self._stopped or wait([fetched], STALL_SECONDS).done):
+                self._report(number)
+            if self._stopped:  # checked after the wait, which `stop` may have ended
+                raise StorageError("stopped")
+            there = fetched.result()
 
-    def _report(self, numbers: Sequence[int]) -> None:
+    def _report(self, number: int) -> None:
         """Log what a batch waits for, unless there was progress, or a report, a short time ago."""
         with self._lock:
-            fetched = {number: shard.fetched.done() for number, shard in self._open.items()}
-            missing = [number for number in numbers if not fetched.get(number)]
-            if not missing or time.monotonic() - self._progress < STALL_SECONDS:
+            if time.monotonic() - self._progress < STALL_SECONDS:
                 return
             self._progress = time.monotonic()
-        number = missing[0]
-        held = [f"{n} ({'fetched' if done else 'under way'})" for n, done in fetched.items()]
-        if len(held) > MAX_NAMED:
-            held[MAX_NAMED:] = ["..."]
+        names = ", ".join(objects.name(number) for objects in self._arrays)
         log.warning(
-            "%s: nothing was read for %.0f s, as shard %d (%s) %s; it holds %d shards of at most "
-            "%d: %s",
-            self._shards.where,
-            STALL_SECONDS,
-            number,
-            ", ".join(objects.name(number) for objects in self._arrays),
-            "is being fetched" if number in fetched else "waits for room",
-            len(fetched),
-            self._room,
-            ", ".join(held),
+            "%s: nothing was read for %.0f s, as shard %d (%s) is being fetched",
+            *(self._shards.where, STALL_SECONDS, number, names),
         )
 
     def _release(self, number: int) -> None:
         """Record that a batch has read a shard; close the shard after its last batch."""
-        self._open[number].batches -= 1
-        if not self._open[number].batches:
-            self._close_shard(number)
-
-    def _close_shard(self, number: int) -> None:
-        del self._open[number]
-        with contextlib.ExitStack() as ends:
+        shard = self._open[number]
+        shard.batches -= 1
+        if not shard.batches:
+            del self._open[number]
+            if shard.fetched is not None:
+                self._nbytes -= self._shards.nbytes(number)
             for objects in self._arrays:
                 objects.forget(number)
-                ends.callback(self._share.release, objects.cached_name(number))
+                self._uses.end(objects.cached_name(number))
 
-    def _obtain(self, number: int) -> None:
-        """Fetch a shard into the cache unless it is there, and hold it; runs on a fetch thread."""
+    def _obtain(self, number: int, at_once: bool) -> bool:
+        """Fetch a shard into the cache unless it is there; return False if there is no room.
+
+        Runs on a fetch thread.
+        """
         for objects in self._arrays:
             size, fetch = objects.nbytes(number), partial(self._fetch, objects, number)
             is_sound = partial(self._is_sound, objects, number)
-            if self._share.obtain(objects.cached_name(number), size, fetch, is_sound):
+            fetched = self._shards.cache.obtain(
+                self._uses, objects.cached_name(number), size, fetch, is_sound, at_once=at_once
+            )
+            if fetched is None:
+                return False
+            if fetched:
                 self._shards.count(size)
         self._progress = time.monotonic()
+        return True
 
     def _is_sound(self, objects: _CachedShardFiles, number: int, descriptor: int) -> bool:
         # All of its rows are needed soon.
@@ -440,16 +393,11 @@ class ShardPrefetcher:
         for number in self._numbers(rows):
             with self._lock:
                 shard = self._open[number]
-                if shard.fetched.done():
-                    shard.fetched = Future()
-                    self._fetchers.submit(partial(self._renew, number), shard.fetched)
-            self._await(shard.fetched, [number])
-            shard.fetched.result()
-
-    def _renew(self, number: int) -> None:
-        for objects in self._arrays:
-            objects.mark_unverified(number)
-        self._obtain(number)
+                if shard.fetched is None or shard.fetched.done():
+                    for objects in self._arrays:
+                        objects.mark_unverified(number)
+                    shard.fetched = self._pool.submit(self._obtain, number, True)
+            self._await(number)
 
     def _fetch(self, objects: _CachedShardFiles, number: int, target: int) -> None:
         """Fetch an object, write it to a descriptor and check it."""
@@ -481,31 +429,23 @@ class ShardPrefetcher:
     def stop(self) -> None:
         """End fetches early, and release the threads that wait for them."""
         self._stopped = True
-        self._fetchers.stop()
         for shard in list(self._open.values()):
-            fail(shard.fetched, StorageError("stopped"))
-        for batch in list(self._queued):
-            batch.proceed()
+            if shard.fetched is not None:
+                fail(shard.fetched, StorageError("stopped"))
 
-    def close(self) -> bool:
-        """End all fetches and close all shards, which nothing may be reading any more.
-
-        Returns False if the share must be left to the fetch threads, because a request of theirs
-        does not return, or this process must not wait for them.
-        """
+    def close(self) -> None:
+        """End all fetches and close all shards, which nothing may be reading any more."""
         self.stop()
-        if not self._fetchers.join():
-            for number in list(self._open):
-                for objects in self._arrays:
-                    objects.forget(number)
-            return False
-        if not self._share.usable:  # it belongs to the process that this one was forked from
-            return False
-        with contextlib.ExitStack() as ends:
-            ends.callback(self._share.release_all)  # shards that came after their batch failed
-            for number in list(self._open):
-                ends.callback(self._close_shard, number)
-        return True
+        self._pool.close(self._shards.where)
+        for number in list(self._open):
+            for objects in self._arrays:
+                objects.forget(number)
+        self._uses.close()
+
+
+def _came(fetched: Future[bool]) -> bool:
+    """Return False if there was no room for a shard."""
+    return fetched.exception() is not None or fetched.result()
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -208,6 +208,14 @@ class Operation(Declared):
         """Return the rows and columns that are the output; None if it is no part of the input."""
         return None
 
+    def size_after(self, height: int, width: int) -> tuple[int, int] | None:
+        """Return height and width of the output; None if other values than these decide on what
+        the output shows. It shows all of the input, but for `part`."""
+        part = self.part(height, width)
+        return (
+            None if part is None else (part[0].stop - part[0].start, part[1].stop - part[1].start)
+        )
+
     def tried(self) -> tuple[Operation, ...]:
         """Return the ops of which outputs on probes tell the outputs of this one."""
         return (self,)
@@ -326,6 +334,9 @@ class Decode(Operation):
         dtype = None if self.mode == "unchanged" else "uint8"
         return Spec(kind, dtype, (None, None, self.channels))
 
+    def size_after(self, height: int, width: int) -> tuple[int, int] | None:
+        return height, width
+
     def placed(self, following: Operation | None) -> Operation:
         if not self.scaled:
             return self
@@ -398,6 +409,9 @@ class Resize(Resampling):
 
     def spec(self, given: Spec) -> Spec:
         return super().spec(given).sized(self.least, exactly=isinstance(self.size, tuple))
+
+    def size_after(self, height: int, width: int) -> tuple[int, int] | None:
+        return resized_shape(height, width, self.size)
 
     def before(self, following: Operation) -> Computed:
         if isinstance(following, CenterCrop):
@@ -512,6 +526,9 @@ class HorizontalFlip(Operation):
         assert random is not None
         return value[:, ::-1] if random.random() < self.p else value
 
+    def size_after(self, height: int, width: int) -> tuple[int, int] | None:
+        return height, width
+
 
 class ToDType(Operation):
     """Convert to `dtype`; with `scale`, integers first become floats in [0, 1].
@@ -531,6 +548,9 @@ class ToDType(Operation):
 
     def spec(self, given: Spec) -> Spec:
         return replace(super().spec(given), dtype=self.dtype)
+
+    def size_after(self, height: int, width: int) -> tuple[int, int] | None:
+        return height, width
 
     def __call__(self, value: Any, random: np.random.Generator | None) -> np.ndarray:
         array = np.asarray(value)

@@ -69,9 +69,3 @@ def drop_cached(descriptor: int) -> bool:
         return False
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     return True
-
-
-def allocate(descriptor: int, nbytes: int) -> None:
-    """Allocate the first bytes of a file on its disk, so that a full disk shows now, if it can."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, nbytes)

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 EXIT_SECONDS = 0.5
 """Seconds that the exit of the process waits for running work, over all iterators."""
 
+GRACE = 5.0
+"""Seconds that the end of an iterator waits for requests that are not answered."""
+
 PATIENCE_SECONDS = 5.0
 """Seconds after which the exit says what it waits for."""
 
@@ -123,7 +126,7 @@ class Threads:
         if len(self._threads) < self._count:
             # A daemon: the end of the process would wait for others before it runs finalizers.
             name = f"{self._name}_{len(self._threads)}"
-            thread = threading.Thread(target=run_queue, args=[self._queue], name=name, daemon=True)
+            thread = threading.Thread(target=_run_queue, args=[self._queue], name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
         return future
@@ -140,23 +143,40 @@ class Threads:
                 "this iterator was begun before the process forked; begin another one in the child"
             )
 
-    def close(self, *, wait: bool = True) -> None:
-        """Cancel work that has not begun, and end the threads; with `wait`, join them.
+    def close(self, server: str | None = None, *, wait: bool = True) -> bool:
+        """Cancel work that has not begun, and end the threads; return whether they have ended.
 
-        Threads of an iterator that is `collected` are not joined.
+        Waits for them with `wait`, but not in the garbage collector.
+
+        Parameters
+        ----------
+        server
+            Path or URL of a server that may never answer the requests of the threads: they are
+            waited for `GRACE` seconds, or after Ctrl-C not at all, unless they are `computing`; one
+            that is left behind is logged, and ends by itself.
         """
         if not self.here:
-            return
+            return False
         self._end.detach()
         _cancel(self._queue, len(self._threads))
-        for thread in self._threads if wait and not collected() else ():
-            _join(thread)
+        if collected() or not wait:
+            return False
+        grace = 0.0 if isinstance(sys.exception(), KeyboardInterrupt) else GRACE
+        limit = time.monotonic() + grace
+        for thread in self._threads:
+            _join(thread, None if server is None else max(0.0, limit - time.monotonic()))
+            while thread in _computing and thread.is_alive():
+                _join(thread, 0.05)
+        ended = not any(thread.is_alive() for thread in self._threads)
+        if not ended and grace:
+            log.warning("a request to %s is left behind: it is not answered", server)
+        return ended
 
 
 Queue = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
-def run_queue(queue: Queue) -> None:
+def _run_queue(queue: Queue) -> None:
     while (item := queue.get()) is not None:
         future, work = item
         if not future.done():
@@ -240,84 +260,47 @@ def prefetch(
     items: Iterable[Item],
     threads: int,
     ahead: int,
-    together: int = 1,
     stop: Callable[[], None] = lambda: None,
+    server: str | None = None,
 ) -> Generator[Result, None, None]:
-    """``map(work, items)`` in order, with up to `ahead` times `together` results in preparation.
+    """``map(work, items)`` in order, with up to `ahead` results in preparation.
 
     Closing the generator, early or not, cancels work that has not begun and joins every thread. An
     error of `work` or `items` is raised after the results of all items before it.
 
     Parameters
     ----------
-    together
-        Items that a thread works on before it wakes the consumer, which costs as much as little
-        work does.
     stop
         Called before threads are joined, to release those whose work waits for something.
+    server
+        As of `Threads.close`.
     """
-    groups = _groups(items, together)
-    pending: deque[_PendingResults[Result]] = deque()
-    results: deque[Result] = deque()
+    remaining = iter(items)
+    pending: deque[Future[Result]] = deque()
     pool = Threads(threads, "precache", stop)
+
+    def begin(count: int) -> None:
+        try:
+            for item in islice(remaining, count):
+                pending.append(pool.submit(work, item))
+        except Exception as error:  # of `items`: at its turn
+            pending.append(Future())
+            fail(pending[-1], error)
+
     try:
-        pending.extend(_begin(pool, work, *group) for group in islice(groups, ahead))
+        begin(ahead)
         while pending:
             pool.require_here()
-            pending[0][1].exception()  # waits; results before the error come first
-            results, worked = pending.popleft()
-            pending.extend(_begin(pool, work, *group) for group in islice(groups, 1))
-            while results:
-                pool.require_here()
-                yield results.popleft()  # without a name, so that a result that is dropped is freed
+            pending[0].exception()  # waits
+            future = pending.popleft()
+            if future.exception() is None:
+                begin(1)
+            pool.require_here()
             try:
-                worked.result()
+                results = [future.result()]
             finally:
-                del worked  # which holds an error that holds this frame
+                del future  # which holds an error that holds this frame
+            yield results.pop()  # without a name, so that a result that is dropped is freed
     finally:
         stop()
-        pool.close()
-
-
-_PendingResults = tuple[deque[Result], Future[None]]
-"""Results of a group of items, up to the first that failed, and the end of its work."""
-
-
-def _groups(items: Iterable[Item], together: int) -> Iterator[tuple[deque[Item], Exception | None]]:
-    """Yield groups of items; an error of `items` comes with the items before it."""
-    remaining = iter(items)
-    while True:
-        group: deque[Item] = deque()
-        errors: list[Exception] = []
-        try:
-            group.extend(islice(remaining, together))
-        except Exception as error:
-            errors.append(error)
-        if errors:
-            yield group, errors.pop()  # without a name: the error holds this frame
-            return
-        if not group:
-            return
-        yield group, None
-
-
-def _begin(
-    pool: Threads, work: Callable[[Item], Result], items: deque[Item], error: Exception | None
-) -> _PendingResults[Result]:
-    results: deque[Result] = deque()
-    return results, pool.submit(_work, work, items, error, results)
-
-
-def _work(
-    work: Callable[[Item], Result],
-    items: deque[Item],
-    error: Exception | None,
-    results: deque[Result],
-) -> None:
-    while items:  # the pool holds the deque a little longer, and must not hold the items
-        results.append(work(items.popleft()))
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error  # it holds this frame
+        pool.close(server)

@@ -369,30 +369,6 @@ class Order(Steps):
     def _count(self) -> int:
         return len(self.valid)
 
-    def blocks_at_once(self, block: int) -> int:
-        """Return the number of blocks of `block` rows that must be available at a time.
-
-        A full shuffle, a sequence or weights need all blocks. Otherwise the blocks of the windows
-        that one batch can touch are needed: two windows if windows are larger than batches.
-        """
-        edges = self.valid.edges(block)
-        scattered = self.sequence is not None or self.weights is not None
-        if scattered or (self.shuffle and self.shuffle.kind == "full"):
-            return len(edges) - 1
-        shuffle = self.shuffle or Shuffle("block", block)
-        sizes = np.sort(np.concatenate([np.diff(s) for s in _shares(edges, shuffle.nodes)]))
-        smallest_window = int(sizes[: shuffle.window].sum())
-        rows = self.global_batch // shuffle.nodes
-        windows = max(0, rows - 2) // smallest_window + 2
-        nodes = max(self._nodes_of(0), self._nodes_of(max(0, self.batches - 1)))
-        repeated = max(0, self._positions - len(self.valid))  # in the last batch
-        return min(len(sizes), windows * shuffle.window * nodes + repeated)
-
-    def _nodes_of(self, number: int) -> int:
-        """Number of canonical nodes whose rows this rank reads in a batch."""
-        nodes = self.shuffle.nodes if self.shuffle else 1
-        return len(np.unique(self._own(number) % nodes))
-
     def runs(self, epoch: int, start: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
         """Yield runs of batches that can be read without waiting: one run with all batches."""
         yield self.epoch(epoch, start)

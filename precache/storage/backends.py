@@ -1,20 +1,21 @@
-"""Open the file system of a protocol: obstore's for S3 and Azure, fsspec's for all others."""
+"""The services that hold objects, and their clients: the only place that knows them by protocol.
+
+A `Service` has few methods, makes each request once, and raises what its library raises.
+`precache.storage.remote` makes a folder of any of them, with retries.
+"""
 
 from __future__ import annotations
 
 import functools
-import os
 import re
-import time
-from collections.abc import Iterator, Mapping
-from html import unescape
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 from urllib.parse import quote, quote_plus, unquote
 
 from precache.errors import PrecacheError, UsageError, missing_library
-from precache.messages import shown, url_parts
-from precache.storage import retries
-from precache.storage.object_store import object_store
+from precache.messages import url_parts
+from precache.storage.base import FileInfo
+from precache.storage.listing import KeyRange, Page
 
 EXTRAS = {
     "gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure",
@@ -27,47 +28,104 @@ WEB = frozenset(("http", "https"))
 
 READ_ONLY = WEB | {"hf"}
 
-MOST_PAGE = 64 << 20
-"""Bytes of a web page that lists files: of some 500,000 names."""
-
-PAGE_SECONDS = 300.0
-"""Most time from the first byte of such a page to the last."""
-
-_LINK = re.compile(
-    r"""<a\s(?:[^<>]*?\s)?href\s*=\s*(?:"([^"]+)|'([^']+))|(https?://[^\s"'<>]+)""",
-    re.IGNORECASE,
-)
-"""A link of a page; the search takes linear time in any page."""
-
-_OF_URLS = "%/:?#[]@!$&()*+,;="
-"""Characters of a URL that are not quoted once more."""
+PathRange = tuple[str, int, int | None]
+"""Path of an object, first byte, end; the whole object where that is None."""
 
 _SECRET_PARTS = re.compile(r"(?:AccountKey|sig)=([^;&]{4,})", re.IGNORECASE)
 """Secrets within an Azure connection string or shared access signature, which may also appear by
 themselves."""
 
 
-def file_system(protocol: str, options: Mapping[str, Any], within: str) -> Any:
-    """Return this process's client for these options; fsspec's instance but for S3 and Azure.
+class Service(Protocol):
+    """Objects of an account or a server, by paths that begin with their bucket.
+
+    Attributes
+    ----------
+    attempts
+        Times that a request is made at most.
+    strips_slashes
+        A listing names a key with a slash at its end, which marks a folder, without the slash.
+    no_name
+        Characters of names that the service cannot have; None for none.
+    """
+
+    attempts: int
+    strips_slashes: bool
+    no_name: re.Pattern[str] | None
+
+    def translated(self, error: Exception) -> Exception:
+        """Return Python's own error for one of the library, if there is such an error."""
+
+    def head(self, path: str) -> FileInfo:
+        """Describe an object, by any name; a folder is no object."""
+
+    def read(self, parts: Sequence[PathRange], *, whole: bool) -> list[Any]:
+        """Read parts at the same time; an exception stands in place of what failed.
+
+        Parameters
+        ----------
+        whole
+            All begin at the first byte; no range need be asked for.
+        """
+
+    def splits(self, root: str) -> bool:
+        """Return True if a listing can begin at any name, and comes in order."""
+
+    def page(self, root: str, span: KeyRange, *, again: bool) -> Page:
+        """List a page of what lies below a prefix.
+
+        Parameters
+        ----------
+        root, span
+            The folder that is walked, and where in it to begin; the page may go beyond either end.
+        again
+            The page failed before, and with it a stream that it was to come from.
+        """
+
+    def names(self, path: str) -> list[str]:
+        """List the names directly below a prefix."""
+
+    def put(self, path: str, data: bytes, *, new: bool) -> None:
+        """Write an object; if `new`, one that must not exist."""
+
+    def copy(self, source: str, target: str, *, new: bool) -> None:
+        """Copy an object; if `new`, to a path where nothing may exist."""
+
+    def remove(self, path: str) -> None:
+        """Remove an object and all below it."""
+
+
+def open_service(protocol: str, options: Mapping[str, Any], within: str) -> Service:
+    """Return this process's client of a protocol's service for these options.
 
     Parameters
     ----------
     within
         URL below which a web server may redirect; empty for anywhere.
     """
+    extra = EXTRAS.get(protocol)
     try:
-        if EXTRAS.get(protocol) in ("s3", "azure"):
+        if extra in ("s3", "azure"):
             import obstore  # noqa: F401 - reports that it is missing
 
-            return object_store(EXTRAS[protocol], options)
-        system_class = _class_of(protocol, options)
-        return system_class(
-            **{"use_listings_cache": False, **_with_timeouts(protocol, options, within)}
-        )
+            from precache.storage.object_store import object_store
+
+            client: Service = object_store(extra, options)
+            return client
+        if extra is None and protocol not in WEB and protocol != "memory":
+            raise UsageError(
+                f"{protocol}:// is not supported; give a local path, gs://, s3://, az://, hf:// or "
+                "https://"
+            )
+        from precache.storage import fsspec_services as of_fsspec
+
+        if protocol in WEB:
+            return of_fsspec.Web(protocol, options, within)
+        return (of_fsspec.Google if extra == "gcs" else of_fsspec.Fsspec)(protocol, options)
     except PrecacheError:
         raise
     except ImportError:
-        if extra := EXTRAS.get(protocol):
+        if extra:
             raise missing_library(f"{protocol}://", None, extra) from None
         raise UsageError(f"{protocol}:// needs its fsspec library; install it") from None
     except Exception as error:  # of credentials, the libraries raise anything
@@ -77,126 +135,29 @@ def file_system(protocol: str, options: Mapping[str, Any], within: str) -> Any:
         ) from None
 
 
-def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
-    import fsspec
-
-    if protocol not in EXTRAS and protocol not in WEB and protocol != "memory":
-        raise UsageError(
-            f"{protocol}:// is not supported; give a local path, gs://, s3://, az://, hf:// or "
-            "https://"
-        )
-    system_class = fsspec.get_filesystem_class(protocol)
-    if protocol in ("gs", "gcs") and not _on_google(options):
-        # gcsfs's usual class asks by gRPC what kind of bucket it is: a minute for each request.
-        from gcsfs.core import GCSFileSystem
-
-        return GCSFileSystem
-    return system_class
+def path_below(protocol: str, root: str, name: str, *, quoted: bool = True) -> str:
+    """Return the path of a name below a root, before the query that a web server's URL has."""
+    if protocol not in WEB:
+        return join(root, name)
+    query = url_parts(root)[2]
+    name = quote(name, errors="surrogateescape") if quoted else name
+    return join(root.removesuffix(query), name) + query
 
 
-def _with_timeouts(protocol: str, options: Mapping[str, Any], within: str) -> dict[str, Any]:
-    """Add the time limits of a request to the options of a library."""
-    if protocol in WEB:
-        own = options.get("client_kwargs", {})
-        traces = [*own.get("trace_configs", []), *([_redirects_within(within)] if within else [])]
-        limits = {"timeout": retries.client_timeout(), "response_class": _bounded_page()}
-        return {**options, "client_kwargs": {**limits, **own, "trace_configs": traces}}
-    if EXTRAS.get(protocol) != "gcs":
-        return {**options}
-    # gcsfs has no time-out, and its own retries ignore Retry-After.
-    own = options.get("session_kwargs", {})
-    own = {**own, "trace_configs": [*own.get("trace_configs", []), _retry_after_trace()]}
-    return {"requests_timeout": retries.client_timeout(), **options, "session_kwargs": own}
-
-
-@functools.cache  # fsspec caches instances by their arguments
-def _retry_after_trace() -> Any:
-    import aiohttp
-
-    async def answered(session: Any, context: Any, request: Any) -> None:
-        await retries.wait_retry_after(request.response.status, request.response.headers)
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_end.append(answered)
-    return trace
+def join(root: str, name: str) -> str:
+    """Return a path of two parts, each of which may be empty."""
+    return f"{root.rstrip('/')}/{name}" if root and name else root or name
 
 
 @functools.cache
-def _redirects_within(root: str) -> Any:
-    """Return a trace that refuses redirects out of a URL; from http to https is allowed."""
-    import aiohttp
-    from yarl import URL
+def user_agent() -> str:
+    """Return the name by which precache calls itself to servers."""
+    from precache import __version__
 
-    inside = URL(root)
-
-    async def redirected(session: Any, context: Any, request: Any) -> None:
-        headers = request.response.headers
-        to = request.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
-        safer = inside.with_scheme("https").with_port(None) if inside.is_default_port() else inside
-        below = f"{to.path}/".startswith(f"{inside.path.rstrip('/')}/")
-        same = to.user is to.password is None and any(
-            (to.scheme, to.host, to.port) == (url.scheme, url.host, url.port)
-            for url in (inside, safer)
-        )
-        if not (same and below) or ".." in to.path.split("/"):
-            request.response.close()
-            where = to.with_user(None).with_query(None).with_fragment(None)
-            raise OSError(
-                f"the server redirects to {where}, which is not below {shown(root)}; give the "
-                "address where the files lie, or, of a source, --follow-links"
-            )
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_redirect.append(redirected)
-    return trace
+    return f"precache/{__version__}"
 
 
-@functools.cache
-def _bounded_page() -> type:
-    """Return a response class whose text is the links of a page alone, in UTF-8 and URL-quoted.
-
-    fsspec would search for them in cubic time, with the interpreter's lock held. A page may be
-    endless, or name an encoding that is unknown or takes quadratic time.
-    """
-    from aiohttp import ClientResponse
-
-    class Bounded(ClientResponse):
-        async def text(self, encoding: str | None = None, errors: str = "strict") -> str:
-            page, began = bytearray(), time.monotonic()
-            async for piece in self.content.iter_any():
-                page += piece
-                if len(page) > MOST_PAGE or time.monotonic() - began > PAGE_SECONDS:
-                    self.close()
-                    limits = f"{MOST_PAGE:,} bytes, or takes longer than {PAGE_SECONDS:g} s"
-                    raise OSError(f"the page has more than {limits}")
-            links = map("".join, _LINK.findall(page.decode("utf-8", errors)))
-            return "".join(f'<a href="{quote(unescape(link), _OF_URLS)}">' for link in links)
-
-    return Bounded
-
-
-def create_copy_on_google(fs: Any, source: str, target: str) -> None:
-    """Copy an object within Google's service to a path where nothing may exist; gcsfs cannot.
-
-    Raises
-    ------
-    Exception
-        Something exists: an error of gcsfs's, with status 412.
-    """
-    path = "b/{}/o/{}/rewriteTo/b/{}/o/{}"
-    names = *fs.split_path(source)[:2], *fs.split_path(target)[:2]
-    token, done = None, False
-    while not done:  # a large object takes several requests
-        answer = fs.call(
-            "POST", path, *names, ifGenerationMatch=0, rewriteToken=token, json_out=True
-        )
-        token, done = answer.get("rewriteToken"), answer["done"]
-
-
-def _on_google(options: Mapping[str, Any]) -> bool:
-    """Return True if ``gs://`` is Google's own service, and no server that has HTTP alone."""
-    server = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
-    return not server or server == "default" or "googleapis.com" in server
+# --- secrets ------------------------------------------------------------------------------------
 
 
 def reason_of(error: Exception, options: Mapping[str, Any], url: str = "") -> str:

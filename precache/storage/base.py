@@ -8,10 +8,12 @@ the path and the way out.
 
 from __future__ import annotations
 
+import errno
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from precache.errors import StorageError
 
@@ -19,6 +21,9 @@ Buffer = bytes | bytearray | memoryview
 
 Range = tuple[str, int, int]
 """Name of an object, first byte, number of bytes."""
+
+Part = tuple[str, int, int | None]
+"""Name of an object, first byte, end; None for that of the object."""
 
 
 LONGEST_NAME = 4095
@@ -139,9 +144,16 @@ def too_large_text(name: str, size: int | None = None) -> str:
     )
 
 
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of a file system for a name at which nothing can be."""
+
+
 def is_missing(error: StorageError) -> bool:
     """Return True if an object could not be read because it does not exist."""
-    return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+    cause = error.__cause__
+    return isinstance(cause, FileNotFoundError) or (
+        isinstance(cause, OSError) and cause.errno in NOT_THERE
+    )
 
 
 class FileInfo(NamedTuple):
@@ -168,65 +180,50 @@ class FileInfo(NamedTuple):
     ctime_ns: int = -1
 
 
-class Folder(Protocol):
-    """A folder; `str` of it is its path or URL, without credentials. Pickles small."""
+class Folder(ABC):
+    """A folder; `str` of it is its path or URL, without credentials. Pickles small.
+
+    A disk and a remote service each define the abstract methods; all others follow from these.
+    """
+
+    # --- defined by each ------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """The last part of its path."""
 
+    @abstractmethod
     def path(self, name: str) -> str:
         """Path or URL of what lies at `name`, for messages."""
 
-    def local(self, name: str) -> Path | None:
-        """Return the path of an object on a local disk; None if it lies elsewhere.
-
-        The path may be a link to anywhere; read the object by `open`.
-        """
-
-    def open(self, name: str) -> int | None:
-        """Open an object on a local disk, to be mapped; None if it lies elsewhere."""
-
+    @abstractmethod
     def folder(self, name: str) -> Folder:
         """The folder at `name`."""
 
-    def kind(self) -> str | None:
-        """``folder``, ``file``, or None where there is neither."""
-
-    def exists(self, name: str = "") -> bool:
-        """Return True if there is an object or a folder at `name`."""
-
+    @abstractmethod
     def info(self, name: str) -> FileInfo | None:
         """Describe an object as `walk` does; None where there is none."""
 
-    def size(self, name: str) -> int | None:
-        """Bytes of an object, or None where there is none."""
+    @abstractmethod
+    def is_folder(self, name: str = "") -> bool:
+        """Return True if there is a folder at `name`; a remote one holds something."""
 
-    def read(self, name: str) -> bytes:
-        """The whole object."""
-
-    def get(self, name: str) -> bytes | None:
-        """A small object, or None where there is none."""
-
-    def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
-        """Return whole objects, in order; reads as many at a time as suit the service.
+    @abstractmethod
+    def read_parts(
+        self, parts: Sequence[Part], least: Sequence[int], *, whole: bool = False
+    ) -> list[bytes | StorageError]:
+        """Return parts of objects, in order; reads as many at a time as suit the service.
 
         Parameters
         ----------
-        sizes
-            Sizes by a listing, -1 for a small object of unknown size. An object that arrives
-            shorter is fetched again; of one that has grown, one byte more is read.
+        least
+            Bytes that each has at least; what arrives shorter is fetched again. -1 if unknown.
+        whole
+            All begin at the first byte, of objects of unknown size.
         """
 
-    def read_first(self, name: str, most: int) -> bytes:
-        """Return the first `most` bytes of an object, even if the server sends more."""
-
-    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        """Return parts of objects, in order; reads as many at a time as suit the service.
-
-        A range that ends beyond its object is shorter.
-        """
-
+    @abstractmethod
     def names(self, name: str = "", *, first: bool = False) -> list[str]:
         """Names directly below `name`, sorted; none where it does not exist.
 
@@ -236,9 +233,7 @@ class Folder(Protocol):
             Of a remote folder only those that one request lists.
         """
 
-    def sizes(self, name: str = "") -> dict[str, int]:
-        """Name -> bytes of every object below `name`, from one listing."""
-
+    @abstractmethod
     def walk(self, leave_out: LeaveOut = ignore_left_out) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.
 
@@ -248,6 +243,7 @@ class Folder(Protocol):
             Called for each name that is no object of this folder.
         """
 
+    @abstractmethod
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         """Write an object whole or not at all, durable when this returns.
 
@@ -260,6 +256,16 @@ class Folder(Protocol):
             own by default.
         """
 
+    @abstractmethod
+    def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
+        """Write an object that must not exist yet, whole or not at all; False where it exists.
+
+        If several processes create one object, one succeeds. In a bucket all that create the same
+        bytes succeed, since a request is retried if its answer is lost. The bytes must not be
+        empty: without hard links and exclusive renames, an empty file marks one in creation.
+        """
+
+    @abstractmethod
     def copy(
         self,
         name: str,
@@ -280,16 +286,97 @@ class Folder(Protocol):
             object, at most one succeeds: none if an answer is lost and its request is retried.
         """
 
-    def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
-        """Write an object that must not exist yet, whole or not at all; False where it exists.
-
-        If several processes create one object, one succeeds. In a bucket all that create the same
-        bytes succeed, since a request is retried if its answer is lost. The bytes must not be
-        empty: without hard links and exclusive renames, an empty file marks one in creation.
-        """
-
+    @abstractmethod
     def remove(self, name: str) -> None:
         """Remove an object or a folder and all below it; nothing where there is none."""
 
+    # --- of a disk alone ------------------------------------------------------------------------
+
+    def local(self, name: str) -> Path | None:
+        """Return the path of an object on a local disk; None if it lies elsewhere.
+
+        The path may be a link to anywhere; read the object by `open`.
+        """
+        return None
+
+    def open(self, name: str) -> int | None:
+        """Open an object on a local disk, to be mapped; None if it lies elsewhere."""
+        return None
+
     def free_bytes(self) -> int | None:
         """Space left where the folder is, or will be; None where there is no such limit."""
+        return None
+
+    # --- derived --------------------------------------------------------------------------------
+
+    def kind(self) -> str | None:
+        """``folder``, ``file``, or None where there is neither."""
+        file = self.info("")
+        return "folder" if self.is_folder() else "file" if file else None
+
+    def exists(self, name: str = "") -> bool:
+        """Return True if there is an object or a folder at `name`."""
+        return self.info(name) is not None or self.is_folder(name)
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object, or None where there is none."""
+        info = self.info(name)
+        return None if info is None else max(0, info.size)
+
+    def sizes(self, name: str = "") -> dict[str, int]:
+        """Name -> bytes of every object below `name`, from one listing; -1 on the web."""
+        prefix = f"{name}/" if name else ""
+        return {f"{prefix}{info.name}": info.size for info in self.folder(name).walk()}
+
+    def read(self, name: str) -> bytes:
+        """The whole object."""
+        return required(*self.read_parts([(name, 0, None)], [-1]))
+
+    def get(self, name: str) -> bytes | None:
+        """A small object, or None where there is none."""
+        try:
+            return required(*self.read_many([name], [-1]))
+        except StorageError as error:
+            if is_missing(error):
+                return None
+            raise
+
+    def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
+        """Return whole objects, in order.
+
+        Parameters
+        ----------
+        sizes
+            Sizes by a listing, -1 for a small object of unknown size. Of an object that has grown,
+            one byte more is read.
+        """
+        # With a range, no library asks for the size first; one byte more tells what has grown.
+        most = [
+            most_bytes(name) if size < 0 else size for name, size in zip(names, sizes, strict=True)
+        ]
+        parts = [(name, 0, limit + 1) for name, limit in zip(names, most, strict=True)]
+        whole = any(size < 0 for size in sizes)
+        # No name here for an error that is returned: it would keep all callers alive.
+        return [
+            self._too_large(name)
+            if size < 0 and not isinstance(got, StorageError) and len(got) > limit
+            else got
+            for name, size, limit, got in zip(
+                names, sizes, most, self.read_parts(parts, sizes, whole=whole), strict=True
+            )
+        ]
+
+    def _too_large(self, name: str) -> StorageError:
+        return StorageError(f"cannot read {self.path(name)}: {too_large_text(name)}")
+
+    def read_first(self, name: str, most: int) -> bytes:
+        """Return the first `most` bytes of an object, even if the server sends more."""
+        return required(*self.read_parts([(name, 0, most)], [-1], whole=True))
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        """Return parts of objects, in order.
+
+        A range that ends beyond its object is shorter.
+        """
+        parts = [(name, start, start + length) for name, start, length in ranges]
+        return self.read_parts(parts, [length for _, _, length in ranges])

@@ -5,30 +5,35 @@ from __future__ import annotations
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from precache.storage.base import is_name
-
-GOOGLES_PAGE = 5000
-"""Most objects in a page of Google's."""
-
-GOOGLES_FIELDS = "nextPageToken,prefixes,items(name,size,updated,generation)"
-"""Fields to request, of some twenty that Google has for an object."""
-
-Entry = dict[str, Any]
-"""An object or folder directly below a prefix, with fsspec's keys (`type`, `size`, ...); its name
-is relative to the prefix."""
-
-
-def file_entry(name: str, size: int, last_modified: Any, etag: str | None) -> Entry:
-    """Return the entry of an object of S3 or Azure."""
-    facts = {"size": size, "last_modified": last_modified, "etag": etag}
-    return {"name": name, "type": "file", **facts}
+from precache.storage.base import FileInfo, is_name
 
 
 class Page(NamedTuple):
-    """Entries, and the token of the next page; None after the last page."""
+    """A page of what lies below a prefix, to which all names are relative.
 
-    entries: list[Entry]
+    Attributes
+    ----------
+    files
+        A name that is empty is the prefix itself; one that ends in a slash marks a folder.
+    folders
+        Names directly below; none if the service lists at any depth.
+    token
+        Of the next page; None after the last one.
+    """
+
+    files: list[FileInfo]
+    folders: list[str]
     token: Any
+
+    @property
+    def has_any(self) -> bool:
+        """True if something lies below the prefix, and not at it alone."""
+        return bool(self.folders) or any(info.name for info in self.files)
+
+    def names(self) -> list[str]:
+        """Names directly below the prefix."""
+        below = [*self.folders, *(info.name.partition("/")[0] for info in self.files)]
+        return [name for name in below if name]
 
 
 class KeyRange(NamedTuple):
@@ -39,8 +44,7 @@ class KeyRange(NamedTuple):
     prefix
         Below the folder that is walked; empty, or with a slash behind it.
     after, end
-        Names in it, the former exclusive, the latter inclusive, None for the last one; those of
-        folders end in ``/``.
+        Names in it, the former exclusive, the latter inclusive, None for the last one.
     token, seen
         Token of the next page, and the last name so far; None and empty before the first page.
     """
@@ -90,37 +94,3 @@ def _fraction(name: str) -> int:
     for letter in name[:_DIGITS].ljust(_DIGITS, chr(_LOWEST)):
         value = value * _BASE + min(max(ord(letter) - _LOWEST, 0), _BASE - 1)
     return value
-
-
-def page_of_google(fs: Any, root: str, span: KeyRange) -> Page:
-    """List a page of what is directly below a prefix, with the prefix itself if it is a key.
-
-    Keys may have empty parts: no slash is added to them or taken away.
-
-    Parameters
-    ----------
-    root, span
-        The folder that is walked, and where in it to begin; the page may go beyond either end.
-    """
-    bucket, _, key = root.partition("/")
-    prefix = f"{key}/{span.prefix}" if key else span.prefix
-    start = f"{prefix}{span.after}" if span.after and not span.token else None
-    wanted = {"delimiter": "/", "maxResults": GOOGLES_PAGE, "fields": GOOGLES_FIELDS}
-    places = {"prefix": prefix, "startOffset": start, "pageToken": span.token}
-    bounds = {name: value for name, value in places.items() if value}
-    answer = fs.call("GET", "b/{}/o", bucket, **wanted, **bounds, json_out=True)
-    folders = [_folder(prefix, name) for name in answer.get("prefixes", ())]
-    files = [
-        {
-            **item,
-            "name": item["name"].removeprefix(prefix),
-            "type": "file",
-            "size": int(item["size"]),
-        }
-        for item in answer.get("items", ())
-    ]
-    return Page(folders + files, answer.get("nextPageToken"))
-
-
-def _folder(prefix: str, name: str) -> Entry:
-    return {"name": name.removeprefix(prefix)[:-1], "type": "directory", "size": 0}

@@ -26,15 +26,15 @@ from precache.storage.base import (
     LINK_OUT,
     LINK_TWICE,
     NO_FILE,
+    NOT_THERE,
     Buffer,
     FileInfo,
     Folder,
     LeaveOut,
-    Range,
+    Part,
     checked,
     ignore_left_out,
     most_bytes,
-    required,
     too_large_text,
 )
 
@@ -47,9 +47,6 @@ ANYWHERE = Path("/")
 
 SYSTEM = ("/proc/", "/sys/")
 """Folders of kernel files, which look regular; reading some of them blocks."""
-
-_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-
 
 _HINTS = {
     errno.ENOSPC: "free some space and run the same command again: it continues",
@@ -89,7 +86,7 @@ class Translated:
 
 
 @dataclass(frozen=True)
-class LocalFolder:
+class LocalFolder(Folder):
     """A `Folder` on a local disk.
 
     Parameters
@@ -138,7 +135,7 @@ class LocalFolder:
             try:
                 status, true = local_files.look(path)
             except OSError as error:
-                if error.errno in _NOT_THERE:
+                if error.errno in NOT_THERE:
                     return None
                 raise
             except ValueError:  # a zero byte in the root
@@ -177,15 +174,9 @@ class LocalFolder:
 
     # --- reading --------------------------------------------------------------------------------
 
-    def kind(self) -> str | None:
-        status = self._look("")
-        if status is None:
-            return None
-        return "folder" if stat.S_ISDIR(status.st_mode) else "file"
-
-    def exists(self, name: str = "") -> bool:
+    def is_folder(self, name: str = "") -> bool:
         status = self._look(name)
-        return status is not None and bool(stat.S_IFMT(status.st_mode) in _OBJECTS)
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     def info(self, name: str) -> FileInfo | None:
         status = self._look(name)
@@ -193,74 +184,46 @@ class LocalFolder:
             return None
         return _info(name, status)
 
-    def size(self, name: str) -> int | None:
-        info = self.info(name)
-        return info.size if info else None
-
     def open(self, name: str) -> int:
         path = self.local(name)
         with Translated(path, "read"):
             return self._open(path)[0]
 
-    def read(self, name: str) -> bytes:
-        return required(self._read(name, local_files.read_whole))
+    def read_parts(
+        self, parts: Sequence[Part], least: Sequence[int], *, whole: bool = False
+    ) -> list[bytes | StorageError]:
+        return [self._read(*part, whole=whole) for part in parts]
 
-    def _read(self, name: str, read: Callable[[int, int], bytes]) -> bytes | StorageError:
-        """Open an object, and call a function that reads with its descriptor and size."""
+    def _read(self, name: str, start: int, end: int | None, *, whole: bool) -> bytes | StorageError:
         try:
             path = self.local(name)
             with Translated(path, "read"):
                 descriptor, size = self._open(path)
                 try:
-                    return read(descriptor, size)
+                    if whole and end == most_bytes(name) + 1 and size >= end:
+                        raise OSError(errno.EFBIG, too_large_text(name, size))
+                    if start == 0:  # whose size may be wrong, as that of some files of the system
+                        return local_files.read_whole(descriptor, size, end)
+                    return _pread(descriptor, size, start, end)
                 finally:
                     os.close(descriptor)
         except StorageError as error:
             return error
 
-    def get(self, name: str) -> bytes | None:
-        try:
-            return required(*self.read_many([name], [-1]))
-        except StorageError as error:
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NOT_THERE:
-                return None
-            raise
-
-    def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
-        return [
-            self._read(name, functools.partial(_read_small, name=name, expected=size))
-            for name, size in zip(names, sizes, strict=True)
-        ]
-
-    def read_first(self, name: str, most: int) -> bytes:
-        return required(*self.read_ranges([(name, 0, most)]))
-
-    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        return [
-            self._read(name, functools.partial(_pread, start=start, length=length))
-            for name, start, length in ranges
-        ]
-
     # --- listing --------------------------------------------------------------------------------
 
     def names(self, name: str = "", *, first: bool = False) -> list[str]:
-        status = self._look(name)
-        if status is None or not stat.S_ISDIR(status.st_mode):
+        if not self.is_folder(name):
             return []
         with Translated(self.local(name), "list"):
             try:
-                with os.scandir(self.local(name)) as entries:
-                    return sorted(entry.name for entry in entries)
+                return sorted(path.name for path in self.local(name).iterdir())
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def sizes(self, name: str = "") -> dict[str, int]:
-        if not self.exists(name):
-            return {}
-        prefix = f"{name}/" if name else ""
-        return {
-            prefix + info.name: info.size for info in self.folder(name).walk() if info.size >= 0
-        }
+        found = super().sizes(name) if self.exists(name) else {}
+        return {name: size for name, size in found.items() if size >= 0}  # without broken links
 
     def walk(self, leave_out: LeaveOut = ignore_left_out) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.
@@ -395,9 +358,6 @@ def _filling(parts: Iterable[Buffer]) -> Callable[[Path], None]:
     return functools.partial(local_files.write_durably, parts=list(parts))
 
 
-_OBJECTS = (stat.S_IFREG, stat.S_IFDIR)
-
-
 def _is_below(true: str, folder: str) -> bool:
     """Return True if a path, links resolved, is a folder or lies below it."""
     if true.startswith(_true(folder)) or f"{true}/" == _true(folder):
@@ -425,16 +385,9 @@ def _followed(link: str | Path) -> tuple[os.stat_result | None, str]:
         return None, os.path.realpath(link)
 
 
-def _read_small(descriptor: int, size: int, name: str, expected: int) -> bytes:
-    """Read an object, up to one byte more than its expected size; all of it if that is -1."""
-    if expected < 0 and size > most_bytes(name):
-        raise OSError(errno.EFBIG, too_large_text(name, size))
-    return local_files.read_whole(descriptor, size, None if expected < 0 else expected + 1)
-
-
-def _pread(descriptor: int, size: int, start: int, length: int) -> bytes:
-    """Read up to `length` bytes: of 2 GiB, Linux reads a part, and macOS nothing (read(2))."""
-    data, end = b"", min(start + length, size)
+def _pread(descriptor: int, size: int, start: int, end: int | None) -> bytes:
+    """Read up to `end`: of 2 GiB, Linux reads a part, and macOS nothing (read(2))."""
+    data, end = b"", size if end is None else min(end, size)
     while start < end and (piece := os.pread(descriptor, min(end - start, 1 << 30), start)):
         data = data + piece if data else piece
         start += len(piece)

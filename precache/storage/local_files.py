@@ -146,8 +146,24 @@ def map_memory(nbytes: int, flags: int, descriptor: int) -> int:
     mapped = _libc().mmap(None, nbytes, mmap.PROT_READ, flags, descriptor, 0)
     if mapped in (None, ctypes.c_void_p(-1).value):
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise OSError(number, os.strerror(number) + (_map_limit() * (number == errno.ENOMEM)))
     return int(mapped)
+
+
+def _map_limit() -> str:
+    """Name the kernel's limit of maps if this process has reached it."""
+    try:
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+        with Path("/proc/self/maps").open("rb") as lines:
+            maps = sum(1 for _ in lines)
+    except (OSError, ValueError):  # a system without
+        return ""
+    if maps < limit:
+        return ""
+    return (
+        f", as this process has {maps:,} maps and vm.max_map_count allows {limit:,}; raise it: "
+        f"sudo sysctl -w vm.max_map_count={4 * limit}"
+    )
 
 
 class _Map:

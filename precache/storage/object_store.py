@@ -1,14 +1,13 @@
-"""S3 and Azure through obstore, behind the methods of fsspec that `RemoteFolder` calls.
+"""S3 and Azure through obstore.
 
-Paths begin with the bucket. Errors leave as Python's own (`FileNotFoundError`, `FileExistsError`,
-`PermissionError`, `ConnectionError`) or as `ServiceError`. obstore's own retries are off: those of
-`precache.storage.retries` are the only ones.
+obstore's own retries are off: it knows no Retry-After, gives up at once at the statuses 408, 409
+and 429, and takes a body that was cut off for whole. Those of `precache.storage.retries` are the
+only ones.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import os
 import pickle
@@ -18,15 +17,18 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
 
 from fsspec import asyn
 
-from precache.storage.listing import Entry, KeyRange, Page, file_entry
-from precache.storage.service_options import Bucket, open_bucket
+from precache.storage import retries
+from precache.storage.backends import PathRange
+from precache.storage.base import FileInfo
+from precache.storage.listing import KeyRange, Page
+from precache.storage.service_options import Bucket, described, open_bucket
 
 AT_ONCE = 64
 """Requests under way at a time in one call."""
@@ -93,6 +95,10 @@ def _translate(error: Exception) -> Exception:
     """Translate an error of obstore, without the parts of its text that repeat the request."""
     from obstore import exceptions
 
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError("there is no such object")
+    if not isinstance(error, exceptions.BaseError | ValueError):
+        return error
     text = str(error).partition("\n\nDebug source:")[0]
     answer, code, message = _STATUS.search(text), _CODE.search(text), _MESSAGE.search(text)
     if answer:
@@ -113,16 +119,6 @@ def _translate(error: Exception) -> Exception:
     if isinstance(error, exceptions.GenericError):
         return ConnectionError("the server is silent" if "TimedOut" in str(error) else reason)
     return ValueError(reason)
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    from obstore.exceptions import BaseError
-
-    try:
-        yield
-    except (BaseError, FileNotFoundError, ValueError) as error:
-        raise _translate(error) from None
 
 
 @dataclass(frozen=True)
@@ -157,7 +153,7 @@ class _ByLibrary(NamedTuple):
 
 
 class ObjectStore:
-    """The buckets of one S3 or Azure account.
+    """The buckets of one S3 or Azure account: a `precache.storage.backends.Service`.
 
     Parameters
     ----------
@@ -166,6 +162,10 @@ class ObjectStore:
     options
         Storage options as people give them; see `precache.storage.service_options`.
     """
+
+    attempts = retries.BUSY_ATTEMPTS
+    strips_slashes = True
+    no_name = re.compile(r"[\x00-\x1f\x7f]")
 
     def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
         self._kind, self._options = kind, options
@@ -179,44 +179,29 @@ class ObjectStore:
                 self._buckets[name] = open_bucket(self._kind, name, self._options)
             return self._buckets[name], key
 
+    def translated(self, error: Exception) -> Exception:
+        return _translate(error)
+
     # --- reading --------------------------------------------------------------------------------
 
-    def info(self, path: str) -> dict[str, Any]:
-        """Return type, size, time and etag of an object."""
+    def head(self, path: str) -> FileInfo:
         import obstore
 
         bucket, key = self._at(path)
-        with _translated():
-            head = _wait(obstore.head_async, bucket.reads, key)
-        return _entry(head, 0)
+        return _described(_wait(obstore.head_async, bucket.reads, key), 0)
 
-    def cat_ranges(
-        self,
-        paths: Sequence[str],
-        starts: Sequence[int | None],
-        ends: Sequence[int | None],
-        on_error: str,
-    ) -> list[Any]:
-        """Read ranges at the same time; an exception stands in place of what failed."""
-        places = zip(paths, starts, ends, strict=True)
-        parts = [(*self._at(path), start, end) for path, start, end in places]
-        results: list[Any] = asyn.sync(asyn.get_loop(), _read_all, parts)
+    def read(self, parts: Sequence[PathRange], *, whole: bool) -> list[Any]:
+        located = [(*self._at(path), start, end) for path, start, end in parts]
+        results: list[Any] = asyn.sync(asyn.get_loop(), _read_all, located)
         return results
 
     # --- listing --------------------------------------------------------------------------------
 
-    def splits(self, path: str) -> bool:
-        """Return True if a listing can begin at any name, and comes in order."""
-        return self._at(path)[0].ordered
+    def splits(self, root: str) -> bool:
+        return self._at(root)[0].ordered
 
     def page(self, root: str, span: KeyRange, *, again: bool) -> Page:
-        """List a page of all that lies below a prefix, at any depth.
-
-        Parameters
-        ----------
-        again
-            The page failed before, and with it the stream that it was to come from.
-        """
+        """List a page of all that lies below a prefix, at any depth."""
         import obstore
 
         bucket, key = self._at(f"{root}/{span.prefix}".rstrip("/"))
@@ -231,37 +216,41 @@ class ObjectStore:
             stream = obstore.list(bucket.reads, key or None, offset=start, chunk_size=size)
             again_from = pages
         try:
-            with _translated():
-                for _ in range(again_from):
-                    next(stream, [])
-                listed: Sequence[Any] = next(stream, [])
-        except ValueError:  # a key that obstore takes for no path
-            return self._page_by_library(bucket, key, _ByLibrary(None, seen, pages * size))
+            for _ in range(again_from):
+                next(stream, [])
+            listed: Sequence[Any] = next(stream, [])
+        except Exception as caught:
+            error = _translate(caught)
+            if isinstance(error, ValueError):  # a key that obstore takes for no path
+                return self._page_by_library(bucket, key, _ByLibrary(None, seen, pages * size))
+            if self._kind == "azure" and retries.status_of(error) == 409:
+                return Page([], [], None)  # hierarchical accounts refuse to list below a blob
+            raise
         skip = len(key) + 1 if key else 0
         more = _Stream(stream, pages + 1) if len(listed) == size else None
-        return Page([_entry(item, skip) for item in listed], more)
+        return Page([_described(item, skip) for item in listed], [], more)
 
     def _page_by_library(self, bucket: Bucket, key: str, token: _ByLibrary) -> Page:
         """List a page through the service's own library, which takes any key."""
         prefix = f"{key}/" if key else ""
         try:
-            entries, more = bucket.list_any_keys(prefix, token.after, token.token)
+            files, more = bucket.list_any_keys(prefix, token.after, token.token)
         except Exception as error:
             raise _translate_from_library(error) from None
-        for entry in entries:
-            entry["name"] = entry["name"].removeprefix(prefix)
-        left = max(0, token.skip - len(entries))
-        return Page(entries[token.skip :], _ByLibrary(more, token.after, left) if more else None)
+        files = [info._replace(name=info.name.removeprefix(prefix)) for info in files]
+        left = max(0, token.skip - len(files))
+        next_token = _ByLibrary(more, token.after, left) if more else None
+        return Page(files[token.skip :], [], next_token)
 
     def names(self, path: str) -> list[str]:
-        """List the names directly below a prefix."""
         import obstore
 
         bucket, key = self._at(path)
         try:
-            with _translated():
-                listing = _wait(obstore.list_with_delimiter_async, bucket.reads, key or None)
-        except ValueError:
+            listing = _wait(obstore.list_with_delimiter_async, bucket.reads, key or None)
+        except Exception as error:
+            if not isinstance(_translate(error), ValueError):
+                raise
             return self._names_by_library(bucket, key)
         skip = len(key) + 1 if key else 0
         files = [item["path"][skip:] for item in listing["objects"]]
@@ -272,61 +261,56 @@ class ObjectStore:
         token: Any = _ByLibrary(None, "", 0)
         while token:
             page = self._page_by_library(bucket, key, token)
-            names.update(entry["name"].partition("/")[0] for entry in page.entries)
+            names.update(page.names())
             token = page.token
         return list(names)
 
     # --- writing --------------------------------------------------------------------------------
 
-    def pipe_file(self, path: str, data: bytes, mode: str = "overwrite") -> None:
-        """Write an object; with mode ``create``, one that must not exist."""
+    def put(self, path: str, data: bytes, *, new: bool) -> None:
         import obstore
 
         bucket, key = self._at(path)
-        store = bucket.reads if len(data) <= SMALL else bucket.writes
-        with _translated():
-            _wait(
-                obstore.put_async,
-                store,
-                key,
-                data,
-                mode="create" if mode == "create" else "overwrite",
-                chunk_size=UPLOAD_PART,
-                max_concurrency=UPLOADED_AT_ONCE,
-            )
+        _wait(
+            obstore.put_async,
+            bucket.reads if len(data) <= SMALL else bucket.writes,
+            key,
+            data,
+            mode="create" if new else "overwrite",
+            chunk_size=UPLOAD_PART,
+            max_concurrency=UPLOADED_AT_ONCE,
+        )
 
-    def cp_file(self, source: str, target: str, *, create: bool = False) -> None:
-        """Copy an object within the service; with `create`, to a path where nothing may exist."""
+    def copy(self, source: str, target: str, *, new: bool) -> None:
         import obstore
 
         (origin, source_key), (bucket, key) = self._at(source), self._at(target)
-        with _translated():
-            if origin is bucket:
-                _wait(obstore.copy_async, bucket.writes, source_key, key, overwrite=not create)
-            else:  # which obstore cannot
-                [data] = asyn.sync(asyn.get_loop(), _read_all, [(origin, source_key, None, None)])
-                if isinstance(data, Exception):
-                    raise data
-                mode = "create" if create else "overwrite"
-                _wait(obstore.put_async, bucket.writes, key, data, mode=mode)
+        if origin is bucket:
+            _wait(obstore.copy_async, bucket.writes, source_key, key, overwrite=not new)
+            return
+        [data] = self.read([(source, 0, None)], whole=True)  # between buckets, obstore cannot
+        if isinstance(data, Exception):
+            raise data
+        self.put(target, data, new=new)
 
-    def rm(self, path: str, recursive: bool) -> None:
-        """Remove an object and all below it."""
+    def remove(self, path: str) -> None:
         import obstore
 
         bucket, key = self._at(path)
         listed = obstore.list(bucket.reads, key, chunk_size=DELETED_AT_ONCE)
-        with _translated():
-            doomed = [key, *(item["path"] for item in next(listed, []))]
-            while doomed:
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    _wait(obstore.delete_async, bucket.reads, doomed)
-                doomed = [item["path"] for item in next(listed, [])]
+        doomed = [key, *(item["path"] for item in next(listed, []))]
+        while doomed:
+            try:
+                _wait(obstore.delete_async, bucket.reads, doomed)
+            except Exception as error:
+                if not isinstance(_translate(error), FileNotFoundError):  # removed meanwhile
+                    raise
+            doomed = [item["path"] for item in next(listed, [])]
 
 
-def _entry(meta: Any, skip: int) -> Entry:
-    """Return the entry of an object, without the first characters of its path."""
-    return file_entry(meta["path"][skip:], meta["size"], meta["last_modified"], meta["e_tag"])
+def _described(meta: Any, skip: int) -> FileInfo:
+    """Describe an object by its path without the first characters."""
+    return described(meta["path"][skip:], meta["size"], meta["last_modified"], meta["e_tag"])
 
 
 def _wait(request: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -369,22 +353,21 @@ def _wakes_event_loop(frame: FrameType | None) -> bool:
     return False
 
 
-async def _read_all(parts: Sequence[tuple[Bucket, str, int | None, int | None]]) -> list[Any]:
+async def _read_all(parts: Sequence[tuple[Bucket, str, int, int | None]]) -> list[Any]:
     import obstore
 
     _end_in_order()
     limit = asyncio.Semaphore(AT_ONCE)
 
-    async def read(bucket: Bucket, key: str, start: int | None, end: int | None) -> bytes:
-        if start is not None and start == end:
+    async def read(bucket: Bucket, key: str, start: int, end: int | None) -> bytes:
+        if start == end:
             return b""
         async with limit:
-            with _translated():
-                if start is None or end is None:
-                    answer = await obstore.get_async(bucket.reads, key)
-                    return (await answer.bytes_async()).to_bytes()
-                data = await obstore.get_range_async(bucket.reads, key, start=start, end=end)
-                return data.to_bytes()
+            if end is None:
+                answer = await obstore.get_async(bucket.reads, key)
+                return (await answer.bytes_async()).to_bytes()
+            data = await obstore.get_range_async(bucket.reads, key, start=start, end=end)
+            return data.to_bytes()
 
     return await asyncio.gather(*(read(*part) for part in parts), return_exceptions=True)
 
@@ -409,10 +392,19 @@ class _Relay:
     The threads of obstore are gone in a forked child, and a request there would wait for ever.
     """
 
+    attempts, strips_slashes, no_name = (
+        ObjectStore.attempts,
+        ObjectStore.strips_slashes,
+        ObjectStore.no_name,
+    )
+
     def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
         self._of = kind, dict(options)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+
+    def translated(self, error: Exception) -> Exception:
+        return error  # as that process did it
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -458,14 +450,19 @@ def answer_calls() -> None:
             return
         answer: tuple[bool, Any]
         try:
-            answer = True, getattr(object_store(*store), name)(*arguments, **options)
+            found = getattr(object_store(*store), name)(*arguments, **options)
+            answer = True, list(map(_sendable, found)) if isinstance(found, list) else found
         except Exception as error:
-            answer = False, error
+            answer = False, _translate(error)
         try:
             pickle.dump(answer, results)
             results.flush()
         except BrokenPipeError:  # the caller is gone, or gave up
             return
+
+
+def _sendable(value: Any) -> Any:
+    return _translate(value) if isinstance(value, Exception) else value
 
 
 _stores: dict[int, dict[str, Any]] = {}

@@ -54,10 +54,9 @@ class Attempt:
     last: bool
 
 
-def attempts(most: int | None = None) -> Iterator[Attempt]:
+def attempts(most: int) -> Iterator[Attempt]:
     """Yield attempts within the limits of number and time; stop iterating after a success."""
     began = time.monotonic()
-    most = most or ATTEMPTS
     for number in range(most):
         late = time.monotonic() - began > RETRY_SECONDS
         yield Attempt(number, late or number + 1 == most)

@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from precache.errors import UsageError, missing_library
 from precache.storage import retries
-from precache.storage.listing import Entry, file_entry
+from precache.storage.backends import user_agent
+from precache.storage.base import FileInfo
 
 S3_OPTIONS = frozenset(
     ("key", "secret", "token", "anon", "profile", "endpoint_url", "client_kwargs", "requester_pays")
@@ -31,15 +32,16 @@ AZURE_OPTIONS = frozenset(
 TEXT_OPTIONS = (S3_OPTIONS | AZURE_OPTIONS) - {"anon", "requester_pays", "client_kwargs"}
 """Options whose values are text, also those that look like numbers."""
 
-CREDENTIALS_LAST = timedelta(minutes=10)
-"""Time after which boto3 is asked for credentials again; it renews them earlier than this."""
+CREDENTIALS_LAST = timedelta(minutes=5)
+"""Time that credentials are said to last: to obstore they expire in that time at once, so that it
+asks again, at most ten times a second. boto3 renews those that expire earlier."""
 
 UPLOAD_SECONDS = 600
 """Time for a part of a large object to be sent: to obstore, a server that still receives is silent.
 """
 
-ListAnyKeys = Callable[[str, str, str | None], tuple[list[Entry], str | None]]
-"""(prefix, name below it to begin after, token) -> entries by keys, token of the next page."""
+ListAnyKeys = Callable[[str, str, str | None], tuple[list[FileInfo], str | None]]
+"""(prefix, name below it to begin after, token) -> objects by keys, token of the next page."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +94,11 @@ def open_bucket(kind: str, name: str, options: Mapping[str, Any]) -> Bucket:
         ) from None
 
 
+def described(name: str, size: int, modified: datetime, etag: str | None) -> FileInfo:
+    """Describe an object of S3 or Azure."""
+    return FileInfo(name, size, int(modified.timestamp() * 1e6) * 1000, (etag or "").strip('"'))
+
+
 def _require_known(options: Mapping[str, Any], known: frozenset[str], where: str) -> None:
     unknown = sorted(set(options) - known)
     if unknown:
@@ -115,6 +122,7 @@ def _stores(
         "allow_http": True,
         "connect_timeout": timedelta(seconds=retries.CONNECT_SECONDS),
         "timeout": timedelta(days=1),
+        "user_agent": user_agent(),
         **({"root_certificate": Path(certificate).read_bytes()} if certificate else {}),
         **client,
     }
@@ -127,7 +135,6 @@ def _stores(
 
 
 def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
-    from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
 
     client_options = options.get("client_kwargs") or {}
@@ -138,7 +145,8 @@ def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
     if bool(options.get("key")) != bool(options.get("secret")):
         raise UsageError("key and secret of s3:// go together; give both or neither")
     directory = bucket.endswith("--x-s3")
-    session, client = _connect_boto3(options, client_options)
+    boto3 = _Boto3(options, client_options)
+    session, client = boto3.connected()
     config: dict[str, Any] = {
         **_location(client, bucket),
         "skip_signature": anonymous,
@@ -155,18 +163,55 @@ def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
                 "there are no credentials for s3://; give key and secret as storage options, or "
                 "as boto3 finds them, or anon=true for a bucket that is public"
             )
-        config["credential_provider"] = Boto3CredentialProvider(session, ttl=CREDENTIALS_LAST)
+        config["credential_provider"] = boto3
     tls: dict[str, Any] = {"allow_invalid_certificates": True} if verify is False else {}
     if isinstance(verify, str):
         tls = {"root_certificate": Path(verify).read_bytes()}
     reads, writes = _stores(S3Store, bucket, tls, **config)
-    return Bucket(reads, writes, not directory, partial(_list_s3, client, bucket, requester_pays))
+    return Bucket(reads, writes, not directory, partial(_list_s3, boto3, bucket, requester_pays))
+
+
+class _Boto3:
+    """Credentials and a client as boto3 makes them; anew once files change that may hold keys."""
+
+    def __init__(self, options: Mapping[str, Any], client_options: Mapping[str, Any]) -> None:
+        self._options = options, client_options
+        self._made: tuple[Any, Any, Any] = None, None, None
+
+    def __call__(self) -> Any:
+        """Return credentials as obstore takes them."""
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        return Boto3CredentialProvider(self.connected()[0], ttl=CREDENTIALS_LAST)()
+
+    def connected(self) -> tuple[Any, Any]:
+        """Return a session of boto3 and a client for S3 that never retries."""
+        files = [_identity(_CREDENTIALS), _identity(_CONFIG)]
+        before, session, client = self._made
+        if files != before:
+            session, client = _connect_boto3(*self._options)
+            self._made = files, session, client
+        return session, client
+
+
+_CREDENTIALS = "AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"
+_CONFIG = "AWS_CONFIG_FILE", "~/.aws/config"
+"""Files of boto3: the variable of the environment that names one, and its usual place."""
+
+
+def _identity(file: tuple[str, str]) -> tuple[int, ...]:
+    """Return numbers that change with a file; none if there is no such file."""
+    variable, usual = file
+    try:
+        status = Path(os.environ.get(variable) or usual).expanduser().stat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _connect_boto3(
     options: Mapping[str, Any], client_options: Mapping[str, Any]
 ) -> tuple[Any, Any]:
-    """Return a session of boto3 and a client for S3 that never retries."""
     import boto3
     from botocore import UNSIGNED
     from botocore.config import Config
@@ -187,6 +232,7 @@ def _connect_boto3(
             connect_timeout=retries.CONNECT_SECONDS,
             read_timeout=retries.SILENT_SECONDS,
             retries={"total_max_attempts": 1},
+            user_agent_extra=user_agent(),
         ),
     )
     return session, client
@@ -202,20 +248,20 @@ def _location(client: Any, bucket: str) -> dict[str, str]:
 
 
 def _list_s3(
-    client: Any, bucket: str, requester_pays: bool, prefix: str, after: str, token: str | None
-) -> tuple[list[Entry], str | None]:
+    boto3: _Boto3, bucket: str, requester_pays: bool, prefix: str, after: str, token: str | None
+) -> tuple[list[FileInfo], str | None]:
     optional = {
         "ContinuationToken": token,
         "StartAfter": f"{prefix}{after}" if after else None,
         "RequestPayer": "requester" if requester_pays else None,
     }
     parameters = {name: value for name, value in optional.items() if value}
-    answer = client.list_objects_v2(Bucket=bucket, Prefix=prefix, **parameters)
-    entries = [
-        {**item, "name": item["Key"], "type": "file", "size": item["Size"]}
+    answer = boto3.connected()[1].list_objects_v2(Bucket=bucket, Prefix=prefix, **parameters)
+    files = [
+        described(item["Key"], item["Size"], item["LastModified"], item["ETag"])
         for item in answer.get("Contents", ())
     ]
-    return entries, answer.get("NextContinuationToken")
+    return files, answer.get("NextContinuationToken")
 
 
 def _region(client: Any, bucket: str) -> str | None:
@@ -266,18 +312,22 @@ def _open_azure(bucket: str, options: Mapping[str, Any]) -> Bucket:
     else:
         config["credential_provider"] = _azure_provider(credential)
 
-    def list_any_keys(prefix: str, after: str, token: str | None) -> tuple[list[Entry], str | None]:
+    def list_any_keys(
+        prefix: str, after: str, token: str | None
+    ) -> tuple[list[FileInfo], str | None]:
         from azure.storage.blob import ContainerClient
 
         own = credential
         if isinstance(own, dict):
             key = own.get("access_key")
             own = {"account_name": account, "account_key": key} if key else own["sas_token"]
-        with ContainerClient(endpoint, container, own, retry_total=0) as client:
+        with ContainerClient(
+            endpoint, container, own, retry_total=0, user_agent=user_agent()
+        ) as client:
             pages: Any = client.list_blobs(name_starts_with=prefix).by_page(token)
             listed = list(next(pages))
-        entries = [file_entry(b.name, b.size, b.last_modified, b.etag) for b in listed]
-        return entries, pages.continuation_token
+        files = [described(b.name, b.size, b.last_modified, b.etag) for b in listed]
+        return files, pages.continuation_token
 
     reads, writes = _stores(AzureStore, container, {}, **config)
     return Bucket(reads, writes, False, list_any_keys)

@@ -234,7 +234,8 @@ def _by_fsspec(service: str, port: int, options: dict[str, Any], names: list[str
     folder = open_folder(f"{service}://bucket/x", options)
     assert isinstance(folder, RemoteFolder)
     for some in _groups(names):
-        yield from folder._cat([(name, 0, NBYTES) for name in some])
+        places = [(folder._at(name), 0, NBYTES) for name in some]
+        yield from folder._service.read(places, whole=False)
 
 
 def _by_precache(

@@ -16,6 +16,8 @@ from precache.errors import SourceError, UsageError
 from precache.runtime import usage
 from precache.storage.open import open_folder
 from precache_workers.doctor import measure as doctor
+from precache_workers.doctor.report import DoctorReport
+from precache_workers.driver.build_plan import BuildPlan
 from tests.support.building import build_here, cli, put_photos, write, write_jpegs
 from tests.support.servers import S3Server
 
@@ -36,7 +38,7 @@ def test_a_folder_is_examined(tmp_path: Path) -> None:
     assert [each.after for each in found.cuts] == names
     assert [each.codec for each in found.codecs] == ["image", "raw", "zstd"]
     assert found.cut in ("resize", "center_crop"), "such small rows cost nearly the same"
-    assert 0 < found.build.error < math.inf, "one is left: the broken one"
+    assert 0 < found.error < math.inf, "one is left: the broken one"
     assert "listing, 31 samples" in heard
     assert heard[-1] == "training from zstd"
 
@@ -78,6 +80,34 @@ def test_a_bucket(s3: S3Server) -> None:
     assert max(each.depth for each in found.storage) == 64
     assert found.cut in ("resize", "center_crop"), "such small rows cost nearly the same"
     assert s3.options()["secret"] not in repr(found)
+
+
+def test_a_plan_without_a_store_predicts_the_same_build(tmp_path: Path) -> None:
+    """And with a rate it has the same figures beside its own; with neither, they are its own."""
+    write_jpegs(tmp_path / "in", 12)
+    found = precache.plan(tmp_path / "in", None, RECIPE, seconds=2)
+    assert isinstance(found, DoctorReport)
+    assert found.rate == 1000
+    planned = precache.plan(tmp_path / "in", tmp_path / "store", RECIPE, rate=500, seconds=2)
+    assert isinstance(planned, BuildPlan)
+    assert planned.gain is not None
+    assert planned.gain.build is planned.estimate
+    assert str(planned).endswith(str(planned.gain))
+    assert planned.gain.rate == 500
+    page = tmp_path / "page.html"
+    planned.html(page)
+    assert "Would caching help?" in page.read_text("utf-8")
+    build_here(tmp_path / "in", tmp_path / "store", RECIPE)
+    rest = precache.plan(tmp_path / "in", tmp_path / "store", RECIPE, rate=500, seconds=2)
+    assert isinstance(rest, BuildPlan)
+    assert (rest.state, rest.estimate) == ("nothing", None)
+    assert rest.gain is not None
+    assert rest.gain.build.fetched > 0, "of a new store"
+    bare = precache.plan(tmp_path / "in", tmp_path / "store", RECIPE)
+    with pytest.raises(UsageError, match="give a rate"):
+        bare.html(page)
+    with pytest.raises(UsageError, match="without a store is all measured"):
+        precache.plan(tmp_path / "in", None, RECIPE, timing=False)
 
 
 class Squares:

@@ -151,7 +151,7 @@ def test_keys_of_a_bucket_that_no_version_has_are_not_copied(
 ) -> None:
     precache.pull(built.path, bucket)
     version = built.result.version
-    memory = open_folder(bucket)._fs.store  # type: ignore[attr-defined]  # no client puts such keys
+    memory = open_folder(bucket)._service.fs.store  # type: ignore[attr-defined]  # no client puts such keys
     path = f"{bucket.removeprefix('memory:/')}/{version}"
     memory[f"{path}/{name}"] = memory[f"{path}/{ROOT}"]
     try:

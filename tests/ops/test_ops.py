@@ -21,7 +21,9 @@ from precache.errors import RecipeError, SampleError
 from precache.recipe.ops import (
     CenterCrop,
     Decode,
+    Function,
     HeightWidth,
+    HorizontalFlip,
     Operation,
     RandomResizedCrop,
     Resize,
@@ -291,6 +293,30 @@ def test_all_that_is_known_of_an_op_stands_in_its_class() -> None:
     assert [*identities][2] == "corner(size=(20, 30)) of uint8 x 3"
     digests = {ops_digest(recipe, "image", count, identities) for count in range(5)}
     assert len(digests) == 5
+
+
+@given(
+    st.sampled_from(
+        [Decode(), Resize(size=9), Resize(size=(7, 12)), CenterCrop(size=(8, 5)),
+         Corner(size=(6, 6)), HorizontalFlip(), ToDType(dtype="float32"),
+         RandomResizedCrop(size=4), Function(function="m:f", shape=(3, 8, 8))]
+    ),
+    st.integers(1, 20),
+    st.integers(1, 20),
+)  # fmt: skip
+def test_an_op_tells_the_size_of_its_output_unless_it_draws_the_part(
+    op: Operation, height: int, width: int
+) -> None:
+    """By which a mask's crops are held against its image's."""
+    size, value = op.size_after(height, width), np.zeros((height, width, 3), np.uint8)
+    if isinstance(op, Decode):
+        assert size == (height, width)
+    elif size is not None:
+        assert op(value, np.random.default_rng(0)).shape[:2] == size
+    elif isinstance(op, CenterCrop | Corner):
+        assert height < op.size[0] or width < op.size[1]
+    else:
+        assert isinstance(op, RandomResizedCrop | Function)
 
 
 # --- scaled decoding ----------------------------------------------------------------------------

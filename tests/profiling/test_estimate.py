@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache_workers.planning.assembly import FieldRows
-from precache_workers.planning.catalogue import StoredRows
-from precache_workers.planning.shard_plan import ShardPlan
 from precache_workers.profiling.estimate import (
     BUILD_ROUND_TRIPS,
     SHARD_ROUND_TRIPS,
+    ShardWork,
+    TimeCost,
     UnitTimes,
     estimate,
     makespan,
 )
-from precache_workers.profiling.measurements import TimeCost
 
 
 @given(st.lists(st.floats(0, 100)), st.integers(1, 20))
@@ -38,20 +37,13 @@ def test_cpus_that_are_late_take_later_tasks() -> None:
     assert makespan([], 2, late=1.5) == 0
 
 
-def shard(fetched: int, rows: FieldRows, linked: bool = False) -> ShardPlan:
-    return ShardPlan(
-        shard=0,
-        stored=StoredRows.empty(["image"], 15),
-        linked=linked,
-        fetched=np.arange(fetched),
-        taken=np.arange(0),
-        compared=0,
-        rows_reused=0,
-        retried=0,
-        stay_failed=0,
-        read_nbytes=100,
-        linked_nbytes=0,
-        fields={"image": rows},
+def shard(read: int, computed: int = 0, taken: int = 0) -> ShardWork:
+    return ShardWork(
+        read=read,
+        fetched=min(read, computed),
+        computed={"image": computed},
+        taken={"image": taken},
+        stored_nbytes=100,
     )
 
 
@@ -65,35 +57,41 @@ RATES = UnitTimes(
     opened=TimeCost(0.01, 0.001),
     samples=4,
     failed=(),
+    shard_cpu=0.002,
 )
+NOW = {"listing": 0.0, "start": 0.0, "round_trip": 0.0}
 
 
 def test_work_and_bytes_are_added_up() -> None:
-    shards = [
-        shard(10, FieldRows(computed=10, copied=5)),
-        shard(0, FieldRows(copied=15)),
-    ]
-    found = estimate(shards, RATES, 2, read=[10, 0], listing=3.0, start=0.0, round_trip=0.0)
+    shards = [shard(10, 10, 5), shard(0, 0, 15)]
+    found = estimate(shards, RATES, 2, listing=3.0, start=0.0, round_trip=0.0)
     assert (found.fetched, found.written) == (500, 260)
-    assert found.cpu_seconds == pytest.approx(10 * (0.01 + 0.03) + 20 * 0.001 + 200 * 0.001)
-    assert found.seconds == pytest.approx(3 + 10 * 0.1 + 100 * 0.01), (
-        "fetching is what it waits for"
-    )
+    parts = 10 * (0.01 + 0.03), 20 * 0.001, 200 * 0.001, 2 * 0.002
+    assert found.cpu_seconds == pytest.approx(sum(parts))
+    assert found.seconds == pytest.approx(3 + 10 * 0.1 + 100 * 0.01), "fetching is waited for"
+    assert (found.before_seconds, found.limited_by) == (3.0, "fetch")
 
 
 def test_a_bucket_is_waited_for_by_each_shard_and_by_the_build() -> None:
-    shards = [shard(10, FieldRows(computed=10)) for _ in range(4)]
-    near = estimate(shards, RATES, 2, read=[10] * 4, listing=2.0, start=1.0, round_trip=0.0)
-    far = estimate(shards, RATES, 2, read=[10] * 4, listing=2.0, start=1.0, round_trip=0.05)
+    near, far = (
+        estimate([shard(10, 10)] * 4, RATES, 2, listing=2.0, start=1.0, round_trip=seconds)
+        for seconds in (0.0, 0.05)
+    )
     waited = (BUILD_ROUND_TRIPS + 2 * SHARD_ROUND_TRIPS) * 0.05
     assert far.seconds - near.seconds == pytest.approx(waited)
     assert far.cpu_seconds == near.cpu_seconds
 
 
 def test_samples_that_a_shard_only_passes_cost_their_reading_alone() -> None:
-    shards, times = [shard(10, FieldRows(computed=10))], {"listing": 0.0, "start": 0.0}
-    own = estimate(shards, RATES, 1, read=[10], round_trip=0.0, **times)
-    more = estimate(shards, RATES, 1, read=[30], round_trip=0.0, **times)
+    own, more = (estimate([shard(read, 10)], RATES, 1, **NOW) for read in (10, 30))
     assert more.cpu_seconds - own.cpu_seconds == pytest.approx(20 * 0.01)
     assert more.seconds - own.seconds == pytest.approx(20 * 0.1)
     assert more.fetched == own.fetched
+
+
+def test_a_source_that_delivers_less_than_the_cpus_take_limits_the_build() -> None:
+    quick = dataclasses.replace(RATES, fetch=TimeCost(0.0, 0.0))
+    fast = estimate([shard(10, 10)], quick, 1, **NOW)
+    slow = estimate([shard(10, 10)], quick, 1, **NOW, fetched_per_s=1.0)
+    assert (fast.limited_by, slow.limited_by) == ("cpu", "fetch")
+    assert slow.seconds == pytest.approx(10)

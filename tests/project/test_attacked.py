@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.server
-import io
 import os
 import subprocess
 import sys
@@ -15,19 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import precache
-from precache.errors import PrecacheError, StorageError
-from precache.recipe.ops import Decode
+from precache.errors import PrecacheError
 from precache.storage import local_files
 from precache.storage.local import LocalFolder
 from precache.store.commit_log import BUILD, ROOT
 from precache.store.json_documents import LeaseDocument
 from precache.store.lease import NamedLease, decision_lease
-from precache_workers.ops.decoding import decode
 from tests.support.building import age, build_here, contents, cut, encoded, environment, write_jpegs
 
 OTHER = precache.Recipe.image(resize=16, crop=16)
@@ -181,13 +176,6 @@ def test_a_group_of_others_with_a_folder_called_like_ours_stays(store: Path) -> 
     assert (other / "data/c/0/0").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", [ROOT, "valid/c/0", "shards/image/c/0/0"])
-def test_a_document_of_a_terabyte_ends_in_words(name: str, store: Path) -> None:
-    os.truncate(Path(precache.open(store).path) / name, 1 << 40)
-    with pytest.raises(StorageError, match=r"more than the [0-9,]+ bytes that such an object has"):
-        precache.open(store).valid, precache.Loader(store, batch_size=2)
-
-
 # --- samples ------------------------------------------------------------------------------------
 
 
@@ -258,19 +246,3 @@ def test_a_process_ends_though_a_fetch_hangs(tmp_path: Path) -> None:
     )
     assert ran.returncode == 1
     assert "HangError: 5: fetching it took longer than 1 s (--sample-timeout)" in ran.stderr
-
-
-def tiff(values: np.ndarray, **tags: int) -> bytes:
-    sink = io.BytesIO()
-    numbers = {"photometric": 262, "sample_format": 339}
-    Image.fromarray(values).save(
-        sink, "TIFF", tiffinfo={numbers[name]: value for name, value in tags.items()}
-    )
-    return sink.getvalue()
-
-
-def test_16_bit_grey_that_counts_from_white_is_turned_around() -> None:
-    ramp = np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4)
-    from_black = decode(tiff(ramp, photometric=1), Decode())
-    from_white = decode(tiff(ramp, photometric=0), Decode())
-    assert np.array_equal(from_black, 255 - from_white)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 import re
 import shlex
@@ -23,19 +21,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.errors import PrecacheError, StorageError, UsageError
-from precache.reading.disk_cache import ENTRIES, CacheShare, DiskCache
+from precache.reading.disk_cache import ENTRIES, DiskCache
 from precache.storage.private_folder import OwnFolder
-from tests.reading.test_disk_cache import OBJECTS, ROOM, SIZE, contents, limit_for, writer
+from tests.reading.test_disk_cache import SIZE, Reader, contents, limit_for, writer
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run as another user")
 OTHER = 65534
 """A user who is not this one."""
 
-LIMIT = limit_for(3, 4)
+LIMIT = limit_for(4)
+FOLDERS, FILES = ENTRIES[:2], ENTRIES[2:]
 
 
-def join(folder: Path) -> CacheShare:
-    return DiskCache(folder, LIMIT).join(ROOM, OBJECTS, "a-")
+def join(folder: Path) -> Reader:
+    return Reader(folder, LIMIT)
 
 
 def mode_of(path: Path) -> int:
@@ -86,38 +85,38 @@ def as_another_user(work: Callable[[], object]) -> None:
 def test_a_cache_is_its_users_alone_whatever_the_umask(mask: int, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with umask(mask):
-        lease = join(cache)
-        lease.obtain("a-1", SIZE, writer("a-1"))
-    assert {mode_of(path) for path in (cache, *(cache / name for name in ENTRIES[:3]))} == {0o700}
-    [user] = (cache / "users").iterdir()
-    assert {mode_of(path) for path in (cache / "lock", user, cache / "objects/a-1")} == {0o600}
+        one = join(cache)
+        one.obtain("a-1", writer("a-1"))
+    assert {mode_of(path) for path in (cache, *(cache / name for name in FOLDERS))} == {0o700}
+    files = ("lock", "uses", "objects/a-1")
+    assert {mode_of(cache / name) for name in files} == {0o600}
 
 
 def test_a_cache_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None:
-    lease = join(tmp_path)
-    lease.obtain("a-1", SIZE, writer("a-1"))
-    lease.close()
+    one = join(tmp_path)
+    one.obtain("a-1", writer("a-1"))
+    one.uses.close()
     for path in (tmp_path, *tmp_path.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    assert not join(tmp_path).obtain("a-1", SIZE, writer("a-1"))
-    for path in (tmp_path, *(tmp_path / name for name in ENTRIES[:3])):
+    assert not join(tmp_path).obtain("a-1", writer("a-1"))
+    for path in (tmp_path, *(tmp_path / name for name in FOLDERS)):
         assert mode_of(path) == 0o700
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o2770, 0o1777, 0o702])
-@pytest.mark.parametrize("name", ["", *ENTRIES[:3]])
+@pytest.mark.parametrize("name", ["", *FOLDERS])
 def test_a_cache_that_others_can_write_is_refused_until_it_is_closed_to_them(
     name: str, mode: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "my cache" / name
-    join(tmp_path / "my cache").close()
+    join(tmp_path / "my cache")
     folder.chmod(mode)
     with pytest.raises(UsageError, match=f"has mode {mode:04o}, so that others can") as refused:
         join(tmp_path / "my cache")
     assert mode_of(folder) == mode
     [command] = re.findall(r"run (chmod 700 .*), or choose", str(refused.value))
     subprocess.run(shlex.split(command), check=True)
-    assert join(tmp_path / "my cache").obtain("a-1", SIZE, writer("a-1"))
+    assert join(tmp_path / "my cache").obtain("a-1", writer("a-1"))
 
 
 def test_a_folder_with_other_files_is_no_cache(tmp_path: Path) -> None:
@@ -147,9 +146,9 @@ def test_a_cache_of_another_user_is_refused(common: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("name", ENTRIES[:3])
+@pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_of_another_users_within_a_cache_is_refused(name: str, tmp_path: Path) -> None:
-    join(tmp_path).close()
+    join(tmp_path)
     os.chown(tmp_path / name, OTHER, OTHER)
     with pytest.raises(UsageError, match=rf"{tmp_path / name} belongs to .*{OTHER}"):
         join(tmp_path)
@@ -215,12 +214,12 @@ THEIRS = pytest.param("theirs", marks=needs_root)
 """A file of another user, put there while the folder was open to others."""
 
 
-@pytest.mark.parametrize("name", ENTRIES[:3])
+@pytest.mark.parametrize("name", FOLDERS)
 def test_a_link_in_the_place_of_a_folder_is_refused(
     name: str, tmp_path: Path, outside: Outside
 ) -> None:
     cache = tmp_path / "cache"
-    join(cache).close()
+    join(cache)
     (cache / name).rmdir()
     (cache / name).symlink_to(outside.folder)
     with pytest.raises(UsageError, match=rf"{cache / name} is a link or a file, where a folder"):
@@ -232,14 +231,14 @@ def test_a_folder_that_is_replaced_while_a_loader_runs_leads_nowhere(
     tmp_path: Path, outside: Outside
 ) -> None:
     cache = tmp_path / "cache"
-    lease = join(cache)
-    for name in ENTRIES[:3]:
+    one = join(cache)
+    for name in FOLDERS:
         (cache / name).rename(cache / f"{name}-before")
         (cache / name).symlink_to(outside.folder)
     for name in "012":
-        assert lease.obtain(name, SIZE, writer(name))
-        lease.release(name)
-    lease.close()
+        assert one.obtain(name, writer(name))
+        one.uses.end(name)
+    one.uses.close()
     outside.assert_untouched()
 
 
@@ -248,13 +247,13 @@ def test_what_is_planted_in_the_place_of_an_object_or_part_is_replaced(
     kind: str, tmp_path: Path, outside: Outside
 ) -> None:
     cache = tmp_path / "cache"
-    lease = join(cache)
+    one = join(cache)
     for folder in ("objects", "parts"):
         plant(cache / folder / "a-1", kind, outside)
     calls: list[str] = []
     sound = _sound_as("a-1")
-    assert lease.obtain("a-1", SIZE, writer("a-1", calls), sound)
-    assert not lease.obtain("a-1", SIZE, writer("a-1", calls), sound)
+    assert one.obtain("a-1", writer("a-1", calls), is_sound=sound)
+    assert not one.obtain("a-1", writer("a-1", calls), is_sound=sound)
     assert calls == ["a-1"]
     assert (cache / "objects" / "a-1").read_bytes() == contents("a-1")
     outside.assert_untouched()
@@ -264,94 +263,45 @@ def _sound_as(name: str) -> Callable[[int], bool]:
     return lambda descriptor: os.pread(descriptor, SIZE, 0) == contents(name)
 
 
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", [*(kind for kind in PLANTS if kind != "garbage"), THEIRS])
 def test_a_lock_that_is_no_file_of_its_own_is_refused(
-    kind: str, tmp_path: Path, outside: Outside
+    kind: str, name: str, tmp_path: Path, outside: Outside
 ) -> None:
     cache = tmp_path / "cache"
-    join(cache).close()
-    plant(cache / "lock", kind, outside)
-    with pytest.raises(StorageError, match=r"lock (is no|has other|belongs to).*; remove it"):
-        join(cache)
-    (cache / "lock").unlink()
-    join(cache)
+    join(cache).obtain("a-1")
+    plant(cache / name, kind, outside)
+    with pytest.raises(StorageError, match=rf"{name} (is no|has other|belongs to).*; remove it"):
+        join(cache).cache.trim()
+    (cache / name).unlink()
+    join(cache).cache.trim()
     outside.assert_untouched()
 
 
-@pytest.mark.parametrize("kind", [*PLANTS, THEIRS])
-def test_what_is_planted_among_the_users_is_removed(
-    kind: str, tmp_path: Path, outside: Outside
-) -> None:
-    cache = tmp_path / "cache"
-    join(cache).close()
-    plant(cache / "users" / "a", kind, outside)
-    lease = join(cache)
-    assert lease.obtain("a-1", SIZE, writer("a-1"))
-    assert not (cache / "users" / "a").is_symlink()
-    assert len(list((cache / "users").iterdir())) == 1
-    outside.assert_untouched()
-
-
-@pytest.mark.parametrize("place", ["objects/a-1", "parts/a-1", "users/a-1"])
+@pytest.mark.parametrize("place", ["objects/a-1", "parts/a-1"])
 def test_a_folder_in_the_place_of_a_file_is_named(place: str, tmp_path: Path) -> None:
-    lease = join(tmp_path)
+    one = join(tmp_path)
     (tmp_path / place).mkdir()
     with pytest.raises(StorageError, match=rf"{place} is a folder, which precache did not make"):
-        lease.obtain("a-1", SIZE, writer("a-1"))
-
-
-def _head(**changes: object) -> bytes:
-    head = {"limit": LIMIT, "claim": ROOM, "family": "a-", **changes}
-    return json.dumps(head).encode() + b"\n"
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\n",
-        b"no JSON\n",
-        b"[1]\n",
-        b'{"limit": 1}\n',
-        b"\xff\xfe\n",
-        _head(claim="1"),
-        _head(family=["a-"]),
-        _head(family="a" * 10_000),
-    ],
-)
-def test_what_a_running_process_says_that_no_loader_would_is_named(
-    data: bytes, tmp_path: Path
-) -> None:
-    lease = join(tmp_path)
-    path = tmp_path / "users" / "hostile"
-    path.write_bytes(data)
-    with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(StorageError, match=rf"{path} is locked by .* end that process, or rem"):
-            join(tmp_path)
-        with pytest.raises(StorageError, match="is not what a loader writes"):
-            lease.obtain("a-1", SIZE, writer("a-1"))
-    assert join(tmp_path).obtain("a-1", SIZE, writer("a-1"))
-    assert not path.exists()
+        one.obtain("a-1", writer("a-1"))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/../../b", "/etc/passwd", "a\0b", "a\n"])
 def test_names_that_could_lead_elsewhere_are_refused(name: str, tmp_path: Path) -> None:
-    lease = join(tmp_path)
+    one = join(tmp_path)
     with pytest.raises(StorageError, match="no object in a cache can be called"):
-        lease.obtain(name, SIZE, writer("a"))
+        one.obtain(name, writer("a"))
 
 
 def test_an_object_that_is_not_sound_is_fetched_again_once(tmp_path: Path) -> None:
-    lease, calls = join(tmp_path), list[str]()
-    lease.obtain("a-1", SIZE, writer("a-1"))
+    one, calls = join(tmp_path), list[str]()
+    one.obtain("a-1", writer("a-1"))
     path = tmp_path / "objects" / "a-1"
     path.write_bytes(b"x" * SIZE)
     before = path.open("rb")
     for _ in range(2):
         other = join(tmp_path)
-        other.obtain("a-1", SIZE, writer("a-1", calls), _sound_as("a-1"))
-        other.close()
+        other.obtain("a-1", writer("a-1", calls), is_sound=_sound_as("a-1"))
     assert calls == ["a-1"]
     assert path.read_bytes() == contents("a-1")
     with before:
@@ -361,15 +311,13 @@ def test_an_object_that_is_not_sound_is_fetched_again_once(tmp_path: Path) -> No
 # --- whatever comes -----------------------------------------------------------------------------
 
 names = st.sampled_from(["a-1", "a-2", "b-1"])
-places = st.one_of(
-    st.just("lock"), st.builds("/".join, st.tuples(st.sampled_from(ENTRIES[:3]), names))
-)
+places = st.one_of(st.just("lock"), st.builds("/".join, st.tuples(st.sampled_from(FOLDERS), names)))
 steps = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["join", "close"])),
         st.tuples(st.sampled_from(["obtain", "give back", "kill"]), names),
         st.tuples(st.just("plant"), places, st.sampled_from(PLANTS)),
-        st.tuples(st.just("replace"), st.sampled_from(ENTRIES[:3])),
+        st.tuples(st.just("replace"), st.sampled_from(FOLDERS)),
     ),
     max_size=25,
 )
@@ -381,10 +329,10 @@ class Neighbours:
     def __init__(self, folder: Path) -> None:
         self.outside = Outside(folder / "outside")
         self.cache = folder / "cache"
-        self.leases: list[CacheShare] = []
+        self.readers: list[Reader] = []
 
     def step(self, what: str, *arguments: str) -> None:
-        {
+        steps: dict[str, Callable[..., None]] = {
             "join": self._join,
             "close": self._close,
             "obtain": self._obtain,
@@ -392,27 +340,28 @@ class Neighbours:
             "kill": self._kill,
             "plant": self._plant,
             "replace": self._replace,
-        }[what](*arguments)
+        }
+        steps[what](*arguments)
 
     def _join(self) -> None:
         with contextlib.suppress(PrecacheError):
-            self.leases.append(join(self.cache))
+            self.readers.append(join(self.cache))
 
     def _close(self) -> None:
-        if self.leases:
-            self.leases.pop().close()
+        if self.readers:
+            self.readers.pop().uses.close()
 
     def _obtain(self, name: str) -> None:
-        if self.leases:
+        if self.readers:
             with contextlib.suppress(PrecacheError):
-                lease = self.leases[-1]
-                lease.obtain(name, SIZE, writer(name), _sound_as(name))
-                with lease._cache.objects.file(name) as file:
+                one = self.readers[-1]
+                one.obtain(name, is_sound=_sound_as(name))
+                with one.cache.objects.file(name) as file:
                     assert file.read() == contents(name)
 
     def _give_back(self, name: str) -> None:
-        if self.leases:
-            self.leases[-1].release(name)
+        if self.readers:
+            self.readers[-1].uses.end(name)
 
     def _kill(self, name: str) -> None:
         def die(descriptor: int) -> None:
@@ -422,7 +371,7 @@ class Neighbours:
         child = os.fork()
         if not child:
             with contextlib.suppress(BaseException):
-                join(self.cache).obtain(name, SIZE, die)
+                join(self.cache).obtain(name, die)
             os.kill(os.getpid(), signal.SIGKILL)
         os.waitpid(child, 0)
 
@@ -451,8 +400,6 @@ def test_nothing_outside_of_a_cache_is_touched_whatever_is_planted(
         for step in [("join",), *steps]:
             neighbours.step(*step)
             neighbours.outside.assert_untouched()
-        for lease in neighbours.leases:
-            lease.close()
         neighbours.outside.assert_untouched()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
+import mmap
 import multiprocessing
 import os
 import random
@@ -20,15 +21,13 @@ from typing import Any
 import pytest
 
 from precache.errors import StorageError, UsageError
-from precache.reading.disk_cache import OVERHEAD, CacheShare, DiskCache, on_disk, share_nbytes
+from precache.reading.disk_cache import OVERHEAD, DiskCache, Uses, on_disk
 from precache.storage.file_lock import LockedFile
 from precache.storage.private_folder import OwnFolder
 from tests.support.building import poll
 
 SIZE = 10_000
 ROOM = on_disk(SIZE)
-OBJECTS = 20
-"""That each loader holds at most."""
 
 
 def contents(name: str) -> bytes:
@@ -46,12 +45,29 @@ def writer(name: str, calls: list[str] | None = None) -> Callable[[int], None]:
     return fetch
 
 
-def limit_for(objects: int, loaders: int = 1) -> int:
-    return OVERHEAD + objects * ROOM + loaders * share_nbytes(OBJECTS)
+def limit_for(objects: int) -> int:
+    return OVERHEAD + objects * ROOM
 
 
-def cache_for(folder: Path, objects: int, loaders: int = 1) -> DiskCache:
-    return DiskCache(folder, limit_for(objects, loaders))
+class Reader:
+    """Uses objects of a cache, as a loader does."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.cache = DiskCache(folder, limit)
+        self.uses: Uses = self.cache.uses()
+
+    def obtain(self, name: str, fetch: Any = None, **options: Any) -> bool | None:
+        return self.cache.obtain(self.uses, name, SIZE, fetch or writer(name), **options)
+
+    def read(self, *names: str) -> None:
+        """Obtain each object, and use it no longer."""
+        for name in names:
+            self.obtain(name)
+            self.uses.end(name)
+
+
+def reader(folder: Path, objects: int) -> Reader:
+    return Reader(folder, limit_for(objects))
 
 
 def there(folder: Path) -> list[str]:
@@ -72,7 +88,7 @@ def nbytes(folder: Path) -> int:
 def _nbytes(folder: Path) -> int:
     total = OVERHEAD
     for path in folder.glob("*/*"):
-        with contextlib.suppress(FileNotFoundError):  # who ends, and fetches that fail, do not ask
+        with contextlib.suppress(FileNotFoundError):  # fetches that fail do not ask
             total += on_disk(path.stat().st_size)
     return total
 
@@ -81,51 +97,64 @@ def _nbytes(folder: Path) -> int:
 
 
 def test_an_object_is_fetched_once(tmp_path: Path) -> None:
-    cache, calls = cache_for(tmp_path, 4), list[str]()
-    lease = cache.join(2 * ROOM, OBJECTS, "a-")
-    assert lease.obtain("a-1", SIZE, writer("a-1", calls))
-    assert not lease.obtain("a-1", SIZE, writer("a-1", calls))
-    lease.release("a-1")
-    lease.close()
-    with_another = cache.join(2 * ROOM, OBJECTS, "a-")
-    assert not with_another.obtain("a-1", SIZE, writer("a-1", calls))
+    one, calls = reader(tmp_path, 4), list[str]()
+    assert one.obtain("a-1", writer("a-1", calls))
+    assert one.obtain("a-1", writer("a-1", calls)) is False
+    one.uses.close()
+    assert reader(tmp_path, 4).obtain("a-1", writer("a-1", calls)) is False
     assert calls == ["a-1"]
-    assert cache.path("a-1").read_bytes() == contents("a-1")
+    assert one.cache.path("a-1").read_bytes() == contents("a-1")
     assert list((tmp_path / "parts").iterdir()) == []
 
 
 def test_an_object_of_another_size_is_not_the_object(tmp_path: Path) -> None:
-    cache = cache_for(tmp_path, 4)
-    lease = cache.join(2 * ROOM, OBJECTS, "a-")
-    cache.path("a-1").write_bytes(b"cut short")
-    assert lease.obtain("a-1", SIZE, writer("a-1"))
-    assert cache.path("a-1").read_bytes() == contents("a-1")
+    one = reader(tmp_path, 4)
+    one.cache.path("a-1").write_bytes(b"cut short")
+    assert one.obtain("a-1")
+    assert one.cache.path("a-1").read_bytes() == contents("a-1")
 
 
 def test_a_fetch_that_fails_leaves_nothing_in_the_way(tmp_path: Path) -> None:
-    cache = cache_for(tmp_path, 2)
-    lease = cache.join(ROOM, OBJECTS, "a-")
+    one = reader(tmp_path, 1)
 
     def fail(descriptor: int) -> None:
         os.pwrite(descriptor, b"some of it", 0)
         raise StorageError("the network is down")
 
     with pytest.raises(StorageError, match="the network is down"):
-        lease.obtain("a-1", SIZE, fail)
-    assert there(tmp_path) == list((tmp_path / "parts").iterdir()) == []
-    assert lease.obtain("a-1", SIZE, writer("a-1"))
+        one.obtain("a-1", fail)
+    assert list(tmp_path.glob("*/*")) == []
+    assert one.obtain("a-2", at_once=False)
 
 
-def test_what_is_held_is_not_evicted(tmp_path: Path) -> None:
-    cache = cache_for(tmp_path, 3)
-    lease = cache.join(2 * ROOM, OBJECTS, "a-")
-    lease.obtain("a-held", SIZE, writer("a-held"))
-    for number in range(8):
-        lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
-        lease.release(f"a-{number}")
-        assert "a-held" in there(tmp_path)
-        assert nbytes(tmp_path) <= cache.limit
+def test_objects_in_use_are_not_evicted(tmp_path: Path) -> None:
+    one, other = reader(tmp_path, 3), reader(tmp_path, 3)
+    one.obtain("a-1")
+    other.obtain("a-2")
+    for number in range(3, 9):
+        one.read(f"a-{number}")
+        assert {"a-1", "a-2"} < set(there(tmp_path))
+        assert nbytes(tmp_path) <= one.cache.limit
     assert len(there(tmp_path)) == 3
+
+
+def test_no_room_refuses_what_is_fetched_ahead_and_not_what_is_needed_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, calls = reader(tmp_path, 2), list[str]()
+    one.obtain("a-1")
+    one.obtain("a-2")
+    assert one.obtain("a-3", writer("a-3", calls), at_once=False) is None
+    assert (calls, there(tmp_path), caplog.messages) == ([], ["a-1", "a-2"], [])
+    for name in ("a-3", "a-4"):
+        assert one.obtain(name, at_once=True)
+    [message] = caplog.messages
+    limit = one.cache.limit
+    assert message.startswith(f"{tmp_path} exceeds its limit of {limit} bytes by {ROOM}, as")
+    for name in ("a-2", "a-3", "a-4"):
+        one.uses.end(name)
+    assert one.obtain("a-5", at_once=False)
+    assert there(tmp_path) == ["a-1", "a-5"]
 
 
 def test_room_is_made_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,26 +165,21 @@ def test_room_is_made_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.Mon
         grow(descriptor, size)
         seen.append(_nbytes(tmp_path))
 
-    cache = cache_for(tmp_path, 3)
-    lease = cache.join(2 * ROOM, OBJECTS, "a-")
+    one = reader(tmp_path, 3)
     monkeypatch.setattr(os, "ftruncate", watched)
-    for number in range(8):
-        lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
-        lease.release(f"a-{number}")
-    assert max(seen) == cache.limit
+    one.read(*(f"a-{number}" for number in range(8)))
+    assert max(seen) == one.cache.limit
 
 
-def test_what_nobody_reads_goes_first_and_then_what_was_read_last(tmp_path: Path) -> None:
-    cache = cache_for(tmp_path, 4)
-    lease = cache.join(ROOM, OBJECTS, "new-")
+def test_what_no_loader_reads_again_goes_first_and_then_what_was_read_last(tmp_path: Path) -> None:
+    one, between_epochs = reader(tmp_path, 4), reader(tmp_path, 4)
+    between_epochs.uses.begin("new")
     for age, name in enumerate(["old-1", "new-1", "old-2", "new-2"]):
-        lease.obtain(name, SIZE, writer(name))
-        lease.release(name)
-        os.utime(cache.path(name), (1e9 + age, 1e9 + age))
+        one.read(name)
+        os.utime(one.cache.path(name), (1e9 + age, 1e9 + age))
     left = []
     for name in ("new-3", "new-4", "new-5"):
-        lease.obtain(name, SIZE, writer(name))
-        lease.release(name)
+        one.read(name)
         left.append(there(tmp_path))
     assert left == [
         ["new-1", "new-2", "new-3", "old-2"],
@@ -164,42 +188,36 @@ def test_what_nobody_reads_goes_first_and_then_what_was_read_last(tmp_path: Path
     ]
 
 
-def test_a_limit_that_is_too_low_is_refused_with_one_that_would_do(tmp_path: Path) -> None:
-    cache = cache_for(tmp_path, 3, 2)
-    first = cache.join(2 * ROOM, OBJECTS, "a-")
-    with pytest.raises(UsageError, match=rf"give at least {limit_for(4, 2)}$"):
-        cache.join(2 * ROOM, OBJECTS, "a-")
-    with pytest.raises(
-        UsageError, match=r"cache_limit is \d+ bytes \(set by another loader; here \d+\) for"
-    ):
-        cache_for(tmp_path, 9).join(2 * ROOM, OBJECTS, "a-")
-    DiskCache(tmp_path, cache.limit).join(ROOM, OBJECTS, "a-").close()
-    first.close()
-    cache.join(3 * ROOM, OBJECTS, "a-")
-    with pytest.raises(UsageError, match=rf"give at least {limit_for(4)}$"):
-        cache_for(tmp_path / "other", 1).join(4 * ROOM, OBJECTS, "a-")
+def test_without_locks_of_open_files_objects_in_use_are_evicted_and_their_maps_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(fcntl, "F_OFD_SETLK")
+    monkeypatch.delattr(fcntl, "F_OFD_GETLK")
+    one = reader(tmp_path, 2)
+    one.obtain("a-1")
+    with one.cache.path("a-1").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    one.read("a-2", "a-3")
+    assert there(tmp_path) == ["a-2", "a-3"]
+    assert bytes(mapped) == contents("a-1")
 
 
-def test_all_that_is_held_may_be_given_back_at_once(tmp_path: Path) -> None:
-    lease = cache_for(tmp_path, 2).join(2 * ROOM, 2, "a-")
-    for number in range(0, 6, 2):
-        for name in (f"a-{number}", f"a-{number + 1}"):
-            lease.obtain(name, SIZE, writer(name))
-        lease.release_all()
-    assert there(tmp_path) == ["a-4", "a-5"]
+def test_many_small_objects_are_used_within_the_limit(tmp_path: Path) -> None:
+    limit = OVERHEAD + 400 * on_disk(1)
+    cache = DiskCache(tmp_path, limit)
+    uses = cache.uses()
 
+    def obtain(name: str) -> None:
+        assert cache.obtain(uses, name, 1, lambda descriptor: None, at_once=False)
 
-def test_many_small_objects_are_held_within_the_limit(tmp_path: Path) -> None:
-    limit = OVERHEAD + 400 * on_disk(1) + share_nbytes(400)
-    lease = DiskCache(tmp_path, limit).join(400 * on_disk(1), 400, "a-")
     for number in range(400):
-        lease.obtain(f"a-{number}", 1, lambda descriptor: None)
+        obtain(f"a-{number}")
         if number % 50 == 49:
             assert _disk_usage(tmp_path) <= limit
     assert len(there(tmp_path)) == 400
     for number in range(400):
-        lease.release(f"a-{number}")
-        lease.obtain(f"b-{number}", 1, lambda descriptor: None)
+        uses.end(f"a-{number}")
+        obtain(f"b-{number}")
     assert there(tmp_path) == sorted(f"b-{number}" for number in range(400))
 
 
@@ -219,45 +237,39 @@ def test_files_are_looked_at_only_where_the_limit_would_be_passed(
         return look(self)
 
     monkeypatch.setattr(DiskCache, "_files", counted)
-    limit = OVERHEAD + 300 * on_disk(1) + share_nbytes(2)
-    lease = DiskCache(tmp_path, limit).join(2 * on_disk(1), 2, "a-")
-    seen = []
+    cache = DiskCache(tmp_path, OVERHEAD + 300 * on_disk(1))
+    cache.trim()
+    uses, seen = cache.uses(), []
     for number in range(400):
-        lease.obtain(f"a-{number}", 1, lambda descriptor: None)
-        lease.release(f"a-{number}")
+        cache.obtain(uses, f"a-{number}", 1, lambda descriptor: None)
+        uses.end(f"a-{number}")
         seen.append(looks)
-    assert seen[299] == 1  # as the loader joined
+    assert seen[299] == 1  # as the loader came
     assert 10 < seen[399] <= 1 + 100 // 3  # three go at a time, a hundredth
     assert 297 <= len(there(tmp_path)) <= 300
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "9" * 20 + "\n", "1"])
-def test_whatever_the_lock_says_more_than_there_is_or_nothing_keeps_nobody_out(
+def test_a_lock_that_says_nothing_or_more_than_there_is_keeps_nobody_out(
     text: str, tmp_path: Path
 ) -> None:
-    cache = cache_for(tmp_path, 3)
-    lease = cache.join(3 * ROOM, OBJECTS, "a-")
+    one = reader(tmp_path, 3)
     for number in range(6):
         (tmp_path / "lock").write_text(text)
-        lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
-        assert nbytes(tmp_path) <= cache.limit
+        assert one.obtain(f"a-{number}", at_once=False)
+        assert nbytes(tmp_path) <= one.cache.limit
         if number != 4:
-            lease.release(f"a-{number}")
+            one.uses.end(f"a-{number}")
     assert "a-4" in there(tmp_path)
     assert len(there(tmp_path)) == 3
 
 
 def test_a_lower_limit_shrinks_the_cache(tmp_path: Path) -> None:
-    lease = cache_for(tmp_path, 6).join(ROOM, OBJECTS, "a-")
-    for number in range(6):
-        lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
-        lease.release(f"a-{number}")
-    lower = cache_for(tmp_path, 2, 2)
-    other = lower.join(ROOM, OBJECTS, "a-")
+    one = reader(tmp_path, 6)
+    one.read(*(f"a-{number}" for number in range(6)))
+    lower = reader(tmp_path, 2)
+    lower.cache.trim()
     assert len(there(tmp_path)) == 2
-    lease.obtain("a-9", SIZE, writer("a-9"))
-    assert nbytes(tmp_path) <= lower.limit
-    other.close()
 
 
 @pytest.mark.parametrize(
@@ -287,25 +299,6 @@ def test_a_cache_that_cannot_be_made_says_why(tmp_path: Path) -> None:
         DiskCache(tmp_path / "file" / "cache", 10**9)
 
 
-def test_a_full_disk_is_in_nobodys_way_once_it_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(descriptor: int, start: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    cache = cache_for(tmp_path, 4, 2)
-    lease = cache.join(ROOM, OBJECTS, "a-")
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(StorageError, match="the disk is full") as kept:
-        cache.join(2 * ROOM, OBJECTS, "a-")
-    assert len(list((tmp_path / "users").iterdir())) == 1
-    assert lease.obtain("a-1", SIZE, writer("a-1"))
-    monkeypatch.undo()
-    lease.release("a-1")
-    cache.join(3 * ROOM, OBJECTS, "a-")
-    del kept
-
-
 def test_objects_may_go_while_the_default_limit_is_reckoned(
     tmp_path: Path,
 ) -> None:
@@ -314,32 +307,31 @@ def test_objects_may_go_while_the_default_limit_is_reckoned(
     assert DiskCache.at(tmp_path).limit > 0
 
 
-def test_a_lease_that_is_forgotten_ends(tmp_path: Path) -> None:
-    cache = cache_for(tmp_path, 2)
-    lease = cache.join(2 * ROOM, OBJECTS, "a-")
-    assert lease.usable
-    del lease
-    cache.join(2 * ROOM, OBJECTS, "a-")
+def test_uses_that_are_forgotten_end(tmp_path: Path) -> None:
+    forgotten, other = reader(tmp_path, 1), reader(tmp_path, 1)
+    forgotten.obtain("a-1")
+    assert other.obtain("a-2", at_once=False) is None
+    del forgotten
+    assert other.obtain("a-2", at_once=False)
 
 
 # --- several ------------------------------------------------------------------------------------
 
 
 def test_many_that_want_an_object_fetch_it_once(tmp_path: Path) -> None:
-    cache, calls = cache_for(tmp_path, 8, 8), list[str]()
-    leases = [cache.join(ROOM, OBJECTS, "a-") for _ in range(8)]
+    readers, calls = [reader(tmp_path, 8) for _ in range(8)], list[str]()
     start = threading.Barrier(8)
 
     def slow(descriptor: int) -> None:
         writer("a-1", calls)(descriptor)
         time.sleep(0.05)  # long enough for the others to come by
 
-    def want(lease: CacheShare) -> None:
+    def want(one: Reader) -> None:
         start.wait()
-        lease.obtain("a-1", SIZE, slow)
-        assert cache.path("a-1").read_bytes() == contents("a-1")
+        one.obtain("a-1", slow)
+        assert one.cache.path("a-1").read_bytes() == contents("a-1")
 
-    threads = [threading.Thread(target=want, args=[lease]) for lease in leases]
+    threads = [threading.Thread(target=want, args=[one]) for one in readers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -366,7 +358,7 @@ def _hang_while_fetching(folder: Path, begun: Any) -> None:
         begun.set()
         time.sleep(1000)
 
-    cache_for(folder, 2).join(2 * ROOM, OBJECTS, "a-").obtain("a-1", SIZE, fetch)
+    reader(folder, 2).obtain("a-1", fetch)
 
 
 def test_what_a_killed_process_was_fetching_is_fetched_by_another(
@@ -377,16 +369,12 @@ def test_what_a_killed_process_was_fetching_is_fetched_by_another(
     processes.append(process)
     process.start()
     assert begun.wait(60)
-    cache = cache_for(tmp_path, 2)
-    with pytest.raises(UsageError, match="and another loader holds up to"):
-        cache.join(ROOM, OBJECTS, "a-")
-    assert nbytes(tmp_path) <= cache.limit
+    one = reader(tmp_path, 1)
+    assert one.obtain("a-2", at_once=False) is None
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
-    lease = cache.join(2 * ROOM, OBJECTS, "a-")
-    assert lease.obtain("a-1", SIZE, writer("a-1"))
-    assert cache.path("a-1").read_bytes() == contents("a-1")
-    assert len(list((tmp_path / "users").iterdir())) == 1
+    assert one.obtain("a-1", at_once=False)
+    assert one.cache.path("a-1").read_bytes() == contents("a-1")
 
 
 _FORK = """
@@ -394,41 +382,40 @@ import os, sys, time
 from pathlib import Path
 from precache.reading.disk_cache import DiskCache
 cache = DiskCache(Path(sys.argv[1]), int(sys.argv[2]))
-lease = cache.join(int(sys.argv[3]), 2, "a-")
+uses = cache.uses()
+cache.obtain(uses, "a-1", 1, lambda descriptor: None)
 if not os.fork():
-    assert not lease.usable
     print(os.getpid(), flush=True)
 time.sleep(1000)
 """
 
 
 def test_a_forked_child_keeps_nothing_locked(tmp_path: Path) -> None:
-    cache = cache_for(tmp_path, 2)
-    command = [sys.executable, "-c", _FORK, str(tmp_path), str(cache.limit), str(2 * ROOM)]
+    one = reader(tmp_path, 1)
+    command = [sys.executable, "-c", _FORK, str(tmp_path), str(one.cache.limit)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
-        with pytest.raises(UsageError):
-            cache.join(ROOM, OBJECTS, "a-")
-        process.kill()
-        process.wait()
         try:
-            cache.join(2 * ROOM, OBJECTS, "a-")
+            assert one.obtain("a-2", at_once=False) is None
+            process.kill()
+            process.wait()
+            assert one.obtain("a-2", at_once=False)
         finally:
             os.kill(child, signal.SIGKILL)
 
 
 def _work(folder: Path, limit: int, seed: int, rounds: int) -> None:
-    """Hold, check and give back random objects, several threads at a time."""
-    lease = DiskCache(folder, limit).join(3 * ROOM, OBJECTS, "a-")
+    """Use, check and give back random objects, several threads at a time."""
+    one = Reader(folder, limit)
 
     def work(seed: int) -> None:
         order = random.Random(seed)
         for _ in range(rounds):
             name = f"a-{seed % 3}-{order.randrange(8)}"  # names of a thread are its own
-            lease.obtain(name, SIZE, writer(name))
-            assert (folder / "objects" / name).read_bytes() == contents(name)
-            lease.release(name)
+            if one.obtain(name, at_once=False) is not None:
+                assert (folder / "objects" / name).read_bytes() == contents(name)
+                one.uses.end(name)
 
     threads = [threading.Thread(target=work, args=[3 * seed + n]) for n in range(3)]
     for thread in threads:
@@ -441,7 +428,7 @@ def _work(folder: Path, limit: int, seed: int, rounds: int) -> None:
 def test_the_limit_holds_at_every_moment_whoever_is_killed(
     tmp_path: Path, processes: list[BaseProcess]
 ) -> None:
-    limit = limit_for(12, 4)  # of 36 objects
+    limit = limit_for(12)  # of 36 objects
     for seed in range(4):
         rounds = 10**6 if seed == 0 else 60
         processes.append(spawn.Process(target=_work, args=[tmp_path, limit, seed, rounds]))
@@ -455,8 +442,7 @@ def test_the_limit_holds_at_every_moment_whoever_is_killed(
     assert killed
     assert [process.exitcode for process in processes[1:]] == [0, 0, 0]
     assert limit // 2 < most <= limit
-    last = DiskCache(tmp_path, limit).join(12 * ROOM, OBJECTS, "a-")
-    assert len(list((tmp_path / "users").iterdir())) == 1
+    last = Reader(tmp_path, limit)
     for number in range(12):
-        last.obtain(f"a-new-{number}", SIZE, writer(f"a-new-{number}"))
+        assert last.obtain(f"a-new-{number}", at_once=False)
     assert poll(lambda: list((tmp_path / "parts").iterdir()) == [], "parts are removed")

@@ -19,7 +19,7 @@ import precache
 from precache.errors import DamageError, StorageError, StoreError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.remote_shards import RangedShardFiles
-from precache.runtime import io_pool
+from precache.runtime import ordered_map
 from precache.storage.base import Range
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
@@ -217,7 +217,7 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(io_pool, "GRACE", 0.05)
+    monkeypatch.setattr(ordered_map, "GRACE", 0.05)
     store = stores["raw"]
     precache.pull(store.path, "s3://bucket/hangs", storage_options=s3.options())
     url, options = "s3://bucket/hangs", s3.options(proxy.port)
@@ -236,7 +236,7 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
         for _ in loader:
             assert asked.wait(60)
             break
-        [left] = [r.message for r in caplog.records if r.name == "precache.runtime.io_pool"]
+        [left] = [r.message for r in caplog.records if r.name == "precache.runtime.ordered_map"]
         assert left == f"a request to {loader.version.path} is left behind: it is not answered"
         assert not answer.is_set()
         answer.set()
@@ -250,7 +250,7 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
 def test_ctrl_c_does_not_wait_for_a_server_that_hangs(
     stores: dict[str, BuiltStore], s3: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(io_pool, "GRACE", 60)
+    monkeypatch.setattr(ordered_map, "GRACE", 60)
     precache.pull(stores["raw"].path, "s3://bucket/pressed", storage_options=s3.options())
     main, answer = threading.main_thread().ident, threading.Event()
     assert main is not None
@@ -276,33 +276,3 @@ def test_ctrl_c_does_not_wait_for_a_server_that_hangs(
         signal.signal(signal.SIGINT, before)
     assert not answer.is_set()
     answer.set()
-
-
-def test_requests_of_an_iterator_end_with_it() -> None:
-    requests = io_pool.Requests(2, "nowhere")
-    begun, answer, ended = threading.Event(), threading.Event(), list[str]()
-
-    def hang() -> None:
-        begun.set()
-        assert answer.wait(60)
-
-    def work() -> None:
-        with requests.active():
-            assert io_pool.request(lambda: 5) == 5
-            with pytest.raises(ValueError, match="of no use"):
-                io_pool.request(lambda: int("of no use"))
-            with pytest.raises(StorageError, match="stopped"):
-                io_pool.request(hang)
-        assert io_pool.request(threading.current_thread) is thread
-        ended.append("ended")
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert begun.wait(60)
-    requests.stop()
-    thread.join()
-    assert ended == ["ended"]
-    with requests.active(), pytest.raises(StorageError, match="stopped"):
-        io_pool.request(lambda: 5)
-    answer.set()
-    requests.close()

@@ -64,14 +64,13 @@ def test_no_more_than_ahead_items_are_taken_before_the_consumer_asks() -> None:
     work.close()
 
 
-@pytest.mark.parametrize("together", [1, 2, 3, 20])
-def test_an_error_is_raised_at_the_turn_of_its_item(together: int) -> None:
+def test_an_error_is_raised_at_the_turn_of_its_item() -> None:
     def work(item: int) -> int:
         if item >= 2:
             raise ValueError(f"item {item}")
         return item
 
-    results = prefetch(work, range(10), threads=4, ahead=10, together=together)
+    results = prefetch(work, range(10), threads=4, ahead=10)
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ValueError, match="item 2"):
         next(results)
@@ -79,16 +78,13 @@ def test_an_error_is_raised_at_the_turn_of_its_item(together: int) -> None:
         next(results)
 
 
-@pytest.mark.parametrize("together", [1, 2, 3, 20])
 @pytest.mark.parametrize("good", [0, 1, 5, 6])
-def test_an_error_of_the_items_is_raised_after_the_results_before_it(
-    together: int, good: int
-) -> None:
+def test_an_error_of_the_items_is_raised_after_the_results_before_it(good: int) -> None:
     def items() -> Iterator[int]:
         yield from range(good)
         raise ValueError(f"item {good}")
 
-    results = prefetch(lambda x: x, items(), threads=2, ahead=4, together=together)
+    results = prefetch(lambda x: x, items(), threads=2, ahead=4)
     assert [next(results) for _ in range(good)] == list(range(good))
     with pytest.raises(ValueError, match=f"item {good}"):
         next(results)
@@ -108,7 +104,7 @@ def test_an_error_of_the_items_holds_nothing_once_it_was_handled() -> None:
         yield from range(4)
         raise ValueError(f"after {held}")
 
-    results = prefetch(lambda x: x, items(held), threads=2, ahead=3, together=2)
+    results = prefetch(lambda x: x, items(held), threads=2, ahead=3)
     assert [next(results) for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="after"):
         next(results)
@@ -127,16 +123,15 @@ def test_an_error_holds_nothing_once_it_was_handled() -> None:
     def work(item: int, held: Held = held) -> int:
         raise ValueError(f"item {item}")
 
-    results = prefetch(work, range(10), threads=2, ahead=3, together=2)
+    results = prefetch(work, range(10), threads=2, ahead=3)
     with pytest.raises(ValueError, match="item 0"):
         next(results)
     del results, work, held
     poll(lambda: alive() is None, "threads that have ended let go of their work")
 
 
-@pytest.mark.parametrize("together", [1, 2, 3, 20])
 @pytest.mark.parametrize("taken", [0, 1, 4, 9])
-def test_what_nobody_took_is_let_go(together: int, taken: int) -> None:
+def test_what_nobody_took_is_let_go(taken: int) -> None:
     made: list[weakref.ref[Any]] = []
 
     class FieldMatch:
@@ -147,19 +142,12 @@ def test_what_nobody_took_is_let_go(together: int, taken: int) -> None:
         made.append(weakref.ref(result))
         return result
 
-    results = prefetch(work, range(9), 2, 3, together)
+    results = prefetch(work, range(9), 2, 3)
     for _ in range(taken):
         next(results)
     results.close()
     assert made or not taken
     assert not any(each() for each in made)
-
-
-@pytest.mark.parametrize("together", [2, 3, 20])
-def test_results_of_one_thread_at_a_time_come_in_order(together: int) -> None:
-    items = list(range(50))
-    found = list(prefetch(lambda x: 3 * x, items, threads=3, ahead=2, together=together))
-    assert found == [3 * x for x in items]
 
 
 def test_an_error_of_the_items_reaches_the_consumer() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import itertools
 import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,9 +40,8 @@ from precache_workers.runtime.time_limit import (
     EXPIRY_SECONDS,
     FETCHING,
     LATE,
-    SLOT_BYTES,
     SamplesAtWork,
-    at_work_file,
+    kept_notes,
     key_digest,
     run_in_time,
     samples_at_work,
@@ -299,81 +300,73 @@ def suspected(*keys: str, why: str = "") -> dict[str, str]:
 
 def suspects_after(path: Path, act: Callable[[Workers], object]) -> dict[str, str]:
     """Return the suspects where a process dies after some notes."""
-    workers = Workers()
-    with at_work_file(str(path)):
+    workers, left = Workers(), path.with_name("left")
+    with kept_notes(str(path)):
         act(workers)
-        left = path.read_bytes()
+        shutil.copytree(path, left)
         workers.end()
     assert not path.exists(), "a task that has ended leaves nothing"
-    path.write_bytes(left)
-    suspects = take_suspects(str(path), "it fell")
-    assert not path.exists()
-    assert take_suspects(str(path), "it fell") == {}
+    suspects = take_suspects(str(left), "it fell")
+    assert not left.exists()
+    assert take_suspects(str(left), "it fell") == {}
     assert suspects is not None
     return suspects
 
 
-def test_every_thread_has_a_note_of_its_own(tmp_path: Path) -> None:
-    keys = {f"ä/{number}.jpg" for number in range(40)}
-    suspects = suspects_after(tmp_path / "notes", lambda workers: [*map(workers.note, keys)])
-    assert suspects == suspected(*keys, why=f"{DECODING} kills the worker: it fell")
+MANY = {f"ä/{number}.jpg" for number in range(40)}
+LONG = [f"\udcff{number:09000}" for number in range(1000)]
 
 
-def test_of_a_thread_that_has_ended_the_place_serves_another(tmp_path: Path) -> None:
-    def act(workers: Workers) -> None:
-        for number in range(40):
-            workers.note(f"old {number}")
-            workers.end()
-            workers.__init__()  # type: ignore[misc]  # others
-        workers.note("new")
-        assert (tmp_path / "notes").stat().st_size == 2 * SLOT_BYTES
-
-    assert suspects_after(tmp_path / "notes", act).keys() == suspected("new").keys()
+def ended(workers: Workers) -> None:
+    """Notes of threads that have ended."""
+    for number in range(40):
+        workers.note(f"old {number}")
+    workers.end()
+    workers.__init__()  # type: ignore[misc]  # others
 
 
-def test_samples_that_are_only_read_are_suspects_where_there_are_no_others(tmp_path: Path) -> None:
-    def read(workers: Workers) -> None:
-        workers.note("a", "b", foreign=False)
-
-    def both(workers: Workers) -> None:
-        read(workers)
-        workers.note("c")
-
-    assert suspects_after(tmp_path / "notes", read).keys() == suspected("a", "b").keys()
-    assert suspects_after(tmp_path / "notes", both).keys() == suspected("c").keys()
+def refuse(*given: object) -> None:
+    raise OSError(errno.ENOSPC, "no space left")
 
 
-def test_of_many_keys_as_many_are_noted_as_there_is_room_for(tmp_path: Path) -> None:
-    keys = [f"\udcff{number:09000}" for number in range(1000)]
-    suspects = suspects_after(tmp_path / "notes", lambda workers: workers.note(*keys))
-    assert list(suspects) == list(suspected(*keys))[: len(suspects)]
-    assert len(suspects) > 400
+def on_a_full_disk(workers: Workers) -> None:
+    with pytest.MonkeyPatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        workers.note("lost")
 
 
-def test_samples_that_are_late_replace_all_notes(tmp_path: Path) -> None:
-    def act(workers: Workers) -> None:
-        for key in "abc":
-            workers.note(key)
-        time_limit._file.write_late({"b": "it hangs"})  # type: ignore[union-attr]
-
-    assert suspects_after(tmp_path / "notes", act) == suspected("b", why="it hangs")
+def late(workers: Workers) -> None:
+    notes = time_limit._notes
+    assert notes is not None
+    notes.write_late({"b": "it hangs"})
 
 
-def test_a_note_for_which_the_disk_has_no_room_takes_no_place_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def noted(*keys: str, foreign: bool = True) -> Callable[[Workers], None]:
+    return lambda workers: workers.note(*keys, foreign=foreign)
+
+
+@pytest.mark.parametrize(
+    ("acts", "suspects", "why"),
+    [
+        pytest.param([noted(key) for key in MANY], MANY, "", id="a note of every thread"),
+        pytest.param([noted(*LONG)], LONG, "", id="many keys in one note"),
+        pytest.param([ended, noted("new")], ["new"], "", id="none of threads that have ended"),
+        pytest.param([noted("a", "b", foreign=False)], "ab", "", id="what is only read"),
+        pytest.param([noted("a", foreign=False), noted("c")], "c", "", id="not what is only read"),
+        pytest.param([on_a_full_disk, noted("b")], "b", "", id="those for which there is room"),
+        pytest.param([*map(noted, "abc"), late], "b", "it hangs", id="late ones instead"),
+    ],
+)
+def test_of_a_process_that_died_the_notes_tell_the_suspects(
+    tmp_path: Path, acts: Sequence[Callable[[Workers], None]], suspects: Sequence[str], why: str
 ) -> None:
-    def act(workers: Workers) -> None:
-        with monkeypatch.context() as full:
-            full.setattr(os, "write", lambda *given: 0)
-            workers.note("a")
-        workers.note("b")
-
-    assert suspects_after(tmp_path / "notes", act).keys() == suspected("b").keys()
+    taken = suspects_after(tmp_path / "notes", lambda workers: [act(workers) for act in acts])
+    assert taken == suspected(*suspects, why=why or f"{DECODING} kills the worker: it fell")
 
 
 def test_a_task_goes_on_where_no_notes_can_be_kept(tmp_path: Path) -> None:
-    with at_work_file(str(tmp_path / "nowhere/notes")) as file:
-        assert file is None
+    with kept_notes(str(tmp_path / "nowhere/notes")) as notes:
+        assert notes is None
         assert run_in_time(lambda: samples_at_work().work(DECODING, "a", str), 1.0) == ""
 
 
@@ -537,7 +530,7 @@ def work():
     print("begun", flush=True)
     block()
 
-with time_limit.at_work_file(sys.argv[1]):
+with time_limit.kept_notes(sys.argv[1]):
     time_limit.run_in_time(work, 2.5)
 """
 

@@ -237,7 +237,11 @@ def test_members_that_are_not_used_are_named_and_counted(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     members = [(f"cat/{n}.{s}", PHOTO) for n in range(3) for s in ("jpg", "json", "TXT")]
-    members += [("LICENSE", b""), ("cat/._0.jpg", b""), *((f"x/a.{n:04d}", b"") for n in range(30))]
+    members += [
+        ("LICENSE", b""),
+        ("cat/._0.jpg", b""),
+        *((f"cat/a.{n:04d}", b"") for n in range(30)),
+    ]
     source = SOURCES[kind](tmp_path, members)
     for command in ("plan", "build"):
         said = printed(capsys, command, source, tmp_path / "store", *FLAGS)

@@ -21,8 +21,7 @@ import pytest
 
 import precache
 from precache.errors import StorageError
-from precache.storage import backends as filesystems
-from precache.storage import retries
+from precache.storage import fsspec_services, retries
 from precache.storage.base import Folder, is_missing, required
 from precache.storage.open import open_folder
 from tests.support.building import contents, cut, encoded, pixels, write
@@ -242,7 +241,7 @@ class _EndlessPage(_ListsItself):
 
 
 def test_a_page_without_an_end_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystems, "MOST_PAGE", 1 << 20)
+    monkeypatch.setattr(fsspec_services, "MOST_PAGE", 1 << 20)
     with (
         serving(_EndlessPage) as folder,
         pytest.raises(StorageError, match=r"cannot list http.*/photos: .* more than 1,048,576 b"),

@@ -214,14 +214,14 @@ def test_a_listing_that_breaks_off_is_asked_for_again(s3: S3Server, proxy: Fault
     folder = open_folder(url, s3.options(proxy.port))
     proxy.faults["GET", "/bucket"] = [truncated]
     assert folder.names() == ["1", "2", "3"]
-    assert len(proxy.agents) == 2
+    assert len(proxy.headers) == 2
 
 
 def test_what_may_not_be_listed_is_said_at_once(s3: S3Server, proxy: FaultProxy) -> None:
     proxy.faults["GET", "/bucket"] = [status(403)]
     with pytest.raises(StorageError, match=r"cannot list s3://bucket/x.*; check the credentials"):
         open_folder("s3://bucket/x", s3.options(proxy.port)).names()
-    assert len(proxy.agents) == 1
+    assert len(proxy.headers) == 1
 
 
 def test_of_googles_objects_no_more_is_asked_than_is_kept(

@@ -28,6 +28,9 @@ from precache.storage.local import ANYWHERE, LocalFolder
 from precache.storage.open import open_folder
 from tests.support.building import end, poll, start
 
+_LIMIT = Path("/proc/sys/vm/max_map_count")
+MAP_LIMIT = int(_LIMIT.read_text()) if _LIMIT.exists() else 0
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> LocalFolder:
@@ -166,6 +169,32 @@ def test_a_disk_that_is_full_in_earnest(tmp_path: Path) -> None:
     if done.returncode == 77 or done.stderr.startswith("unshare"):
         pytest.skip("mounting is not allowed here")
     assert done.stdout == "True []\n", done.stderr
+
+
+MAPS = """
+import contextlib, mmap, pathlib, sys
+from precache.storage.local import LocalFolder
+from precache.storage.local_files import map_file
+descriptor, maps = LocalFolder(pathlib.Path(sys.argv[1])).open("a"), []
+with contextlib.suppress(OSError):
+    while True:  # by turns, as neighbours that are alike count as one
+        maps.append(mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE * (len(maps) % 2)))
+try:
+    maps += [map_file(descriptor) for _ in range(9)]
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(
+    not 0 < MAP_LIMIT <= 1 << 17, reason="needs Linux, and a limit that a process can reach"
+)
+def test_the_limit_of_maps_is_named_where_a_map_fails_for_it(
+    folder: LocalFolder, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    folder.put("a", [b"1"])
+    said = run_python(MAPS, folder.root).stdout
+    assert f"vm.max_map_count allows {MAP_LIMIT:,}; raise it: sudo sysctl -w" in said
 
 
 # --- create only --------------------------------------------------------------------------------

@@ -36,7 +36,9 @@ from precache.storage import base as limits
 from precache.storage import remote as blobs
 from precache.storage import retries
 from precache.storage.base import Buffer, Folder
+from precache.storage.fsspec_services import Fsspec
 from precache.storage.local import LocalFolder
+from precache.storage.object_store import ObjectStore
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
 from precache.store.commit_log import append_entry, read_commits, require_create_only
@@ -214,14 +216,15 @@ def test_a_small_object_is_read_no_further_than_its_limit(
     folder.put("right.json", [b"1" * 1000])
     folder.put("large.json", [b"1" * 5000])
     folder.put("empty.json", [b""])
-    read, sizes = blobs.RemoteFolder._cat, list[int]()
+    sizes = list[int]()
+    for kind in (Fsspec, ObjectStore):
 
-    def counted(own: Any, *arguments: Any, **options: Any) -> list[Any]:
-        found = read(own, *arguments, **options)
-        sizes.extend(len(each) for each in found if isinstance(each, bytes))
-        return found
+        def counted(own: Any, *arguments: Any, read: Any = kind.read, **options: Any) -> list[Any]:
+            found: list[Any] = read(own, *arguments, **options)
+            sizes.extend(len(each) for each in found if isinstance(each, bytes))
+            return found
 
-    monkeypatch.setattr(blobs.RemoteFolder, "_cat", counted)
+        monkeypatch.setattr(kind, "read", counted)
     names = ["right.json", "large.json", "empty.json"]
     right, large, empty = folder.read_many(names, [-1, -1, -1])
     assert (right, empty) == (b"1" * 1000, b"")
@@ -381,9 +384,9 @@ class Watched(AbstractFileSystem):  # type: ignore[misc] - fsspec has no types
 
 def watched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[RemoteFolder, Watched]:
     """A folder, and the one file system that it uses."""
-    fs = Watched(**options)
-    monkeypatch.setattr(blobs, "file_system", lambda *_: fs)
-    fsspec.register_implementation("watched", Watched, clobber=True)
+    service = Fsspec("memory", {})
+    service.fs = fs = Watched(**options)
+    monkeypatch.setattr(blobs, "open_service", lambda *_: service)
     return RemoteFolder("watched", "bucket"), fs
 
 
@@ -430,12 +433,6 @@ def test_threads_of_a_walk_that_is_left_end_with_their_page(
     assert fs.begun <= 2 + blobs.LISTINGS
 
 
-def test_a_folder_is_not_listed_to_know_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, fs = watched(monkeypatch, prefixes=3)
-    assert folder.kind() == "folder"
-    assert fs.begun == 0
-
-
 # --- faults -------------------------------------------------------------------------------------
 
 
@@ -445,7 +442,7 @@ def test_a_server_that_stays_busy_is_an_error_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(retries, "BUSY_ATTEMPTS", 3)
+    monkeypatch.setattr(ObjectStore, "attempts", 3)
     faulty.put("a", [b"1"])
     proxy.faults["GET", "/a"] = [status(503)] * 1000
     with pytest.raises(StorageError, match=r"cannot read s3://bucket/\d+/a"):
@@ -587,7 +584,7 @@ def test_of_two_who_copy_to_one_name_at_once_one_succeeds(
     finally:
         proxy.stop()
         if protocol == "gs":
-            type(here._fs).clear_instance_cache()  # type: ignore[attr-defined]
+            type(here._service.fs).clear_instance_cache()  # type: ignore[attr-defined]
     assert copied == [True, True]
     assert other.read("c") == b"another"
     assert other.names() == ["a", "b", "c"]

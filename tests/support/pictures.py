@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import struct
 import sys
+import zlib
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -33,6 +35,17 @@ def oriented(orientation: int) -> Image.Exif:
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     return exif
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    checked = kind + content
+    return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+
+def png(header: tuple[int, int, int, int], body: bytes) -> bytes:
+    """A PNG of (width, height, bits, colour type) with the given compressed lines."""
+    start = png_chunk(b"IHDR", struct.pack(">IIBBBBB", *header, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + start + png_chunk(b"IDAT", body) + png_chunk(b"IEND", b"")
 
 
 def half_transparent() -> Image.Image:

@@ -289,8 +289,8 @@ class FaultProxy:
         (method, end of the path) -> faults, each of one request, in order.
     seen
         (method, path) -> requests.
-    agents
-        User-Agent of each request, in order.
+    headers
+        Those of each request, in order.
     before
         Called with (method, path) of each request; may wait.
     ignored
@@ -303,7 +303,7 @@ class FaultProxy:
         self.upstream = upstream
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self.seen: Counter[tuple[str, str]] = Counter()
-        self.agents: list[str] = []
+        self.headers: list[Mapping[str, str]] = []
         self.ignored: frozenset[str] = frozenset()
         self.before: Callable[[str, str], None] = lambda method, path: None
         self.choose: Callable[[str, str], Fault | None] = lambda method, path: None
@@ -341,7 +341,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = self.path.partition("?")[0]
-        self.proxy.agents.append(self.headers.get("User-Agent", ""))
+        self.proxy.headers.append(self.headers)
         self.proxy.before(self.command, path)
         fault = self.proxy.take(self.command, path)
         upstream = http.client.HTTPConnection("127.0.0.1", self.proxy.upstream, timeout=30)

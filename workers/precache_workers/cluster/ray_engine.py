@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import pickle
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -41,10 +42,10 @@ RESULT_SECONDS = 60.0
 """Limit for fetching a result, whose node may just be lost."""
 
 AT_WORK = "precache-at-work-"
-"""Prefix of a file's name in the temporary folder of a node: the samples at which a task works."""
+"""Prefix of a folder's name in the temporary one of a node: the samples at which a task works."""
 
 STALE_SECONDS = 86400.0
-"""Age of files of notes that are removed: those of tasks that were cancelled."""
+"""Age of folders of notes that are removed: those of tasks that were cancelled."""
 
 
 class RayEngine:
@@ -70,7 +71,7 @@ class RayEngine:
         self._remotes: dict[tuple[Callable[[Any], Any], int, int, int], Any] = {}
         self._memory = 0
         self._under_way: dict[Any, str] = {}
-        """Task -> the name of its file of notes."""
+        """Task -> the name of its folder of notes."""
         self._slots, self._slots_counted = 0, float("-inf")
         self._waiting_since = time.monotonic()
 
@@ -120,7 +121,7 @@ class RayEngine:
 
         def on_worker(items_and_name: bytes) -> bytes:
             items, name = pickle.loads(items_and_name)
-            _remove_stale_files()
+            _remove_stale_notes()
             began = time.time()
             values, seconds = run_items(call, job, items, _at_work_path(name))
             with contextlib.suppress(Exception):  # metrics fail no task
@@ -155,7 +156,7 @@ class RayEngine:
             self._ray.cancel(copy, force=True)
 
     def _end(self, task: Any, at_work: str) -> Done | Lost:
-        """Return how a task ended; `at_work` is the name of a file on its node."""
+        """Return how a task ended; `at_work` is the name of a folder on its node."""
         errors = self._ray.exceptions
         try:
             values, seconds = pickle.loads(self._ray.get(task, timeout=RESULT_SECONDS))
@@ -197,16 +198,16 @@ def _at_work_path(name: str) -> str:
 
 
 def _take_suspects(name_and_why: tuple[str, str]) -> list[dict[str, str] | None]:
-    """Do as `take_suspects` with a file of this node; nothing if the file is not here."""
+    """Do as `take_suspects` with a folder of this node; nothing if it is not here."""
     name, why = name_and_why
     path = _at_work_path(name)
     return [take_suspects(path, why)] if Path(path).exists() else []
 
 
 @functools.cache
-def _remove_stale_files() -> None:
-    """Remove files that nobody took from this node, once a process."""
+def _remove_stale_notes() -> None:
+    """Remove notes that nobody took from this node, once a process."""
     for path in Path(tempfile.gettempdir()).glob(f"{AT_WORK}*"):
         with contextlib.suppress(OSError):  # another user's
             if path.stat().st_mtime < time.time() - STALE_SECONDS:
-                path.unlink()
+                shutil.rmtree(path)

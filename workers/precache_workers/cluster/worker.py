@@ -17,7 +17,7 @@ from typing import Any
 
 from precache.errors import BuildError, HangError, MismatchError, PrecacheError
 from precache_workers.cluster.dispatch import TASK_SECONDS
-from precache_workers.runtime.time_limit import at_work_file
+from precache_workers.runtime.time_limit import kept_notes
 
 PARENT_SECONDS = 0.5
 """Time between two checks that the process that started this one still runs."""
@@ -33,7 +33,7 @@ def run_items(
     Parameters
     ----------
     at_work
-        File to create for the samples at work, which stays only if this process ends.
+        Folder to create for the samples at work, which stays only if this process ends.
 
     Returns
     -------
@@ -41,7 +41,7 @@ def run_items(
         Values, as of `Done`; a `PrecacheError` that was raised is one. Then the seconds.
     """
     began, seconds, values = time.monotonic(), 0.0, []
-    with at_work_file(at_work) as file:
+    with kept_notes(at_work) as notes:
         for item in items:
             if seconds >= 2 * TASK_SECONDS:
                 break
@@ -53,9 +53,8 @@ def run_items(
             if isinstance(values[-1], MismatchError):
                 break
             if isinstance(values[-1], HangError):
-                with contextlib.suppress(OSError):
-                    if file is not None:
-                        file.write_late(values[-1].late)
+                if notes is not None:
+                    notes.write_late(values[-1].late)
                 os._exit(1)
     return values, seconds
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from precache.runtime.spread import Spread, relative_error
 from precache.simulation.loop import Setting
 from precache.simulation.model import Simulation
-from precache_workers.profiling.measurements import (
+from precache_workers.doctor.measurements import (
     CodecTimes,
     Host,
     PerSample,
@@ -20,6 +20,7 @@ from precache_workers.profiling.measurements import (
     StepTimes,
     Throughput,
 )
+from precache_workers.profiling.estimate import FILE_SECONDS, Estimate, ShardWork, estimate
 
 MISFIT_SHARE = 0.01
 """Share of samples whose rows may have other shapes: a build allows as many failures."""
@@ -130,31 +131,6 @@ class CutPoint:
     samples_per_s: float
 
 
-@dataclass(frozen=True)
-class BuildForecast:
-    """Cost of a build of all samples by the recipe's own codec.
-
-    Attributes
-    ----------
-    cpu_seconds
-        Predicted `BuildResult.cpu_seconds`.
-    error
-        Half the width of its 95% confidence interval over itself, as samples differ.
-    seconds
-        Wall time on the requested cores.
-    before_seconds
-        Part of it before the first sample: listing the source, and starting workers.
-    limited_by
-        ``cpu``, or ``fetch`` if one machine cannot read the source fast enough.
-    """
-
-    cpu_seconds: float
-    error: float
-    seconds: float
-    before_seconds: float
-    limited_by: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class DoctorReport:
     """Result of `precache.doctor`; `dataclasses.asdict` of it is plain data.
@@ -174,6 +150,9 @@ class DoctorReport:
     cut
         Stage after which to store: the least work in each epoch among the points that can be stored
         and leave random ops to training.
+    build, error
+        The build of all samples by the recipe's own codec, as its plan estimates it; half the
+        width of the 95% confidence interval of its CPU time over itself, as samples differ.
     seconds
         Time of the measurement.
     """
@@ -189,7 +168,8 @@ class DoctorReport:
     rate: float
     cores: int
     cut: str
-    build: BuildForecast
+    build: Estimate
+    error: float
     stages: Sequence[Stage]
     slowest: Sequence[SlowestSample]
     codecs: Sequence[CodecFigures]
@@ -209,7 +189,7 @@ class DoctorReport:
 
         return report_text(self)
 
-    def html(self, path: str | Path) -> None:
+    def html(self, path: str | os.PathLike[str]) -> None:
         """Write a page: one file that needs no network; ``pip install "precache[report]"``.
 
         Raises
@@ -222,11 +202,15 @@ class DoctorReport:
         from precache.html.pages import save
         from precache_workers.doctor.page import render_doctor_report
 
-        save(render_doctor_report(self), path)
+        save(render_doctor_report(self), os.fspath(path))
 
 
 def doctor_report(
-    measured: SourceMeasurements, rate: float, cores: int, seconds: float
+    measured: SourceMeasurements,
+    rate: float,
+    cores: int,
+    seconds: float,
+    build: Estimate | None = None,
 ) -> DoctorReport:
     """Compute the report from measurements.
 
@@ -241,8 +225,13 @@ def doctor_report(
         Of the build, and of training.
     seconds
         Time of the measurement.
+    build
+        Of all samples, where a plan has estimated it.
     """
-    cuts = _cuts(measured, rate, cores)
+    build = build or _build(measured, cores)
+    each_cpu = build.cpu_seconds / measured.samples
+    cuts = _cuts(measured, rate, cores, each_cpu)
+    whole = sum(stage.cpu for stage in _all_stages(measured))
     return DoctorReport(
         source=measured.source,
         samples=measured.samples,
@@ -255,10 +244,11 @@ def doctor_report(
         rate=rate,
         cores=cores,
         cut=best_cut(cuts),
-        build=_build(measured, cores),
+        build=build,
+        error=relative_error(np.asarray(whole), measured.samples),
         stages=_stages(measured),
         slowest=_slowest(measured),
-        codecs=[_codec(measured, codec, rate) for codec in measured.codecs],
+        codecs=[_codec(measured, codec, rate, each_cpu) for codec in measured.codecs],
         cuts=cuts,
         storage=measured.storage,
         host=measured.host,
@@ -332,9 +322,10 @@ def _slowest(measured: SourceMeasurements) -> list[SlowestSample]:
     ]
 
 
-def _codec(measured: SourceMeasurements, codec: CodecTimes, rate: float) -> CodecFigures:
-    own = measured.codecs[0]
-    build_cpu = measured.build_cpu + codec.encode_cpu - own.encode_cpu
+def _codec(
+    measured: SourceMeasurements, codec: CodecTimes, rate: float, each_cpu: float
+) -> CodecFigures:
+    build_cpu = max(0.0, each_cpu + codec.write_cpu - measured.codecs[0].write_cpu)
     return CodecFigures(
         codec=codec.name,
         bytes_total=codec.stored * measured.samples,
@@ -362,18 +353,18 @@ def _mean(values: PerSample) -> float:
     return float(values.mean())
 
 
-def _cuts(measured: SourceMeasurements, rate: float, cores: int) -> list[CutPoint]:
+def _cuts(measured: SourceMeasurements, rate: float, cores: int, each_cpu: float) -> list[CutPoint]:
     """Return the points after the fetch and after each op; the last is the store of the recipe."""
     fetch = _mean(measured.fetch.cpu)
     ops = [_mean(stage.cpu) for stage in measured.ops]
     own = measured.codecs[0]
     last = len(ops) - 1
     # A loader does more than decode: at the last cut, the ratio is known.
-    beyond = max(1.0, own.cpu_ms_per_1000 / 1e6 / max(_mean(measured.cuts[-1].decode_cpu), 1e-12))
+    beyond = own.cpu_ms_per_1000 / 1e6 / max(_mean(measured.cuts[-1].decode_cpu), 1e-12)
     few = len(measured.misfits) <= MISFIT_SHARE * len(measured.keys)
     encode = _mean(measured.encode.cpu)
     # The work of a build between its stages is the same wherever it stops.
-    between = max(0.0, measured.build_cpu - fetch - sum(ops) - encode)
+    between = max(0.0, each_cpu - fetch - sum(ops) - encode)
     slowest = cores / source_rate(measured, cores)
     cuts = [("fetch", True, False, measured.source_bytes / measured.samples, 0.0, fetch + sum(ops))]
     for at, (step, cut) in enumerate(zip(measured.ops, measured.cuts, strict=True)):
@@ -398,15 +389,15 @@ def _cuts(measured: SourceMeasurements, rate: float, cores: int) -> list[CutPoin
     ]
 
 
-def _build(measured: SourceMeasurements, cores: int) -> BuildForecast:
-    whole = sum(stage.cpu for stage in _all_stages(measured))
-    cpu_seconds = measured.build_cpu * measured.samples
-    before = measured.listing_seconds + measured.start_seconds
-    by_cpu, by_fetch = cpu_seconds / cores, measured.samples / source_rate(measured, cores)
-    return BuildForecast(
-        cpu_seconds=cpu_seconds,
-        error=relative_error(np.asarray(whole), measured.samples),
-        seconds=before + max(by_cpu, by_fetch),
-        before_seconds=before,
-        limited_by="fetch" if by_fetch > by_cpu else "cpu",
+def _build(measured: SourceMeasurements, cores: int) -> Estimate:
+    rows, arrays = measured.rows_per_shard, measured.times.computed
+    counts = [rows] * (measured.samples // rows) + [measured.samples % rows]
+    return estimate(
+        [ShardWork.new(count, arrays) for count in counts if count],
+        measured.times,
+        cores,
+        listing=measured.listing_seconds,
+        start=measured.start_seconds,
+        round_trip=FILE_SECONDS,
+        fetched_per_s=source_rate(measured, cores) if measured.storage else math.inf,
     )

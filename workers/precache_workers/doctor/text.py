@@ -65,8 +65,7 @@ def answers(report: DoctorReport) -> Iterator[tuple[str, str]]:
 
 def _build(report: DoctorReport) -> str:
     build = report.build
-    known = 0 < build.error < math.inf
-    spread = f" (± {build.error:.0%})" if known else ""
+    spread = f" (± {report.error:.0%})" if 0 < report.error < math.inf else ""
     fetch = ", limited by reading the source" if build.limited_by == "fetch" else ""
     wall = f"{duration(build.seconds)} on {count_cores(report.cores)}"
     before = f" ({duration(build.before_seconds)} to list and start)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,9 +14,9 @@ import numpy as np
 
 from precache.errors import (
     DamageError,
-    PrecacheError,
     StorageError,
     StoreError,
+    UsageError,
 )
 from precache.recipe.recipe import draws_in_words
 from precache.runtime.usage import cores
@@ -39,7 +40,7 @@ from precache_workers.planning.catalogue import has_matches
 from precache_workers.planning.diff import BuildDifferences, compare_with_committed
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request, source_of
-from precache_workers.planning.rows import in_few_units, samples_read
+from precache_workers.planning.rows import samples_read
 from precache_workers.planning.shard_plan import ShardPlan, plan_shards
 from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
@@ -55,20 +56,12 @@ from precache_workers.planning.work_plan import (
     requested_target,
     retried_rows,
 )
-from precache_workers.profiling.estimate import Estimate, UnitTimes, estimate
+from precache_workers.profiling.estimate import FILE_SECONDS, Estimate, ShardWork, estimate
 from precache_workers.sources.base import Source
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may not need
+    from precache_workers.doctor.report import DoctorReport
     from precache_workers.shards.samples import FetchAllTask, Job
-
-TIMED, LEAST_TIMED = 128, 8
-"""Rows of each kind that are measured; samples of `TIMED_BYTES` and more are fewer."""
-
-TIMED_BYTES = 128 << 20
-
-FILE_SECONDS = 0.0015
-"""Assumed seconds to write a small file and sync it to a local disk: the 65 of a build then
-take 0.1 s, as on an SSD."""
 
 _BY_OPS = "that has a field by these ops, or by the first of them"
 
@@ -128,6 +121,8 @@ class BuildPlan:
         Shards that ``--compact`` would give; None where it would not give far fewer.
     compares
         False for a Python dataset of which a change of the data is not seen.
+    gain
+        What a cache would bring, if that was asked for.
     """
 
     version: str
@@ -162,6 +157,7 @@ class BuildPlan:
     examples: Mapping[str, str] = field(default_factory=dict)
     row_types: Mapping[str, str] = field(default_factory=dict)
     pixels: tuple[str, ...] = ()
+    gain: DoctorReport | None = None
 
     @property
     def shards_to_make(self) -> int:
@@ -169,7 +165,21 @@ class BuildPlan:
         return self.shards - self.shards_skipped - self.shards_reused
 
     def __str__(self) -> str:
-        return plan_text(self)
+        return plan_text(self) if self.gain is None else f"{plan_text(self)}\n\n{self.gain}"
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write the page of `gain`.
+
+        Raises
+        ------
+        UsageError
+            There is no `gain`, or jinja2 is not installed.
+        StorageError
+            The file cannot be written.
+        """
+        if self.gain is None:
+            raise UsageError("the page says what a cache would bring; give a rate with it")
+        self.gain.html(path)
 
 
 def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
@@ -289,14 +299,19 @@ class _Profiler:
 
     def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
         """Estimate the cost of the shards; returns None if all of them are linked."""
-        from precache_workers.profiling.rates import RatesTask, measure_rates
+        from precache_workers.profiling.rates import (
+            TIMED,
+            RatesTask,
+            rows_to_time,
+            time_rows,
+        )
 
         target, table = work.target, work.target.table
         built = [shard for shard in shards if not shard.linked]
         if not built:
             return None
-        rows = _some_fetched(work, built)
         fetches = [target.rows_of(s.shard).start + s.fetched for s in built]
+        rows = rows_to_time(table, np.concatenate(fetches))
         read, *shards_read = samples_read(table, [rows, *fetches])
         old = max(built, key=lambda shard: len(shard.taken))
         task = RatesTask.of(
@@ -308,28 +323,26 @@ class _Profiler:
             samples_read=read,
             stored=old.stored if len(old.taken) else None,
             places=old.taken[:TIMED].tolist(),
+            barred=self._barred,
         )
-        outcome = self._outcome(measure_rates, task)
-        if isinstance(outcome, PrecacheError):
-            raise outcome
-        times: UnitTimes = outcome
+        times = time_rows(self._run, task)
         return estimate(
-            built,
+            list(map(ShardWork.of, built, shards_read)),
             times,
-            self._cpus(),
-            read=shards_read,
+            planned_cpus(self._request),
             listing=self._listed.seconds + self._probe_seconds,
             start=self._start_seconds,
             round_trip=_round_trip(self._store),
         )
 
-    def _cpus(self) -> int:
-        request = self._request
-        if request.address == "serial":
-            return 1
-        if is_joined(request.address):
-            return max(1, int(cluster_cpus() / request.placement.cpus))
-        return request.cpus or cores()
+
+def planned_cpus(request: Request) -> int:
+    """Return how many tasks of the build run at a time, on the cluster that this process joined."""
+    if request.address == "serial":
+        return 1
+    if is_joined(request.address):
+        return max(1, int(cluster_cpus() / request.placement.cpus))
+    return request.cpus or cores()
 
 
 def _round_trip(store: Folder) -> float:
@@ -339,24 +352,6 @@ def _round_trip(store: Folder) -> float:
     began = time.perf_counter()
     store.size(ROOT)
     return time.perf_counter() - began
-
-
-def _some_fetched(work: Work, shards: Sequence[ShardPlan]) -> np.ndarray:
-    """Choose rows among those whose samples are to be fetched, of small and of large samples.
-
-    Few samples are most of the work if sizes vary: the middles of so many equal parts, by size,
-    are nearer to the mean than as many at random.
-    """
-    table = work.target.table
-    rows = np.concatenate([work.target.rows_of(s.shard).start + s.fetched for s in shards])
-    rows = np.array(in_few_units(table, rows.tolist(), TIMED), np.int64)
-    sizes = table.sizes[rows]
-    by_size = rows[np.argsort(sizes, kind="stable")]
-    affordable = TIMED_BYTES // max(1, int(sizes.mean())) if len(rows) else 0
-    count = min(TIMED, max(LEAST_TIMED, affordable), len(rows))
-    middles = (np.arange(count) + 0.5) * len(rows) / max(1, count)
-    chosen: np.ndarray = np.sort(by_size[middles.astype(int)])
-    return chosen
 
 
 def _plan(

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precache.recipe.ops import CenterCrop, Decode, HorizontalFlip, Op, Resampling, Resize, ToDType
+from precache.recipe.ops import Decode, Op, Resampling
 from precache.recipe.recipe import Field
-from precache.recipe.resampling import resized_shape
 from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Frame, frame_of
 from precache_workers.ops.field_recipe import FieldRecipe
@@ -129,21 +128,14 @@ def _part(ops: tuple[Op, ...], width: int, height: int) -> np.ndarray | None:
 
     None if they draw it, or a function may.
     """
-    top, left, bottom, right = 0.0, 0.0, 1.0, 1.0
+    box, shape = np.array([0.0, 0.0, 1.0, 1.0]), (height, width)
     for op in ops:
-        match op:
-            case Resize():
-                height, width = resized_shape(height, width, op.size)
-            case CenterCrop():
-                part = op.part(height, width)
-                if part is None:
-                    return None
-                high, wide = (bottom - top) / height, (right - left) / width
-                top, bottom = top + high * part[0].start, top + high * part[0].stop
-                left, right = left + wide * part[1].start, left + wide * part[1].stop
-                height, width = op.size
-            case Decode() | HorizontalFlip() | ToDType():
-                pass
-            case _:
-                return None
-    return np.array([top, left, bottom, right]) * min(height, width)
+        after, part = op.size_after(*shape), op.part(*shape)
+        if after is None:
+            return None
+        if part is not None:
+            scale = (box[2:] - box[:2]) / shape
+            ends = np.array([[side.start, side.stop] for side in part]).T
+            box = (box[:2] + scale * ends).reshape(-1)
+        shape = after
+    return box * min(shape)

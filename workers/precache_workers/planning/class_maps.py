@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +25,18 @@ from precache_workers.sources.base import (
     NO_RULES,
     Doubt,
     choice_error,
+    first_folder,
     hidden_as,
     is_image,
     is_utf8,
 )
 from precache_workers.sources.folder import bare_folders_on_disk
-from precache_workers.sources.label_readings import folder_labels, is_beside, read_folders
+from precache_workers.sources.label_readings import (
+    folder_labels,
+    is_beside,
+    quoted,
+    read_folders,
+)
 from precache_workers.sources.labels import in_order
 
 log = logging.getLogger(__name__)
@@ -41,7 +48,7 @@ def freeze_classes(
     where: str,
     *,
     grows: bool = False,
-    from_0: bool = False,
+    first: int | None = None,
 ) -> RowTable:
     """Number the labels by a given class map.
 
@@ -53,8 +60,8 @@ def freeze_classes(
     ----------
     grows
         Classes that the map lacks are added to it.
-    from_0
-        Class numbers without names begin with 0, even if none is 0.
+    first
+        The number of the first class where class numbers have no names; None to find it.
 
     Raises
     ------
@@ -68,7 +75,7 @@ def freeze_classes(
     labels, several = table.labels, table.labels.ndim == 2
     used = np.flatnonzero(labels.any(axis=0)) if several else np.unique(labels[labels >= 0])
     if not (several or table.classes) and len(used) and not {*map(str, used)} <= {*classes}:
-        return _named_by_number(table, classes, where, from_0=from_0)
+        return _named_by_number(table, classes, where, first)
     known = table.classes or (classes if several else ())
     names = {n: known[n] if n < len(known) else str(n) for n in used.tolist()}
     numbers = {composed(name): i for i, name in enumerate(classes)}
@@ -103,19 +110,45 @@ def freeze_classes(
     return replace(table, labels=frozen, classes=tuple(classes))
 
 
+def without_numbers(
+    classes: tuple[str, ...], known: Sequence[str], where: str
+) -> tuple[tuple[str, ...], int | None]:
+    """Leave out the numbers of names such as ``0 ant``; returns the first, None if there are none.
+
+    Parameters
+    ----------
+    known
+        Names of classes, of which some may be such names.
+    """
+    found = [re.fullmatch(r"([0-9]+)[\s:,.;)]+(\S.*)", name) for name in classes]
+    numbers = [int(match[1]) for match in found if match]
+    names = tuple(match[2] for match in found if match)
+    counted = numbers[:1] in ([0], [1]) and numbers == [*range(numbers[0], numbers[0] + len(found))]
+    if not counted or len({*names}) < len(names) or not {*classes}.isdisjoint(known):
+        return classes, None
+    log.warning("names of %s have their numbers before them: %s is %a", where, numbers[0], names[0])
+    return names, numbers[0]
+
+
 def _named_by_number(
-    table: RowTable, classes: Sequence[str], where: str, *, from_0: bool
+    table: RowTable, classes: Sequence[str], where: str, first: int | None
 ) -> RowTable:
     """Give class numbers the names of a map in its order."""
     used = table.labels[table.labels >= 0]
     lowest, highest, count = int(used.min()), int(used.max()), len(classes)
-    first = 1 if lowest > 0 and highest == count and not from_0 else 0
+    is_open = first is None
+    if first is None:
+        first = 1 if lowest > 0 and highest == count else 0
+    if lowest < first:
+        raise SourceError(
+            f"the source has the class number {lowest}, and {where} numbers its names from {first}"
+        )
     if highest - first >= count:
         raise SourceError(
             f"the source has the class number {highest}, and {where} names {count:,} classes; give "
             "a name for each, or build without --classes"
         )
-    if lowest > 0 and not (first or from_0):
+    if lowest > 0 and is_open and not first:
         text = (
             f"class numbers of the source are from {lowest} to {highest}, and may be those of the "
             f"{count:,} names of {where} counted from 0 or from 1"
@@ -166,15 +199,20 @@ def class_folders(path: Path) -> list[str]:
     Folders without a readable image that may be classes are among them.
     """
     folder = open_folder(path, follow_links=True)
-    images, others = dict[str, str](), dict[str, bool]()
+    images, others, wrong = dict[str, str](), dict[str, bool](), set[str]()
     for name in (file.name for file in folder.walk()):
         inside = name.rpartition("/")[0]
-        if not is_utf8(name) or hidden_as(name):
+        if hidden_as(name):
+            continue
+        if not is_utf8(name):
+            wrong.add(first_folder(name))
             continue
         if is_image(name):
             images.setdefault(inside, name)
         else:
             others[inside] = others.get(inside, False) or not is_beside(name)
+    if wrong:
+        log.warning("folders of %s are no classes, as they are not UTF-8: %s", path, quoted(wrong))
     if not images:
         return []
     bare_in = functools.partial(bare_folders_on_disk, folder, others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import re
@@ -112,6 +113,31 @@ def read_label_file(
     return LabelFile(rows.lines, ids, read, rows.typed is not None, columns_of_labels, order)
 
 
+def with_names(file: LabelFile, path: str, where: str, keys: SampleKeys) -> LabelFile:
+    """Return a file whose keys are numbers with the names that another file beside it gives them.
+
+    Its lines are a number and a name, as those of CUB-200's ``images.txt``.
+    """
+    if keys.fit(file.keys) is not None or not all(map(str.isdecimal, file.keys)):
+        return file
+    for other in sorted(Path(path).absolute().parent.iterdir()):
+        if other.suffix.lower() not in (".txt", ".csv", ".tsv") or not other.is_file():
+            continue
+        with contextlib.suppress(OSError, SourceError, ValueError), other.open("rb") as stream:
+            lines = [row for _, row in csv_rows(stream, other.name, str(other))]
+            pairs = [row if len(row) > 1 else row[0].split(None, 1) for row in lines]
+            names = dict(pairs)
+            fit = keys.fit([*names.values()])
+            if fit is not None and 2 * fit.samples > len(names) >= len({*names} & {*file.keys}) > 0:
+                first = file.keys[0]
+                log.warning(
+                    "keys of %s are numbers, and samples have the names that %s gives these: %s is "
+                    "%s", where, other.name, first, short(names.get(first)),
+                )  # fmt: skip
+                return replace(file, keys=[names.get(key, key) for key in file.keys])
+    return file
+
+
 def _readable(schema: Any) -> list[str]:
     """Return the columns of an Arrow schema that may have keys or labels."""
     return [name for name in schema.names if kind_of(schema.field(name).type) is not None]
@@ -148,7 +174,13 @@ def _csv_file(
         return Batch([], {}), False
     if all(len(row) == 1 for _, row in rows):
         parts = [(number, row[0].split()) for number, row in rows]
-        if len({len(row) for _, row in parts}) == 1 < len(parts[0][1]):
+        if len(parts) > 2 and parts[0][1] in ([str(len(parts) - 1)], [str(len(parts) - 2)]):
+            log.warning("line %s of %s has their number", parts[0][0], where)
+            del parts[0]
+        widths = {len(row) for _, row in parts[1:]}
+        if {len(parts[0][1]) + 1} == widths:
+            parts[0] = parts[0][0], ["key", *parts[0][1]]
+        if {len(row) for _, row in parts} == widths and min(widths) > 1:
             log.warning("columns of %s are separated by spaces", where)
             rows = parts
     used = max(

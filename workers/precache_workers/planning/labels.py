@@ -18,7 +18,12 @@ from precache.errors import SourceError
 from precache.messages import shown
 from precache.store.labels import are_classes
 from precache.store.row_table import RowTable
-from precache_workers.planning.label_files import LabelFile, read_label_file, short
+from precache_workers.planning.label_files import (
+    LabelFile,
+    read_label_file,
+    short,
+    with_names,
+)
 from precache_workers.planning.label_keys import FORMS, SampleKeys, composed
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.sources.base import NO_RULES, Columns, Doubt, LabelRules, choice_error
@@ -93,6 +98,7 @@ def override_labels(
     where = shown(path)
     keys = SampleKeys(table.keys, source, in_column=source_has_columns)
     file = read_label_file(path, where, Columns(label=label_column, key=key_column), keys, rules)
+    file = with_names(file, path, where, keys)
     line_of, unmatched = _matched(table, file, keys, where)
     known = {*table.classes, *classes}
     chosen = label_column is not None
@@ -277,6 +283,15 @@ def _with_numbers(
     own = pa.array(table.labels, mask=table.labels < 0)
     numbers = pc.if_else(lines.is_valid(), given, own)
     kept = table.classes if lines.null_count else ()
+    if kept and (pc.max(given).as_py() or 0) >= len(kept):
+        text = (
+            f"{where} has the class number {pc.max(given)}, and samples without a line keep one of "
+            f"the classes 0 to {len(kept) - 1} ({quoted(kept)})"
+        )
+        write = (), f"write names, or numbers from 0, which is {kept[0]!a}"
+        raise choice_error(
+            [Doubt.of(text, (NAME, "if each number is a class beside these"), write)]
+        )
     top = (pc.max(numbers).as_py() or 0) if numbers.null_count < len(numbers) else -1
     return numbers, (*kept, *map(str, range(len(kept), top + 1))) if named or kept else ()
 

@@ -19,13 +19,19 @@ from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
 from precache.storage.rename import is_link
+from precache.store.columns import Texts
 from precache.store.commit_log import recordable_source
 from precache.store.labels import are_classes, has_label
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.open import split_uri
 from precache.store.row_table import LISTINGS_FOLDER, RowTable, listing_prefix, place_digest
 from precache_workers.ops.identity import decides, function_digests
-from precache_workers.planning.class_maps import class_folders, freeze_classes, read_classes
+from precache_workers.planning.class_maps import (
+    class_folders,
+    freeze_classes,
+    read_classes,
+    without_numbers,
+)
 from precache_workers.planning.compared_samples import (
     DatasetReader,
     note_of_held_data,
@@ -40,10 +46,16 @@ from precache_workers.planning.source_record import RecalledListing, recall
 from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.sources.base import Doubt, Listing, Source, Tick, choice_error
+from precache_workers.sources.container_names import around_braces
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import is_split, note_of_order, quoted
-from precache_workers.sources.name_readings import note_of_words, partners_among
+from precache_workers.sources.manifests import ManifestSource
+from precache_workers.sources.name_readings import (
+    note_of_words,
+    partners_across,
+    partners_among,
+)
 from precache_workers.sources.paired_folders import PairedFolders, columns_of
 from precache_workers.sources.splits import split_name
 from precache_workers.user_code.identity import code_of
@@ -246,7 +258,7 @@ def list_rows(
             f"--compare is for a Python dataset, and {shown(request.source)} is none: its samples "
             "are compared without it; leave it out"
         )
-    of_names, doubts = _read_names(request, source, table)
+    of_names, doubts = _read_names(request, source, listing)
     table = _labelled(request, source, listing, table, doubts)
     recalled, compared = _recall(request, store, source, table, listing.ctimes, tick, say)
     table = recalled.table
@@ -497,22 +509,46 @@ def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:
     return recipe.model_copy(update={"fields": {**recipe.fields, **fields}})
 
 
-def _read_names(request: Request, source: Source, table: RowTable) -> tuple[list[str], list[Doubt]]:
+def _read_names(
+    request: Request, source: Source, listing: Listing
+) -> tuple[list[str], list[Doubt]]:
     """Return the lines and doubts about what the names of images tell: pairs, and classes."""
     if isinstance(source, DatasetSource | PairedFolders):
         return [], []
-    notes, doubts = list[str](), list[Doubt]()
-    partners = partners_among(table.keys) if request.sample_name != "whole" else None
+    notes, doubts, table = list[str](), list[Doubt](), listing.table
+    files = table.keys
+    if isinstance(source, ManifestSource) and table.locations is not None:
+        files = Texts([*dict.fromkeys(table.locations.places.to_pylist())])  # keys may be others
+    partners = None if request.sample_name == "whole" else partners_among(files)
+    folder = None
+    if partners is not None and isinstance(source, FolderSource):
+        nested = files.matching("/").any()
+        folder = source.folder.path("**") if nested else str(source.folder)
+    is_said = bool(listing.doubts) and request.labels is None  # of folders that are no classes
+    if partners is None and request.sample_name != "whole" and not is_said:
+        partners = partners_across(files)
+        if isinstance(source, FolderSource | ManifestSource):
+            folder = str(source.folder)
     if partners is not None:
-        folder = None
-        if isinstance(source, FolderSource) and "{" not in str(source.folder):
-            nested = table.keys.matching("/").any()
-            folder = source.folder.path("**") if nested else str(source.folder)
         notes, doubts = partners.reading(shown(request.source), folder)
+    if isinstance(source, ManifestSource):
+        doubts = [_of_table(request, doubt, table) for doubt in doubts]
     is_open = request.labels is None and request.label_level is None
     if is_open and not (source.labels_with_samples or has_label(table.labels).any()):
         notes += note_of_words(table.keys)
     return notes, doubts
+
+
+def _of_table(request: Request, doubt: Doubt, table: RowTable) -> Doubt:
+    """Say of the choices of folders that they lack the rows, labels and columns of a table."""
+    lacks = bool(request.image_column or request.key_column or request.label_column)
+    lacks |= bool(has_label(table.labels).any())
+    choices = [
+        ((), f"{way[0]!r} as the source, with the labels by --labels, {when}")
+        if way and lacks else (way, f"{when}, of all files there" * bool(way) or when)
+        for way, when in doubt.choices
+    ]  # fmt: skip
+    return replace(doubt, choices=(*choices, ((), "leave the rows of one kind out of the table")))
 
 
 def _for_recipe(request: Request, source: Source, doubt: Doubt) -> Doubt:
@@ -523,10 +559,11 @@ def _for_recipe(request: Request, source: Source, doubt: Doubt) -> Doubt:
     instead = f"in place of {quoted(sorted(read))}"
     choices = list[tuple[tuple[str, ...], str]]()
     for way, when in doubt.choices:
-        columns = columns_of(way[0]) if way and "{" in way[0] else ["bytes"]
+        is_pair = bool(way) and around_braces(way[0]) is not None
+        columns = columns_of(way[0]) if is_pair else ["bytes"]
         if not way or read <= {*columns}:
             choices.append((way, when))
-        elif "{" in way[0]:
+        elif is_pair:
             text = f"{shown(way[0])} with a recipe that reads its columns ({quoted(columns)})"
             choices.append(((), f"{text} {instead}"))
     other = (), f"a recipe that reads the bytes of images {instead}"
@@ -552,9 +589,11 @@ def _labelled(
     ChoiceError
         They leave two readings.
     """
-    frozen = None
+    frozen, first = None, 0 if request.label_kind == "number" else None
     if request.classes is not None:
         frozen = read_classes(request.classes, request.storage_options, request.class_order)
+        frozen, numbered = without_numbers(frozen, table.classes, shown(request.classes))
+        first = numbered if first is None else first
     doubts = [*listing.doubts, *of_names]
     if of_split := _doubt_of_split(request, source, table):  # each of its ways gives the classes
         doubts = [*(doubt for doubt in doubts if not doubt.by_classes), *of_split]
@@ -583,8 +622,7 @@ def _labelled(
             )
         store, _ = split_uri(request.classes, request.storage_options)
         own = recordable_source(store) == recordable_source(request.store)
-        from_0, where = request.label_kind == "number", shown(request.classes)
-        table = freeze_classes(table, frozen, where, grows=own, from_0=from_0)
+        table = freeze_classes(table, frozen, shown(request.classes), grows=own, first=first)
     if request.labels is not None or request.classes is not None:
         return table
     return replace(table, labels_with_samples=source.labels_with_samples)

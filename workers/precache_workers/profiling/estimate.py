@@ -3,20 +3,82 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from precache_workers.planning.shard_plan import ShardPlan
-from precache_workers.profiling.measurements import TimeCost
 
 BUILD_ROUND_TRIPS, SHARD_ROUND_TRIPS = 65, 3
 """Requests to a bucket that wait for one another: of a build, from its first look at the store to
 its commit and result, and of a shard (its object, its receipt, and the record that it is done)."""
 
 
+FILE_SECONDS = 0.0015
+"""Assumed seconds to write a small file and sync it to a local disk: the 65 of a build then
+take 0.1 s, as on an SSD."""
+
+
+@dataclass(frozen=True)
+class TimeCost:
+    """Seconds of wall time and of CPU time."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+    def __add__(self, other: TimeCost) -> TimeCost:
+        return TimeCost(self.wall + other.wall, self.cpu + other.cpu)
+
+    def __mul__(self, count: float) -> TimeCost:
+        return TimeCost(self.wall * count, self.cpu * count)
+
+    def __truediv__(self, count: float) -> TimeCost:
+        return TimeCost(self.wall / count, self.cpu / count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardWork:
+    """What a shard that is to be built, and not linked, consists of.
+
+    Attributes
+    ----------
+    read
+        Samples that it reads, as `planning.rows.samples_read` counts them.
+    fetched
+        Samples of its rows.
+    computed, taken
+        Rows that are computed, and reused, by array.
+    stored_nbytes
+        Bytes of stored objects that are read.
+    """
+
+    read: int
+    fetched: int
+    computed: Mapping[str, int]
+    taken: Mapping[str, int]
+    stored_nbytes: int = 0
+
+    @classmethod
+    def of(cls, shard: ShardPlan, read: int) -> Self:
+        """Return the work of a planned shard."""
+        return cls(
+            read=read,
+            fetched=len(shard.fetched),
+            computed={name: rows.computed for name, rows in shard.fields.items()},
+            taken={name: rows.copied + rows.resumed for name, rows in shard.fields.items()},
+            stored_nbytes=shard.read_nbytes,
+        )
+
+    @classmethod
+    def new(cls, rows: int, arrays: Iterable[str]) -> Self:
+        """Return the work of a shard whose rows are all computed."""
+        return cls(read=rows, fetched=rows, computed=dict.fromkeys(arrays, rows), taken={})
+
+
 @dataclass(frozen=True)
 class UnitTimes:
-    """Costs of a sample, a row and a byte, measured on one thread.
+    """Costs of a sample, a row, a byte and a shard, measured on one thread.
 
     Attributes
     ----------
@@ -32,6 +94,8 @@ class UnitTimes:
         Number of samples that were measured.
     failed
         (key, reason) of those that would be holes, or could not be fetched.
+    shard_cpu
+        CPU seconds of a shard besides its rows: its objects and its receipt.
     """
 
     fetch: TimeCost
@@ -43,6 +107,7 @@ class UnitTimes:
     opened: TimeCost
     samples: int
     failed: tuple[tuple[str, str], ...]
+    shard_cpu: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +119,10 @@ class Estimate:
     seconds
         Wall time of listing, starting, building shards on `cpus`, each as fast as the one
         measured, and committing.
+    before_seconds
+        Part of it before the first shard: listing the source, and starting a worker.
+    limited_by
+        ``cpu``, or ``fetch`` if shards wait for their samples.
     cpu_seconds
         Of all shards.
     fetched, written
@@ -64,6 +133,8 @@ class Estimate:
 
     cpus: int
     seconds: float
+    before_seconds: float
+    limited_by: str
     cpu_seconds: float
     fetched: int
     written: int
@@ -72,43 +143,49 @@ class Estimate:
 
 
 def estimate(
-    shards: Sequence[ShardPlan],
+    shards: Sequence[ShardWork],
     times: UnitTimes,
     cpus: int,
     *,
-    read: Sequence[int],
     listing: float,
     start: float,
     round_trip: float,
+    fetched_per_s: float = math.inf,
 ) -> Estimate:
     """Apply unit times to the shards that are to be built, and not linked.
 
     Parameters
     ----------
-    read
-        Samples that each of these shards reads, as `planning.rows.samples_read` counts them.
     listing
         Seconds of listing the source, and of the probe.
     start
         Seconds of starting a worker: first one, and when it has measured a few samples the others.
     round_trip
         Seconds of a request to the store, or of a small file if it is local.
+    fetched_per_s
+        Samples that the source delivers in a second at most.
 
     Notes
     -----
     A shard takes the longer of fetching its samples, which goes on beside the work, and of the
     CPU time of both; then its objects are put. Shards go to the first CPU that is free.
     """
-    costs = [_cost(shard, times, count) for shard, count in zip(shards, read, strict=True)]
+    work = [_work(shard, times) for shard in shards]
+    opened = [times.opened * shard.stored_nbytes for shard in shards]
+    fetches = [shard.read * times.fetch.wall for shard in shards]
+    parts = zip(work, fetches, opened, strict=True)
+    walls = [max(cost.wall, wait) + first.wall for cost, wait, first in parts]
     put = SHARD_ROUND_TRIPS * round_trip
+    busy = makespan((wall + put for wall in walls), cpus, start)
+    delivered = sum(shard.read for shard in shards) / fetched_per_s
+    waiting = sum(fetches) > sum(cost.wall for cost in work) or delivered > busy
     return Estimate(
         cpus=cpus,
-        seconds=listing
-        + start
-        + makespan((cost.wall + put for cost in costs), cpus, start)
-        + BUILD_ROUND_TRIPS * round_trip,
-        cpu_seconds=sum(cost.cpu for cost in costs),
-        fetched=int(sum(len(shard.fetched) for shard in shards) * times.nbytes),
+        seconds=listing + start + max(busy, delivered) + BUILD_ROUND_TRIPS * round_trip,
+        before_seconds=listing + start,
+        limited_by="fetch" if waiting else "cpu",
+        cpu_seconds=sum(cost.cpu for cost in (*work, *opened)),
+        fetched=int(sum(shard.fetched for shard in shards) * times.nbytes),
         written=int(sum(_written(shard, times) for shard in shards)),
         samples=times.samples,
         failed=times.failed,
@@ -130,20 +207,17 @@ def makespan(seconds: Iterable[float], cpus: int, late: float = 0.0) -> float:
     return end
 
 
-def _cost(shard: ShardPlan, times: UnitTimes, read: int) -> TimeCost:
-    work = TimeCost(read * times.fetch.cpu, read * times.fetch.cpu)
-    for name, rows in shard.fields.items():
-        if rows.computed:
-            work += times.computed[name] * rows.computed
-        if reused := rows.copied + rows.resumed:
-            work += times.taken.get(name, TimeCost()) * reused
-    waited = TimeCost(max(work.wall, read * times.fetch.wall), work.cpu)
-    return waited + times.opened * shard.read_nbytes
+def _work(shard: ShardWork, times: UnitTimes) -> TimeCost:
+    parts = [
+        TimeCost(shard.read * times.fetch.cpu, shard.read * times.fetch.cpu),
+        TimeCost(times.shard_cpu, times.shard_cpu),
+        *(times.computed[name] * rows for name, rows in shard.computed.items() if rows),
+        *(times.taken.get(name, TimeCost()) * rows for name, rows in shard.taken.items()),
+    ]
+    return sum(parts, TimeCost())
 
 
-def _written(shard: ShardPlan, times: UnitTimes) -> float:
-    return sum(
-        rows.computed * times.computed_nbytes[name]
-        + (rows.copied + rows.resumed) * times.taken_nbytes.get(name, 0.0)
-        for name, rows in shard.fields.items()
-    )
+def _written(shard: ShardWork, times: UnitTimes) -> float:
+    new = sum(rows * times.computed_nbytes[n] for n, rows in shard.computed.items() if rows)
+    taken = sum(rows * times.taken_nbytes.get(n, 0.0) for n, rows in shard.taken.items())
+    return new + taken

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from precache.errors import PrecacheError, SampleError
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.profiling.measurements import TimeCost
+from precache_workers.profiling.estimate import TimeCost
 from precache_workers.runtime.time_limit import DECODING, samples_at_work
 from precache_workers.shards.samples import FetchedSamples, one_thread
 from precache_workers.sources.base import Sample

@@ -1,27 +1,36 @@
-"""Unit times of a build on this machine, from a few rows that are built in memory and dropped."""
+"""Unit times of a build on this machine, from a few rows that are built and dropped."""
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
+import numpy as np
+
+from precache.errors import PrecacheError
 from precache.recipe.recipe import Field
 from precache.recipe.variants import variants_of
+from precache.runtime.spread import Spread
+from precache.storage.local import LocalFolder
 from precache.store.layout import INDEX_ENTRY_NBYTES, RowShape
+from precache.store.row_table import RowTable
+from precache_workers.cluster.executor import RunTasks
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.assembly import Assembly, Compute, Take, Zeros, assemble
 from precache_workers.planning.catalogue import StoredRows
-from precache_workers.profiling.estimate import UnitTimes
+from precache_workers.planning.rows import in_few_units
+from precache_workers.profiling.estimate import TimeCost, UnitTimes
 from precache_workers.profiling.harness import (
     SampleRun,
     hole_reason,
     run_samples,
     timed,
 )
-from precache_workers.profiling.measurements import TimeCost
-from precache_workers.runtime.time_limit import run_in_time
+from precache_workers.runtime.time_limit import FETCHING, run_in_time
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.row_actions import keep_rows, stage_rows
 from precache_workers.shards.samples import (
@@ -32,8 +41,15 @@ from precache_workers.shards.samples import (
     one_thread,
     recipes_of,
 )
+from precache_workers.shards.shard_task import ShardTask, run_shard
 from precache_workers.shards.stored_rows import StoredObjects
 from precache_workers.sources.base import Fetched, Sample
+
+TIMED, LEAST_TIMED = 128, 8
+"""Rows of each kind that are measured; samples of `TIMED_BYTES` and more are fewer."""
+TIMED_BYTES = 128 << 20
+EMPTY_SHARDS = 5
+"""Shards without a sample by which the cost of a shard is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +86,54 @@ def start_worker(task: StartTask) -> None:
     recipes_of(task.job)
 
 
+def rows_to_time(table: RowTable, rows: np.ndarray) -> np.ndarray:
+    """Choose some of the rows (n,), of small and of large samples.
+
+    Few samples are most of the work if sizes vary: the middles of so many equal parts, by size,
+    are nearer to the mean than as many at random.
+    """
+    rows = np.array(in_few_units(table, rows.tolist(), TIMED), np.int64)
+    sizes = table.sizes[rows]
+    by_size = rows[np.argsort(sizes, kind="stable")]
+    affordable = TIMED_BYTES // max(1, int(sizes.mean())) if len(rows) else 0
+    count = min(TIMED, max(LEAST_TIMED, affordable), len(rows))
+    middles = (np.arange(count) + 0.5) * len(rows) / max(1, count)
+    chosen: np.ndarray = np.sort(by_size[middles.astype(int)])
+    return chosen
+
+
+def time_rows(run: RunTasks, task: RatesTask) -> UnitTimes:
+    """Measure rows where the tasks of the build will run; raises the error of its worker."""
+    [(_, outcome)] = run(measure_rates, [task])
+    if isinstance(outcome, PrecacheError):
+        raise outcome
+    times: UnitTimes = outcome
+    return times
+
+
 def measure_rates(task: RatesTask) -> UnitTimes:
-    """Build the rows, in memory alone."""
-    return run_in_time(partial(_measure, task), task.job.sample_seconds)
+    """Build the rows in memory, and a few shards without a sample in a temporary folder."""
+    times = run_in_time(partial(_measure, task), task.job.sample_seconds)
+    return replace(times, shard_cpu=_shard_cpu(task))
+
+
+def _shard_cpu(task: RatesTask) -> float:
+    seconds = []
+    with tempfile.TemporaryDirectory(prefix="precache-plan-") as name:
+        for number in range(EMPTY_SHARDS):
+            shard = ShardTask(
+                task.job,
+                [""],
+                [0],
+                barred={"": FETCHING},
+                folder=LocalFolder(Path(name)),
+                shapes=task.shapes,
+                objects={array: f"{array}/{number}" for array in task.shapes},
+                rows_per_shard=1,
+                shard=number,
+            )
+            seconds.append(run_shard(shard).cpu_seconds)
+    return Spread.of(seconds).median
 
 
 def _measure(task: RatesTask) -> UnitTimes:

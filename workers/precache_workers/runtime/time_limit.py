@@ -8,12 +8,14 @@ The work runs on a thread of its own, which notes its current sample; the caller
 once a second. While the interpreter's lock is held, neither runs, and the timer of `faulthandler`,
 set anew once a second, ends the process and prints the stack.
 
-A worker's notes are in a file. If its process dies, also by a signal, the file has the samples that
-it worked on (`take_suspects`). If there are several, any of them may have ended it, or they may
-have waited for each other, and they are retried one by one.
+A worker's notes are in a folder, a file of each thread: on one line, 1 if code outside precache
+works on the samples, else 0; the reason if they are late; the reason if they kill the process; and
+digests of their keys, with NUL between them. If the process dies, also by a signal, they have the
+samples that it worked on (`take_suspects`). If there are several, any of them may have ended it, or
+they may have waited for each other, and they are retried one by one.
 
 The timer also counts time for which the process was stopped (`scontrol suspend`, `docker pause`).
-The file has the time at which it expires; a process that ended at another time was stopped, and
+The folder has the time at which it expires; a process that ended at another time was stopped, and
 its samples are no suspects.
 """
 
@@ -21,13 +23,14 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import mmap
+import json
 import os
+import shutil
 import signal
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
@@ -53,16 +56,11 @@ GRACE_SECONDS = 3.0
 CLEANUP_SECONDS = 5.0
 """Seconds for a thread to clean up if the caller is interrupted."""
 
-SLOT_BYTES = 8 << 10
-"""Bytes of a note in the file, one for each thread. A note begins with the length of its contents
-(16 bits, little-endian): 1 if code outside precache works on the samples, else 0; the reason if
-they are late; the reason if they kill the process; and digests of their keys, with NUL between
-them. Anything else in the place of a note says that the process ended because samples were late."""
-
-ENDED_LATE = b"\xff\xff"
+TIMER, ENDED_LATE = "timer", "late"
+"""Files beside the notes: the time at which the timer expires, behind which it writes a stack; and
+digest of key -> reason, where the process ends as samples are late."""
 
 EXPIRY = struct.Struct("<d")
-"""The time at which the timer expires, in place of the first note; 0 if it was never set."""
 
 EXPIRY_SECONDS = 2.0
 """Most seconds between that time and the end of a process that the timer ended, unless it was
@@ -77,77 +75,56 @@ _here = threading.local()
 _timed: set[SamplesAtWork] = set()
 """Attempts for which the timer of this process is set."""
 _setting = threading.RLock()  # a signal may come while this thread holds it
-_file: AtWorkFile | None = None
+_notes: Notes | None = None
 
 
 class _AbandonedError(BaseException):
     """Ends the threads of an attempt that was given up."""
 
 
-class AtWorkFile:
-    """The notes of this process, in a file that outlives it."""
+class Notes:
+    """The notes of this process, in a folder that outlives it: a file of each thread."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._map: mmap.mmap | None = None
-        self._places: dict[int, int] = {}
-        self._free: list[int] = []
-        self._lock = threading.Lock()
-        self._new_place()
+        self._folder = Path(path)
+        self._folder.mkdir(0o700)
+        # Appended to, as the timer writes a stack there when it ends the process.
+        self.timer = os.open(f"{path}/{TIMER}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._threads: dict[int, int] = {}
 
     def write_expiry(self, seconds: float) -> None:
         """Write that the timer expires in so many seconds."""
-        if self._map is not None:
-            EXPIRY.pack_into(self._map, 0, time.time() + seconds)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.timer, 0)
+            os.write(self.timer, EXPIRY.pack(time.time() + seconds))
 
-    def write(self, note: bytes) -> None:
+    def write(self, note: str) -> None:
         """Write the note of this thread, if the disk has room for it."""
         thread = threading.get_ident()
-        at = self._places.get(thread) or self._new_place()
-        if at is None or self._map is None:
-            return
-        self._places[thread] = at
-        if len(note) > SLOT_BYTES - 2:  # as many keys as there is room for
-            note = note[: SLOT_BYTES - 2].rpartition(b"\0")[0]
-        self._map[at : at + 2 + len(note)] = len(note).to_bytes(2, "little") + note
+        with contextlib.suppress(OSError):
+            if thread not in self._threads:
+                name = f"{self._folder}/{thread}"
+                self._threads[thread] = os.open(name, os.O_WRONLY | os.O_CREAT, 0o600)
+            os.pwrite(self._threads[thread], f"{note}\n".encode(), 0)
 
-    def clear(self) -> None:
-        """Remove the note of this thread."""
-        thread = threading.get_ident()
-        if thread in self._places:
-            self.write(b"")
-            self._free.append(self._places.pop(thread))
+    def leave(self) -> None:
+        """Remove the note of this thread, which works on no more samples."""
+        file = self._threads.pop(threading.get_ident(), None)
+        if file is not None:
+            os.close(file)
+            (self._folder / f"{threading.get_ident()}").unlink(missing_ok=True)
 
     def write_late(self, late: Mapping[str, str]) -> None:
-        """Replace all notes by those of samples for which the process ends: key -> reason."""
-        notes = [_note(True, why, "", [key]) for key, why in late.items()]
-        slots = [len(note).to_bytes(2, "little") + note for note in notes]
-        other = Path(f"{self._path}-late")
-        slots = [slot.ljust(SLOT_BYTES, b"\0") for slot in (b"", *slots)]
-        other.write_bytes(b"".join(slots) + ENDED_LATE)
-        other.replace(self._path)
+        """Write for which samples the process ends: key -> reason."""
+        reasons = {key_digest(key): why for key, why in late.items()}
+        with contextlib.suppress(OSError):
+            (self._folder / ENDED_LATE).write_text(json.dumps(reasons))
 
     def close(self) -> None:
-        """Remove the file."""
-        os.close(self.descriptor)
-        Path(self._path).unlink(missing_ok=True)
-
-    def _new_place(self) -> int | None:
-        """Return where a note may be, None if the disk has no room for it."""
-        with self._lock:
-            if self._free:
-                return self._free.pop()
-            at = 0 if self._map is None else len(self._map)
-            with contextlib.suppress(OSError):  # reserved, as a store on a full disk is a SIGBUS
-                if os.write(self.descriptor, bytes(SLOT_BYTES)) == SLOT_BYTES:
-                    self._map = mmap.mmap(self.descriptor, at + SLOT_BYTES)
-                    return at
-            return None
-
-
-def _note(foreign: bool, late: str, kills: str, keys: Iterable[str]) -> bytes:
-    return "\0".join((f"{foreign:d}", late, kills, *map(key_digest, keys))).encode()
+        """Remove the folder."""
+        for file in (self.timer, *self._threads.values()):
+            os.close(file)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def key_digest(key: str) -> str:
@@ -156,19 +133,19 @@ def key_digest(key: str) -> str:
 
 
 @contextlib.contextmanager
-def at_work_file(path: str) -> Iterator[AtWorkFile | None]:
-    """Keep the notes of this process in a file, for the time of one task."""
-    global _file  # noqa: PLW0603 - the process has one, as it has one timer
+def kept_notes(path: str) -> Iterator[Notes | None]:
+    """Keep the notes of this process in a folder, for the time of one task."""
+    global _notes  # noqa: PLW0603 - the process has one, as it has one timer
     try:
-        _file = AtWorkFile(path)
+        _notes = Notes(path)
     except OSError:  # then a death is not explained
         yield None
         return
     try:
-        yield _file
+        yield _notes
     finally:
-        _file.close()
-        _file = None
+        _notes.close()
+        _notes = None
 
 
 def take_suspects(path: str, why: str) -> dict[str, str] | None:
@@ -185,28 +162,24 @@ def take_suspects(path: str, why: str) -> dict[str, str] | None:
         Digest of key -> reason, of the samples that may have ended it: those at which code outside
         precache worked, if there are any. None if its timer counted time for which it was stopped.
     """
-    try:
-        data, ended = Path(path).read_bytes(), Path(path).stat().st_mtime
-    except FileNotFoundError:
-        return {}
-    Path(path).unlink()
-    notes: list[list[str]] = []
-    late, place = False, SLOT_BYTES
-    while place < len(data) and not late:
-        length = int.from_bytes(data[place : place + 2], "little")
-        late = length > SLOT_BYTES - 2
-        if length and not late:
-            note = data[place + 2 : place + 2 + length]
-            notes.append(note.decode(errors="replace").split("\0"))
-        place += SLOT_BYTES
-    expiry = EXPIRY.unpack_from(data)[0] if len(data) >= SLOT_BYTES else 0.0
-    if late and expiry and abs(ended - expiry) > EXPIRY_SECONDS:
+    files = {file.name: file for file in Path(path).glob("*")}
+    data = {name: file.read_bytes() for name, file in files.items()}
+    ended = files[TIMER].stat().st_mtime if TIMER in files else 0.0
+    shutil.rmtree(path, ignore_errors=True)
+    if ENDED_LATE in data:
+        with contextlib.suppress(ValueError):  # of a full disk
+            late: dict[str, str] = json.loads(data[ENDED_LATE])
+            return late
+    timer = data.pop(TIMER, b"")
+    expired = len(timer) > EXPIRY.size  # by the stack
+    if expired and abs(ended - EXPIRY.unpack_from(timer)[0]) > EXPIRY_SECONDS:
         return None
-    notes = [note for note in notes if len(note) > 3]
+    texts = (note.partition(b"\n")[0].decode(errors="replace") for note in data.values())
+    notes = [parts for text in texts if len(parts := text.split("\0")) > 3]
     suspects = [note for note in notes if note[0] == "1"] or notes
     return {
-        digest: reason if late else f"{kills}: {why}"
-        for _, reason, kills, *digests in suspects
+        digest: late_reason if expired else f"{kills}: {why}"
+        for _, late_reason, kills, *digests in suspects
         for digest in digests
     }
 
@@ -235,8 +208,9 @@ class SamplesAtWork:
         self._at[threading.get_ident()] = self.clock, what, keys, foreign
         if not self._timed:
             return
-        if _file is not None:
-            _file.write(_note(foreign, f"{what} {LATE} {self._limit}", f"{what} {KILLS}", keys))
+        if _notes is not None:
+            late, kills = f"{what} {LATE} {self._limit}", f"{what} {KILLS}"
+            _notes.write("\0".join((f"{foreign:d}", late, kills, *map(key_digest, keys))))
         if self not in _timed:
             self.set_timer()
 
@@ -259,8 +233,8 @@ class SamplesAtWork:
     def end(self) -> None:
         """Record that this thread works on no sample."""
         self._at.pop(threading.get_ident(), None)
-        if self._timed and _file is not None:
-            _file.clear()
+        if self._timed and _notes is not None:
+            _notes.write("")
 
     def late(self) -> dict[str, str]:
         """Return key -> reason of the samples that may hang; empty if none is late."""
@@ -279,10 +253,10 @@ class SamplesAtWork:
         with _setting:
             (_timed.add if self._at and not self.given_up else _timed.discard)(self)
             if _timed:
-                output = 2 if _file is None else _file.descriptor
+                output = 2 if _notes is None else _notes.timer
                 seconds = min(attempt.seconds for attempt in _timed) + GRACE_SECONDS
-                if _file is not None:
-                    _file.write_expiry(seconds)
+                if _notes is not None:
+                    _notes.write_expiry(seconds)
                 faulthandler.dump_traceback_later(seconds, exit=True, file=output)
             else:
                 faulthandler.cancel_dump_traceback_later()
@@ -300,6 +274,8 @@ class SamplesAtWork:
             yield
         finally:
             self.end()
+            if _notes is not None:
+                _notes.leave()
             _here.samples = before
 
 

@@ -6,7 +6,9 @@ Class names come from that metadata (``ClassLabel``). Columns without types, as 
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -283,9 +285,8 @@ def _guess_label(schema: Any, features: Features, image: str) -> str:
     """Return the column of labels by metadata and name; empty for none."""
     declared = [name for name in schema.names if _is_class(features.get(name))]
     able = [f.name for f in schema if f.name != image and kind_of(f.type) is not None]
-    return next(
-        iter((*_usual(LABEL_COLUMNS, declared), *declared, *_usual(LABEL_COLUMNS, able))), ""
-    )
+    usual = _usual(LABEL_COLUMNS, declared), declared, _usual(LABEL_COLUMNS, able)
+    return next(itertools.chain(*usual, filter(_names_labels, able)), "")
 
 
 def _rivals(schema: Any, features: Features, guess: str, others: Sequence[str]) -> tuple[str, ...]:
@@ -294,7 +295,16 @@ def _rivals(schema: Any, features: Features, guess: str, others: Sequence[str]) 
     able = [name for name in others if kind_of(schema.field(name).type) is not None]
     if _usual(LABEL_COLUMNS, [guess]):
         return tuple(_usual(LABEL_COLUMNS, able))
-    return tuple(name for name in able if _is_class(features.get(name)))
+    declared = tuple(name for name in able if _is_class(features.get(name)))
+    return declared if _is_class(features.get(guess)) else tuple(filter(_names_labels, able))
+
+
+def _names_labels(name: str) -> bool:
+    """Return True for a name such as ``fine_label``, ``class_id`` and ``Finding Labels``."""
+    words = [word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", name)]
+    counts = words[:1] and words[0] in ("num", "n", "count", "is", "has", "no")
+    is_of = words[-1:] and words[-1] in ("id", "idx", "index", "name", "number", "code")
+    return not counts and bool({*LABEL_COLUMNS} & {*words[-2 if is_of else -1 :]})
 
 
 def _usual(usual: Sequence[str], names: Sequence[str]) -> list[str]:

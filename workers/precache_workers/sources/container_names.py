@@ -28,6 +28,9 @@ REQUESTS = 16
 """Files that are looked up concurrently on remote storage."""
 
 _MAGIC = re.compile(r"[*?\[]")
+_TEXT = r"(?:[^{}\\]|\\.)*"
+_GROUP = re.compile(rf"(?<!\\)\{{{_TEXT},{_TEXT}\}}")
+"""Braces with several names in them, such as ``{images,masks}``."""
 
 
 @dataclass(frozen=True)
@@ -234,23 +237,46 @@ def common_end(texts: Sequence[str]) -> str:
 
 
 def expand_braces(text: str) -> list[str]:
-    """Expand ``{0000..0099}`` and ``{train,val}`` as a shell does.
+    """Expand ``{0000..0099}`` and ``{train,val}`` as a shell does; ``\\{`` is no brace.
+
+    Nor are those of the local folder with which the text begins.
 
     Raises
     ------
     UsageError
         Braces are unbalanced or malformed, or there are too many names.
     """
+    if "{" not in text and "}" not in text:
+        return [text]
+    outer = text
+    while outer and not os.path.lexists(Path(outer).expanduser()):
+        outer = outer.rpartition("/")[0]
     try:
-        names: list[str] = bracex.expand(text, limit=MOST_NAMES) if "{" in text else [text]
+        inner = text[len(outer) :]
+        names = bracex.expand(_escaped(outer) + inner, keep_escapes=True, limit=MOST_NAMES)
     except bracex.ExpansionLimitException:
         raise UsageError(f"{shown(text)} names more than {MOST_NAMES:,} files") from None
-    if any("{" in name or "}" in name for name in names):
+    if any(re.search(r"[{}]", re.sub(r"\\.", "", name)) for name in names):
         raise UsageError(
             f"{shown(text)} has a brace without its partner, or with one name; give {{0000..0099}} "
-            "or {one,other}"
+            r"or {one,other}, and \{ and \} for braces in names"
         )
-    return names
+    return [re.sub(r"\\(.)", r"\1", name) for name in names]
+
+
+def braced(names: Sequence[str]) -> str:
+    """Return names in braces, to be expanded by `expand_braces`."""
+    return f"{{{','.join(map(_escaped, names))}}}"
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"([\\{},])", r"\\\1", name)
+
+
+def around_braces(text: str) -> tuple[str, str] | None:
+    """Return the text before and after braces with several names; None if there are none."""
+    group = _GROUP.search(text)
+    return group and (text[: group.start()], text[group.end() :])
 
 
 def _split(path: str, magic: bool) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -25,8 +25,19 @@ from precache_workers.sources.base import (
     first_folder,
     folder_at,
 )
-from precache_workers.sources.container_names import common_end
-from precache_workers.sources.name_readings import ending, endings_of_pairs
+from precache_workers.sources.container_names import (
+    around_braces,
+    braced,
+    common_end,
+)
+from precache_workers.sources.name_readings import (
+    IMAGES,
+    NEARLY_ALL,
+    TARGETS,
+    ending,
+    endings_of_pairs,
+    plain_folder,
+)
 
 _FEW = 3
 """Names that are shown of many."""
@@ -53,17 +64,7 @@ _SPLIT_WORDS = frozenset(
 )  # fmt: skip
 """Words of splits, if other names have another of them in its place, and are equal otherwise."""
 
-_IMAGES = frozenset(("image", "images", "img", "imgs", "jpegimages", "rgb", "leftimgbit"))
-_TARGETS = frozenset(
-    (
-        "mask", "masks", "annotation", "annotations", "label", "labels", "gt", "groundtruth",
-        "segmentation", "segmentations", "segmentationclass", "segmentationobject", "seg",
-        "trimaps", "segmentationclassaug", "gtfine", "matte", "mattes", "bboxes", "boxes",
-    )
-)  # fmt: skip
-"""Names of folders with the images and the targets of one data set, without digits and marks."""
-
-_PAIRED = _IMAGES | _TARGETS | {
+_PAIRED = IMAGES | TARGETS | {
     "input", "inputs", "output", "outputs", "target", "targets", "source", "src", "reference",
     "ref", "hr", "lr", "hq", "lq", "sr", "noisy", "noise", "clean", "blur", "blurred", "blurry",
     "sharp", "haze", "hazy", "left", "right", "depth", "depths", "disparity", "disp", "flow",
@@ -75,6 +76,16 @@ _PAIRED = _IMAGES | _TARGETS | {
 MOST_PARTS = 4
 """Most folders with files of the same names that are taken for parts of samples, whatever they are
 called: classes such as persons may have such files, too."""
+
+_COPIES = (
+    r"aug(?:s|mented|mentations?)?|thumb(?:nail)?s?|previews?|resized|copies|backups?|bak|"
+    r"\d{2,4}(?:x\d{2,4}|px)"
+)
+_COPIED = (
+    rf"{_COPIES}|resize|small|lowres|crop(?:s|ped)?|flip(?:s|ped)?|rotated?|copy|old|"
+    r"orig(?:inals?)?"
+)
+"""Names of folders with copies of all images; words beside the name of the class of the copies."""
 
 _OPPOSITES = ("in", "un", "no", "non", "not", "without")
 
@@ -127,7 +138,7 @@ def differing_in(names: Iterable[str], words: Collection[str]) -> set[str]:
 
 def holds_images(name: str) -> bool:
     """Return True for a usual name of the folder of photos beside one of masks."""
-    return _plain(name) in _IMAGES
+    return plain_folder(name) in IMAGES
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -191,10 +202,6 @@ def bare_folders(others: Mapping[str, bool], outer: str) -> Bare:
     return {name: may for name, may in bare.items() if name}
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[\W\d_]", "", name.lower())
-
-
 def read_folders(
     names: Texts,
     rules: LabelRules,
@@ -217,24 +224,28 @@ def read_folders(
         return _of_level(rules.level, paths, where)
     shared = _shared(paths)
     level = len(shared) + 1
-    outer = "/".join(shared)
-    here = f"{where}: {printable(outer)}/" if shared else str(where)
-    if shared and shared in paths:
-        if len(paths) > 1:
-            text = f"{here} has images beside its folders ({quoted(_tops(paths, level))})"
-            these = ("--label-level", str(level)), "if these are the classes"
-            one = ("--label-level", "1"), f"if {printable(shared[0])!r} is the one class of all"
-            return FolderReading(1, doubts=(Doubt.of(text, these, one),))
+    here = _place(where, shared)
+    is_one = bool(shared) and shared in paths
+    if is_one and len(paths) > 1:
+        text = f"{here} has images beside its folders ({quoted(_tops(paths, level))})"
+        these = ("--label-level", str(level)), "if these are the classes"
+        one = ("--label-level", "1"), f"if {printable(shared[0])!r} is the one class of all"
+        return FolderReading(1, doubts=(Doubt.of(text, these, one),))
+    for level in range(1, level) if is_one else [level]:  # noqa: B020 - the last one is meant
+        outer, here = "/".join(shared[: level - 1]), _place(where, shared[: level - 1])
+        tops = _Tops(paths, level)
+        inner = tops.inner
+        may_lack = bare_in is not None and not all(map(holds_images, inner))
+        bare = bare_in(outer) if bare_in is not None and may_lack else {}
+        if missing := sorted(name for name, may_be in bare.items() if may_be and name not in inner):
+            break
+    if is_one and not missing:
         text = (
             f"All samples are of the one class {printable(shared[0])!r}, their only folder "
             "(--label-level 0 for no label)"
         )
         return FolderReading(1, (text,))
-    tops = _Tops(paths, level)
-    inner = tops.inner
     pairs = _Pairs.of(names, level, counts) if len(inner) > 1 else None
-    bare = bare_in(outer) if bare_in is not None and inner else {}
-    missing = sorted(name for name, may_be in bare.items() if may_be and name not in inner)
     if found := _doubt(tops, pairs, names, outer, here, path_of):
         return FolderReading(level, doubts=(found,), bare=(*missing,))
     if missing:
@@ -288,6 +299,10 @@ def read_folders(
             "the folder that is to be read, or move it elsewhere"
         )
     return FolderReading(level, tuple(notes))
+
+
+def _place(where: object, folders: Sequence[str]) -> str:
+    return f"{where}: {printable('/'.join(folders))}/" if folders else str(where)
 
 
 def _of_level(level: int, paths: Sequence[list[str]], where: object) -> FolderReading:
@@ -345,7 +360,7 @@ class _Tops:
             self.deep = [path for path in self.deep if len(path) > number]
             number += 1
         mixed = any(
-            _plain(name) in _TARGETS for p in self.deep for name in p[level - 1 : number - 1]
+            plain_folder(name) in TARGETS for p in self.deep for name in p[level - 1 : number - 1]
         )
         self.next_level = number if self.deep and not mixed else 0
         self.inner: dict[str, set[str]] = {p[level - 1]: set() for p in paths if len(p) >= level}
@@ -355,7 +370,7 @@ class _Tops:
 
 def _are_classes(names: Collection[str]) -> bool:
     """Return True if some of several names are not those of parts of a data set."""
-    parts = {name for name in names if _plain(name) in _IMAGES | _TARGETS} | splits_among(names)
+    parts = {name for name in names if plain_folder(name) in IMAGES | TARGETS} | splits_among(names)
     return 1 < len(names) > len(parts)
 
 
@@ -418,6 +433,25 @@ def _repeated(inner: Mapping[str, Collection[str]]) -> list[str]:
     return repeated if len(repeated) > 1 and 2 * len(repeated) >= len(common) else []
 
 
+def _copied(top: str, tops: Set[str], level: int, names: Texts) -> list[str]:
+    """Return the folders whose images a folder has copies of, by its name and those of its files.
+
+    As ``cat`` of ``cat_aug``, and all others of ``thumbnails``.
+    """
+    cut = re.sub(rf"(?i)^(?:(?:{_COPIED})[_. -])+|(?:[_. -](?:{_COPIED}))+$", "", top)
+    of = (tops if re.fullmatch(f"(?i){_COPIES}", top) else tops & {cut}) - {top}
+    if not of:
+        return []
+    files = [(folder_at(name, level), name.rpartition("/")[2].rpartition(".")[0]) for name in names]
+    known = {stem for folder, stem in files if folder in of}
+    found = [
+        not known.isdisjoint({stem, re.sub(r"(?:[_. -]+\w+){1,2}?$", "", stem)})
+        for folder, stem in files
+        if folder == top
+    ]
+    return sorted(of) if sum(found) >= NEARLY_ALL * len(found) else []
+
+
 def _doubt(
     folders: _Tops,
     pairs: _Pairs | None,
@@ -429,21 +463,24 @@ def _doubt(
     """Return the doubt about folders that may be no classes; None if they are."""
     inner, level = folders.inner, folders.level
     tops = sorted(inner)
-    plain = {top: _plain(top) for top in tops}
+    plain = {top: plain_folder(top) for top in tops}
     all_plain = set(plain.values())
     # Beside its opposite a name is a class: valid and invalid, mask and no_mask.
     single = [t for t in tops if all_plain.isdisjoint(f"{no}{plain[t]}" for no in _OPPOSITES)]
     splits = sorted(splits_among(single))
-    images = [top for top in single if plain[top] in _IMAGES]
-    targets = [top for top in single if plain[top] in _TARGETS]
+    images = [top for top in single if plain[top] in IMAGES]
+    targets = [top for top in single if plain[top] in TARGETS]
     repeated = _repeated(folders.nested) or _repeated(inner)
     lone_train = len(splits) == 1 and splits[0] not in folders.nested and "tr" in splits[0].lower()
+    copies = {top: of for top in tops if (of := _copied(top, {*tops}, level, names))}
     is_part = all(name in _PAIRED for name in all_plain)
     if splits and len(tops) > 1 and not lone_train:
         look = "looks like a split, not like a class"
         look = look if len(splits) == 1 else "look like splits, not like classes"
-        why, first = f"{quoted(splits)} {look}", splits[0]
-        sources = [next((name for name in splits if re.search("tr(ai)?n", name.lower())), first)]
+        why = f"{quoted(splits)} {look}"
+        trained = [name for name in splits if re.search("tr(ai)?n", name.lower())]
+        others = [name for name in tops if name not in splits]
+        sources = (trained or (others if len(others) == 1 else splits))[:1]
     elif len(tops) > 1 and (images or targets):
         why = f"{quoted(images + targets)} look like parts of one data set, not like classes"
         others = [name for name in tops if name not in targets]
@@ -454,6 +491,10 @@ def _doubt(
             "samples have, not classes"
         )
         sources = tops[:MOST_PARTS]
+    elif copies:
+        of = sorted({name for names in copies.values() for name in names} - {*copies})
+        why = f"{quoted(copies)} have images called as those of {quoted(of)}, as copies have"
+        sources = []
     elif repeated:
         why = f"folders of the same names ({quoted(repeated)}) are in several of {quoted(tops)}"
         sources = []
@@ -461,7 +502,7 @@ def _doubt(
         return None
     ways: list[tuple[Sequence[str], str]] = []
     bare = [top for top in splits if re.fullmatch("unlabell?ed|unsup(ervised)?", plain[top])]
-    if bare and bare == splits:
+    if bare and bare == splits and len(tops) > len(bare) + 1:
         sources = []
         others_alone = ("--label-level", str(level), *no_label(bare))
         ways.append((others_alone, "for the others as classes, and no label of its samples"))
@@ -470,13 +511,15 @@ def _doubt(
     if path_of is not None:
         ways += [((path_of(path), *flags), "as the source") for path, *flags in settled]
     below = sorted(set().union(*inner.values()))
-    parts = {_plain(part) for folder in Folders(names).counts for part in folder.split("/")}
-    masks = {t for t in parts & _TARGETS if parts.isdisjoint(f"{no}{t}" for no in _OPPOSITES)}
-    if not (masks and parts & _IMAGES):  # photos and masks are not stored in one way
+    parts = {plain_folder(part) for folder in Folders(names).counts for part in folder.split("/")}
+    masks = {t for t in parts & TARGETS if parts.isdisjoint(f"{no}{t}" for no in _OPPOSITES)}
+    if not (masks and parts & IMAGES):  # photos and masks are not stored in one way
         for number, some in ((folders.next_level, below), (level, tops)):
             if some:
                 ways.append((("--label-level", str(number)), f"for the classes {quoted(some)}"))
         ways.append((("--label-level", "0"), "for no label"))
+    if copies and not splits:
+        ways.append(((), f"move {quoted(copies)} elsewhere, or give the classes by --labels"))
     both: list[str] = []
     if not splits and ((images and targets) or (pairs and not repeated)):
         both = sorted(
@@ -487,13 +530,17 @@ def _doubt(
         lone = [_lone(names, f"{inside}{name}")[len(inside) :] for name in both]
         for some, below_all in ((both, split), (both, ""), (lone, "")):
             if _pair_up(names, [f"{inside}{name}{below_all}/" for name in some]):
-                place = path_of(f"{inside}{{{','.join(some)}}}{below_all}")
+                place = path_of(f"{inside}{braced(some)}{below_all}")
                 columns = "for samples with a column of each folder, matched by name"
                 ways.append(((place,), columns))
                 break
         else:
             ways += _ways_by_patterns(names, inside, [f"{name}{split}" for name in both], path_of)
     if (both and path_of is None) or not ways:
+        if both:
+            parts_of = braced([f"{inside}{name}" for name in both])
+            columns = "for samples with a column of each folder"
+            ways.append(((), f"unpack it, and give 'FOLDER/{parts_of}' as the source, {columns}"))
         ways.append(
             ((), "a torch Dataset as the source, which returns both as parts of one sample")
         )
@@ -512,7 +559,7 @@ def _ways_by_patterns(
     photos, masks = folders
     return [
         (
-            (path_of(f"{inside}{{{photos}/**/*{end}.*,{masks}/**/*{other}.*}}"),),
+            (path_of(inside + braced([f"{photos}/**/*{end}.*", f"{masks}/**/*{other}.*"])),),
             f"for samples with a column of each folder, of the files that end in {other!r}",
         )
         for other in others
@@ -544,9 +591,10 @@ def _settled(names: Texts, folder: str) -> list[list[str]]:
     flags = [way for way in found.doubts[0].ways if way[0].startswith("--")]
     sources = [[*way] for way in found.doubts[0].ways if way not in flags]
     # Several folders are parts of one sample each, of which none stands for all.
-    if sum("{" not in way[0] for way in sources) == 1:
+    if sum(around_braces(way[0]) is None for way in sources) == 1:
         return sources
-    return [[folder, *flags[0]]] if flags else []
+    paired = [way for way in sources if around_braces(way[0])]
+    return paired[:1] or ([[folder, *flags[0]]] if flags else [])
 
 
 def folder_labels(names: Iterable[str], level: int) -> list[str]:

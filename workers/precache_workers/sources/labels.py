@@ -443,7 +443,7 @@ def decide(
         if lists is not None:
             bare = [text for text in found.texts if is_nothing(text)]
             return _of_lists(lists, where, rules, classes, bare=bare)
-        if (name := _member_of_objects(found)) is not None and not rules.kind:
+        if not rules.kind and (name := _member_of_objects(found, where)) is not None:
             try:
                 texts = [label_of(_text(json.loads(text)[name])) for text in found.texts]
             except ValueError as error:
@@ -533,11 +533,23 @@ def _json(text: str, type_: type) -> Any:
     return value if isinstance(value, type_) else None
 
 
-def _member_of_objects(found: _Different) -> str | None:
-    """Return the name of the one member of labels that are all JSON objects; None if not."""
-    items = [_json(text, dict) or {} for text in found.texts]
-    names = {name for item in items for name in (item if len(item) == 1 else ("", "several"))}
-    return next(iter(names)) if len(names) == 1 else None
+def _member_of_objects(found: _Different, where: str) -> str | None:
+    """Return the name of the one member of labels that are all JSON objects; None for others.
+
+    Raises
+    ------
+    ChoiceError
+        They have several members.
+    """
+    items = [_json(text, dict) for text in found.texts]
+    names = {name: None for item in items if item is not None for name in item}
+    if items and None not in items and len(names) == 1:
+        return str(*names)
+    if names:
+        text = f"labels of {where} are JSON objects with the members {quoted(names)}"
+        one = (), "write the member that is the label as a column of its own"
+        raise choice_error([Doubt.of(text, (NAME, "if each text is a class"), one)])
+    return None
 
 
 def _with_lists(found: _Different, keys: Sequence[str], where: str) -> tuple[_Different, Any]:

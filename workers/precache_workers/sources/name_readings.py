@@ -7,15 +7,16 @@ Names are compared by columns, so that a million of them take about a second.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from precache.messages import printable
 from precache.store.columns import Texts, numbers_of
-from precache_workers.sources.base import IMAGE_SUFFIXES, Doubt
-from precache_workers.sources.container_names import common_end
+from precache_workers.sources.base import IMAGE_SUFFIXES, Doubt, Folders
+from precache_workers.sources.container_names import braced, common_end, common_start
 
 _SUFFIX = rf"(?i)\.(?:{'|'.join(suffix[1:] for suffix in sorted(IMAGE_SUFFIXES))})$"
 _WORD = r"[_. -]+[A-Za-z][A-Za-z0-9]*(?:[_. -]?[0-9]+)?"
@@ -32,6 +33,16 @@ _PHOTO = r"(?i)[_. -](?:image|img|photo|rgb|sat|input|leftimg8bit)$"
 """Endings of photos beside those of their targets."""
 
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
+
+IMAGES = frozenset(("image", "images", "img", "imgs", "jpegimages", "rgb", "leftimgbit"))
+TARGETS = frozenset(
+    (
+        "mask", "masks", "annotation", "annotations", "label", "labels", "gt", "groundtruth",
+        "segmentation", "segmentations", "segmentationclass", "segmentationobject", "seg",
+        "trimaps", "segmentationclassaug", "gtfine", "matte", "mattes", "bboxes", "boxes",
+    )
+)  # fmt: skip
+"""Names of folders with the images and the targets of one data set, as by `plain_folder`."""
 
 MOST_WORDS = 3
 """Words of an ending, at most: ``_gtFine_labelIds`` has two."""
@@ -62,8 +73,10 @@ class Partners:
         Number of such images, and of all others.
     example
         Key of one.
-    photo, others
-        Pattern of the file names of photos; those of the others, the most common first.
+    pairs
+        Patterns of the files of photos and of the others, the most common first.
+    unlike
+        What differs in their names.
     may_be_masks
         Their ending, or suffix, may be one of masks.
     are_pairs
@@ -73,8 +86,8 @@ class Partners:
     count: int
     photos: int
     example: str
-    photo: str
-    others: Sequence[str]
+    pairs: Sequence[tuple[str, str]]
+    unlike: str
     may_be_masks: bool
     are_pairs: bool
 
@@ -86,13 +99,14 @@ class Partners:
         folder
             Path or pattern of the folders of the files; None if they lie in none.
         """
+        others = ", ".join(other for _, other in self.pairs)
         text = (
             f"{self.count:,} of {self.count + self.photos:,} images of {where} are called as "
-            f"others ({self.photo}) but for their ending ({', '.join(self.others)}), such "
-            f"as {printable(self.example)}"
+            f"others ({self.pairs[0][0]}) but for their {self.unlike} ({others}), such as "
+            f"{printable(self.example)}"
         )
-        inside = "FOLDER/**" if folder is None else folder
-        sources = [f"{inside}/{{{self.photo},{other}}}" for other in self.others]
+        inside = folder or f"FOLDER{'/**' * (self.unlike == 'ending')}"
+        sources = [_source(inside, pair) for pair in self.pairs]
         both = "for samples with a column of each"
         if not self.are_pairs:
             way = f"'{sources[0]}' as the source takes both as columns of one"
@@ -105,6 +119,15 @@ class Partners:
         whole = ("--sample-name", "whole")
         ways.append(((), f"{' '.join(whole)} {when}") if self.may_be_masks else (whole, when))
         return [], [Doubt.of(f"{text}, as masks and copies are", *ways, of_members=True)]
+
+
+def _source(inside: str, pair: Sequence[str]) -> str:
+    """Return the source of files of two patterns, or folders, which may be absolute or URLs."""
+    start = "".join(f"{part}/" for part in common_start([name.split("/")[:-1] for name in pair]))
+    names = braced([name[len(start) :] for name in pair])
+    return (
+        f"{start}{names}" if start.startswith("/") or "://" in start else f"{inside}/{start}{names}"
+    )
 
 
 def partners_among(keys: Texts) -> Partners | None:
@@ -130,8 +153,8 @@ def partners_among(keys: Texts) -> Partners | None:
     others = [f"*{ending}.*" for ending, count in ranked if PART * count >= ranked[0][1]]
     example = keys[int(rows[0])]
     photos = len(keys) - len(rows)
-    photo, others = f"*{of_photos}.*", others[:MOST_WAYS]
-    return Partners(len(rows), photos, example, photo, others, targets > 0, are_pairs)
+    pairs = [(f"*{of_photos}.*", other) for other in others[:MOST_WAYS]]
+    return Partners(len(rows), photos, example, pairs, "ending", targets > 0, are_pairs)
 
 
 def _of_other_suffixes(keys: Texts, counts: np.ndarray) -> Partners:
@@ -151,8 +174,72 @@ def _of_other_suffixes(keys: Texts, counts: np.ndarray) -> Partners:
     paired = round((1 / counts[counts > 1]).sum())
     count = len(same) - paired
     are_pairs = paired >= FEW and PART * paired >= len(keys) - count
-    patterns = [f"*{suffix}" for suffix in others[:MOST_WAYS]]
-    return Partners(count, len(keys) - count, example, f"*{photo}", patterns, True, are_pairs)
+    pairs = [(f"*{photo}", f"*{suffix}") for suffix in others[:MOST_WAYS]]
+    return Partners(count, len(keys) - count, example, pairs, "ending", True, are_pairs)
+
+
+def partners_across(keys: Texts) -> Partners | None:
+    """Find masks and other targets that are called as photos in a folder beside theirs.
+
+    As ``masks/1.png`` is as ``images/1.jpg``; None if there are none.
+    """
+    folders = Folders(keys)
+    of_targets = folders.where(lambda name: _without(name, TARGETS) != name)
+    if not of_targets.any() or of_targets.all():
+        return None
+    plain = folders.each(
+        lambda names: [
+            re.sub("//+", "/", _without(name, IMAGES | TARGETS)[:-1]).lstrip("/") for name in names
+        ]
+    )
+    bases = _replaced(_replaced(Texts([*map(_base, keys)]), _SUFFIX), f"(?:{_TARGET}.*|{_PHOTO})")
+    called = Texts([*map("".join, zip(plain, bases, strict=True))])
+    photos, targets = np.flatnonzero(~of_targets), np.flatnonzero(of_targets)
+    found = called.take(photos).find(called.take(targets))
+    photos, targets = photos[found[found >= 0]], targets[found >= 0]
+    if not len(targets):
+        return None
+    ranked = Counter(
+        (keys[one].rpartition("/")[0], keys[other].rpartition("/")[0])
+        for one, other in zip(photos.tolist(), targets.tolist(), strict=True)
+    )
+    pairs = [*dict.fromkeys(_apart(*pair) for pair, _ in ranked.most_common(MOST_WAYS))]
+    count, others = len(targets), int((~of_targets).sum())
+    are_pairs = count >= FEW and PART * count >= others
+    return Partners(count, others, keys[int(targets[0])], pairs, "folder", True, are_pairs)
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _without(name: str, words: Set[str]) -> str:
+    """Return a name without those of its folders, or words of these, that are some words."""
+    *folders, base = name.split("/")
+    kept = ["" if plain_folder(folder) in words else folder for folder in folders]
+    kept = [
+        folder
+        if words.isdisjoint(map(plain_folder, parts := re.split(r"[\W_]+", folder)))
+        else "_".join(part for part in parts if plain_folder(part) not in words)
+        for folder in kept
+    ]
+    return "/".join([*kept, base])
+
+
+def _apart(photos: str, others: str) -> tuple[str, str]:
+    """Return two folders without what both end in; patterns of their files if one is the other's
+    outer one."""
+    paths = [photos.split("/"), others.split("/")] if photos else [[], others.split("/")]
+    end = len(common_start([path[::-1] for path in paths]))
+    one, other = ("/".join(path[: len(path) - end]) for path in paths)
+    if f"{other}/".startswith(f"{one}/") or not one:
+        return f"{one}/*.*".lstrip("/"), f"{other}/*.*"
+    return one, other
+
+
+def plain_folder(name: str) -> str:
+    """Return the name of a folder in lower case without digits and marks, to be compared."""
+    return re.sub(r"[\W\d_]", "", name.lower())
 
 
 def note_of_words(keys: Texts) -> list[str]:

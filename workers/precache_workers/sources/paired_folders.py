@@ -45,7 +45,12 @@ from precache_workers.sources.base import (
     located,
     remember,
 )
-from precache_workers.sources.container_names import common_start, expand_braces
+from precache_workers.sources.container_names import (
+    around_braces,
+    braced,
+    common_start,
+    expand_braces,
+)
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import holds_images, quoted, splits_among
 from precache_workers.sources.name_readings import ending, endings_of_pairs
@@ -217,13 +222,14 @@ def open_paired(
     uri = uri.rstrip("/")
     places = expand_braces(uri)
     if len(places) == 1:
+        [uri] = places
         folder = open_one(uri)
         inside = (n for n in folder.names("") if not in_service_folder(f"{n}/"))
         names = [name for name in inside if open_one(f"{uri}/{name}").kind() == "folder"]
         names.sort(key=lambda name: (not holds_images(name), name))
         names = [name for name in names if _has_image(open_one(f"{uri}/{name}"))]
         places = [f"{uri}/{name}" for name in names]
-        uri = f"{uri}/{{{','.join(names)}}}"
+        uri = f"{uri}/{braced(names)}"
     split = [_folder_and_pattern(place) for place in places]
     names = _names_of(split)
     if len(names) < 2 or len({*names}) < len(names):
@@ -387,12 +393,13 @@ def _no_pairs(
     text = f"{text}; the first are {some}" if some else text
     ways: list[tuple[Sequence[str], str]] = []
     (first, photos), (other, masks) = [*files.items()][:2]
-    start, end = where.partition("{")[0], where.rpartition("}")[2]
-    if len(files) == 2 and not any(of.pattern for of in columns.values()):
+    around = around_braces(where)
+    if around and len(files) == 2 and not any(of.pattern for of in columns.values()):
+        start, end = around
         own, endings = endings_of_pairs(photos.stems, masks.stems)
         for mask in endings:
-            pair = f"{first}{end}/**/*{own}.*,{other}{end}/**/*{mask}.*"
-            ways.append(((f"{start}{{{pair}}}",), f"for those that end in {mask!r}"))
+            pair = braced([f"{first}{end}/**/*{own}.*", f"{other}{end}/**/*{mask}.*"])
+            ways.append(((f"{start}{pair}",), f"for those that end in {mask!r}"))
     if ways:
         return choice_error([Doubt.of(text, *ways, of_members=True)])
     return SourceError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import io
@@ -140,12 +141,17 @@ def csv_rows(stream: BinaryIO, name: str, where: str) -> Iterator[tuple[int, lis
 
 
 def _lines(stream: BinaryIO, where: str) -> Iterator[str]:
-    text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
+    is_wide = stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as of spreadsheets
+    stream.seek(0)
+    coding = ("utf-16", "surrogatepass") if is_wide else ("utf-8-sig", "surrogateescape")
+    text = io.TextIOWrapper(stream, *coding, newline="")
     try:
         while line := text.readline(LONGEST_LINE):
             if len(line) == LONGEST_LINE:
                 raise SourceError(f"{where} has a line of more than {LONGEST_LINE:,} characters")
             yield line
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{where} is damaged: {error}; save it as UTF-8") from None
     finally:
         with contextlib.suppress(ValueError):  # the stream is the caller's, and may be closed
             text.detach()
@@ -195,7 +201,7 @@ def read_labels(
 
 
 def _label_of(value: Any) -> Label | None:
-    text = text_of(value) if isinstance(value, str) else ""
+    text = text_of(value) if isinstance(value, str | dict) else ""
     return text if text.startswith("[") else label_of(text or value)  # it may be a list
 
 
@@ -220,7 +226,7 @@ def text_of(value: Any) -> str:
             return str(int(value))
         case int() | float():
             return repr(value)
-        case list():
+        case list() | dict():
             with contextlib.suppress(TypeError):
                 return json.dumps(value)
     raise ValueError(

@@ -261,35 +261,27 @@ class _Tracer:
 
         def sets_imported(statement: Statement) -> bool:
             """Return True for ``ImageFile.LOAD_TRUNCATED_IMAGES = True`` or ``np.seterr(...)``."""
-            sets = statement.stores & imported.keys() | statement.calls & called
-            return bool(sets)
+            return bool(statement.stores & imported.keys() | statement.calls & called)
 
-        binders = [(name, binder) for name, of in own.binders.items() for binder in of]
-        bound = [(name, binder) for name, binder in binders if name in reached - imported.keys()]
-        by_calls = {n for name, binder in bound for n in binder.changed_by(name)}
-        by_calls |= {name for name, s in binders if s.definition and sets_imported(s)}
-        by_calls |= {name for name, s in binders if s.definition and s.mentions & _NAMESPACES}
-        by_calls = own.using(by_calls | (users if users & reached else set())) | _NAMESPACES
-        by_stores = own.using(users | {name for name, _ in bound})
-        defined = {name for name, binder in bound if binder.definition}
-
-        def sets_defined(statement: Statement) -> bool:
-            """Return True for ``setattr(A, "k", 1)``, ``A.set(1)`` and what defines the like."""
-            return statement.sets_parts or bool(statement.methods & defined)
-
+        counted = {s for name in reached - imported.keys() for s in own.binders.get(name, ())}
+        defined = {s.definition.name for s in counted if s.definition} & reached
+        setters = {s for s in own.statements if s.stores or s.methods & defined}
+        changers = {s for s in counted if s.is_mutable} | {
+            s
+            for s in own.statements
+            if s.definition and (sets_imported(s) or s.mentions & _NAMESPACES)
+        }
+        changed = {n for s in changers for n in (s.bound & reached if s.is_tuple else s.bound)}
+        changing = own.using(changed | (users if users & reached else set()))
+        setting = own.using({name for s in setters for name in s.bound} | users)
         given = own.using(defined)
-        setters = own.using(users | {name for name, binder in binders if sets_defined(binder)})
         effects = [
-            statement
-            for statement in own.statements
-            if statement.acts and statement not in self._counted
-            if statement.mentions_run & by_calls
-            or (statement.changes and statement.mentions_run & by_stores)
-            or (
-                statement.mentions_run & given
-                and (sets_defined(statement) or statement.mentions_run & setters)
-            )
-            or (not statement.definition and sets_imported(statement))
+            s
+            for s in own.statements
+            if s.acts and s not in self._counted
+            if s.mentions_run & (changing | _NAMESPACES)
+            or (s.mentions_run & given and (s in setters or s.mentions_run & setting))
+            or (not s.definition and sets_imported(s))
         ]
         self._reach(self._count(effects))
         return bool(effects)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import dis
 import inspect
-import re
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
@@ -105,8 +104,6 @@ class Statement:
         Those that run when its module is imported.
     acts
         True if it may change more at import than the names that it binds.
-    changes
-        True if it sets attributes or items at import.
     """
 
     def __init__(self, node: ast.stmt, package: str) -> None:
@@ -122,9 +119,9 @@ class Statement:
             else:
                 run += [part.args] if isinstance(part, ast.Lambda) else ast.iter_child_nodes(part)
         self.run_imports = [found for part in run for found in _imported(part, package)]
-        self.changes = any(map(_is_part_store, run))
-        self.acts = self.changes or any(
-            isinstance(part, ast.Call | ast.AugAssign | ast.Expr)
+        self.acts = any(
+            _is_part_store(part)
+            or isinstance(part, ast.Call | ast.AugAssign | ast.Expr)
             or getattr(part, "decorator_list", None)
             or getattr(part, "bases", None)
             or getattr(part, "keywords", None)
@@ -187,41 +184,24 @@ class Statement:
             self.value is not None and _is_literal(self.value)
         )
 
+    @property
+    def is_tuple(self) -> bool:
+        """True if each of the names that it binds has a value of its own."""
+        return isinstance(getattr(self.node, "value", None), ast.Tuple)
+
     @cached_property
     def is_mutable(self) -> bool:
-        """True if calls may change what it binds, without an assignment to its attributes."""
-        if isinstance(self.node, ast.ClassDef):
-            tables = (p.value for p in self.node.body if isinstance(p, ast.Assign | ast.AnnAssign))
-            return not all(value is None or _is_literal(value) for value in tables)
-        if isinstance(self.node, _FUNCTIONS):
-            made = (ast.Call, ast.Dict, ast.DictComp, ast.List, ast.ListComp, ast.Set, ast.SetComp)
-            defaults = [*self.node.args.defaults, *self.node.args.kw_defaults]
-            kept = any(isinstance(default, made) for default in defaults)
-            return kept or bool(self.node.decorator_list)
-        return not (self.is_import or self.is_fixed)
-
-    def changed_by(self, name: str) -> set[str]:
-        """Return names of which calls may change what it binds to a name, or bind it again."""
-        if self.definition and self.definition.name != name:
-            return {name, self.definition.name}
-        if not self.is_mutable:
-            return set()
-        if isinstance(getattr(self.node, "value", None), ast.Call):  # get, put = make()
-            return self.bound
-        inner = {node.name for node in self.nodes if isinstance(node, (*_FUNCTIONS, ast.ClassDef))}
-        return {name, *inner} & self.bound
-
-    @cached_property
-    def sets_parts(self) -> bool:
-        """True if it, or a call of what it defines, may set attributes or items of other objects.
-
-        A class may set attributes of its own instances, as ``self.a``.
-        """
-        words = {getattr(node, "id", getattr(node, "attr", "")) for node in self.nodes}
-        stores = [node for node in self.nodes if _is_part_store(node)]
-        if isinstance(self.node, ast.ClassDef):
-            stores = [s for s in stores if not re.fullmatch(r"self\.\w+", ast.unparse(s))]
-        return bool(stores or words & _SETTERS)
+        """True if calls may change what it binds, or bind it again."""
+        values: list[ast.expr | None]
+        match self.node:
+            case ast.ClassDef(body=body):
+                values = [p.value for p in body if isinstance(p, ast.Assign | ast.AnnAssign)]
+            case ast.FunctionDef(args=args) | ast.AsyncFunctionDef(args=args) as function:
+                values = [*function.decorator_list, *args.defaults, *args.kw_defaults]
+            case _:
+                return not (self.is_import or self.is_fixed)
+        others = len(self.bound) > 1  # by ``global``
+        return others or not all(value is None or _is_literal(value) for value in values)
 
     @cached_property
     def known(self) -> dict[str, tuple[Any, ...]]:
@@ -239,11 +219,16 @@ class Statement:
 
     @cached_property
     def stores(self) -> set[str]:
-        """Names, also of attributes, on the way to what it assigns: ``a`` and ``b`` for ``a.b``."""
+        """Names, also of attributes, on the way to what it sets: ``a`` and ``b`` for ``a.b = 1``.
+
+        An empty one stands for other expressions. A class may set attributes of its instances.
+        """
         targets = [node for node in self.nodes if _is_part_store(node)]
         for call in self._calls:
-            targets += call.args[:1] if spine(call.func) == ["setattr"] else ()
-        return {name for target in targets for name in spine(target)}
+            targets += call.args[:1] if _SETTERS.intersection(spine(call.func)) else ()
+        ways = [spine(target) or [""] for target in targets]
+        own = isinstance(self.node, ast.ClassDef)
+        return {name for way in ways if not (own and way[:-1] == ["self"]) for name in way}
 
     @cached_property
     def calls(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""Records of measurements: of samples, stages, codecs, a source and its machine."""
+"""Records of measurements: of stages, codecs, a source and its machine."""
 
 from __future__ import annotations
 
@@ -8,25 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from precache_workers.profiling.estimate import UnitTimes
+
 PerSample = npt.NDArray[np.float64]
 """A number for each sample, (samples,)."""
-
-
-@dataclass(frozen=True)
-class TimeCost:
-    """Seconds of wall time and of CPU time."""
-
-    wall: float = 0.0
-    cpu: float = 0.0
-
-    def __add__(self, other: TimeCost) -> TimeCost:
-        return TimeCost(self.wall + other.wall, self.cpu + other.cpu)
-
-    def __mul__(self, count: float) -> TimeCost:
-        return TimeCost(self.wall * count, self.cpu * count)
-
-    def __truediv__(self, count: float) -> TimeCost:
-        return TimeCost(self.wall / count, self.cpu / count)
 
 
 @dataclass(frozen=True)
@@ -71,8 +56,8 @@ class CodecTimes:
         Mean bytes of a sample in it, its index included.
     raw
         Bytes of a sample before compression.
-    encode_cpu
-        Mean seconds a sample.
+    write_cpu
+        Seconds of writing a sample's row.
     samples_per_s, cpu_ms_per_1000
         Of the `Loader`, medians of several epochs from memory.
     """
@@ -80,7 +65,7 @@ class CodecTimes:
     name: str
     stored: float
     raw: int
-    encode_cpu: float
+    write_cpu: float
     samples_per_s: float
     cpu_ms_per_1000: float
 
@@ -151,8 +136,8 @@ class SourceMeasurements:
         After each op.
     codecs
         The recipe's own first.
-    build_cpu
-        CPU seconds of a whole build per sample: the stages, and all between them.
+    times, rows_per_shard
+        Unit times of a build, as its plan has them; rows of its shards.
     start_seconds
         From the start of a build's worker to its first sample.
     """
@@ -171,7 +156,8 @@ class SourceMeasurements:
     encode: StepTimes
     cuts: Sequence[CutTimes]
     codecs: Sequence[CodecTimes]
-    build_cpu: float
+    times: UnitTimes
+    rows_per_shard: int
     start_seconds: float
     storage: Sequence[Throughput]
     host: Host

@@ -75,55 +75,67 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.fixture
+def copied(built: Path, tmp_path: Path) -> Path:
+    """The current version of a copy of the store, whose files may be replaced."""
+    store = tmp_path / "store"
+    shutil.copytree(built / "out", store)
+    return store / precache.open(store).id
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_object_of_a_terabyte_is_not_read(
-    name: str, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limits are lowered, so that little is read where they do not hold."""
     monkeypatch.setattr(folder, "MOST_DOCUMENT", 1 << 20)
     monkeypatch.setattr(folder, "MOST_SMALL", 1 << 20)
-    store = tmp_path / "store"
-    shutil.copytree(built / "out", store)
-    version = precache.open(store).id
-    os.truncate(store / version / name, (1 << 20) + 1)
+    os.truncate(copied / name, (1 << 20) + 1)
     what = rf"{name}.*it has 1,048,577 bytes, more than the 1,048,576 .*; remove it"
     try:
-        found = " ".join(f"{d.shard}: {d.reason}" for d in precache.verify(store).damage)
+        found = " ".join(f"{d.shard}: {d.reason}" for d in precache.verify(copied.parent).damage)
     except PrecacheError as error:
         found = str(error)
     assert re.search(what, found)
+    if name in ("zarr.json", "valid/c/0", "shards/image/c/0/0"):
+        with pytest.raises(StorageError, match=r"more than the [0-9,]+ bytes that such an object"):
+            precache.open(copied.parent).valid, precache.Loader(copied.parent, batch_size=2)
 
 
-def test_a_commit_of_a_terabyte_is_not_read(built: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    shutil.copytree(built / "out", store)
-    [entry] = (store / "commits").iterdir()
+def test_a_commit_of_a_terabyte_is_not_read(copied: Path) -> None:
+    [entry] = (copied.parent / "commits").iterdir()
     os.truncate(entry, 900 << 30)
     with pytest.raises(StorageError, match=r"000001.json: it has 966,367,641,600 bytes, more than"):
-        precache.open(store)
+        precache.open(copied.parent)
 
 
-@pytest.mark.parametrize("name", ["image/c/0/0/0/0", "zarr.json"])
-def test_a_folder_in_the_place_of_a_file_is_to_be_removed(
-    name: str, built: Path, tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
-    shutil.copytree(built / "out", store)
-    path = store / precache.open(store).id / name
-    path.unlink()
+def put_folder(path: Path) -> None:
     (path / "in").mkdir(parents=True)
-    with pytest.raises(PrecacheError, match=f"{name}: .*folder is where a file .* remove it"):
-        precache.build(built / "in", store, RECIPE, address="serial", shard_samples=4)
 
 
-def test_a_fifo_in_the_place_of_a_file_is_to_be_removed(built: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    shutil.copytree(built / "out", store)
-    path = store / precache.open(store).id / "zarr.json"
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(PrecacheError, match=r"zarr\.json: it is a FIFO.*; remove it"):
-        precache.build(built / "in", store, RECIPE, address="serial", shard_samples=4)
+@pytest.mark.parametrize(
+    ("name", "put", "words"),
+    [
+        (
+            "image/c/0/0/0/0",
+            lambda path: (path / "in").mkdir(parents=True),
+            "folder is where a file .* remove",
+        ),
+        (
+            "zarr.json",
+            lambda path: (path / "in").mkdir(parents=True),
+            "folder is where a file .* remove",
+        ),
+        ("zarr.json", os.mkfifo, "it is a FIFO.*; remove"),
+    ],
+)
+def test_what_is_in_the_place_of_a_file_is_to_be_removed(
+    name: str, put: Callable[[Path], None], words: str, built: Path, copied: Path
+) -> None:
+    (copied / name).unlink()
+    put(copied / name)
+    with pytest.raises(PrecacheError, match=f"{name}: .*{words} it"):
+        precache.build(built / "in", copied.parent, RECIPE, address="serial", shard_samples=4)
 
 
 @pytest.mark.heavy

@@ -1,0 +1,302 @@
+"""Times of each stage and op of a recipe, sample by sample, and of storing rows after each op."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from precache.codecs.chunk import codec_metadata, decoder, encoder
+from precache.codecs.image import undo_image
+from precache.errors import SampleError
+from precache.recipe.ops import Function, Op
+from precache.recipe.recipe import Codec, ImageCodec, Recipe, ZstdCodec
+from precache.store.layout import RowShape
+from precache_workers.doctor.measurements import CutTimes, StepTimes
+from precache_workers.ops.field_recipe import FieldRecipe
+from precache_workers.profiling.estimate import TimeCost
+from precache_workers.profiling.harness import LEAST, SampleRun, hole_reason, run_samples, timed
+from precache_workers.runtime.time_limit import run_in_time
+from precache_workers.shards.samples import FetchAllTask, recipes_of
+from precache_workers.sources.base import Sample
+
+KEPT_NBYTES = 256 << 20
+"""Bytes of rows that are kept in memory for the trials that follow."""
+_Coder = tuple[Callable[[np.ndarray], bytes], Callable[[bytes], np.ndarray]]
+"""Encodes a row, and decodes one."""
+NO_OP = "no op"
+"""Name of the only step of a recipe without ops."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The row of every field after a step, as it would be stored.
+
+    Attributes
+    ----------
+    nbytes
+        Stored bytes.
+    decode_cpu
+        Seconds.
+    """
+
+    nbytes: int
+    encode: TimeCost
+    decode_cpu: float
+    shapes: tuple[RowShape, ...]
+
+
+@dataclass
+class MeasuredSample:
+    """Measurements of one sample.
+
+    Attributes
+    ----------
+    nbytes
+        Bytes as fetched.
+    times
+        By stage; encoding is by the fields' own codecs.
+    cuts
+        After each step.
+    rows
+        The finished row of each field.
+    """
+
+    key: str
+    nbytes: int
+    times: Mapping[str, TimeCost]
+    cuts: list[Cut] = field(default_factory=list)
+    rows: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def shapes(self) -> tuple[RowShape, ...]:
+        """Shapes of the finished rows."""
+        return self.cuts[-1].shapes
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Measurements of all samples.
+
+    Attributes
+    ----------
+    steps
+        Names of the steps.
+    samples
+        Those that have rows.
+    failures
+        (key, reason) of the others.
+    frozen
+        By step, True if a random op is among those so far.
+    """
+
+    steps: tuple[str, ...]
+    samples: Sequence[MeasuredSample]
+    failures: Sequence[tuple[str, str]]
+    frozen: Sequence[bool]
+
+    @property
+    def usual(self) -> list[MeasuredSample]:
+        """Samples whose rows have the most common shapes: a store holds no others."""
+        shapes = self._usual_shapes
+        return [sample for sample in self.samples if sample.shapes == shapes]
+
+    def misfits(self) -> list[tuple[str, str]]:
+        """Return (key, reason) of all other samples."""
+        usual = self._usual_shapes
+        return [
+            (sample.key, f"its row is {_shown(sample.shapes)}, most are {_shown(usual)}")
+            for sample in self.samples
+            if sample.shapes != usual
+        ]
+
+    @property
+    def _usual_shapes(self) -> tuple[RowShape, ...]:
+        [(shapes, _)] = Counter(sample.shapes for sample in self.samples).most_common(1)
+        return shapes
+
+    @property
+    def shapes(self) -> dict[str, RowShape]:
+        """Shapes of the rows that a store would hold, by field."""
+        return dict(zip(self.samples[0].rows, self._usual_shapes, strict=True))
+
+    def stage(self, name: str) -> StepTimes:
+        """Return the times of one stage."""
+        times = [sample.times.get(name, TimeCost()) for sample in self.samples]
+        cpu, wall = [cost.cpu for cost in times], [cost.wall for cost in times]
+        return StepTimes(name, np.array(cpu), np.array(wall))
+
+    def cuts(self) -> list[CutTimes]:
+        """Return the measurements after each step."""
+        by_step = zip(*(sample.cuts for sample in self.samples), strict=True)
+        return [
+            CutTimes(
+                np.array([cut.nbytes for cut in cuts]),
+                np.array([cut.encode.cpu for cut in cuts]),
+                np.array([cut.decode_cpu for cut in cuts]),
+                len({cut.shapes for cut in cuts}) == 1,
+                frozen,
+            )
+            for cuts, frozen in zip(by_step, self.frozen, strict=True)
+        ]
+
+
+def step_names(recipe: Recipe) -> tuple[str, ...]:
+    """Return unique names of the steps: their ops, those of several fields joined."""
+    columns = itertools.zip_longest(*(spec.ops for spec in recipe.fields.values()))
+    plain = ["+".join(dict.fromkeys(_name(op) for op in ops if op)) for ops in columns]
+    seen: Counter[str] = Counter()
+    names = []
+    for name in plain or [NO_OP]:
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
+    return tuple(names)
+
+
+def _name(op: Op) -> str:
+    return op.function if isinstance(op, Function) else op.op
+
+
+def frozen_after(recipe: Recipe) -> list[bool]:
+    """Return for each step if a random op is among those up to it."""
+    return [
+        any(op.is_random for spec in recipe.fields.values() for op in spec.ops[: at + 1])
+        for at in range(len(step_names(recipe)))
+    ]
+
+
+def codec_for(codec: Codec, row: RowShape) -> Codec:
+    """Return the codec, or plain zstd if it cannot hold such rows."""
+    image = row.dtype == "uint8" and len(row.shape) == 3
+    return codec if image or not isinstance(codec, ImageCodec) else ZstdCodec()
+
+
+def measure_stages(
+    task: FetchAllTask, *, seconds: float, tick: Callable[[int], None] = lambda done: None
+) -> StageTimes:
+    """Measure every stage of samples, one after another.
+
+    Parameters
+    ----------
+    seconds
+        Time after which no further sample is begun, once there are a few.
+    tick
+        Called with the number of samples that are done.
+
+    Raises
+    ------
+    SampleError
+        None of them has a row.
+    HangError
+        A sample takes too long.
+    """
+    # Each alone, so that the time of each is measured.
+    alone = replace(task, alone=frozenset(task.keys))
+    return run_in_time(lambda: _measure(alone, seconds, tick), task.job.sample_seconds)
+
+
+def _measure(task: FetchAllTask, seconds: float, tick: Callable[[int], None]) -> StageTimes:
+    """Measure all samples, or as many as there is time and memory for."""
+    recipe, recipes = task.job.recipe, recipes_of(task.job)
+    steps = step_names(recipe)
+    coder = functools.lru_cache(16)(_coder)
+    work = partial(_measure_sample, steps, recipe, recipes, coder)
+    barred = task.barred
+    runs = run_samples(task.fetch(), work, barred=barred, warm_up=recipes, seconds=seconds)
+    samples: list[MeasuredSample] = []
+    failures: list[tuple[str, str]] = []
+    held = 0
+    with contextlib.closing(runs):
+        for number, (run, sample) in enumerate(runs, 1):
+            if isinstance(sample, Exception):
+                failures.append((run.key, hole_reason(sample)))
+            else:
+                samples.append(sample)
+                held += sum(row.nbytes for row in sample.rows.values())
+            tick(number)
+            if number >= LEAST and held > KEPT_NBYTES:
+                break
+    if not samples:
+        raise SampleError(
+            f"none of {len(failures)} samples has a row: {failures[0][0]}: {failures[0][1]}"
+        )
+    return StageTimes(steps, samples, failures, frozen_after(recipe))
+
+
+def _measure_sample(
+    names: Sequence[str],
+    recipe: Recipe,
+    recipes: Mapping[str, FieldRecipe],
+    coder: Callable[[Codec, RowShape], _Coder],
+    run: SampleRun,
+    sample: Sample,
+) -> MeasuredSample:
+    measured = MeasuredSample(run.key, run.nbytes, run.times)
+    running = {field_name: _steps(ops, sample, run.key) for field_name, ops in recipes.items()}
+    values: dict[str, np.ndarray] = {}
+    for name in names:
+        for field_name, steps in running.items():
+            value = run.time(name, partial(next, steps, None))
+            if value is not None:
+                values[field_name] = recipes[field_name].row(value)
+        measured.cuts.append(_cut(recipe, coder, values))
+    run.times["encode"] = measured.cuts[-1].encode
+    measured.rows = {name: value.copy() for name, value in values.items()}
+    return measured
+
+
+def _cut(
+    recipe: Recipe, coder: Callable[[Codec, RowShape], _Coder], values: Mapping[str, np.ndarray]
+) -> Cut:
+    """Encode and decode rows by the fields' own codecs."""
+    nbytes, encoding, decoding = 0, TimeCost(), TimeCost()
+    shapes = []
+    for name, row in values.items():
+        shapes.append(RowShape(row.shape, row.dtype.name))
+        encode, decode = coder(codec_for(recipe.fields[name].stored_as, shapes[-1]), shapes[-1])
+        data, cost = timed(partial(encode, row))
+        nbytes, encoding = nbytes + len(data), encoding + cost
+        decoding += timed(partial(decode, data))[1]
+    return Cut(nbytes, encoding, decoding.cpu, tuple(shapes))
+
+
+def _coder(codec: Codec, shape: RowShape) -> _Coder:
+    """Return functions that encode and decode a row in reused memory, as builds and loaders do."""
+    encode_chunk = encoder(codec, shape.dtype)
+    decode_chunk = decoder(codec_metadata(codec, shape.dtype), np.dtype(shape.dtype).itemsize, "")
+    chunk, out = (np.zeros((1, *shape.shape), shape.dtype) for _ in range(2))
+
+    def encode(row: np.ndarray) -> bytes:
+        np.copyto(chunk[0], row)
+        return encode_chunk(chunk)
+
+    def decode(data: bytes) -> np.ndarray:
+        decode_chunk.decode(memoryview(data), out)
+        if decode_chunk.filtered:
+            undo_image(out)
+        row: np.ndarray = out[0]
+        return row
+
+    decode(encode(chunk[0]))  # the first call is slower
+    return encode, decode
+
+
+def _shown(shapes: Sequence[RowShape]) -> str:
+    return ", ".join(f"{row.dtype} {row.shape}" for row in shapes)
+
+
+def _steps(recipe: FieldRecipe, sample: Sample, key: str) -> Iterator[np.ndarray]:
+    """Yield the value after each op of a recipe, or its row if it has no ops."""
+    none = True
+    for op, value in recipe.steps(sample, key):
+        if op is not None:
+            none = False
+            yield np.asarray(value)
+    if none:
+        yield recipe(sample, key)
