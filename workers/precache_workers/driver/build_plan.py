@@ -462,7 +462,8 @@ def _base_reason(
 ) -> str:
     """Return the reason for the choice of the version of most reused rows, or why none is."""
     if versions:
-        candidates = len(work.catalogue.versions) if work.catalogue else 0
+        stored = work.catalogue.versions if work.catalogue else ()
+        candidates = sum(bool(samples.arrays) for samples in stored)
         if candidates == 1:
             return f"the only one {_BY_OPS}"
         if len(versions) == 1:

@@ -32,6 +32,7 @@ from precache.store.version import ROW_TABLE, Version
 from precache_workers.ops.identity import ops_digest
 from precache_workers.planning.stored_versions import committed_versions
 from precache_workers.planning.target_version import VersionSpec
+from precache_workers.runtime.time_limit import ended_workers
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,7 @@ class Catalogue:
     Attributes
     ----------
     versions
-        Those that have rows of some field, the latest first.
+        Those that have rows of some field, or samples that ended workers, the latest first.
     content, known, labels
         As in `StoredRows`.
     retries
@@ -333,20 +334,20 @@ class Catalogue:
     @functools.cached_property
     def holes(self) -> dict[int, str]:
         """Row -> reason, where a version has a hole for a sample of the same key and content, which
-        is due to the ops of these fields alone."""
+        is due to the ops of these fields alone; or ended workers, without functions of the user."""
         holes: dict[int, str] = {}
         for samples in () if self.retries else self.versions:
             arrays = [array for of_field in samples.arrays.values() for array in of_field]
             whole = {name for name, of in samples.arrays.items() if any(a.finished for a in of)}
             others = samples.attributes.fields.keys() - {array.name for array in arrays}
-            if whole != self.spec.recipe.fields.keys() or others:
-                continue  # it may be due to a field that the recipe has no more
-            if any(array.refuses_more for array in arrays):
-                continue  # or to a refusal
+            # Else it may be due to a field, or a refusal, that the recipe has no more.
+            due = whole == self.spec.recipe.fields.keys() and not others
+            due = due and not any(array.refuses_more for array in arrays)
+            by_library = not (self.spec.recipe.functions or samples.attributes.recipe.functions)
             of_keys = samples.at_keys(samples.content, 0)
             same = _is_known(of_keys) & (of_keys == self.content).all(1)
             for row, why in samples.failures:
-                if same[row]:
+                if same[row] and (due or (by_library and ended_workers(why))):
                     holes.setdefault(row, why)
         return holes
 
@@ -401,8 +402,9 @@ class Catalogue:
     def rows_held(self) -> int:
         """Number of rows of which some version has a field."""
         held = np.zeros(len(self.known), np.bool_)
-        for number in range(len(self.versions)):
-            held |= self._rows(number, same_keys=False) >= 0
+        for number, samples in enumerate(self.versions):
+            if samples.arrays:
+                held |= self._rows(number, same_keys=False) >= 0
         return int(held.sum())
 
     def find(self, rows_per_shard: int, shapes: Mapping[str, RowShape]) -> StoredRows:
@@ -499,14 +501,18 @@ def _take(
 
 
 def _versions(store: Folder, spec: VersionSpec) -> Iterator[StoredSamples]:
-    """Read the versions that have rows of some field, the latest first; a damaged one has none."""
+    """Read the versions that have rows of some field, or samples that ended workers, the latest
+    first; damaged ones are left out."""
     wanted = _wanted_digests(spec)
     for folder, attributes in committed_versions(store):
         matches = match_arrays(spec.recipe, wanted, folder, attributes)
-        if not matches:
+        if not (matches or attributes.holes):
             continue
         try:
             version, where = open_own(folder), folder.path(ROW_TABLE)
+            ended = any(ended_workers(why) for _, why in version.holes.values())
+            if not (matches or ended):
+                continue
             data = version.read_checked(ROW_TABLE)
             table = RowTable.from_parquet(data, where)
             content = halves_of(Texts(read_contents(data, where)))

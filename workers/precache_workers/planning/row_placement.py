@@ -153,10 +153,12 @@ def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable
     is_new = np.ones(len(listing), np.bool_)
     is_new[numbers[~blank]] = False
     added = order_rows(listing.take(np.flatnonzero(is_new)), keep_order)
+    rows = np.arange(len(parent))
+    keys = Texts.joined([placed.keys, parent.keys]).take(np.where(blank, len(parent) + rows, rows))
     labels = placed.labels.copy()
     labels[blank] = no_labels(int(blank.sum()), labels)
     return RowTable(
-        keys=Texts.joined([_keys(parent.keys, placed.keys, blank), added.keys]),
+        keys=Texts.joined([keys, added.keys]),
         sizes=np.concatenate([np.where(blank, -1, placed.sizes), added.sizes]),
         mtimes=np.concatenate([np.where(blank, -1, placed.mtimes), added.mtimes]),
         etags=Texts.joined([placed.etags.blanked(blank), added.etags]),
