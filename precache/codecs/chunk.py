@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,11 +23,25 @@ import numpy as np
 from numcodecs import blosc, zstd
 
 from precache.codecs import kernels
-from precache.codecs.image import IMAGE_FILTER, IMAGE_FILTER_VERSION, ImageEncoder
+from precache.codecs.image import (
+    IMAGE_FILTER,
+    IMAGE_FILTER_VERSION,
+    ImageEncoder,
+    undo_image,
+)
 from precache.errors import DamageError, RecipeError, StoreError
 from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
 
 Encode = Callable[[np.ndarray], bytes]
+
+RAGGED = "vlen-bytes"
+"""Zarr's codec of chunks of byte strings: their number, then length and bytes of each."""
+
+RAGGED_HEAD_NBYTES = 8
+"""Bytes before the row in a ragged row's chunk: the number of rows, 1, and the row's length."""
+
+MOST_RAGGED_NBYTES = 2**32 - 1
+"""Most bytes of a ragged row, whose length is stored as 32 bits."""
 
 GZIP_PIECE = 64 << 10
 """Bytes of gzip that are decompressed at a time."""
@@ -51,9 +67,15 @@ def _zstd(level: int) -> dict[str, Any]:
     return {"name": "zstd", "configuration": {"level": level, "checksum": True}}
 
 
-def codec_metadata(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> list[dict[str, Any]]:
-    """Return the Zarr v3 `codecs` of one chunk."""
+def codec_metadata(
+    codec: RawCodec | ZstdCodec | ImageCodec, dtype: str, *, ragged: bool = False
+) -> list[dict[str, Any]]:
+    """Return the Zarr v3 `codecs` of one chunk; those of ragged rows know no dtype or filter."""
     size = np.dtype(dtype).itemsize
+    if ragged:
+        level = codec.level if isinstance(codec, ZstdCodec) else 1
+        last = _crc32c() if isinstance(codec, RawCodec) else _zstd(level)
+        return [{"name": RAGGED, "configuration": {}}, last]
     match codec:
         case RawCodec():
             return [_bytes(), _crc32c()]
@@ -110,6 +132,30 @@ def encoder(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> Encode:
             return ImageEncoder()
 
 
+def ragged_encoder(codec: RawCodec | ZstdCodec | ImageCodec) -> Encode:
+    """Return the function that encodes one ragged row, C-contiguous, as a chunk; not thread-safe.
+
+    `image` stores rows that are (C, H, W) uint8.
+    """
+    encode_image = ImageEncoder()
+
+    def encode(row: np.ndarray) -> bytes:
+        head = _ragged_head(row.nbytes)
+        if isinstance(codec, ImageCodec) and row.size:
+            return encode_image(row, head)
+        payload = b"".join((head, row.reshape(-1).view(np.uint8).data))
+        if isinstance(codec, RawCodec):
+            return _with_crc32c(payload)
+        level = codec.level if isinstance(codec, ZstdCodec) else 1
+        return bytes(zstd.compress(payload, level, True))
+
+    return encode
+
+
+def _ragged_head(nbytes: int) -> bytes:
+    return struct.pack("<II", 1, nbytes)
+
+
 # --- decoding -----------------------------------------------------------------------------------
 
 
@@ -125,21 +171,24 @@ class Decoder:
         The stored byte order is not this machine's.
     filtered
         `undo_image` is still to be applied to the output of `decode`.
+    ragged
+        A chunk is one row of any shape: `decode_ragged` decodes it, and undoes the filter.
     """
 
     codecs: tuple[str, ...]
     swap: bool = False
     filtered: bool = False
+    ragged: bool = False
 
     @functools.cached_property
     def plain(self) -> bool:
         """True if a chunk's bytes are the rows themselves, with at most a CRC32C behind them."""
-        return not (self.swap or self.filtered) and self.codecs in ((), ("crc32c",))
+        return not (self.swap or self.filtered or self.ragged) and self.codecs in ((), ("crc32c",))
 
     @property
     def framed(self) -> bool:
         """True if a chunk is a zstd frame of the rows, apart from the image filter."""
-        return self.codecs == ("zstd",) and not self.swap
+        return self.codecs == ("zstd",) and not (self.swap or self.ragged)
 
     def decode(self, data: memoryview, out: np.ndarray, *, verify: bool = True) -> None:
         """Decode one chunk.
@@ -170,6 +219,54 @@ class Decoder:
         if self.swap:
             # As integers, since NumPy's bfloat16 has no byte order.
             out.view(f"u{out.itemsize}").byteswap(inplace=True)
+
+    def decode_ragged(
+        self, data: memoryview, shape: tuple[int, ...], dtype: str, *, verify: bool = True
+    ) -> np.ndarray:
+        """Decode the chunk of one ragged row; a plain one is not copied, and read-only.
+
+        Parameters
+        ----------
+        shape
+            Shape of the row: no more memory is taken, whatever the chunk claims.
+        verify
+            Check a CRC32C. zstd's content checksum is always checked.
+
+        Raises
+        ------
+        DamageError
+            The bytes are not a row of this shape.
+        """
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if "zstd" in self.codecs:
+            require_plausible(len(data), nbytes)
+        source: Any = data
+        limits = bounds(self.codecs, nbytes + RAGGED_HEAD_NBYTES)
+        try:
+            for number in range(len(self.codecs) - 1, -1, -1):
+                source = _expand(self.codecs[number], source, limits[number], verify)
+            _require(len(source) == limits[0], f"{len(source)} bytes where {limits[0]} belong")
+        except (RuntimeError, ValueError, zlib.error) as error:
+            raise DamageError(f"a chunk does not decode: {error}") from None
+        head = bytes(source[:RAGGED_HEAD_NBYTES])
+        _require(head == _ragged_head(nbytes), f"it is no single row of {nbytes} bytes")
+        row = np.frombuffer(source, dtype, offset=RAGGED_HEAD_NBYTES).reshape(shape)
+        if self.filtered and row.size:
+            undo_image(row[np.newaxis])
+        return row
+
+    def ragged_values(self, data: memoryview) -> bytes:
+        """Return the values of a ragged row as they are stored, filtered ones too.
+
+        Raises
+        ------
+        DamageError
+            The bytes are not what was written.
+        """
+        size = zstd_content_size(data) if "zstd" in self.codecs else len(data) - 4
+        nbytes = (size or 0) - RAGGED_HEAD_NBYTES
+        _require(nbytes >= 0, "it is no single row")
+        return replace(self, filtered=False).decode_ragged(data, (nbytes,), "uint8").tobytes()
 
 
 @functools.lru_cache
@@ -290,6 +387,8 @@ def decoder(codecs: Sequence[Mapping[str, Any]], itemsize: int, where: str) -> D
         precache does not read one of the codecs; names it.
     """
     names = [codec["name"] for codec in codecs]
+    if names[:1] == [RAGGED] and set(names[1:]) <= {"crc32c", "zstd"}:
+        return Decoder(tuple(names[1:]), ragged=True)
     filtered = bool(names) and names[0] == IMAGE_FILTER
     if filtered:
         version = codecs[0].get("configuration", {}).get("version")

@@ -182,7 +182,7 @@ def image_parameters(channel: int) -> dict[int, int]:
 
 
 class ImageEncoder:
-    """Encodes chunks (N, C, H, W) uint8 to bytes: the filter, then zstd. Not thread-safe.
+    """Encodes chunks (…, C, H, W) uint8 to bytes: the filter, then zstd. Not thread-safe.
 
     Scratch memory and compressor are kept for chunks of the same shape.
     """
@@ -197,9 +197,11 @@ class ImageEncoder:
         self._plain = np.empty((*shape[:-3], *shape[-2:]), np.uint8)
         self._out = np.empty(shape, np.uint8)
 
-    def __call__(self, chunk: np.ndarray) -> bytes:
+    def __call__(self, chunk: np.ndarray, head: bytes = b"") -> bytes:
+        """Encode a chunk, with bytes before it that are not filtered."""
         if chunk.shape != self._out.shape:
             self._prepare(chunk.shape)
         filtered = filter_image(chunk, self._plain, self._out)
-        frame: bytes = self._compressor.compress(filtered.data, self._compressor.FLUSH_FRAME)
+        data = b"".join((head, filtered.data)) if head else filtered.data
+        frame: bytes = self._compressor.compress(data, self._compressor.FLUSH_FRAME)
         return frame

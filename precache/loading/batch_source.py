@@ -139,6 +139,12 @@ class BatchSource:
         self.reader = VersionReader(
             uri, options.fields, options.verify, options.storage_options, options.access, cache
         )
+        if self.reader.ragged:
+            raise UsageError(
+                f"rows of {', '.join(self.reader.ragged)} of {self.version.path} have shapes of "
+                "their own, and a batch has one: read them by CachedDataset, or build rows of one "
+                "shape, by --crop"
+            )
         self._copied = options.device.type not in ("cpu", "cuda")
         if self._copied:
             self._require_dtypes()

@@ -74,7 +74,9 @@ class _RowsOfBatch(Sequence[RowOfBatch]):
         return self._rows[number][0]
 
     def whole(self) -> Batch | None:
-        """Return the batch; None if the members of a row were replaced."""
+        """Return the batch; None if the members of a row were replaced, or a field is ragged."""
+        if any(isinstance(values, list) for values in self.batch.values()):
+            return None
         for number, (row, views) in self._rows.items():
             if row.keys() != views.keys() or any(row[n] is not views[n] for n in views):
                 return None
@@ -100,7 +102,19 @@ def _collate(
         whole = samples.whole()
         if whole is not None:
             return whole
-    return collate([dict(sample) for sample in samples], collate_fn_map=collate_fn_map)
+    rows = [dict(sample) for sample in samples]
+    try:
+        return collate(rows, collate_fn_map=collate_fn_map)
+    except RuntimeError:
+        for name in rows[0]:
+            shapes = dict.fromkeys(tuple(getattr(row.get(name), "shape", ())) for row in rows)
+            if len(shapes) > 1:
+                raise UsageError(
+                    f"rows of {name} have the shapes {', '.join(map(str, [*shapes][:2]))}, and a "
+                    "batch has one: crop them in __getitem__ of a subclass of CachedDataset, or "
+                    "give the DataLoader a collate_fn that keeps them apart"
+                ) from None
+        raise
 
 
 def dataset_of(loader: Any) -> Any:
@@ -394,12 +408,13 @@ class CachedDataset(Dataset[Batch]):
         rows = reader.valid(numbers)
         if (nbytes := len(rows) * self.__opened.row_nbytes) >= LARGE_NBYTES:
             require_memory(len(rows), nbytes)
-        batch = {
-            name: np.empty((len(rows), *shape), dtype)
-            for name, (shape, dtype) in reader.shapes.items()
+        batch: dict[str, Any] = {
+            name: as_tensor(values)
+            if isinstance(values, np.ndarray)
+            else [as_tensor(value) for value in values]
+            for name, values in reader.read_whole(rows).items()
         }
-        reader.read(rows, batch)
-        return _RowsOfBatch(batch={name: as_tensor(values) for name, values in batch.items()})
+        return _RowsOfBatch(batch=batch)
 
     def __own_samples(self, one: Callable[[int], Any], indices: Sequence[int]) -> Sequence[Any]:
         """Return the samples that a `__getitem__` of the user makes."""

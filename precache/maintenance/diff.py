@@ -304,7 +304,7 @@ def _layout(attributes: Attributes) -> dict[str, Any]:
     }
     for name, arrays in variants_of(attributes.fields).items():
         field = attributes.fields[arrays[0]]
-        layout[f"{name} shape"] = list(field.shape)
+        layout[f"{name} shape"] = "of each row" if field.ragged else list(field.shape)
         layout[f"{name} dtype"] = field.dtype
         layout[f"{name} bytes stored"] = sum(attributes.fields[array].stored for array in arrays)
     return layout

@@ -74,7 +74,7 @@ def _field_text(field: FieldInfo) -> str:
     ratio = field.raw_nbytes / max(1, field.stored_nbytes)
     several = f"variants {variants_text(field)} of " if field.variants > 1 else ""
     return (
-        f"{several}{field.dtype} {field.shape}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
+        f"{several}{field.row}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
         f"{size(field.stored_nbytes)} stored: ratio {ratio:.2f}"
     )
 

@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from precache.errors import PrecacheError, StorageError, StoreError
 from precache.messages import as_text, first_ones
 from precache.reading.array_reader import ArrayReader
+from precache.reading.ragged_reader import open_reader
 from precache.reading.remote_shards import RangedShardFiles
 from precache.storage.base import required
 from precache.storage.open import StorageOptions
@@ -132,7 +131,7 @@ def _verify(version: Version, tick: Tick) -> Verified:
         try:
             leaves = version.shard_leaves(name)
             # What is not mapped is checked at each read, whatever this process has checked before.
-            reader = ArrayReader(version, name, objects=RangedShardFiles(version, name))
+            reader = open_reader(version, name, objects=RangedShardFiles(version, name))
         except PrecacheError as error:
             unchecked.append(f"the shards of {name}: {error}")
             continue
@@ -165,12 +164,11 @@ def _lost_keys(
     version: Version, reader: ArrayReader, number: int, *, whole: bool
 ) -> tuple[str, ...]:
     """Return the keys of the rows of a damaged shard that cannot be read; all if it is lost."""
-    out = np.empty((1, *reader.array.row_shape), reader.array.dtype)
     lost = []
     for row in reader.array.rows_of(number):
         try:
             if not whole:
-                reader.read(np.array([row]), out, undo=False)
+                reader.probe(row)
                 continue
         except PrecacheError:
             pass

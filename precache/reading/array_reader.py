@@ -76,7 +76,8 @@ class ArrayReader:
         self._chunks_at_once = max(1, DECODE_NBYTES // self.array.chunk_nbytes)
         straight = self.array.whole_rows and (self.plain or self.array.chunk_shape[0] == 1)
         held = 0 if straight else CHUNKS_AT_ONCE * self.array.chunk_nbytes
-        self.require_memory(max(self.array.row_nbytes, held))
+        if not self.array.decoder.ragged:
+            self.require_memory(max(self.array.row_nbytes, held))
         self._chunks_across = math.prod(self.array.chunks_per_object[1:])
         self._checked = self._objects.checked
         if not (verify and self.array.decoder.codecs):
@@ -372,6 +373,11 @@ class ArrayReader:
             raise self._objects.damage(number, piece.object_tail, row, str(error)) from None
         if self.array.decoder.filtered:
             undo_image(scratch)
+
+    def probe(self, row: int) -> None:
+        """Read a row, and raise as `read` if it cannot be."""
+        out = np.empty((1, *self.array.row_shape), self.array.dtype)
+        self.read(np.array([row]), out, undo=False)
 
     def damage(self, row: int, reason: str) -> PrecacheError:
         """Make the error for a damaged row, with the way to repair it."""

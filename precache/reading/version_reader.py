@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from precache.codecs import kernels
 from precache.errors import StoreError, UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.disk_cache import DiskCache
+from precache.reading.ragged_reader import RaggedReader, open_reader
 from precache.reading.remote_shards import shard_files
 from precache.reading.shard_files import ShardFiles
 from precache.reading.shard_prefetch import CachedShards
@@ -50,7 +52,9 @@ class VersionReader:
     variant_period
         Epochs after which the same arrays are read again.
     shapes
-        Name -> (row shape, dtype), `row` (int64) last.
+        Name -> (row shape, dtype), `row` (int64) last; without ragged fields.
+    ragged
+        Name -> reader, of fields whose rows have shapes of their own.
     cached
         The large fields' shards in a disk cache, if there is one.
     """
@@ -105,13 +109,16 @@ class VersionReader:
         self._epoch = epoch
         self.arrays = {name: self.version.array_at(name, epoch) for name in names}
         self.readers: dict[str, ArrayReader] = {}
+        self.ragged: dict[str, RaggedReader] = {}
         self.small: dict[str, np.ndarray] = {}
         self.shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         for name, array in self.arrays.items():
             opened = self._opened.get(array)
             if opened is None:
                 opened = self._opened[array] = self._open(array)
-            if isinstance(opened, ArrayReader):
+            if isinstance(opened, RaggedReader):
+                self.ragged[name] = opened
+            elif isinstance(opened, ArrayReader):
                 self.readers[name] = opened
                 self.shapes[name] = (opened.array.row_shape, opened.array.dtype)
             else:
@@ -124,7 +131,7 @@ class VersionReader:
         if self._is_small(array):
             return read_small_field(self.version, array, self._objects(array), self._verify)
         objects = self.cached.objects(array) if self.cached else self._objects(array)
-        return ArrayReader(self.version, array, self._verify, objects)
+        return open_reader(self.version, array, self._verify, objects)
 
     def _is_small(self, array: str) -> bool:
         if array == "label" and not self.version.foreign:
@@ -158,6 +165,18 @@ class VersionReader:
         """
         self.readers.clear()
         self.small = {name: column for name, column in values.items() if name != "row"}
+
+    def read_whole(self, rows: np.ndarray) -> dict[str, Any]:
+        """Read rows into memory of their own: name -> (n, ...), of ragged fields a list of rows."""
+        out = {
+            name: np.empty((len(rows), *shape), dtype)
+            for name, (shape, dtype) in self.shapes.items()
+        }
+        self.read(rows, out)
+        ragged = {n: [np.array(row) for row in r.rows(rows)] for n, r in self.ragged.items()}
+        return {
+            name: ragged[name] if name in ragged else out[name] for name in [*self.arrays, "row"]
+        }
 
     def read(self, rows: np.ndarray, out: Mapping[str, np.ndarray], *, undo: bool = True) -> None:
         """Fill ``out[name]`` (n, ...) with rows: all small fields, and the large ones in `out`."""

@@ -22,10 +22,12 @@ from pydantic import (
     BeforeValidator,
     PositiveInt,
     PrivateAttr,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic import Field as Attribute
@@ -75,12 +77,18 @@ class Spec:
         Length of each axis, None where it differs or is unknown; None if the axes are unknown.
     least
         Height and width that all images have at least; None if they are unknown.
+    usual
+        Height and width by which shards are sized where images differ in them.
+    differs
+        Images are meant to differ in height and width.
     """
 
     kind: Kind = "sample"
     dtype: str | None = None
     shape: tuple[int | None, ...] | None = None
     least: tuple[int, int] | None = None
+    usual: tuple[int, int] = (864, 1152)
+    differs: bool = False
 
     @property
     def is_picture(self) -> bool:
@@ -103,7 +111,13 @@ class Spec:
         """Return the spec with a height and width, or with these as the least ones."""
         rest = None if self.shape is None else self.shape[2:]
         height, width = size if exactly else (None, None)
-        return replace(self, shape=None if rest is None else (height, width, *rest), least=size)
+        shape = None if rest is None else (height, width, *rest)
+        return replace(self, shape=shape, least=size, usual=_usual(max(size)), differs=False)
+
+
+def _usual(width: int) -> tuple[int, int]:
+    """Return height and width of a usual photo."""
+    return max(1, width * 3 // 4), width
 
 
 def _pair(value: Any) -> Any:
@@ -348,6 +362,11 @@ class Decode(Operation):
             )
         if not isinstance(following, Resize):
             return self
+        if following.max_size is not None:
+            raise ValueError(
+                "decode has scaled, which shrinks to a shorter side, and the resize behind it names "
+                "max_size; leave scaled out, or give the resize a size"
+            )
         side = max(following.least)
         if self.shrinks_to is not None and self.shrinks_to < side:
             raise ValueError(
@@ -391,27 +410,62 @@ class Resampling(Operation):
 
 
 class Resize(Resampling):
-    """Resize with antialiasing; an integer `size` is the shorter side, the other is rounded down.
+    """Resize with antialiasing, to `size` or to at most `max_size`.
 
-    A pair is the exact (height, width). `interpolation` is ``bilinear``, ``bicubic``, or for masks
-    ``nearest``: the pixel that Pillow takes, which contains the centre of the new one, without
-    antialiasing.
+    Parameters
+    ----------
+    size
+        An integer is the shorter side, the other is rounded down; a pair is the exact (height,
+        width).
+    max_size
+        The longer side, of images in which it is longer; others are left as they are. Rows keep
+        their own shapes.
+    interpolation
+        ``bilinear``, ``bicubic``, or for masks ``nearest``: the pixel that Pillow takes, which
+        contains the centre of the new one, without antialiasing.
     """
 
     op: Literal["resize"] = "resize"
-    size: Size
+    size: Size | None = None
+    max_size: PositiveInt | None = None
     interpolation: Interpolation = "bilinear"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.size is None) == (self.max_size is None):
+            raise ValueError("give either size or max_size")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _stated(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the size that is not given: recipes without `max_size` do not know of it."""
+        data: dict[str, Any] = handler(self)
+        return {name: v for name, v in data.items() if v is not None or "size" not in name}
 
     @property
     def least(self) -> tuple[int, int]:
         """Height and width that all results have at least."""
-        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        size = self.size or 1
+        return size if isinstance(size, tuple) else (size, size)
 
     def spec(self, given: Spec) -> Spec:
-        return super().spec(given).sized(self.least, exactly=isinstance(self.size, tuple))
+        spec = super().spec(given).sized(self.least, exactly=isinstance(self.size, tuple))
+        if isinstance(self.size, int):
+            return replace(spec, usual=_usual(self.size * 4 // 3))
+        if self.max_size is not None:
+            return replace(spec, least=None, usual=_usual(self.max_size), differs=True)
+        return spec
 
-    def size_after(self, height: int, width: int) -> tuple[int, int] | None:
-        return resized_shape(height, width, self.size)
+    def size_after(self, height: int, width: int) -> tuple[int, int]:
+        if self.size is not None:
+            return resized_shape(height, width, self.size)
+        longer = max(height, width)
+        if self.max_size is None or longer <= self.max_size:
+            return height, width
+        return (
+            max(1, height * self.max_size // longer),
+            max(1, width * self.max_size // longer),
+        )
 
     def before(self, following: Operation) -> Computed:
         if isinstance(following, CenterCrop):
@@ -425,7 +479,7 @@ class Resize(Resampling):
         self, value: np.ndarray, _: np.random.Generator | None, crop: CenterCrop | None = None
     ) -> np.ndarray:
         """Resize; leave out what a crop of the result does not keep."""
-        height, width = resized_shape(value.shape[0], value.shape[1], self.size)
+        height, width = self.size_after(value.shape[0], value.shape[1])
         if height * width > MAX_PIXELS:
             raise SampleError(f"resized to {width} x {height} px, it is over the limit")
         part = None if crop is None else crop.part(height, width)

@@ -171,6 +171,19 @@ class Field(Declared):
         return self.specs()[-1].is_picture
 
     @property
+    def ragged_size(self) -> tuple[int, int] | None:
+        """Height and width by which shards are sized if rows differ in them; None if none can."""
+        spec = self.specs()[-1]
+        sized = spec.stored_shape is not None or (spec.shape is not None and len(spec.shape) != 3)
+        other = spec.kind != "image" or spec.dtype not in (None, "uint8")
+        return None if sized or other else spec.usual
+
+    @property
+    def differs(self) -> bool:
+        """True if rows are meant to differ in height and width."""
+        return self.specs()[-1].differs and self.ragged_size is not None
+
+    @property
     def dtype(self) -> str | None:
         """Dtype of the stored rows; None if the ops do not determine it."""
         return self.specs()[-1].dtype
@@ -221,6 +234,7 @@ class Recipe(Declared):
         cls,
         *,
         resize: int | tuple[int, int] | None = None,
+        max_size: int | None = None,
         crop: int | tuple[int, int] | None = None,
         random_resized_crop: int | tuple[int, int] | None = None,
         flip: bool = False,
@@ -238,7 +252,11 @@ class Recipe(Declared):
         Parameters
         ----------
         resize
-            The shorter side, or exact height and width.
+            The shorter side, or exact height and width. Without a crop, a shorter side leaves rows
+            of many shapes, where images differ in theirs.
+        max_size
+            The longer side, at most: rows keep the shapes of their images, to be cropped at random
+            while training.
         crop
             Centre crop after the resize.
         random_resized_crop
@@ -273,6 +291,8 @@ class Recipe(Declared):
         ops: list[dict[str, Any]] = [{"op": "decode", **decode}]
         if resize is not None:
             ops.append({"op": "resize", "size": resize, **resampling})
+        if max_size is not None:
+            ops.append({"op": "resize", "max_size": max_size, **resampling})
         if crop is not None:
             ops.append({"op": "center_crop", "size": crop})
         if random_resized_crop is not None:

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from precache.codecs.chunk import codec_metadata
+from precache.codecs.image import IMAGE_FILTER, IMAGE_FILTER_VERSION
 from precache.errors import StoreError
-from precache.recipe.recipe import CODEC_CLASSES, Codec, Field
+from precache.recipe.recipe import CODEC_CLASSES, Codec, Field, ImageCodec
 from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
 from precache.store.small_arrays import ROWS_PER_CHUNK, small_layout
 from precache.store.zarr_metadata import (
+    RAGGED_DATA_TYPE,
     Array,
     Json,
     array_document,
@@ -25,6 +27,9 @@ from precache.store.zarr_metadata import (
 SHARDS, CHECKS, SUMS = "shards", "_checks", "_sums"
 """Folders of a version with size and digest of each shard, with the last bytes of each chunk, and
 with the channel sums of each shard."""
+
+SHAPES = ".shape"
+"""Ending of the name of the small array with the shapes of a ragged field's rows."""
 
 LABEL_CHUNK_NBYTES = 64 << 20
 """Most bytes of a chunk of multi-hot labels: so many are plausible, however small it is stored."""
@@ -44,6 +49,19 @@ def field_document(field: Field, row: RowShape, rows: int, rows_per_shard: int) 
 def _field_document(
     codec: Codec, row: RowShape, rows: int, rows_per_shard: int, names: list[str] | None = None
 ) -> Json:
+    if row.ragged:
+        own: Json = {"dtype": row.dtype}
+        if isinstance(codec, ImageCodec):
+            own |= {"filter": IMAGE_FILTER, "filter_version": IMAGE_FILTER_VERSION}
+        return array_document(
+            (rows,),
+            RAGGED_DATA_TYPE,
+            (rows_per_shard,),
+            [sharding((1,), codec_metadata(codec, row.dtype, ragged=True))],
+            fill_value="",
+            dimension_names=["row"],
+            attributes={"precache": own},
+        )
     inner = (row.chunk_rows(rows_per_shard), *row.shape)
     return array_document(
         (rows, *row.shape),
@@ -67,9 +85,18 @@ def field_layout(attributes: Attributes, name: str, where: str) -> Array:
     if field.codec not in CODEC_CLASSES:
         raise StoreError(f"{where} has codec {field.codec!r}; there are {', '.join(CODEC_CLASSES)}")
     codec = cast(Codec, CODEC_CLASSES[field.codec]())
-    row = RowShape(field.shape, field.dtype)
-    document = _field_document(codec, row, attributes.rows, attributes.rows_per_shard)
+    document = _field_document(codec, field.row, attributes.rows, attributes.rows_per_shard)
     return parse_array(document, where)
+
+
+def shapes_name(array: str) -> str:
+    """Return the name of the small array with the shapes of a ragged array's rows."""
+    return f"{array}{SHAPES}"
+
+
+def shapes_layout(rows: int, axes: int) -> Array:
+    """Return the layout of the shapes of ragged rows: (rows, axes) int32, zeros for holes."""
+    return small_layout((rows, axes), "int32")
 
 
 def label_form(row_shape: Sequence[int], dtype: str) -> tuple[list[str], Any, int]:

@@ -26,6 +26,7 @@ from precache.recipe.recipe import Field as RecipeField
 from precache.recipe.recipe import Recipe, field_name
 from precache.runtime.process_id import Process
 from precache.store.labels import CLASS_DTYPES, MOST_CLASSES, kind_in_words
+from precache.store.layout import RowShape
 
 FORMAT = 5
 """The store format; a version of any other number is refused."""
@@ -63,7 +64,7 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 SmallName = Annotated[
     str,
     Field(
-        pattern=r"^([^./]+/)?[^./]+(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)$",
+        pattern=r"^([^./]+/)?[^./]+(\.[0-9]{1,9})?(\.shape)?/(zarr\.json|c/[0-9]+(/0)*)$",
         max_length=1000,
     ),
 ]
@@ -130,10 +131,16 @@ class CommitEntry(_Document):
 
 
 class RowAttributes(_Document):
-    """Shape and dtype of one row of a field."""
+    """Shape and dtype of one row of a field; see `RowShape`."""
 
     shape: Annotated[tuple[Extent, ...], Field(max_length=MAX_ROW_AXES)]
     dtype: StoredDtype
+    ragged: bool = False
+
+    @property
+    def row(self) -> RowShape:
+        """The same, to compute with."""
+        return RowShape(self.shape, self.dtype, self.ragged)
 
 
 class LabelAttributes(RowAttributes):

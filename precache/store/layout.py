@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -26,13 +27,44 @@ MISSING = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class RowShape:
-    """Shape and dtype of one stored row of a field."""
+    """Shape and dtype of one stored row of a field.
+
+    Attributes
+    ----------
+    ragged
+        Rows differ in shape: `shape` is the one by which shards are sized, and has their number of
+        axes.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    ragged: bool = False
 
     def __str__(self) -> str:
-        return f"{self.dtype} {tuple(self.shape)}"
+        return f"{self.dtype} {'of any shape' if self.ragged else tuple(self.shape)}"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The row as documents describe it: those of rows of one shape do not know of ragged."""
+        described = {"shape": list(self.shape), "dtype": self.dtype}
+        return {**described, "ragged": True} if self.ragged else described
+
+    @property
+    def array_axes(self) -> int:
+        """Axes of the array of the rows, behind that of rows."""
+        return 0 if self.ragged else len(self.shape)
+
+    @property
+    def hole(self) -> tuple[int, ...]:
+        """Shape of a row that is a hole."""
+        return (0,) * len(self.shape) if self.ragged else self.shape
+
+    def admits(self, row: np.ndarray) -> bool:
+        """Return whether a row can be stored: one of ragged (C, H, W) may differ in H and W."""
+        if self.ragged:
+            same = row.ndim == len(self.shape) and row.shape[0] == self.shape[0]
+            return same and row.dtype == self.dtype and row.nbytes < 2**32
+        return row.shape == self.shape and row.dtype == self.dtype
 
     @property
     def nbytes(self) -> int:
@@ -44,8 +76,8 @@ class RowShape:
         return rows_per_chunk(self.nbytes)
 
     def chunk_rows(self, rows_per_shard: int) -> int:
-        """Rows that share a chunk: a power of two that divides the rows of a shard."""
-        return min(self.rows_per_chunk, rows_per_shard & -rows_per_shard)
+        """Rows that share a chunk: a power of two that divides the rows of a shard; 1 if ragged."""
+        return 1 if self.ragged else min(self.rows_per_chunk, rows_per_shard & -rows_per_shard)
 
     def padded_nbytes(self, rows: int, rows_per_shard: int) -> int:
         """Bytes of `rows` rows of a shard, padded to whole chunks."""

@@ -19,7 +19,7 @@ from precache.store.lease import ALIVE_SECONDS, QUIET_SECONDS, LastChange, Named
 from precache.store.open import open_own
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.tree import Leaf
-from precache.store.version import Version
+from precache.store.version import Version, require_row_shapes
 from precache.store.zarr_metadata import Array
 
 RECEIPT_POLL_LOCAL, RECEIPT_POLL_REMOTE = 0.1, 1.0
@@ -93,6 +93,8 @@ class LiveVersion(Version):
             name: np.zeros((self.shards, layout.chunks_per_object[0]), np.uint32)
             for name, layout in layouts.items()
         }
+        ragged = {name: f for name, f in attributes.fields.items() if f.ragged}
+        self._shapes = {n: np.zeros((self.rows, len(f.shape)), np.int64) for n, f in ragged.items()}
         self.finished = 0
         self._lock = threading.Lock()
         self._poll = RECEIPT_POLL_REMOTE if folder.local("") is None else RECEIPT_POLL_LOCAL
@@ -170,7 +172,8 @@ class LiveVersion(Version):
         labelled = receipt.labels is None or fitting
         inside = inside and all(-1 <= label < 2**63 for label in receipt.labels or ())
         chunks = {name: checks.shape[1] for name, checks in self._ends.items()}
-        inside = inside and receipt.fits(chunks)
+        axes = {name: shapes.shape[1] for name, shapes in self._shapes.items()}
+        inside = inside and receipt.fits(chunks) and receipt.has_shapes(len(rows), axes)
         if not (inside and labelled):
             raise StoreError(
                 f"{self.folder.path(receipt_name(shard))} is damaged: it is of shard "
@@ -181,6 +184,11 @@ class LiveVersion(Version):
             stored = receipt.objects[name]
             table[shard] = Leaf(table[shard].name, stored.size, stored.xxh3)
             self._ends[name][shard] = stored.ends
+        for name, shapes in self._shapes.items():
+            shapes[rows.start : rows.stop] = receipt.shapes[name]
+            require_row_shapes(
+                shapes[rows.start : rows.stop], self.arrays[name][1].dtype, self.path
+            )
         if receipt.labels is not None:
             fetched = np.array(receipt.labels, np.int64)
             part = self.labels[rows.start : rows.stop]
@@ -195,6 +203,8 @@ class LiveVersion(Version):
             table[:] = version.shard_leaves(name)
             for shard in range(self.finished, self.shards):
                 self._ends[name][shard] = version.checks(name, shard)
+        for name, shapes in self._shapes.items():
+            shapes[:] = version.row_shapes(name)
         self.labels[:] = version.labels
         self.valid[:] = version.valid
         self.holes.update(version.holes)

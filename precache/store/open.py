@@ -15,7 +15,7 @@ from precache.recipe.variants import number_of, variants_of
 from precache.storage.base import Folder, is_missing
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.prefetched_folder import PrefetchedFolder, Readable
-from precache.store.array_metadata import CHECKS, SHARDS, field_layout, label_layout
+from precache.store.array_metadata import CHECKS, SHARDS, field_layout, label_layout, shapes_name
 from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, read_commits
 from precache.store.json_documents import Attributes
 from precache.store.small_arrays import ROWS_PER_CHUNK
@@ -224,7 +224,9 @@ def open_own(
         except StoreError:
             raise error from None
     if loads:
-        ahead.prefetch(part.format(name) for name in attributes.fields for part in _FIELD_OBJECTS)
+        names = [part.format(name) for name in attributes.fields for part in _FIELD_OBJECTS]
+        ragged = [name for name, field in attributes.fields.items() if field.ragged]
+        ahead.prefetch([*names, *(f"{shapes_name(name)}/c/0/0" for name in ragged)])
     where = folder.path(ROOT)
     arrays = {name: field_layout(attributes, name, where) for name in attributes.fields}
     arrays["label"] = label_layout(attributes)
@@ -263,8 +265,9 @@ def _require_small_objects(where: str, attributes: Attributes) -> None:
     """
     shards = -(-attributes.rows // attributes.rows_per_shard)
     counts = Counter(name.partition("/c/")[0] for name in attributes.objects if "/c/" in name)
+    shapes = [shapes_name(name) for name, field in attributes.fields.items() if field.ragged]
     for what, count, arrays in (
-        ("rows", attributes.rows, ["label", "valid"]),
+        ("rows", attributes.rows, ["label", "valid", *shapes]),
         ("shards", shards, [f"{SHARDS}/{field}" for field in attributes.fields]),
     ):
         needed = -(-count // ROWS_PER_CHUNK)
@@ -279,7 +282,7 @@ def _require_same_variants(folder: Folder, attributes: Attributes) -> None:
     """Refuse variants that differ in shape, dtype or codec, or are not numbered in a row."""
     for name, arrays in variants_of(attributes.fields).items():
         numbers = range(number_of(arrays[0]), number_of(arrays[0]) + len(arrays))
-        rows = {(f.shape, f.dtype, f.codec) for f in map(attributes.fields.__getitem__, arrays)}
+        rows = {(f.row, f.codec) for f in map(attributes.fields.__getitem__, arrays)}
         one = arrays == [name]
         if not one and (arrays != [f"{name}.{number}" for number in numbers] or len(rows) > 1):
             raise StoreError(
@@ -295,6 +298,12 @@ def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
         raise StoreError(f"there is no Zarr group at {folder}")
     documents = _array_documents(folder, list(dict.fromkeys(fields.values())))
     arrays = {name: (path, documents[path]) for name, path in fields.items()}
+    for path, array in documents.items():
+        if array.decoder.ragged:
+            raise StoreError(
+                f"{folder.path(path)} has byte strings of any length, and precache reads those of "
+                "its own versions alone; write rows of one shape"
+            )
     rows = {array.shape[0] for _, array in arrays.values()}
     if len(rows) > 1:
         lengths = ", ".join(f"{name}: {array.shape[0]}" for name, (_, array) in arrays.items())

@@ -98,6 +98,8 @@ class Receipt:
         Number of rows taken from an earlier version, holes included.
     sums
         Channel sums of each image field.
+    shapes
+        Shape of each row of ragged fields, in row order, zeros for holes.
     seconds
         Wall time by stage: fetch (waiting for it), ops, encode, put.
     cpu_seconds, import_seconds
@@ -134,11 +136,23 @@ class Receipt:
     slowest: list[SlowSample] = field(default_factory=list)
     libraries: dict[str, str] = field(default_factory=dict)
     spoiled: list[str] = field(default_factory=list)
+    shapes: dict[str, list[list[int]]] = field(default_factory=dict)
 
     def fits(self, chunks: Mapping[str, int]) -> bool:
         """Return whether it has the objects of a version; chunks of a shard by array."""
         return self.objects.keys() == chunks.keys() and all(
             stored.fits(chunks[name]) for name, stored in self.objects.items()
+        )
+
+    def has_shapes(self, rows: int, axes: Mapping[str, int]) -> bool:
+        """Return whether it has a shape for each of so many rows; axes by ragged array."""
+        return self.shapes.keys() == axes.keys() and all(
+            len(shapes) == rows
+            and all(
+                len(shape) == axes[name] and all(0 <= length < 2**31 for length in shape)
+                for shape in shapes
+            )
+            for name, shapes in self.shapes.items()
         )
 
     @property

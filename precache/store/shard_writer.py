@@ -52,6 +52,10 @@ class ShardWriter:
         """Rows in the current chunk."""
         return self._filled
 
+    def room(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the buffer of the next row, which has this shape: `row`."""
+        return self.row
+
     def advance(self) -> None:
         """Record that the next row was filled in."""
         self._filled += 1
@@ -104,3 +108,34 @@ class ShardWriter:
         size, raw = sum(map(len, parts)), written * self._chunk.nbytes
         checks = self._checks.ljust(self._chunks * CHECK_NBYTES, b"\0").hex()
         return parts, ShardObject(size, digest.intdigest(), raw, checks)
+
+
+class RaggedWriter(ShardWriter):
+    """Collects rows of any shapes, each a chunk of its own.
+
+    Parameters
+    ----------
+    chunks
+        Rows of a whole shard.
+    encode
+        As `ragged_encoder` returns it.
+    """
+
+    def __init__(self, dtype: str, chunks: int, encode: Encode) -> None:
+        super().__init__((1, 0), dtype, chunks, encode)
+
+    @property
+    def row(self) -> np.ndarray:
+        return self._row
+
+    def room(self, shape: tuple[int, ...]) -> np.ndarray:
+        self._row = np.empty(shape, self._chunk.dtype)
+        return self._row
+
+    def advance(self) -> None:
+        self._encode_chunk(self._row)
+
+    def extend(self, rows: np.ndarray) -> None:
+        for row in rows:
+            np.copyto(self.room(row.shape), row)
+            self.advance()

@@ -19,6 +19,7 @@ from typing import Any, overload
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from precache.codecs.chunk import MOST_RAGGED_NBYTES
 from precache.errors import (
     DamageError,
     FormatError,
@@ -33,7 +34,16 @@ from precache.runtime.integers import whole
 from precache.storage.base import Folder, is_missing, required
 from precache.storage.prefetched_folder import Readable
 from precache.store import zarr_metadata
-from precache.store.array_metadata import CHECKS, SHARDS, SUMS, checks_layout, label_layout
+from precache.store.array_metadata import (
+    CHECKS,
+    SHAPES,
+    SHARDS,
+    SUMS,
+    checks_layout,
+    label_layout,
+    shapes_layout,
+    shapes_name,
+)
 from precache.store.commit_log import ROOT, VERSION
 from precache.store.json_documents import FORMAT, Attributes, FieldAttributes, document_error
 from precache.store.layout import RowShape
@@ -77,6 +87,8 @@ class FieldInfo:
         Bytes of all variants together.
     variants, first_variant
         Number of random realisations of each row, and the number of the first one.
+    ragged
+        Rows differ in shape: `shape` is the one by which shards are sized.
     """
 
     shape: tuple[int, ...]
@@ -86,11 +98,17 @@ class FieldInfo:
     stored_nbytes: int
     variants: int = 1
     first_variant: int = 0
+    ragged: bool = False
+
+    @property
+    def row(self) -> RowShape:
+        """Shape and dtype of a row."""
+        return RowShape(self.shape, self.dtype, self.ragged)
 
     @property
     def row_nbytes(self) -> int:
         """Bytes of a decoded row of one variant."""
-        return RowShape(self.shape, self.dtype).nbytes
+        return self.row.nbytes
 
 
 class RowKeys(Sequence[str]):
@@ -169,6 +187,7 @@ class Version:
         self._prefetched: dict[str, np.ndarray] = {}
         self._shards: dict[str, Sequence[Leaf]] = {}
         self._checks: dict[tuple[str, int], np.ndarray] = {}
+        self._shapes: dict[str, np.ndarray] = {}
 
     @property
     def committed(self) -> bool:
@@ -395,6 +414,20 @@ class Version:
         ):
             self._checks[array, part] = decode_chunk(layout, data, self.folder.path(name))
 
+    def row_shapes(self, array: str) -> np.ndarray:
+        """Return the shapes of an array of ragged rows: (rows, axes) int64, zeros for holes.
+
+        Raises
+        ------
+        DamageError
+            No row can have such a shape.
+        """
+        if array not in self._shapes:
+            shapes = self._small(shapes_name(array)).astype(np.int64)
+            require_row_shapes(shapes, self.arrays[array][1].dtype, f"{self.path}/{array}")
+            self._shapes[array] = shapes
+        return self._shapes[array]
+
     def shard_sums(self, array: str) -> np.ndarray | None:
         """Return (shards, 1 + 2 C) float64 count, totals and squares of an array of images.
 
@@ -539,7 +572,9 @@ class Version:
         if self.foreign:
             return
         arrays = list(arrays)
-        self._prefetched = self._read(["valid", "label", *(f"{SHARDS}/{name}" for name in arrays)])
+        ragged = [name for name in arrays if self.arrays[name][1].decoder.ragged]
+        names = [f"{SHARDS}/{name}" for name in arrays] + [shapes_name(name) for name in ragged]
+        self._prefetched = self._read(["valid", "label", *names])
         self._read_checks(arrays, 0)
         self._ahead = self.folder  # anything else read ahead is not needed
 
@@ -557,6 +592,9 @@ class Version:
             return label_layout(self.attributes)
         if name == "valid":
             return small_layout((self.rows,), "bool", False)
+        if name.endswith(SHAPES):
+            field = self.attributes.fields[name.removesuffix(SHAPES)]
+            return shapes_layout(self.rows, len(field.shape))
         kind, _, array = name.partition("/")
         layout = self.arrays[array][1]
         if kind == SHARDS:
@@ -571,6 +609,24 @@ def fault_of(leaf: Leaf, data: bytes | StorageError) -> str:
             return MISSING
         raise data
     return leaf.fault(data)
+
+
+def require_row_shapes(shapes: np.ndarray, dtype: str, where: str) -> None:
+    """Raise `DamageError` if ragged rows have shapes of more bytes than a row may have.
+
+    Parameters
+    ----------
+    shapes
+        (rows, axes) int64.
+    """
+    wrong = (shapes < 0).any(axis=1)
+    wrong |= shapes.prod(axis=1, dtype=np.float64) * np.dtype(dtype).itemsize > MOST_RAGGED_NBYTES
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DamageError(
+            f"{where} is damaged or forged: row {row} has the shape {tuple(shapes[row].tolist())}; "
+            f"{REPAIR_HINT}"
+        )
 
 
 def parse_holes(data: bytes, where: str) -> dict[int, tuple[str, str]]:
@@ -653,6 +709,7 @@ def _field(arrays: Mapping[str, FieldAttributes]) -> FieldInfo:
         stored_nbytes=stored,
         variants=len(arrays),
         first_variant=number,
+        ragged=first.ragged,
     )
 
 

@@ -14,13 +14,21 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from pydantic_core import from_json
 
-from precache.codecs.chunk import Decoder, decoder, index_codecs
+from precache.codecs.chunk import (
+    MOST_RAGGED_NBYTES,
+    RAGGED_HEAD_NBYTES,
+    Decoder,
+    decoder,
+    index_codecs,
+)
+from precache.codecs.image import IMAGE_FILTER, IMAGE_FILTER_VERSION
 from precache.errors import StoreError
 from precache.recipe.ops import DTYPES
 
@@ -28,6 +36,9 @@ Json = dict[str, Any]
 
 BFLOAT16 = "bfloat16"
 """Data type of some arrays of other software."""
+
+RAGGED_DATA_TYPE = "bytes"
+"""Data type of ragged rows: byte strings of any length (zarr-extensions)."""
 
 MAX_AXES = 32
 """Axes of an array; NumPy and torch allow 64, which includes axes added while reading."""
@@ -60,6 +71,7 @@ def array_document(
     *,
     fill_value: Any = 0,
     dimension_names: Sequence[str] | None = None,
+    attributes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Json:
     """Return an array's `zarr.json`; `chunk_shape` is that of one stored object."""
     document: Json = {
@@ -71,7 +83,7 @@ def array_document(
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": fill_value,
         "codecs": list(codecs),
-        "attributes": {},
+        "attributes": dict(attributes),
     }
     if dimension_names is not None:
         document["dimension_names"] = list(dimension_names)
@@ -125,6 +137,11 @@ class Array:
         The shard index is at the start, not at the end; None if the array is not sharded.
     index_checksum
         The index ends in a CRC32C.
+
+    Notes
+    -----
+    An array of ragged rows, of which `decoder.ragged` is true, has the shape (N,) and chunks of one
+    row; `dtype` is that of a row's values, `row_nbytes` the most bytes that a row may have.
     """
 
     shape: tuple[int, ...]
@@ -144,10 +161,14 @@ class Array:
 
     @functools.cached_property
     def row_nbytes(self) -> int:
+        if self.decoder.ragged:
+            return MOST_RAGGED_NBYTES
         return math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
 
     @functools.cached_property
     def chunk_nbytes(self) -> int:
+        if self.decoder.ragged:
+            return RAGGED_HEAD_NBYTES + MOST_RAGGED_NBYTES
         return math.prod(self.chunk_shape) * np.dtype(self.dtype).itemsize
 
     @functools.cached_property
@@ -241,7 +262,10 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
         raise StoreError(f"{where} is no Zarr v3 array")
     if document.get("storage_transformers"):
         raise StoreError(f"{where} has storage_transformers, which precache does not read")
-    dtype = document["data_type"]
+    dtype, own = document["data_type"], {}
+    if dtype == RAGGED_DATA_TYPE:
+        own = document.get("attributes", {}).get("precache", {})
+        dtype = own.get("dtype", "uint8")
     if dtype == BFLOAT16:
         _require_bfloat16(where)
     elif dtype not in DTYPES:
@@ -264,9 +288,15 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
     if any(o % c for o, c in zip(object_shape, chunk_shape, strict=True)) or not shape:
         raise StoreError(f"{where}: chunks of {chunk_shape} do not tile shards of {object_shape}")
     _require_bounded(shape, object_shape, chunk_shape, np.dtype(dtype).itemsize, where)
+    if document["data_type"] == RAGGED_DATA_TYPE and chunk_shape != (1,):
+        raise StoreError(f"{where} has {chunk_shape} byte strings in a chunk; precache reads one")
     key_prefix, separator = _key_encoding(document.get("chunk_key_encoding"), where)
     decode = decoder(codecs, np.dtype(dtype).itemsize, where)
-    if decode.filtered and (dtype != "uint8" or len(shape) < 4):
+    if decode.ragged != (document["data_type"] == RAGGED_DATA_TYPE):
+        raise StoreError(f"{where} has codecs that do not fit its data type")
+    if decode.ragged:
+        decode = replace(decode, filtered=_has_filter(own, dtype, where))
+    elif decode.filtered and (dtype != "uint8" or len(shape) < 4):
         raise StoreError(f"{where} filters {dtype} {shape} by precache.image: no uint8 images")
     return Array(
         shape=shape,
@@ -274,12 +304,22 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
         object_shape=object_shape,
         chunk_shape=chunk_shape,
         decoder=decode,
-        fill_value=_fill_value(document["fill_value"], dtype, where),
+        fill_value=None if decode.ragged else _fill_value(document["fill_value"], dtype, where),
         key_prefix=key_prefix,
         separator=separator,
         index_at_start=index_at_start,
         index_checksum=index_checksum,
     )
+
+
+def _has_filter(own: Mapping[str, Any], dtype: str, where: str) -> bool:
+    """Return whether ragged rows are filtered, as their array's attributes say."""
+    name, version = own.get("filter"), own.get("filter_version")
+    if name is None:
+        return False
+    if (name, version, dtype) != (IMAGE_FILTER, IMAGE_FILTER_VERSION, "uint8"):
+        raise StoreError(f"{where} filters {dtype} by {name} {version}; update precache")
+    return True
 
 
 def _require_bfloat16(where: str) -> None:

@@ -208,9 +208,7 @@ class Catalogue:
         return arrays
 
     def _read(self, rows: Sequence[int], reader: VersionReader) -> Iterator[dict[str, np.ndarray]]:
-        shapes = reader.shapes.items()
-        out = {name: np.empty((len(rows), *shape), dtype) for name, (shape, dtype) in shapes}
-        reader.read(np.array(rows, np.int64), out)
+        out = reader.read_whole(np.array(rows, np.int64))
         for position in range(len(rows)):
             yield {array: out[name][position] for name, array in reader.arrays.items()}
 

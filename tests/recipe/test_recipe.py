@@ -237,7 +237,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         _image(DECODE, {"op": "resize", "siez": 3, "size": 3}),
         ["resize", "siez", "unknown parameter", "size, interpolation"],
     ),
-    "parameter missing": (_image(DECODE, {"op": "resize"}), ["resize.size", "required"]),
+    "parameter missing": (_image(DECODE, {"op": "resize"}), ["ops[1].resize", "size or max_size"]),
     "wrong type": (
         _image(DECODE, {"op": "center_crop", "size": "big"}),
         ["center_crop.size", "'big'"],
@@ -259,6 +259,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "indices that decoding blends": (
         _image({**DECODE, "mode": "P", "scaled": True}),
         ["scaled", "as they are"],
+    ),
+    "a scaled decode before a longest side": (
+        _image({**DECODE, "scaled": True}, {"op": "resize", "max_size": 8}),
+        ["scaled", "max_size"],
     ),
     "values that a scaled decode blends": (
         _image({**DECODE, "mode": "unchanged", "scaled": True}),

@@ -22,6 +22,7 @@ from precache.store.array_metadata import (
     checks_per_object,
     field_document,
     label_form,
+    shapes_name,
 )
 from precache.store.build_status import remove_abandoned_scratch
 from precache.store.commit_log import ROOT, append_commit, read_commits
@@ -172,6 +173,8 @@ class Facts:
         Field -> (shards, chunks) uint32 last bytes of their chunks.
     sums
         Field of images -> (shards, 1 + 2 C) float64.
+    shapes
+        Ragged field -> (rows, axes) int32 shapes of its rows.
     """
 
     holes: Mapping[int, str]
@@ -180,14 +183,18 @@ class Facts:
     shards: Mapping[str, np.ndarray]
     checks: Mapping[str, np.ndarray]
     sums: Mapping[str, np.ndarray]
+    shapes: Mapping[str, np.ndarray]
 
 
 def facts_of(
     target: TargetVersion, receipts: Sequence[Receipt], labels: np.ndarray | None
 ) -> Facts:
     """Collect the facts from the receipts of all shards, in order."""
-    shards, checks, sums = {}, {}, {}
-    for name in target.shapes:
+    shards, checks, sums, shapes = {}, {}, {}, {}
+    for name, row in target.shapes.items():
+        if row.ragged:
+            of_rows = [shape for receipt in receipts for shape in receipt.shapes[name]]
+            shapes[name] = np.array(of_rows, np.int32)
         stored = [receipt.objects[name] for receipt in receipts]
         rows = [(each.size, each.xxh3 >> 64, each.xxh3 & 2**64 - 1) for each in stored]
         shards[name] = np.array(rows, np.uint64)
@@ -196,7 +203,7 @@ def facts_of(
             sums[name] = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
     content = [digest for receipt in receipts for digest in receipt.content]
     labels = _labels(target, receipts) if labels is None else labels
-    return Facts(holes(receipts), content, labels, shards, checks, sums)
+    return Facts(holes(receipts), content, labels, shards, checks, sums, shapes)
 
 
 def small_objects(target: TargetVersion, facts: Facts) -> dict[str, bytes]:
@@ -215,6 +222,8 @@ def small_objects(target: TargetVersion, facts: Facts) -> dict[str, bytes]:
         _add(objects, f"{SHARDS}/{name}", small_array(shards, ["shard", "size_xxh3"]))
         ends = small_array(checks, ["shard", "chunk"], per_chunk=per_object)
         _add(objects, f"{CHECKS}/{name}", ends)
+        if name in facts.shapes:
+            _add(objects, shapes_name(name), small_array(facts.shapes[name], ["row", "axis"]))
         if name in facts.sums:
             sums = small_array(facts.sums[name], ["shard", "count_total_squares"])
             _add(objects, f"{SUMS}/{name}", sums)

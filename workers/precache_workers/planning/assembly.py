@@ -64,7 +64,7 @@ def part_left(field: Field, array: StoredArray) -> tuple[slice, ...] | None:
     """Return what a field's remaining ops leave of a stored row if all of them crop it."""
     if array.finished:
         return ()
-    if not field.decodes or len(array.shape.shape) != 3:
+    if not field.decodes or len(array.shape.shape) != 3 or array.shape.ragged:
         return None
     top, left, size = 0, 0, array.shape.shape[1:]
     for op in field.ops[array.applied :]:

@@ -520,6 +520,8 @@ def _versions(store: Folder, spec: VersionSpec) -> Iterator[StoredSamples]:
             samples = StoredSamples(version, attributes, table, content, rows, matches)
             for array in (array for of_field in matches.values() for array in of_field):
                 version.shard_leaves(array.name)
+                if array.shape.ragged:
+                    version.row_shapes(array.name)
             samples.is_hole  # noqa: B018 - these are read here, where damage is expected
         except (DamageError, StorageError, StoreError, ValueError):
             continue  # `verify` says why
@@ -642,7 +644,7 @@ def match_arrays(
                 folder=folder,
                 edition=attributes.digest,
                 name=array,
-                shape=RowShape(stored.shape, stored.dtype),
+                shape=stored.row,
                 rows=attributes.rows,
                 rows_per_shard=attributes.rows_per_shard,
                 applied=count,

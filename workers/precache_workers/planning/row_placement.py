@@ -69,7 +69,7 @@ def place_rows(
         return Placed(fresh)
     placed = None
     for folder, attributes in _earlier_versions(store, listing):
-        shapes = {name: RowShape(row.shape, row.dtype) for name, row in attributes.fields.items()}
+        shapes = {name: field.row for name, field in attributes.fields.items()}
         if not may_have(attributes.rows_per_shard, shapes):
             continue
         if attributes.rows_digest == fresh.digest:

@@ -130,6 +130,9 @@ def _fits(target: TargetVersion, receipt: Receipt) -> bool:
     ]
     return (
         receipt.fits(chunks)
+        and receipt.has_shapes(
+            len(rows), {n: len(row.shape) for n, row in target.shapes.items() if row.ragged}
+        )
         and all(row in rows for row in receipt.holes)
         and len(receipt.content) == len(rows)
         and len(receipt.labels or receipt.content) == len(rows)

@@ -115,7 +115,7 @@ class TargetVersion:
 
     def object_name(self, field: str, shard: int) -> str:
         """Name of a shard's object below the version's folder."""
-        return f"{field}/c/{shard}" + "/0" * len(self.shapes[field].shape)
+        return f"{field}/c/{shard}" + "/0" * self.shapes[field].array_axes
 
     def sizes(self) -> dict[tuple[str, int], int | None]:
         """List the stored objects: (field, shard) -> bytes, None where there is none."""
@@ -135,10 +135,7 @@ class TargetVersion:
             "rows_per_shard": self.rows_per_shard,
             "retries": self.spec.retries,
             "source": self.table.source,
-            "fields": {
-                name: {"shape": list(row.shape), "dtype": row.dtype}
-                for name, row in self.shapes.items()
-            },
+            "fields": {name: row.document for name, row in self.shapes.items()},
         }
 
     def begin(self, refreshes: str | None = None, *, recompute: bool = False) -> None:
@@ -300,5 +297,5 @@ def target_begun(store: Folder, begun: Identity) -> TargetVersion:
 
 def target_like(store: Folder, other: Attributes | Identity, spec: VersionSpec) -> TargetVersion:
     """Return the version of a recipe with the shapes and shards of another version."""
-    shapes = {name: RowShape(row.shape, row.dtype) for name, row in other.fields.items()}
+    shapes = {name: field.row for name, field in other.fields.items()}
     return TargetVersion.of(store, spec, other.rows_per_shard, shapes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -141,6 +141,7 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
     readings = _readings(job.recipe, recipes)
     shapes: dict[str, RowShape] = {}
     firsts: dict[tuple[Part, ...], Mapping[str, np.ndarray]] = {}
+    seen: dict[str, set[tuple[int, ...]]] = {}
     stored: list[float] = []
     reasons = []
     parts = _Parts(job.fetch_labels)
@@ -156,6 +157,9 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
 
     with contextlib.closing(run_samples(task.fetch(), rows_of, barred=task.barred)) as runs:
         for run, rows in runs:
+            if not isinstance(rows, Exception):
+                for name, row in rows.items():
+                    seen.setdefault(name, set()).add(row.shape)
             if isinstance(rows, Exception):  # the build itself decides which samples are holes
                 reasons.append(f"{run.key}: {rows}")
                 continue
@@ -170,14 +174,50 @@ def _probe(task: FetchAllTask) -> MeasuredRows:
         parts.require_label()
     wanted = {part for _, part in starts}
     for first in [rows for inputs, rows in firsts.items() if wanted <= set(inputs)][:1]:
-        shapes = {name: RowShape(row.shape, row.dtype.name) for name, row in first.items()}
+        shapes = {
+            name: _row_shape(job.recipe.fields[name], row, seen[name])
+            for name, row in first.items()
+        }
         _check_declared(job.recipe, shapes)
     if not shapes:
         raise SampleError(f"none of the {len(reasons)} samples tried has a row: {reasons[0]}")
     if not job.refreshes:
         draws.require_none()
     pixels = () if job.refreshes else readings.notes()
-    return MeasuredRows(shapes, float(np.mean(stored)), parts.notes(starts), pixels, starts)
+    notes = (*parts.notes(starts), *_ragged_notes(shapes, seen))
+    return MeasuredRows(shapes, float(np.mean(stored)), notes, pixels, starts)
+
+
+def _row_shape(field: Field, row: np.ndarray, seen: Collection[tuple[int, ...]]) -> RowShape:
+    """Return the shape of a field's rows: ragged where images are meant to differ, or do.
+
+    Parameters
+    ----------
+    row, seen
+        A row, and the shapes of all that were tried.
+    """
+    usual, shape = field.ragged_size, RowShape(row.shape, row.dtype.name)
+    differs = len({*seen}) > 1 or field.differs
+    pictures = {len(other) == 3 and other[0] == row.shape[0] for other in seen} == {True}
+    if usual is None or not (differs and pictures and row.dtype == np.uint8):
+        return shape
+    return RowShape((row.shape[0], *usual), shape.dtype, ragged=True)
+
+
+def _ragged_notes(
+    shapes: Mapping[str, RowShape], seen: Mapping[str, Collection[tuple[int, ...]]]
+) -> list[str]:
+    """Return a line for each field of rows of many shapes."""
+    lines = []
+    for field, name in {field_of(n): n for n, row in shapes.items() if row.ragged}.items():
+        sizes = sorted((w, h) for _, h, w in seen[name])
+        such = " and ".join(f"{w} x {h}" for w, h in dict.fromkeys((sizes[0], sizes[-1])))
+        lines.append(
+            f"Rows of {field} keep the shapes of their images, such as {such}: a Loader reads them "
+            "by a transform that begins with a crop, such as RandomResizedCrop(224) (--crop stores "
+            "rows of one shape)"
+        )
+    return lines
 
 
 class _Parts:
@@ -326,7 +366,7 @@ def _check_declared(recipe: Recipe, shapes: Mapping[str, RowShape]) -> None:
     """Raise for rows that differ from what the recipe declares, or that its codec cannot store."""
     for name, row in shapes.items():
         field = recipe.fields[name]
-        declared = RowShape(field.shape or row.shape, field.dtype or row.dtype)
+        declared = RowShape(field.shape or row.shape, field.dtype or row.dtype, row.ragged)
         if declared != row:
             raise RecipeError(
                 f"the ops of {name} make rows of {row}, and the recipe declares {declared}; "

@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import cv2
 import numpy as np
 
-from precache.codecs.chunk import encoder
+from precache.codecs.chunk import encoder, ragged_encoder
 from precache.errors import SampleError
 from precache.recipe.recipe import Field
+from precache.storage.base import Buffer
 from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
-from precache.store.receipts import ChannelSums
-from precache.store.shard_writer import ShardWriter
+from precache.store.receipts import ChannelSums, ShardObject
+from precache.store.shard_writer import RaggedWriter, ShardWriter
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.assembly import Action, Compute, Take, Zeros
 from precache_workers.planning.catalogue import StoredArray
@@ -31,11 +33,12 @@ SUMMED = 50_000
 class Sums:
     """Channel sums of one image field; exact for uint8, so that the order of rows is irrelevant."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, rows: RowShape) -> None:
+        shape = rows.shape
         channels, self._pixels = shape[0], math.prod(shape[1:])
         self.count = 0
         self.total, self.squares = np.zeros(channels), np.zeros(channels)
-        self._rows_at_once = max(1, SUMMED // self._pixels)
+        self._rows_at_once = 1 if rows.ragged else max(1, SUMMED // self._pixels)
         self._waiting = np.empty((channels, self._rows_at_once, *shape[1:]), np.uint8)
         self._waiting_rows = 0
 
@@ -146,7 +149,9 @@ class FieldWriter:
         self._chunks = rows_per_shard // self._chunk_rows
         self._ops = ops
         self._arrays, self._objects = arrays, objects
-        self._sums = Sums(shape.shape) if is_summed(field, shape) else None
+        self._sums = Sums(shape) if is_summed(field, shape) else None
+        places = rows_per_shard if shape.ragged else 0
+        self._row_shapes = np.zeros((places, len(shape.shape)), np.int64)
         self._staged: Take | Zeros | None = Zeros()
         self._copies: list[tuple[StoredArray, range]] = []
         self._copied: dict[ObjectId, StoredObject] = {}
@@ -154,6 +159,9 @@ class FieldWriter:
 
     @functools.cached_property
     def _writer(self) -> ShardWriter:
+        if self._shape.ragged:
+            encode = ragged_encoder(self._field.stored_as)
+            return RaggedWriter(self._shape.dtype, self._chunks, encode)
         encode = encoder(self._field.stored_as, self._shape.dtype)
         chunk_shape = (self._chunk_rows, *self._shape.shape)
         return ShardWriter(chunk_shape, self._shape.dtype, self._chunks, encode)
@@ -187,11 +195,15 @@ class FieldWriter:
         """Append what was staged last, for the rows at these places."""
         match self._staged:
             case None:
+                if self._shape.ragged:
+                    self._row_shapes[rows.start] = self._writer.row.shape
                 if self._sums is not None:
                     self._sums.add(self._writer.row)
                 self._writer.advance()
             case Take(number, shift, part):
                 array, stored = self._arrays[number], range(rows.start + shift, rows.stop + shift)
+                if self._shape.ragged:
+                    self._take_shapes(array, stored, rows.start)
                 if array.encoded:
                     self._put_off(array, stored)
                 else:
@@ -199,7 +211,7 @@ class FieldWriter:
             case _:
                 self._copy_now()
                 for _ in rows:
-                    self._writer.row[...] = 0
+                    self._writer.room(self._shape.hole)[...] = 0
                     self._writer.advance()
 
     def _stage(self, row: np.ndarray) -> None:
@@ -210,16 +222,19 @@ class FieldWriter:
         SampleError
             It is of another shape or type than the rows of the store.
         """
-        if row.shape != self._shape.shape or row.dtype != self._shape.dtype:
+        if not self._shape.admits(row):
             way = "bring all to one shape and type, by a function in its ops, or in the dataset"
             if self._shape.dtype == row.dtype.name == "uint8" and row.ndim == 3:
-                way = "give --resize and --crop, or resize and center_crop in its ops"
+                way = (
+                    "give --resize and --crop, or resize and center_crop in its ops; or --max-size "
+                    "to store rows of many shapes"
+                )
             raise SampleError(
                 f"its {self._name} is {row.dtype.name} {row.shape}, and the rows of this "
-                f"store are {self._shape.dtype} {self._shape.shape}; {way}"
+                f"store are {self._shape}; {way}"
             )
         self._copy_now()
-        copy_row(row, self._writer.row)
+        copy_row(row, self._writer.room(row.shape))
         self._staged = None
 
     # --- stored rows ----------------------------------------------------------------------------
@@ -232,6 +247,13 @@ class FieldWriter:
             part = rows[: stored.first + stored.count - rows.start]
             yield stored, range(part.start - stored.first, part.stop - stored.first)
             rows = rows[len(part) :]
+
+    def _take_shapes(self, array: StoredArray, rows: range, place: int) -> None:
+        for stored, within in self._stored(array, rows):
+            assert stored.row_shapes is not None  # as the field's rows are ragged
+            part = stored.row_shapes[within.start : within.stop]
+            self._row_shapes[place : place + len(part)] = part
+            place += len(part)
 
     def _append_parts(self, array: StoredArray, rows: range, part: tuple[slice, ...]) -> None:
         """Append stored rows, or parts of them, encoded anew."""
@@ -303,12 +325,24 @@ class FieldWriter:
             self._count(stored, range(stored.count))
             return LinkedObject((), stored.stored, stored)
         self._copy_now(last=True)
-        own = FinishedObject(*self._writer.finish())
+        own = FinishedObject(*self._finished())
         for stored in self._copied.values():
             same = (own.stored.size, own.stored.xxh3) == (stored.leaf.size, stored.leaf.xxh3)
             if same and stored.array.encoded:
                 return LinkedObject(own.parts, own.stored, stored)
         return own
+
+    def _finished(self) -> tuple[list[Buffer], ShardObject]:
+        parts, stored = self._writer.finish()
+        if self._shape.ragged:
+            itemsize = np.dtype(self._shape.dtype).itemsize
+            stored = replace(stored, raw_nbytes=int(self._row_shapes.prod(1).sum()) * itemsize)
+        return parts, stored
+
+    def row_shapes(self, rows: int) -> list[list[int]] | None:
+        """Shapes of the first rows, if they are ragged."""
+        shapes: list[list[int]] = self._row_shapes[:rows].tolist()
+        return shapes if self._shape.ragged else None
 
     def _link(self) -> StoredObject | None:
         """Return the object that has all rows, and no others; None if there is none."""

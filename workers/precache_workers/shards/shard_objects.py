@@ -203,8 +203,9 @@ def _is_stored(task: ShardTask, receipt: Receipt) -> bool:
 def _has_same_rows(task: ShardTask, field: str, data: Buffer, own: FinishedObject) -> bool:
     """Return whether an object that exists has the rows of a finished one."""
     shape = task.shapes[field]
-    codecs = codec_metadata(task.job.recipe.fields[field].stored_as, shape.dtype)
-    decode = decoder(codecs, np.dtype(shape.dtype).itemsize, field).decode
+    codec = task.job.recipe.fields[field].stored_as
+    codecs = codec_metadata(codec, shape.dtype, ragged=shape.ragged)
+    decode = decoder(codecs, np.dtype(shape.dtype).itemsize, field)
     per_chunk = shape.chunk_rows(task.rows_per_shard)
     chunks = task.rows_per_shard // per_chunk
     decoded = np.empty((2, per_chunk, *shape.shape), shape.dtype)
@@ -214,8 +215,17 @@ def _has_same_rows(task: ShardTask, field: str, data: Buffer, own: FinishedObjec
         for places in zip(*indexes, strict=True):
             if places[0] == places[1] == [int(MISSING)] * 2:
                 continue
-            for part, (offset, length), rows in zip(both, places, decoded, strict=True):
-                decode(part[offset : offset + length], rows)
+            chunks_of = [
+                part[start : start + length]
+                for part, (start, length) in zip(both, places, strict=True)
+            ]
+            if shape.ragged:
+                one, other = map(decode.ragged_values, chunks_of)
+                if one != other:
+                    return False
+                continue
+            for chunk, rows in zip(chunks_of, decoded, strict=True):
+                decode.decode(chunk, rows)
             if decoded[0].tobytes() != decoded[1].tobytes():
                 return False
         return True

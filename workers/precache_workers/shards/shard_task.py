@@ -186,6 +186,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     all_built = {name: writer.finish() for name, writer in writers.items()}
     built = {name: all_built[name] for name in task.objects}
     sums = {name: writer.sums() for name, writer in writers.items()}
+    row_shapes = {name: writer.row_shapes(len(task.keys)) for name, writer in writers.items()}
     require_lease(task)
     objects = {name: built_object.stored for name, built_object in built.items()}
     if task.lost is None:
@@ -207,6 +208,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         began=timing.began,
         fetched=timing.nbytes,
         slowest=timing.slowest(),
+        shapes={n: shapes for n, shapes in row_shapes.items() if shapes is not None},
         libraries={} if linked else installed_versions(),
         spoiled=list(spoiled),
     )

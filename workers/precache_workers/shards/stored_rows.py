@@ -80,6 +80,8 @@ class StoredObject:
     ----------
     count, holes
         Number of rows; those that are holes.
+    row_shapes
+        (rows, axes) int64 shapes of ragged rows; None for rows of one shape.
     whole
         Whether it is read as a whole.
     stored, sums
@@ -103,10 +105,12 @@ class StoredObject:
             self._checks = version.checks(array.name, shard)
             sums = version.shard_sums(array.name)
             holes = version.holes
+            shapes = version.row_shapes(array.name) if array.shape.ragged else None
             if self.whole and array.folder.size(self.leaf.name) != self.leaf.size:
                 raise StorageError(f"{array.folder.path(self.leaf.name)} is not what it was")
         except (DamageError, StorageError, StoreError) as error:
             raise self._damaged(error) from None
+        self.row_shapes = None if shapes is None else shapes[rows.start : rows.stop]
         self.sums = None if sums is None else ChannelSums.of(sums[shard].tolist())
         self.is_hole = np.fromiter((row in holes for row in rows), np.bool_, self.count)
         self.chunk_rows = self._array.chunk_shape[0]
@@ -123,7 +127,10 @@ class StoredObject:
     @property
     def stored(self) -> ShardObject:
         """The object, as a receipt has it."""
-        raw = self.array.shape.padded_nbytes(self.count, self.array.rows_per_shard)
+        row = self.array.shape
+        raw = row.padded_nbytes(self.count, self.array.rows_per_shard)
+        if self.row_shapes is not None:
+            raw = int(self.row_shapes.prod(axis=1).sum()) * np.dtype(row.dtype).itemsize
         return ShardObject(
             self.leaf.size, self.leaf.xxh3, raw, self._checks.astype("<u4").tobytes().hex()
         )
@@ -216,18 +223,27 @@ class StoredObject:
             yield self._data[part[0, 0] : ends[-1]], part[:, 1].tolist()
             return
         for number in range(first, first + count):
-            self._decoded_chunk(number, self._planned)
+            self.row(number * self.chunk_rows)
             data = self._chunk(number)
             yield data, [len(data)]
 
     def row(self, row: int) -> np.ndarray:
         """Decode a row; valid until the next call."""
+        if self.row_shapes is not None:
+            shape = tuple(self.row_shapes[row].tolist())
+            try:
+                return self._array.decoder.decode_ragged(self._chunk(row), shape, self._array.dtype)
+            except DamageError as error:
+                raise self._damaged(error) from None
         number, offset = divmod(row, self.chunk_rows)
         decoded: np.ndarray = self._decoded_chunk(number, self._planned)[offset]
         return decoded
 
     def blocks(self, rows: Iterable[int]) -> Iterator[np.ndarray]:
         """Decode rows, consecutive ones together; each block is valid until the next."""
+        if self.row_shapes is not None:
+            yield from (self.row(row)[np.newaxis] for row in rows)
+            return
         numbers = np.fromiter(rows, np.int64)
         chunks = np.unique(numbers // self.chunk_rows)
         while len(numbers):

@@ -1,0 +1,252 @@
+"""Ragged rows at the lowest level: bytes that stay, agreement with zarr-python, hostile chunks."""
+
+from __future__ import annotations
+
+import json
+import resource
+import struct
+import warnings
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numcodecs import zstd
+
+import precache
+from precache.codecs.chunk import Decoder, decoder, ragged_encoder
+from precache.codecs.image import IMAGE_FILTER, undo_image
+from precache.errors import DamageError, StoreError
+from precache.recipe.recipe import Codec, Field, ImageCodec, RawCodec, ZstdCodec
+from precache.store.array_metadata import field_document
+from precache.store.layout import MISSING, RowShape, checks_of, decode_index
+from precache.store.shard_writer import RaggedWriter
+from precache.store.version import require_row_shapes
+from precache.store.zarr_metadata import parse_array
+from tests.conftest import photo
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CODECS: dict[str, Codec] = {"raw": RawCodec(), "zstd": ZstdCodec(level=3), "image": ImageCodec()}
+every_codec = pytest.mark.parametrize("codec", CODECS)
+PER_SHARD = 8
+
+
+def document_of(codec: str, rows: int = 5) -> dict[str, Any]:
+    field = Field.model_validate({"ops": [{"op": "decode"}], "codec": codec})
+    return field_document(field, RowShape((3, 20, 20), "uint8", ragged=True), rows, PER_SHARD)
+
+
+def decoder_of(codec: str) -> Decoder:
+    return parse_array(document_of(codec), "somewhere").decoder
+
+
+def photos(count: int = 21) -> list[np.ndarray]:
+    """Photos (3, H, W) of many shapes; every seventh is a hole."""
+    sizes = [(5 + 7 * n % 40, 4 + 11 * n % 50) for n in range(count)]
+    rows = [
+        np.ascontiguousarray(photo(n, *size).transpose(2, 0, 1)) for n, size in enumerate(sizes)
+    ]
+    rows[::7] = [np.empty((0, 0, 0), np.uint8)] * len(rows[::7])
+    return rows
+
+
+def write(folder: Path, rows: list[np.ndarray], codec: str) -> None:
+    """Write an array of ragged rows as a field of a version is written."""
+    document = document_of(codec, len(rows))
+    (folder / "c").mkdir(parents=True)
+    (folder / "zarr.json").write_text(json.dumps(document))
+    for number, start in enumerate(range(0, len(rows), PER_SHARD)):
+        writer = RaggedWriter("uint8", PER_SHARD, ragged_encoder(CODECS[codec]))
+        for row in rows[start : start + PER_SHARD]:
+            writer.room(row.shape)[...] = row
+            writer.advance()
+        parts, stored = writer.finish()
+        data = b"".join(map(bytes, parts))
+        assert checks_of(data, PER_SHARD).tolist() == stored.ends.tolist()
+        (folder / "c" / str(number)).write_bytes(data)
+
+
+def chunks(shard: bytes, count: int) -> list[memoryview]:
+    index = decode_index(shard[-(16 * count + 4) :], count)
+    return [memoryview(shard)[o : o + n] for o, n in index.tolist() if n != MISSING]
+
+
+@every_codec
+def test_zarr_python_reads_the_rows_that_are_written(codec: str, tmp_path: Path) -> None:
+    rows = photos()
+    write(tmp_path / "image", rows, codec)
+    array: Any = zarr.open_array(tmp_path / "image", mode="r")
+    filtered = array.attrs["precache"].get("filter") == IMAGE_FILTER
+    assert filtered == (codec == "image")
+    for row, stored in zip(rows, array[:], strict=True):
+        pixels = np.frombuffer(stored, np.uint8).reshape(row.shape).copy()
+        if filtered:
+            undo_image(pixels)
+        np.testing.assert_array_equal(pixels, row)
+    assert bytes(array[13:14][0]) == bytes(array[:][13])
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_rows_that_zarr_python_writes_are_read(codec: str, tmp_path: Path) -> None:
+    rows = photos()
+    write(tmp_path / "ours", rows, codec)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    document = (tmp_path / "ours" / "zarr.json").read_text()
+    (theirs / "zarr.json").write_text(document)
+    array: Any = zarr.open_array(theirs, mode="r+")
+    array[:] = np.array([row.tobytes() for row in rows], object)
+    layout = parse_array(json.loads(document), "theirs")
+    for start in range(0, len(rows), PER_SHARD):
+        part = rows[start : start + PER_SHARD]
+        shard = (theirs / layout.object_name(start // PER_SHARD)).read_bytes()
+        part = [row for row in part if row.size]  # chunks of the fill value are left out
+        for row, chunk in zip(part, chunks(shard, PER_SHARD), strict=True):
+            read = layout.decoder.decode_ragged(chunk, row.shape, layout.dtype)
+            np.testing.assert_array_equal(read, row)
+
+
+@given(
+    hnp.arrays(
+        st.sampled_from(["uint8", "int16", "float64"]), hnp.array_shapes(min_dims=0, min_side=0)
+    ),
+    st.sampled_from(["raw", "zstd"]),
+)
+def test_any_values_and_shapes_come_back(row: np.ndarray, codec: str) -> None:
+    data = memoryview(ragged_encoder(CODECS[codec])(row))
+    read = decoder_of(codec).decode_ragged(data, row.shape, row.dtype.name)
+    assert (read.shape, read.tobytes()) == (row.shape, row.tobytes())
+
+
+@given(hnp.arrays("uint8", hnp.array_shapes(min_dims=3, max_dims=3, min_side=0)))
+def test_any_image_comes_back(row: np.ndarray) -> None:
+    data = memoryview(ragged_encoder(ImageCodec())(row))
+    np.testing.assert_array_equal(decoder_of("image").decode_ragged(data, row.shape, "uint8"), row)
+
+
+def test_a_row_takes_28_bytes_beside_its_pixels(tmp_path: Path) -> None:
+    rows = [row for row in photos() if row.size][:PER_SHARD]
+    write(tmp_path / "image", rows, "raw")
+    shard = (tmp_path / "image/c/0").read_bytes()
+    assert len(shard) == sum(row.nbytes + 28 for row in rows) + 4
+
+
+# --- bytes that stay ----------------------------------------------------------------------------
+
+
+@every_codec
+def test_rows_that_were_stored_are_read(codec: str) -> None:
+    row = np.ascontiguousarray(photo(3, 29, 41).transpose(2, 0, 1))
+    stored = (GOLDEN / f"ragged_{codec}.stored.bin").read_bytes()
+    read = decoder_of(codec).decode_ragged(memoryview(stored), row.shape, "uint8")
+    np.testing.assert_array_equal(read, row)
+    if codec == "raw":
+        assert ragged_encoder(CODECS[codec])(row) == stored
+
+
+# --- hostile chunks -----------------------------------------------------------------------------
+
+
+def forged(payload: bytes, codec: str) -> memoryview:
+    """Make a chunk whose checksum is right, whatever it holds."""
+    if codec == "raw":
+        return memoryview(payload + struct.pack("<I", google_crc32c.value(payload)))
+    return memoryview(bytes(zstd.compress(payload, 1, True)))
+
+
+HEADS = {
+    "no row": (0, 300),
+    "two rows": (2, 300),
+    "200 million rows": (200_000_000, 300),
+    "a longer row": (1, 301),
+    "a row of 4 GiB": (1, 2**32 - 1),
+    "a shorter row": (1, 299),
+}
+
+
+@every_codec
+@pytest.mark.parametrize("head", HEADS)
+def test_forged_counts_and_lengths_are_refused(head: str, codec: str) -> None:
+    chunk = forged(struct.pack("<II", *HEADS[head]) + bytes(300), codec)
+    with pytest.raises(DamageError, match="no single row of 300 bytes"):
+        decoder_of(codec).decode_ragged(chunk, (3, 10, 10), "uint8")
+
+
+@every_codec
+def test_other_shapes_and_damage_are_refused(codec: str) -> None:
+    row = np.ascontiguousarray(photo(1, 30, 40).transpose(2, 0, 1))
+    data = ragged_encoder(CODECS[codec])(row)
+    decode = decoder_of(codec).decode_ragged
+    for shape in ((3, 30, 39), (3, 31, 40), (0, 0, 0), (3, 30, 400)):
+        with pytest.raises(DamageError):
+            decode(memoryview(data), shape, "uint8")
+    for place in range(0, len(data), 97):
+        damaged = bytearray(data)
+        damaged[place] ^= 16
+        with pytest.raises(DamageError):
+            decode(memoryview(damaged), row.shape, "uint8")
+    for cut in (0, 3, 8, 11, len(data) - 1):
+        with pytest.raises(DamageError):
+            decode(memoryview(data)[:cut], row.shape, "uint8")
+
+
+def test_a_small_frame_of_a_large_row_takes_no_memory_for_it() -> None:
+    payload = struct.pack("<II", 1, 3 << 30)
+    bomb = memoryview(bytes(zstd.compress(payload + bytes(1 << 20), 19, True)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for codec in ("zstd", "image"):
+        with pytest.raises(DamageError, match="cannot be"):
+            decoder_of(codec).decode_ragged(bomb, (3, 1 << 15, 1 << 15), "uint8")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10
+
+
+@pytest.mark.parametrize("shape", [(-1, 4, 4), (3, -2, -2), (3, 2**31 - 1, 2**31 - 1)])
+def test_shapes_that_no_row_can_have_are_refused(shape: tuple[int, ...]) -> None:
+    shapes = np.array([(3, 4, 5), shape, (0, 0, 0)], np.int64)
+    with pytest.raises(DamageError, match="row 1 has the shape"):
+        require_row_shapes(shapes, "uint8", "somewhere/image")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data_type": "uint8", "fill_value": 0}, "codecs that do not fit its data type"),
+        ({"attributes": {"precache": {"dtype": "object"}}}, "data type 'object'"),
+        ({"attributes": {"precache": {"dtype": "uint8", "filter": "other"}}}, "update precache"),
+        ({"attributes": {"precache": [1]}}, "no Zarr v3 array metadata"),
+        ({"shape": [5, 2]}, "grid"),
+    ],
+)
+def test_forged_documents_are_refused(change: dict[str, Any], message: str) -> None:
+    document = document_of("raw")
+    assert parse_array(document, "somewhere").decoder.ragged
+    with pytest.raises(StoreError, match=message):
+        parse_array({**document, **change}, "somewhere")
+
+
+def test_several_rows_a_chunk_are_refused_by_name() -> None:
+    document = document_of("raw")
+    document["codecs"][0]["configuration"]["chunk_shape"] = [2]
+    with pytest.raises(StoreError, match="byte strings in a chunk"):
+        parse_array(document, "somewhere")
+
+
+def test_codecs_that_no_version_has_are_refused() -> None:
+    codecs = [{"name": "vlen-bytes"}, {"name": "gzip"}]
+    with pytest.raises(StoreError, match="codecs vlen-bytes"):
+        decoder(codecs, 1, "somewhere")
+
+
+def test_a_group_of_other_software_with_byte_strings_is_refused(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        group = zarr.create_group(tmp_path / "group")
+        write(tmp_path / "group" / "text", photos(), "raw")
+        assert "text" in group
+    with pytest.raises(StoreError, match="byte strings of any length"):
+        precache.open(tmp_path / "group", fields={"text": "text"})
