@@ -91,8 +91,8 @@ def build(
         A `Recipe`, or the path of a TOML file; by default images are decoded, and not resized
         or cropped.
     address
-        ``local`` (worker processes on this machine), ``serial`` (this process), ``auto``
-        or ``ray://host:port`` (a running cluster).
+        ``local`` (worker processes on this machine), ``serial`` (this process), or a running
+        cluster: ``auto``, ``host:6379`` or ``ray://host:10001``.
     labels
         Table of keys and labels (CSV, TSV, JSON Lines or Parquet) that override the source's
         labels. Keys are compared in Unicode's NFC; a key may occur twice, but not with two labels.
@@ -162,7 +162,7 @@ def build(
         Run the functions of a `recipe` that was read from a store (``precache.open(…).recipe``);
         set it only for a store that you trust. Functions that you name yourself always run.
     cpus_per_task, memory_per_task
-        CPUs and memory of each task, with the address ``auto`` or ``ray://…``; memory in bytes or
+        CPUs and memory of each task, with the address of a cluster; memory in bytes or
         as ``"2GB"``, by default 1 GiB plus the size of a raw shard, and more for large files.
     node_resources
         Custom Ray resources that each task requires, such as ``{"spare": 1}``; tasks run only on
@@ -170,7 +170,7 @@ def build(
     node_labels
         Labels that a node must have, such as ``{"tier": "spot"}``.
     nice
-        Niceness of the workers, 0 to 19, with the address ``auto`` or ``ray://…``: other work on
+        Niceness of the workers, 0 to 19, with the address of a cluster: other work on
         their nodes has priority.
     progress
         Show progress on standard error.

@@ -14,12 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 import precache
-from precache.cli.signatures import (
-    MODELS,
-    function_of,
-    parameters,
-    read_recipe,
-)
+from precache.cli.commands import COMMAND
+from precache.cli.signatures import function_of, parameters, read_recipe
 from precache.errors import UsageError
 from precache.messages import aligned, as_text, plain_data, printable
 from precache.runtime.terminal import Terminal, say, say_text
@@ -27,17 +23,6 @@ from precache.runtime.terminal import Terminal, say, say_text
 if TYPE_CHECKING:
     from precache_workers.driver.build_result import BuildResult
     from precache_workers.jobs.submission import ClusterJob
-
-
-TICKS = {
-    "doctor": "Measuring",
-    "plan": "Measuring",
-    "bench": "Measuring",
-    "verify": "Verifying",
-    "pull": "Copying",
-    "push": "Copying",
-}
-"""Headings of the progress that functions report."""
 
 
 def run(name: str, options: argparse.Namespace) -> int:
@@ -148,7 +133,7 @@ def arguments(name: str, options: argparse.Namespace, *, here: bool = True) -> d
     keywords = {name: value for name, value in vars(options).items() if name in names}
     if "storage_options" in keywords:
         keywords["storage_options"] = dict(keywords["storage_options"])
-    if name in MODELS:
+    if COMMAND[name].model:
         keywords = {"progress": True, **keywords}
     if "recipe" in names:
         keywords["recipe"] = read_recipe(vars(options))
@@ -233,7 +218,7 @@ def _refresh(options: argparse.Namespace, keywords: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def _progress(name: str, keywords: dict[str, Any], shown: bool) -> Iterator[None]:
     """Show on standard error what a function with a `tick` works on."""
-    heading = "" if keywords.get("store") and name == "plan" else TICKS.get(name)
+    heading = "" if keywords.get("store") and name == "plan" else COMMAND[name].tick
     if heading == "Measuring":
         with Terminal(stderr=True, quiet=not shown).status(heading) as status:
             keywords["tick"] = lambda what: status.update(Text(printable(f"{heading}: {what}")))

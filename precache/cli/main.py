@@ -13,40 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import precache
+from precache.cli.commands import COMMANDS
 from precache.errors import ChoiceError, PrecacheError
 from precache.messages import did_you_mean, printable, without_secrets
-
-COMMANDS = {
-    "first steps": {
-        "doctor": "predict what caching would cost and gain",
-        "plan": "report what a build would do, why, and how long it would take",
-        "build": "decode a source into a store",
-        "info": "summary of a version; without a store, of this installation",
-        "view": "show samples in a browser",
-    },
-    "on a cluster": {
-        "submit": "build as a job of a cluster",
-        "status": "state of a job, or builds of a store",
-        "cancel": "stop a job",
-    },
-    "versions of a store": {
-        "ls": "list the versions of a store",
-        "diff": "compare two versions",
-        "use": "make a version current",
-        "refresh": "compute fresh variants of a store's samples",
-        "verify": "check every checksum of a version",
-        "gc": "remove old versions",
-    },
-    "measuring": {
-        "bench": "measure the cost of reading a store",
-        "simulate": "simulate how long a training loop waits for its loaders",
-    },
-    "copying": {
-        "pull": "copy a version into another store, such as a local one",
-        "push": "copy a version into another store, such as a remote one",
-    },
-}
-"""Commands with their help, by heading; each calls the public function of its name."""
 
 _LISTED = [name for group in COMMANDS.values() for name in group]
 _RESUMED = ("build", "pull", "push", "refresh")
@@ -123,7 +92,7 @@ def _help_or_refuse(name: str) -> NoReturn:
     """Handle ``--help`` and ``--version``; refuse anything else that is not a command."""
     lines = [precache.__doc__.split("\n")[0] if precache.__doc__ else ""]
     for heading, group in COMMANDS.items():
-        lines += ["", f"{heading}:", *(f"  {name:<10} {text}" for name, text in group.items())]
+        lines += ["", f"{heading}:", *(f"  {name:<10} {one.help}" for name, one in group.items())]
     parser = _Parser(
         prog="precache", usage="%(prog)s COMMAND ...", description="\n".join(lines), epilog=_EPILOG
     )

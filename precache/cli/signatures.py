@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import precache
+from precache.cli.commands import COMMAND
 from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
 from precache.storage.environment import FromEnvironment
@@ -24,71 +25,18 @@ from precache.storage.environment import FromEnvironment
 POSITIONAL = {"uri": "STORE", "job_or_store": "JOB|STORE"}
 """Placeholders of positional arguments that differ from the parameter's name."""
 
-OPTIONAL = {"info": "store", "plan": "store"}
-"""Positional arguments that may be left out, by command."""
-
 METAVARS = {"older_than": "AGE", "memory_per_task": "SIZE", "cache_limit": "SIZE", "report": "FILE"}
 """Placeholders of flags that are not the last word of their parameter."""
-
-FUNCTIONS = {"ls": "versions"}
-"""Names in `precache` of functions that are not called as their command."""
-
-MODELS = {
-    "build": "BuildOptions",
-    "plan": "BuildOptions",
-    "doctor": "BuildOptions",
-    "submit": "BuildOptions",
-    "refresh": "RunOptions",
-    "submit_refresh": "RunOptions",
-}
-"""Models of `precache_workers.planning.options` that declare a function's other keywords."""
-
-EXAMPLES = {
-    "doctor": "photos/ --resize 256 --crop 224 --rate 4000",
-    "plan": "photos/ photos.store --resize 256 --crop 224 --rate 4000",
-    "build": "photos/ photos.store --resize 256 --crop 224",
-    "submit": "s3://photos s3://photos.store --address http://head:8265",
-    "diff": "photos.store@3f2a photos.store",
-    "gc": "photos.store --keep 2 --older-than 7d --dry-run",
-    "simulate": "--load-ms 2000 --workers 7 --step-ms 100 --html loading.html",
-    "pull": "gs://bucket/photos.store photos.store",
-    "push": "photos.store gs://bucket/photos.store",
-}
 
 _ELSEWHERE = re.compile(r"As (?:in )?(\w+)( takes them| took them)?\.")
 """Description of a parameter that is described by another function."""
 
-_PAGE = {"--html": {"metavar": "FILE", "help": "Write a page; needs the report extra."}}
-_NO_WAIT = {"--no-wait": {"action": "store_true", "help": "Print the job's id, do not follow it."}}
-EXTRA: dict[str, dict[str, dict[str, Any]]] = {
-    "doctor": _PAGE,
-    "plan": _PAGE,
-    "simulate": _PAGE,
-    "build": {"--dry-run": {"action": "store_true", "help": "Only report, as precache plan does."}},
-    "submit": _NO_WAIT,
-    "refresh": {
-        "--submit": {"action": "store_true", "help": "Submit it as a job, as submit does."},
-        "--code": {"action": "append", "metavar": "PATH", "help": "As for precache submit."},
-        **_NO_WAIT,
-    },
-    "view": {
-        "--out": {"metavar": "FILE", "help": "Write one page (.html), or what it shows (.json)."},
-        "--port": {
-            "type": int,
-            "default": 0,
-            "metavar": "N",
-            "help": "Port of the server; by default any that is free.",
-        },
-    },
-    "job": {"document": {"metavar": "JSON", "help": "what submit sends"}},
-}
-"""Arguments besides the parameters, by command."""
-
 
 def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     """Add the arguments of a command, and its description."""
+    command = COMMAND[name]
     if name != "job":
-        example = f"\n\nexample:\n  precache {name} {EXAMPLES[name]}" if name in EXAMPLES else ""
+        example = f"\n\nexample:\n  precache {name} {command.example}" if command.example else ""
         parser.description = documented(function_of(name))[0] + example
         for function, parameter in parameters(name):
             if parameter.name == "recipe":
@@ -96,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
             elif parameter.name == "storage_options":
                 _add_storage_options(parser)
             else:
-                _add(parser, function, parameter, optional=OPTIONAL.get(name) == parameter.name)
-    for flag, settings in EXTRA.get(name, {}).items():
+                _add(parser, function, parameter, command.optional == parameter.name)
+    for flag, settings in command.flags.items():
         parser.add_argument(flag, **settings)
     parser.set_defaults(json=sys.stdout if name == "job" else None)
     if name not in ("job", "view"):
@@ -107,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
 
 def function_of(name: str) -> Callable[..., Any]:
     """Return the public function that a command calls."""
-    function: Callable[..., Any] = getattr(precache, FUNCTIONS.get(name, name))
+    function: Callable[..., Any] = getattr(precache, COMMAND[name].function or name)
     return function
 
 
@@ -119,7 +67,7 @@ def parameters(name: str) -> Iterator[tuple[Callable[..., Any], inspect.Paramete
     if "recipe" in own:  # functions of a recipe that the command line names are the user's own
         apart.add("run_functions")
     for parameter in own.values():
-        if parameter.kind is parameter.VAR_KEYWORD and name in MODELS:
+        if parameter.kind is parameter.VAR_KEYWORD and COMMAND[name].model:
             for option, more in inspect.signature(precache.build).parameters.items():
                 if option in option_names(name) and option not in apart | own.keys():
                     yield precache.build, more
@@ -131,7 +79,7 @@ def option_names(name: str) -> Collection[str]:
     """Return the names of the options that the model of a function declares."""
     from precache_workers.planning import options
 
-    fields: Collection[str] = getattr(options, MODELS[name]).model_fields
+    fields: Collection[str] = getattr(options, COMMAND[name].model).model_fields
     return fields
 
 

@@ -22,7 +22,8 @@ from precache.diagnosis.snapshot import Snapshot
 from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset, dataset_of
 from precache.loading.loader import Loader
-from precache.loading.mixing import Mixture, work_time_of
+from precache.loading.loop import work_time_of
+from precache.loading.mixing import Mixture
 from precache.loading.slots import map_tensors
 from precache.runtime.spread import Spread
 from precache.runtime.usage import cores, read_usage

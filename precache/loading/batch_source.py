@@ -1,21 +1,15 @@
-"""Batch sources: the version that an epoch of a `Loader` reads, the order of its rows, its batches.
-
-One class for each way in which a loader chooses the version of an epoch: always the same one, the
-one that is current when the epoch begins, or one that is still being built.
-"""
+"""Batch sources: a version that a `Loader` reads, the order of its rows, its batches."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import itertools
 import logging
 import operator
-import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,15 +18,14 @@ import xxhash
 from precache.errors import UsageError
 from precache.loading.class_numbers import compare_classes
 from precache.loading.gpu import resident
-from precache.loading.options import LoaderOptions, require_path
-from precache.loading.position import require_same
+from precache.loading.loop import Arrived, Counters
+from precache.loading.options import LoaderOptions
 from precache.loading.rank_check import BLOCK
 from precache.loading.selection import Selection
 from precache.loading.shard_order import CommittedShards, ShardOrder
 from precache.loading.slots import as_array, as_tensor, map_tensors, row_nbytes
 from precache.loading.stream import BatchStream, Rows
 from precache.loading.tuple_batch import TupleBatch
-from precache.loading.version_follower import VersionFollower
 from precache.messages import printable, without_secrets
 from precache.reading.disk_cache import DiskCache
 from precache.reading.version_reader import VersionReader
@@ -60,78 +53,43 @@ SHUFFLE_WINDOW = 8
 BY_SHARD = "shard"
 """Name in a loader's state of the order that takes shard after shard."""
 
-FinishedBatch = tuple[int, int, int, list[Any]]
-"""Rows of a batch, those of them that are repeated, its bytes, and a list that holds the output
-alone, so that it can be dropped."""
-
 
 _warned: set[str] = set()
 """Paths of versions with rows that have no label, of which the log has a warning."""
 
 
-class SourceCounts(NamedTuple):
-    """Counters of a source, for `Loader.stats`.
-
-    Attributes
-    ----------
-    cpu_seconds
-        Of its threads.
-    fetched
-        Objects fetched over the network; None without a disk cache.
-    repeated
-        Rows read a second time.
-    """
-
-    cpu_seconds: float = 0.0
-    fetched: FetchedObjects | None = None
-    repeated: int = 0
-
-    def plus(self, other: SourceCounts) -> SourceCounts:
-        """Return the sums."""
-        counts = [c.fetched for c in (self, other) if c.fetched is not None]
-        objects, nbytes = sum(c.objects for c in counts), sum(c.nbytes for c in counts)
-        return SourceCounts(
-            self.cpu_seconds + other.cpu_seconds,
-            FetchedObjects(objects, nbytes) if counts else None,
-            self.repeated + other.repeated,
-        )
-
-
 class BatchSource:
-    """Batches of one version, the same one in every epoch.
+    """Batches of one version.
 
     Parameters
     ----------
     closed
         Set once the loader is closed.
-    end_iterators
-        Ends the loader's iterators, except those that have not begun.
+    live
+        Take shard after shard of a version that may still be built. It does so even if the version
+        is complete: ranks and resumed trainings may come later than the commit.
 
     Attributes
     ----------
-    changes
-        Whether a later epoch may read another version.
+    live
+        The version itself, if it is read so.
     marks_repeated
         Whether batches say which of their rows are repeated.
-    in_rounds
-        Whether small batches may be made several at a time.
     output
         Fields of a batch that is a `TupleBatch`; None for a dict.
     """
-
-    changes = False
-    in_rounds = True
 
     def __init__(
         self,
         uri: str | Version,
         options: LoaderOptions,
         closed: threading.Event,
-        end_iterators: Callable[[], None],
+        *,
+        live: bool = False,
     ) -> None:
         self._options = options
         self._closed = closed
-        self._end_iterators = end_iterators
+        self.live = uri if live and isinstance(uri, Version) else None
         cache = None
         # A resident version needs no copy on a disk.
         if options.cache_dir and not options.resident:
@@ -148,7 +106,7 @@ class BatchSource:
         self._copied = options.device.type not in ("cpu", "cuda")
         if self._copied:
             self._require_dtypes()
-        self.marks_repeated = options.world_size > 1 and not options.drop_last
+        self.marks_repeated = live or (options.world_size > 1 and not options.drop_last)
         shuffle = _choose_shuffle(options, self.reader)
         as_stored = shuffle is None and options.order == "row"
         self._selection = Selection.of(
@@ -163,6 +121,7 @@ class BatchSource:
             }
             require_fitting(options.transform, kinds)
         self.order = self._make_order(shuffle)
+        self._require_rows()
         self.output = _choose_output(options.output, self.reader)
         if self.output is not None and options.rank == 0:
             self._warn_of_missing_labels()
@@ -171,7 +130,7 @@ class BatchSource:
         self.stream = self._make_stream()
         self._row_nbytes = sum(row_nbytes(*column) for column in self.reader.shapes.values())
         self._transform_time = ThreadTime()
-        self._earlier = WorkTime()
+        self._repeated = 0
         self._warned_of_mark = False
         # Other callables may expect batches one after another, on the thread of the loop.
         self._transforms_early = (
@@ -193,32 +152,23 @@ class BatchSource:
         return 1 if self._transforms_early else self.stream.together
 
     @property
-    def work_time(self) -> WorkTime:
-        """Time in which batches were made on the CPU, including those of replaced sources."""
-        if self._options.device.type == "cuda":
-            return WorkTime()
-        threads, transforms = self.stream.thread_time.wall, self._transform_time.wall
-        own = (threads, transforms, 0.0) if self._transforms_early else (threads, 0.0, transforms)
-        return self._earlier.plus(WorkTime(*own))
-
-    # --- which version an epoch reads ---
-
-    def at_epoch(self, epoch: int, start: int) -> BatchSource:
-        """Return the source of an epoch that is read from batch `start` on."""
-        return self
-
-    def at_state(self, state: Mapping[str, Any]) -> BatchSource:
-        """Return the source of the version that a state was saved with, if there is a choice."""
-        return self
+    def counters(self) -> Counters:
+        """Sums since this was made."""
+        threads, transforms = self.stream.thread_time, self._transform_time.wall
+        work = WorkTime()
+        if self._options.device.type != "cuda":
+            early = self._transforms_early
+            work = WorkTime(threads.wall, early * transforms, (not early) * transforms)
+        fetched = self.reader.cached.fetched if self.reader.cached else FetchedObjects()
+        return Counters(threads.cpu, work, fetched.objects, fetched.nbytes, self._repeated)
 
     def identity(self) -> dict[str, Any]:
-        """Return all that decides the batches of each step."""
+        """Return all that decides the order of the rows."""
         order = self.order
         return {
             "format": STATE_FORMAT,
             "version": self.version.id,
-            "global_batch": order.global_batch,
-            "order": self._options.order,
+            "order": BY_SHARD if self.live else self._options.order,
             "shuffle": None if order.shuffle is None else dataclasses.asdict(order.shuffle),
             "seed": order.seed,
             "drop_last": order.drop_last,
@@ -232,11 +182,10 @@ class BatchSource:
         Parameters
         ----------
         start
-            First batch of the epoch that is read.
+            Place in the epoch that is read from.
         """
         identity, options = self.identity(), self._options
         shuffle = identity.pop("shuffle") or {"kind": False}
-        del identity["global_batch"]  # that of `batch_size` and equal ranks
         if options.refresh and not start:
             identity["version"] = "current"  # as rank 0 decides
         window = {}
@@ -250,7 +199,7 @@ class BatchSource:
         rows, holes = "all", self.version.hole_rows if self.version.committed else ()
         if identity["rows"] is not None:
             rows = f"{len(self._selection.valid):,} rows, digest {identity['rows']}"
-        elif len(holes):
+        elif len(holes) and not self.live:
             # Stores that were built apart may have the same version, and other holes.
             digest = xxhash.xxh3_64_hexdigest(np.asarray(holes).tobytes())
             rows = f"all but {len(holes):,} holes, digest {digest}"
@@ -266,82 +215,62 @@ class BatchSource:
             "weights": identity["weights"] and f"digest {identity['weights']}",
         }
 
-    def take_over(self, before: BatchSource) -> BatchSource:
-        """Close the source that this one replaces, and count its work time as well; return this."""
-        self._earlier = before.work_time
-        before.stream.close()
-        return self
-
-    def _reopen(self, uri: str | Version, kind: Callable[..., BatchSource]) -> BatchSource:
-        """Open another version with the same options.
-
-        All iterators end, and this source's part of the disk cache is free.
-        """
-        self._end_iterators()
-        if self.reader.cached:
-            self.reader.cached.close()
-        shapes = self.reader.shapes
-        fields = [name for name in shapes if name != "row"]
-        options = dataclasses.replace(self._options, fields=fields)
-        other = kind(uri, options, self._closed, self._end_iterators)
-        if other.reader.shapes != shapes:
-            other.close()
-            raise UsageError(
-                f"{other.version.folder} has {other.reader.shapes}, and this loader reads {shapes}"
-            )
-        return other
-
     # --- batches ---
 
-    def rows_of_batch(self, epoch: int, batch: int) -> np.ndarray:
-        """Return the (n,) int64 rows of a batch of an epoch."""
-        return next(self.order.epoch(epoch, batch))
-
-    def batches(self, epoch: int, start: int) -> Generator[FinishedBatch, None, None]:
-        """Yield the batches of an epoch from number `start` on."""
-        finish = (functools.partial(self._finish, epoch, n) for n in itertools.count(start))
+    def batches(self, epoch: int, first: int) -> Generator[Arrived, None, None]:
+        """Yield the batches of an epoch from a position on."""
+        order, stop = self.order, self.order.stop(first)
+        starts = range(first, stop, order.global_batch)
+        finish = (functools.partial(self._finish, epoch, start) for start in starts)
         early = [finish] if self._transforms_early else []
         copy = operator.methodcaller("to", self._options.device)  # not a CUDA device
-        for rows in self._runs(epoch, start):
+        following, ready = iter(starts[1:]), self.stream.ready
+        for rows in self._runs(epoch, first):
             batches: Generator[Any, None, None] = self.stream.batches(rows, epoch, *early)
             with contextlib.closing(batches):
                 for decoded in batches:
                     if self._closed.is_set():
                         return
                     batch = map_tensors(decoded, copy) if self._copied else decoded
-                    finished: FinishedBatch = batch if early else next(finish)(batch)
+                    count, repeated, output = batch if early else next(finish)(batch)
                     del decoded, batch  # what the caller drops is gone
-                    yield finished
+                    self._repeated += repeated
+                    nbytes = count * self._row_nbytes
+                    yield Arrived(next(following, None), count, nbytes, ready, output)
+                    ready = self.stream.ready
 
-    def take_counts(self) -> SourceCounts:
-        """Return what was counted since the last call."""
-        cached = self.reader.cached
-        return SourceCounts(self.stream.thread_time.take(), cached.take() if cached else None)
+    def _runs(self, epoch: int, first: int) -> Iterator[Rows]:
+        runs = self.order.runs(epoch, first)
+        return map(self._checked, runs) if self.live and self._mixing else runs
 
-    def _runs(self, epoch: int, start: int) -> Iterator[Rows]:
-        return self.order.runs(epoch, start)
+    def _checked(self, rows: Rows) -> Rows:
+        """Yield the same rows; their labels may have been fetched with the samples."""
+        with contextlib.closing(rows):
+            for numbers in rows:
+                self._require_labels(numbers)
+                yield numbers
 
-    def _finish(self, epoch: int, number: int, batch: Batch) -> FinishedBatch:
-        """Apply the transform, and shape the output."""
+    def _finish(self, epoch: int, first: int, batch: Batch) -> tuple[int, int, list[Any]]:
+        """Apply the transform, and shape the output; returns its rows, and those repeated."""
         rows = len(batch["row"])
-        repeated = self.order.repeated(number)
+        repeated = self.order.repeated(first)
         mark = _mark(repeated, batch["row"]) if self.marks_repeated else None
         if mark is not None:
             batch = {**batch, "repeated": mark}
         transform = self._options.transform
         if transform is not None:
-            numbers, again = batch["row"], self.order.again(number)
+            numbers, again = batch["row"], self.order.again(first)
             if again is not None:
                 positions = torch.from_numpy(again).to(numbers.device, non_blocking=numbers.is_cuda)
                 numbers = torch.where(positions < 0, positions, numbers)
-            draw = Draw((self.order.seed, epoch), number, numbers)
+            draw = Draw((self.order.seed, epoch), first // self.order.global_batch, numbers)
             with self._transform_time.counted():
                 batch = run(transform, batch, draw)
         count = 0 if repeated is None else int(repeated.sum())
         if count and mark is not None:
             self._require_mark(batch)
         output = self._tuple_of(batch, mark is not None) if self.output is not None else batch
-        return rows, count, rows * self._row_nbytes, [output]
+        return rows, count, [output]
 
     def _tuple_of(self, batch: Any, marked: bool) -> Any:
         """Return a dict as a tuple, with the mark that it has; anything else as it is."""
@@ -393,12 +322,15 @@ class BatchSource:
 
     def _make_order(self, shuffle: Shuffle | None) -> Order | ShardOrder:
         options, weights, valid = self._options, self._selection.weights, self._selection.valid
-        ranks = options.world_size
-        if options.batch_size * ranks > len(valid):
-            shared = f" for {ranks} ranks" if ranks > 1 else ""
-            raise UsageError(
-                f"batch_size is {options.batch_size}, and {self.version.path} has {len(valid)} "
-                f"valid rows{shared}; give at most {len(valid) // ranks}"
+        if self.live:
+            return ShardOrder(
+                self.live if isinstance(self.live, LiveVersion) else CommittedShards(self.live),
+                options.batch_size,
+                options.seed,
+                options.drop_last,
+                options.rank,
+                options.world_size,
+                self._closed,
             )
         if weights is not None and shuffle is None:
             raise UsageError("weights draw rows at random; leave out shuffle=False with them")
@@ -418,7 +350,24 @@ class BatchSource:
             sequence=sequence,
             weights=weights,
             rank=options.rank,
-            world_size=ranks,
+            world_size=options.world_size,
+        )
+
+    def _require_rows(self) -> None:
+        """Raise `UsageError` if an epoch has no batch."""
+        count, size, ranks = self.order.count, self._options.batch_size, self._options.world_size
+        if self.order.batches():
+            return
+        if not count:
+            raise UsageError(
+                f"{self.version.path} has 0 valid rows; precache info says what failed, and a "
+                "build with --retry-failed tries again"
+            )
+        shared = f" for {ranks} ranks" if ranks > 1 else ""
+        most = f"give at most {count // ranks}, or leave out drop_last"
+        raise UsageError(
+            f"batch_size is {size}, and {self.version.path} has {count} valid rows{shared}, of "
+            f"which drop_last leaves none: {most if count >= ranks else 'leave it out'}"
         )
 
     def _make_stream(self) -> BatchStream | resident.ResidentStream:
@@ -431,17 +380,22 @@ class BatchSource:
                 reader.at_epoch(turn).read_from_memory(arrays)
         return BatchStream(
             reader,
-            options.batch_size,
+            self.order.largest,
             options.device,
             num_threads=options.num_threads,
             prefetch_batches=options.prefetch_batches,
             decompress=options.decompress,
-            in_rounds=self.in_rounds,
+            # A batch may have to wait for the build, and must not delay the one before.
+            in_rounds=not self.live,
         )
 
     def _rows_with_labels(self) -> np.ndarray:
         """Rows whose labels are known."""
-        return self._selection.read
+        rows = self._selection.read
+        if self.live is None or self.live.committed:
+            return rows
+        labelled: np.ndarray = rows[has_label(self.live.labels[rows])]
+        return labelled
 
     def _warn_of_missing_labels(self) -> None:
         """Log a warning if rows that are read have no label, once for each version."""
@@ -480,130 +434,6 @@ class BatchSource:
         labels = self.reader.small.get("label")
         if self._mixing and labels is not None:
             self._mixing.require(labels[rows], rows, self.version.path)
-
-
-class CurrentVersionSource(BatchSource):
-    """Batches of the version of a store that is current when an epoch begins."""
-
-    changes = True
-
-    def __init__(self, follower: VersionFollower, *args: Any) -> None:
-        self._follower = follower
-        super().__init__(*args)
-
-    def at_epoch(self, epoch: int, start: int) -> BatchSource:
-        if start:
-            return self
-        opened: list[BatchSource] = []
-        uri = self._follower.newer(
-            self.version, lambda uri: opened.append(self._open(uri)), self._options.world_size
-        )
-        if uri is None:
-            return self
-        return (opened.pop() if opened else self._open(uri)).take_over(self)
-
-    def at_state(self, state: Mapping[str, Any]) -> BatchSource:
-        version = state.get("version")
-        if not isinstance(version, str) or version == self.version.id:
-            return self
-        require_same({**self.identity(), "version": version}, state, "this loader")
-        return self._open(self._follower.uri_of(version)).take_over(self)
-
-    def _open(self, uri: str) -> BatchSource:
-        return self._reopen(uri, functools.partial(CurrentVersionSource, self._follower))
-
-
-class LiveSource(BatchSource):
-    """Batches of a version that may still be built; the first epoch takes shard after shard.
-
-    It does so even if the version is complete: ranks and resumed trainings may come later than the
-    commit. Epochs after the first wait for the build, and read the version that it commits.
-    """
-
-    changes = True
-    in_rounds = False  # a batch may have to wait for the build, and must not delay the one before
-
-    def __init__(self, version: Version, options: LoaderOptions, *args: Any) -> None:
-        self._live = version
-        super().__init__(version, options, *args)
-        self.marks_repeated = True
-
-    def at_epoch(self, epoch: int, start: int) -> BatchSource:
-        return self._await_version() if epoch else self
-
-    def at_state(self, state: Mapping[str, Any]) -> BatchSource:
-        # The state of a later epoch has another order.
-        return self if state.get("order") == BY_SHARD else self._await_version()
-
-    def rows_of_batch(self, epoch: int, batch: int) -> np.ndarray:
-        if epoch:
-            raise UsageError(f"epoch is {epoch}, and its order is known once the version is built")
-        return super().rows_of_batch(epoch, batch)
-
-    def _await_version(self) -> BatchSource:
-        live = self._live
-        version = live.await_commit(self._closed) if isinstance(live, LiveVersion) else live
-        if version is None:
-            return self
-        source = self._reopen(version, BatchSource).take_over(self)
-        source.marks_repeated = True  # as in the first epoch
-        return source
-
-    def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "order": BY_SHARD}
-
-    def settings(self, start: int = 0) -> dict[str, Any]:
-        return {**super().settings(start), "rows": "all"}
-
-    def _make_order(self, shuffle: Shuffle | None) -> ShardOrder:
-        options, live = self._options, self._live
-        return ShardOrder(
-            live if isinstance(live, LiveVersion) else CommittedShards(live),
-            batch_size=options.batch_size,
-            seed=options.seed,
-            drop_last=options.drop_last,
-            rank=options.rank,
-            world_size=options.world_size,
-            stopped=self._closed,
-        )
-
-    def _rows_with_labels(self) -> np.ndarray:
-        rows = super()._rows_with_labels()
-        if self._live.committed:
-            return rows
-        labelled: np.ndarray = rows[has_label(self._live.labels[rows])]
-        return labelled
-
-    def _runs(self, epoch: int, start: int) -> Iterator[Rows]:
-        runs = super()._runs(epoch, start)
-        return map(self._checked, runs) if self._mixing else runs
-
-    def _checked(self, rows: Rows) -> Rows:
-        """Yield the same rows; their labels may have been fetched with the samples."""
-        with contextlib.closing(rows):
-            for numbers in rows:
-                self._require_labels(numbers)
-                yield numbers
-
-
-def open_batch_source(
-    uri: str | os.PathLike[str] | Version,
-    options: LoaderOptions,
-    closed: threading.Event,
-    end_iterators: Callable[[], None],
-) -> BatchSource:
-    """Open the source that the options choose, with the version of the first epoch."""
-    if isinstance(uri, Version) and uri.followed:
-        unsupported = _unsupported(options)
-        if not unsupported:
-            return LiveSource(uri, options, closed, end_iterators)
-        if not uri.committed:
-            raise UsageError(unsupported)
-    name = uri if isinstance(uri, Version) else require_path(uri)
-    if options.refresh:
-        follower = VersionFollower(os.fspath(name), options.storage_options)
-        return CurrentVersionSource(follower, name, options, closed, end_iterators)
-    return BatchSource(name, options, closed, end_iterators)
 
 
 def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | None:
@@ -646,19 +476,3 @@ def _choose_output(output: str, reader: VersionReader) -> tuple[str, str] | None
             f"among {', '.join(reader.shapes)}; use output='dict'"
         )
     return ("image", "label")
-
-
-def _unsupported(options: LoaderOptions) -> str:
-    """Return why options need a version whose build has ended; empty if they do not."""
-    for name in ("rows", "weights", "resident", "refresh"):
-        if getattr(options, name) is not None:
-            return (
-                f"{name} needs a finished version, and this one is followed while it is built; "
-                f"leave out {name}, or follow=True"
-            )
-    if options.shuffle is False or options.order == "key":
-        return (
-            "rows come shard by shard, mixed within each, while a version is built; leave out "
-            "shuffle=False and order, or follow=True"
-        )
-    return ""

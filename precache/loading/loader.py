@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
-import weakref
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,17 +16,16 @@ from torch.utils.data import get_worker_info
 
 from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
-from precache.loading.batch_source import BatchSource, SourceCounts, open_batch_source
-from precache.loading.cuda_clock import stall_clock
-from precache.loading.options import LoaderOptions
-from precache.loading.position import Epochs, Position, end_all, require_same, require_state
-from precache.loading.rank_check import RankCheck
+from precache.loading.batch_source import BY_SHARD, BatchSource
+from precache.loading.loop import Arrived, Counters, Loop, end_all, require_same
+from precache.loading.options import LoaderOptions, require_path
 from precache.loading.ranks import find_rank, require_rank
 from precache.loading.selection import row_numbers
+from precache.loading.version_follower import VersionFollower
 from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
-from precache.runtime.step_clock import LoaderStats, WorkTime
 from precache.storage.open import StorageOptions
+from precache.store.live_version import LiveVersion
 from precache.store.version import Version
 from precache.transforms import Compose, Transform
 
@@ -37,7 +35,7 @@ PARTS = "rank=RANK * info.num_workers + info.id, world_size=WORLD_SIZE * info.nu
 """Which part of the rows a worker of a `DataLoader` reads, where there are several processes."""
 
 
-class Loader(Epochs):
+class Loader(Loop):
     """Iterates over a cached version in batches; one iterator is one epoch.
 
     Parameters
@@ -184,23 +182,19 @@ class Loader(Epochs):
     ) -> None:
         names = LoaderOptions.__dataclass_fields__
         parameters = {name: value for name, value in locals().items() if name in names}
-        super().__init__()
-        self._options = LoaderOptions.validated(parameters)
-        self._has_rank, self._counted_parts = rank is not None, False
-        end_iterators = functools.partial(end_all, self._iterators)
-        self._source = open_batch_source(uri, self._options, self._closed, end_iterators)
-        # A mixture of this loader has a check of its own.
-        self.rank_check = RankCheck(self.rank, self.world_size)
-        # At exit, while modules can still be used, and before the source is finalized.
-        weakref.finalize(self, end_iterators)
-        warn_if_slow()
-        self._clock = stall_clock(self.device)
-        self._position = Position(len(self))
+        self._options = options = LoaderOptions.validated(parameters)
+        self._given, self._counted_parts = (uri, parameters), False
+        self._closed = threading.Event()
+        live = isinstance(uri, Version) and uri.followed and _supports_live(uri, options)
+        name = uri if isinstance(uri, Version) else require_path(uri)
+        self._follower = None
+        if options.refresh:
+            self._follower = VersionFollower(os.fspath(name), options.storage_options)
+        self._source = BatchSource(name, options, self._closed, live=live)
+        self._earlier = Counters()  # of sources that were replaced
         self._last = (0, 0)
-        # For a mixture: rows and bytes of the last batch, and how many were decoded at its request.
-        self.latest: tuple[int, int, float] = (0, 0, 0)
-        self._reported_work = WorkTime()
-        self._counts = SourceCounts()
+        super().__init__(options.device, options.rank, options.world_size, "loader")
+        warn_if_slow()
 
     @property
     def version(self) -> Version:
@@ -229,7 +223,7 @@ class Loader(Epochs):
     @property
     def follows(self) -> bool:
         """True if a later epoch may read another version: with `refresh`, or after ``follow``."""
-        return self._source.changes
+        return self._source.live is not None or self._follower is not None
 
     @property
     def marks_repeated(self) -> bool:
@@ -242,7 +236,7 @@ class Loader(Epochs):
 
     def __len__(self) -> int:
         """Batches of an epoch."""
-        return self._source.order.batches
+        return self._source.order.batches()
 
     def keys(self, rows: torch.Tensor | np.ndarray | Iterable[int]) -> list[str]:
         """Keys of the given row numbers, such as ``batch["row"]``.
@@ -267,13 +261,16 @@ class Loader(Epochs):
         UsageError
             An epoch has no such batch.
         """
-        epoch, batch = whole("epoch", epoch, 0), self._require_batch(batch)
-        return self._source.rows_of_batch(epoch, batch)
+        epoch, first = whole("epoch", epoch, 0), self.place_of(batch)
+        if self._source.live is not None and epoch:
+            raise UsageError(f"epoch is {epoch}, and its order is known once the version is built")
+        return next(self._source.order.epoch(epoch, first))
 
-    def _require_batch(self, batch: int) -> int:
+    def place_of(self, batch: int) -> int:
+        """Place at which a batch of an epoch begins, for a mixture."""
         if not 0 <= whole("batch", batch) < len(self):
             raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
-        return whole("batch", batch)
+        return whole("batch", batch) * self._source.order.global_batch
 
     def seek(self, epoch: int, batch: int) -> None:
         """Choose the epoch that the next iterator runs, and the batch that it begins with.
@@ -283,41 +280,30 @@ class Loader(Epochs):
         UsageError
             An epoch has no such batch.
         """
-        self._require_batch(batch)
-        self._position.seek(epoch, batch)
+        self._choose(epoch, self.place_of(batch))
 
     def __iter__(self) -> Iterator[Any]:
         if not self._has_rank:
             require_rank(self.rank, self.world_size)
         return super().__iter__()
 
-    def _run(self) -> Generator[Any, None, None]:
-        if self._closed.is_set():
-            return
-        # With its first batch, not when it is made: some trainers make one that they never use.
+    @property
+    def _has_rank(self) -> bool:
+        return self._given[1]["rank"] is not None
+
+    def batches(self, epoch: int, place: int) -> Generator[Arrived, None, None]:
         self._require_own_rows()
-        check = self.rank_check
-        epoch, start = self._position.begin()
-        check.register(lambda: self.settings(start))
-        turn = epoch if self._source.order.by_epoch else 0
-        check.begin(turn, start, chosen=self._position.chosen)
-        source = self._use(self._source.at_epoch(epoch, start))
-        with contextlib.closing(source.batches(epoch, start)) as batches, check.passing():
-            self._clock.begin()
-            ready = source.stream.ready
-            for rows, repeated, nbytes, outputs in batches:
-                self._last = (epoch, start)
-                start += 1
-                self._counts = self._counts._replace(repeated=self._counts.repeated + repeated)
-                self.latest = rows, nbytes, ready
-                self._clock.arrived(*self.latest)
-                self._position.received(epoch, start)
-                if start == len(self):
-                    check.finish(turn)
-                yield outputs.pop()  # without a name, so that a batch that is dropped is freed
-                self._clock.requested()
-                check.advance()
-                ready = source.stream.ready
+        return self._noting(self._source_at(epoch, place), epoch, place)
+
+    def _noting(
+        self, source: BatchSource, epoch: int, place: int
+    ) -> Generator[Arrived, None, None]:
+        """Yield the batches of a source, and note which one was the last."""
+        with contextlib.closing(source.batches(epoch, place)) as batches:
+            for arrived in batches:
+                self._last = epoch, place
+                place = arrived.place or 0
+                yield arrived
 
     def _require_own_rows(self) -> None:
         """Raise `UsageError` if each of several workers of a `DataLoader` would read all rows."""
@@ -354,30 +340,71 @@ class Loader(Epochs):
                 PARTS if workers > 1 else "the rank and the number of all processes",
             )  # fmt: skip
 
-    def _use(self, source: BatchSource) -> BatchSource:
-        if source is not self._source:
-            self._counts = self._take_counts()
-            self._source = source
-            self._position.resize(len(self))
-        return source
+    # --- which version an epoch reads ---
 
-    def stats(self) -> LoaderStats:
-        """Batches, bytes, waiting and step times, and the threads' CPU time since the last call."""
-        before, self._reported_work = self._reported_work, self._source.work_time
-        counts, self._counts = self._take_counts(), SourceCounts()
-        work = self._reported_work.plus(before, -1)
-        stats = self._clock.take().stats(counts.cpu_seconds, counts.fetched, work)
-        ranks, compared = self.world_size, self.rank_check.count()
-        return dataclasses.replace(stats, repeated=counts.repeated, ranks=ranks, compared=compared)
+    def _source_at(self, epoch: int, place: int) -> BatchSource:
+        """Return the source of an epoch that is read from a place on.
 
-    def _take_counts(self) -> SourceCounts:
-        """Take the counts since the last report, of this source and those before it."""
-        return self._counts.plus(self._source.take_counts())
+        It is always the same one; or with `refresh` the one that is current when an epoch begins;
+        or that of the build that was followed in epoch 0, for which this waits.
+        """
+        if self._source.live is not None and epoch:
+            self._await_build()
+        elif self._follower and not place:
+            opened: list[BatchSource] = []
+            uri = self._follower.newer(
+                self.version, lambda uri: opened.append(self._reopened(uri)), self.world_size
+            )
+            if uri is not None:
+                self._use(opened.pop() if opened else self._reopened(uri))
+        return self._source
+
+    def _await_build(self) -> None:
+        live = self._source.live
+        version = live.await_commit(self._closed) if isinstance(live, LiveVersion) else live
+        if version is not None:
+            self._use(self._reopened(version))
+            self._source.marks_repeated = True  # as in the first epoch
+
+    def _reopened(self, uri: str | Version) -> BatchSource:
+        """Open another version with the same options.
+
+        All iterators end, and the part of the disk cache of the one before is free.
+        """
+        end_all(self._iterators)
+        before = self._source.reader
+        if before.cached:
+            before.cached.close()
+        fields = [name for name in before.shapes if name != "row"]
+        options = dataclasses.replace(self._options, fields=fields)
+        other = BatchSource(uri, options, self._closed)
+        if other.reader.shapes != before.shapes:
+            other.close()
+            raise UsageError(
+                f"{other.version.folder} has {other.reader.shapes}, and this loader reads "
+                f"{before.shapes}"
+            )
+        return other
+
+    def _use(self, source: BatchSource) -> None:
+        self._earlier = self.counters
+        self._source.stream.close()
+        self._source = source
+
+    # --- position and statistics ---
+
+    unit = "sample"
 
     @property
-    def work_time(self) -> WorkTime:
-        """Time in which batches were made on the CPU, since the loader was made."""
-        return self._source.work_time
+    def counters(self) -> Counters:
+        return self._earlier.plus(self._source.counters)
+
+    @property
+    def _length(self) -> int:
+        return self._source.order.count
+
+    def _turn(self, epoch: int) -> int:
+        return epoch if self._source.order.by_epoch else 0
 
     @property
     def together(self) -> int:
@@ -385,16 +412,31 @@ class Loader(Epochs):
         return self._source.together
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the loop: what it has received, not what is being read ahead."""
-        return {**self.identity(), **self._position.saved()}
+        """The position of the loop: what it has received, not what is being read ahead.
 
-    def identity(self) -> dict[str, Any]:
-        """All that decides the batches of each step; a state with another identity is refused."""
+        `sample` counts the rows that all ranks have received of the epoch, and `batch` the steps.
+        """
+        batch = self._reached[1] // self._source.order.global_batch
+        return {**super().state_dict(), "batch": batch}
+
+    def _identity(self) -> dict[str, Any]:
         return self._source.identity()
 
-    def settings(self, start: int = 0) -> dict[str, Any]:
-        """All that decides the rows of a rank's steps, by option; ranks must agree in it."""
-        return self._source.settings(start)
+    def identity(self) -> dict[str, Any]:
+        """All that decides the batches of each step, for a mixture."""
+        return {**self._identity(), "global_batch": self._source.order.global_batch}
+
+    def settings(self, place: int = 0) -> dict[str, Any]:
+        return self._source.settings(place)
+
+    def _remake(self) -> tuple[Any, tuple[Any, ...]]:
+        uri, parameters = self._given
+        if self._source.live is not None and not self._source.live.committed:
+            raise UsageError(
+                "a Loader that follows a build is neither copied nor pickled before the build has "
+                "ended: make another one where it is used; state_dict() has its position"
+            )
+        return _make, (type(self), uri, parameters)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken: the next iterator yields the rest of that epoch.
@@ -402,13 +444,22 @@ class Loader(Epochs):
         Raises
         ------
         UsageError
-            The state is of another version, global batch or order, by name. Ranks may be more or
-            fewer than they were. With `refresh` the version that it names is opened.
+            The state is of another version or order, by name. `batch_size` and the number of ranks
+            may be others: rows that were received do not come again in that epoch, and all others
+            do. With `refresh` the version that it names is opened.
         """
-        require_state(state)
-        self._use(self._source.at_state(state))
-        require_same(self.identity(), state, "this loader")
-        self._position.load(state)
+        require_same({}, state, "this loader")
+        version = state.get("version")
+        if self._source.live is not None and state.get("order") != BY_SHARD:
+            self._await_build()  # a later epoch has another order
+        elif self._follower and isinstance(version, str) and version != self.version.id:
+            require_same({**self._identity(), "version": version}, state, "this loader")
+            self._use(self._reopened(self._follower.uri_of(version)))
+        require_same(self._identity(), state, "this loader")
+        self._load_position(state)
+        epoch, place = self._next
+        if not self._source.order.batches(place):  # the rest is less than a batch
+            self._choose(epoch + 1, 0)
 
     def close(self) -> None:
         """End running iterators and their threads, and release their memory.
@@ -417,3 +468,35 @@ class Loader(Epochs):
         """
         super().close()
         self._source.close()
+
+
+def _make(kind: type[Loader], uri: Any, options: dict[str, Any]) -> Loader:
+    """Make a loader for `copy` and `pickle`."""
+    loader = kind.__new__(kind)
+    Loader.__init__(loader, uri, **options)
+    return loader
+
+
+def _supports_live(version: Version, options: LoaderOptions) -> bool:
+    """Return whether a version can be followed while it is built.
+
+    Raises
+    ------
+    UsageError
+        The options need one whose build has ended, and it has not.
+    """
+    why = ""
+    if options.shuffle is False or options.order == "key":
+        why = (
+            "rows come shard by shard, mixed within each, while a version is built; leave out "
+            "shuffle=False and order, or follow=True"
+        )
+    for name in ("refresh", "resident", "weights", "rows"):
+        if getattr(options, name) is not None:
+            why = (
+                f"{name} needs a finished version, and this one is followed while it is built; "
+                f"leave out {name}, or follow=True"
+            )
+    if why and not version.committed:
+        raise UsageError(why)
+    return not why

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import copy
 import functools
 import itertools
 import logging
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
@@ -16,15 +17,12 @@ import torch
 
 from precache.codecs import kernels
 from precache.errors import UsageError
-from precache.loading.cuda_clock import stall_clock
 from precache.loading.loader import Loader
-from precache.loading.position import Epochs, Position, require_same
-from precache.loading.rank_check import RankCheck
+from precache.loading.loop import Arrived, Counters, Loop, require_same
 from precache.loading.slots import SlotPool
 from precache.loading.tuple_batch import TupleBatch
 from precache.runtime.integers import whole
-from precache.runtime.step_clock import FetchedObjects, LoaderStats, WorkTime
-from precache.sampling.mix_schedule import MixSchedule, shares_of
+from precache.sampling.mix_schedule import MixSchedule, counts_of, shares_of
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +115,8 @@ def mix(
         "until": until,
         "seed": seed,
     }
-    schedule = MixSchedule.of(lengths, shares, until, seed)
+    counts = counts_of(lengths, shares, until)
+    schedule = MixSchedule(tuple(lengths), counts, seed, shares is None)
     marks_repeated = any(loader.marks_repeated for loader in loaders)
     for loader in loaders:
         loader.marks_repeated = marks_repeated
@@ -163,7 +162,7 @@ def _require_compatible(loaders: Any) -> None:
             )
 
 
-class Mixture(Epochs):
+class Mixture(Loop):
     """Batches of several loaders, as `mix` returns them; one iterator is one epoch.
 
     Attributes
@@ -174,103 +173,80 @@ class Mixture(Epochs):
         Batches of each in an epoch; divided by ``len(loader)``, how often it is read.
     """
 
+    unit = "batch"
+
     def __init__(
         self, loaders: Sequence[Loader], schedule: MixSchedule, settings: Mapping[str, Any]
     ) -> None:
-        super().__init__()
         self.loaders = tuple(loaders)
         self.counts = schedule.counts
         self._schedule = schedule
         self._settings = dict(settings)
-        self._position = Position(len(schedule))
-        self._clock = stall_clock(self.loaders[0].device)
-        self._reported_work = WorkTime()
-        self._rank_check = RankCheck(self.loaders[0].rank, self.loaders[0].world_size, "mixture")
-        for loader in self.loaders:
-            loader.rank_check = RankCheck(0, 1)
+        self._closed = threading.Event()
+        first = self.loaders[0]
+        super().__init__(first.device, first.rank, first.world_size, "mixture")
 
     def __len__(self) -> int:
         """Batches of an epoch, the same in each and on every rank."""
         return len(self._schedule)
 
-    def _run(self) -> Generator[Any, None, None]:
-        if self._closed.is_set():
-            return
-        # With its first batch, not when it is made: some trainers make one that they never use.
-        check = self._rank_check
-        check.register(self._compared)
-        epoch, start = self._position.begin()
-        check.begin(epoch, start, chosen=self._position.chosen)
-        with contextlib.ExitStack() as ends, check.passing():
-            batches = [
-                ends.enter_context(contextlib.closing(self._endless(loader, *position)))
-                for loader, position in zip(
-                    self.loaders, self._schedule.positions_at(epoch, start), strict=True
-                )
-            ]
-            join = _Joiner()
-            self._clock.begin()
-            for number, sources in enumerate(self._schedule.sources(epoch, start), start + 1):
-                parts = [part for source in sources for part in islice(batches[source], 1)]
-                if self._closed.is_set():
+    def batches(self, epoch: int, place: int) -> Generator[Arrived, None, None]:
+        together, join = self._schedule.together, _Joiner()
+        width = len(self.loaders) if together else 1
+        columns = [column[place * width :] for column in self._schedule.epoch(epoch)]
+        steps = zip(*(column.reshape(-1, width).tolist() for column in columns), strict=True)
+        with contextlib.ExitStack() as ends:
+            reading: dict[int, Generator[Arrived, None, None]] = {}
+            for number, (sources, *positions) in enumerate(steps, place + 1):
+                for source, *position in zip(sources, *positions, strict=True):
+                    if source not in reading:
+                        batches = self._endless(self.loaders[source], *position)
+                        reading[source] = ends.enter_context(contextlib.closing(batches))
+                arrived = [one for source in sources for one in islice(reading[source], 1)]
+                if self._closed.is_set() or len(arrived) < width:
                     return
-                parts[:] = [
-                    join(parts) if self._schedule.together else _add_source(parts[0], sources[0])
-                ]
-                latest = [self.loaders[source].latest for source in sources]
-                rows, nbytes, ready = map(sum, zip(*latest, strict=True))
-                self._clock.arrived(rows, nbytes, ready / len(sources))
-                self._position.received(epoch, number)
-                if number == len(self):
-                    check.finish(epoch)
-                yield parts.pop()  # without a name, so that a batch that is dropped is freed
-                self._clock.requested()
-                check.advance()
+                rows, nbytes, ready = (
+                    sum(column) for column in list(zip(*arrived, strict=True))[1:4]
+                )
+                parts = [one.output.pop() for one in arrived]
+                parts[:] = [join(parts) if together else _add_source(parts[0], sources[0])]
+                following = number if number < len(self) else None
+                yield Arrived(following, rows, nbytes, ready, parts)
 
-    def _endless(self, loader: Loader, epoch: int, batch: int) -> Generator[Any, None, None]:
-        """Yield batches of a loader from a position on, epoch after epoch, until it is closed."""
-        while not self._closed.is_set():
-            loader.seek(epoch, batch)
-            yield from loader
+    def _endless(self, loader: Loader, epoch: int, batch: int) -> Generator[Arrived, None, None]:
+        """Yield batches of a loader from a position on, epoch after epoch."""
+        while not loader.closed:
+            yield from loader.batches(epoch, loader.place_of(batch))
             epoch, batch = epoch + 1, 0
 
-    def stats(self) -> LoaderStats:
-        """Do as `Loader.stats`, for all sources together."""
-        parts = [loader.stats() for loader in self.loaders]
-        before, self._reported_work = self._reported_work, self.work_time
-        work = self._reported_work.plus(before, -1)
-        fetched = FetchedObjects(
-            sum(part.fetched.objects for part in parts), sum(part.fetched.nbytes for part in parts)
-        )
-        stats = self._clock.take().stats(sum(part.cpu_seconds for part in parts), fetched, work)
-        return dataclasses.replace(
-            stats,
-            repeated=sum(part.repeated for part in parts),
-            ranks=self.loaders[0].world_size,
-            compared=self._rank_check.count(),
-        )
+    @property
+    def counters(self) -> Counters:
+        return functools.reduce(Counters.plus, (loader.counters for loader in self.loaders))
 
     @property
-    def work_time(self) -> WorkTime:
-        """Time in which batches were made on the CPU, of all sources together."""
-        return functools.reduce(WorkTime.plus, (loader.work_time for loader in self.loaders))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position of the loop: what it has received, not what is being read ahead."""
-        sources = [loader.identity() for loader in self.loaders]
-        return {**self._identity(), "sources": sources, **self._position.saved()}
+    def _length(self) -> int:
+        return len(self)
 
     def _identity(self) -> dict[str, Any]:
         return {"format": MIXTURE_STATE_FORMAT, **self._settings}
 
-    def _compared(self) -> dict[str, Any]:
-        """Return all that decides the rows of a step, by option; ranks must agree in it."""
+    def state_dict(self) -> dict[str, Any]:
+        sources = [loader.identity() for loader in self.loaders]
+        return {**super().state_dict(), "sources": sources}
+
+    def settings(self, place: int = 0) -> dict[str, Any]:
         sources = {
             f"{name} of source {number}": value
             for number, loader in enumerate(self.loaders)
             for name, value in loader.settings().items()
         }
         return {**self._settings, "sources": len(self.loaders), **sources}
+
+    def __copy__(self) -> Mixture:
+        return copy.deepcopy(self)  # with loaders of its own, as it closes them
+
+    def _remake(self) -> tuple[Any, tuple[Any, ...]]:
+        return Mixture, (self.loaders, self._schedule, self._settings)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken: the next iterator yields the rest of that epoch.
@@ -279,7 +255,7 @@ class Mixture(Epochs):
         ------
         UsageError
             The state is of another mixture, by name: other sources or another order of them, other
-            weights, rule or seed. Ranks may be more or fewer than they were.
+            weights, rule, seed or batch size. Ranks may be more or fewer than they were.
         """
         require_same(self._identity(), state, "this mixture")
         sources = state.get("sources")
@@ -290,18 +266,13 @@ class Mixture(Epochs):
             )
         for number, (loader, source) in enumerate(zip(self.loaders, sources, strict=True)):
             require_same(loader.identity(), source, f"source {number} of this mixture")
-        self._position.load(state)
+        self._load_position(state)
 
     def close(self) -> None:
         """End running iterators, and close the loaders, as `Loader.close` does."""
         super().close()
         for loader in self.loaders:
             loader.close()
-
-
-def work_time_of(loader: object) -> WorkTime:
-    """Return the time in which a loader made batches on the CPU; zeros for loaders of others."""
-    return loader.work_time if isinstance(loader, Loader | Mixture) else WorkTime()
 
 
 def _add_source(batch: Any, source: int) -> Any:

@@ -78,8 +78,11 @@ class RankCheck:
     With one rank it does nothing.
     """
 
-    def __init__(self, rank: int, world_size: int, what: str = "loader") -> None:
-        self._rank, self._world_size = rank, world_size
+    def __init__(
+        self, rank: int, world_size: int, what: str = "loader", unit: str = "sample"
+    ) -> None:
+        self._rank, self.world_size = rank, world_size
+        self._unit = unit
         self._name = self._what = ""
         if world_size > 1:
             chain, line = _place(sys._getframe(1))
@@ -115,7 +118,7 @@ class RankCheck:
         if self._registered:
             return
         try:
-            self._job = _join_job(self._world_size)
+            self._job = _join_job(self.world_size)
             if self._job is None:
                 return  # perhaps not yet
             process = self._job.rank
@@ -126,7 +129,7 @@ class RankCheck:
             if claimed != process:
                 raise UsageError(
                     f"ranks would read the same rows: {self._what} is for rank {self._rank} of "
-                    f"{self._world_size} on ranks {claimed} and {process} of the job; leave out "
+                    f"{self.world_size} on ranks {claimed} and {process} of the job; leave out "
                     f"rank and world_size, or give each process its own; {ALONE}"
                 )
             self._compared = self._add("compared", 1) or self._compared
@@ -134,7 +137,7 @@ class RankCheck:
             self._give_up(error)
         self._registered = True
 
-    def begin(self, epoch: int, batch: int, *, chosen: bool) -> None:
+    def begin(self, epoch: int, place: int, *, chosen: bool) -> None:
         """Compare where a pass begins, with its first batch.
 
         Parameters
@@ -147,12 +150,12 @@ class RankCheck:
         UsageError
             Another rank chose another position.
         """
-        self._begun, self._is_chosen = (epoch, batch), chosen
+        self._begun, self._is_chosen = (epoch, place), chosen
         if epoch not in self._epochs:
             self._epochs.add(epoch)
             self._add(f"epoch/{epoch}", 1)
         if chosen:
-            self._compare(f"pass/{self._chosen_passes + 1}/0", epoch, batch)
+            self._compare(f"pass/{self._chosen_passes + 1}/0", epoch, place)
 
     def advance(self) -> None:
         """Compare where a pass began, once it gets further than its first batch.
@@ -201,9 +204,9 @@ class RankCheck:
 
     def count(self) -> int | None:
         """Count the ranks that were compared, this one included; None before a pass has ended."""
-        if self._world_size == 1 or not self._ended:
+        if self.world_size == 1 or not self._ended:
             return None
-        if self._compared < self._world_size:
+        if self._compared < self.world_size:
             self._compared = self._add("compared", 0) or self._compared
         return self._compared
 
@@ -231,9 +234,9 @@ class RankCheck:
             del _jobs[at]
         self._job = None
 
-    def _compare(self, name: str, epoch: int, batch: int) -> None:
+    def _compare(self, name: str, epoch: int, place: int) -> None:
         """Compare a position; raise `UsageError` if the first rank had another."""
-        own = [self._rank, epoch, batch]
+        own = [self._rank, epoch, place]
         try:
             first = self._set_first(name, own)
         except RuntimeError as error:
@@ -241,10 +244,10 @@ class RankCheck:
             return
         if first[1:] != own[1:]:
             raise UsageError(
-                f"ranks would read overlapping rows: {self._what} begins at epoch {epoch}, batch "
-                f"{batch} on rank {self._rank}, and at epoch {first[1]}, batch {first[2]} on rank "
-                f"{first[0]}; load the same state on all ranks, and call set_epoch(epoch) on all "
-                f"before each epoch; {ALONE}"
+                f"ranks would read overlapping rows: {self._what} begins at epoch {epoch}, "
+                f"{self._unit} {place} on rank {self._rank}, and at epoch {first[1]}, {self._unit} "
+                f"{first[2]} on rank {first[0]}; load the same state on all ranks, and call "
+                f"set_epoch(epoch) on all before each epoch; {ALONE}"
             )
 
     def _require_equal(self, own: Mapping[str, Any], first: Mapping[str, Any]) -> None:

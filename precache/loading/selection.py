@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from precache.errors import UsageError
 from precache.reading.version_reader import VersionReader, read_small_field
 from precache.sampling.order import ChosenRows, ValidRows
 from precache.store.version import SMALL_ROW_NBYTES, Version
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -136,10 +139,21 @@ def _chosen(reader: VersionReader, rows: np.ndarray | Sequence[int], as_stored: 
             "give np.sort(rows), or read them in your order by a DataLoader of Subset(dataset, "
             "np.searchsorted(np.flatnonzero(dataset.version.valid), rows)) of a CachedDataset"
         )
-    chosen = np.setdiff1d(given, version.hole_rows)
+    holes = version.hole_rows
+    if len(holes) and len(given) and given.max() < version.rows - len(holes) and not _is_mask(rows):
+        log.warning(
+            "rows are taken as numbers of rows, of which %d of %d in %s are holes; indices of a "
+            "CachedDataset, as of a Subset, leave these out: for them give "
+            "np.flatnonzero(version.valid)[indices]", len(holes), version.rows, version.path,
+        )  # fmt: skip
+    chosen = np.setdiff1d(given, holes)
     if not len(chosen):
         raise UsageError(f"rows names no row of {version.path} that is valid")
     return chosen
+
+
+def _is_mask(rows: Any) -> bool:
+    return _array(rows).dtype == np.bool_
 
 
 def _weights(reader: VersionReader, weights: np.ndarray) -> np.ndarray:

@@ -8,8 +8,8 @@ from collections.abc import Generator, Iterator
 
 import numpy as np
 
-from precache.errors import BuildError, UsageError
-from precache.sampling.order import Permutation, Steps, positions_from, repeated_positions
+from precache.errors import BuildError
+from precache.sampling.order import Permutation, Steps
 from precache.store.live_version import LiveVersion
 from precache.store.row_table import REMOVED
 from precache.store.version import Version
@@ -69,34 +69,22 @@ class ShardOrder(Steps):
         self._stopped = stopped
         self._ends = np.empty(0, np.int64)
         self._logged = False
-        if batch_size * world_size > version.planned:
-            raise UsageError(
-                f"batch_size is {batch_size}, and {version.path} will have at most "
-                f"{version.planned} valid rows for {world_size} ranks; give at most "
-                f"{version.planned // world_size}"
-            )
 
     @property
-    def _count(self) -> int:
+    def count(self) -> int:
         return self._version.planned
 
-    def repeated(self, number: int) -> np.ndarray | None:
-        """Do as `precache.sampling.order.Order.repeated`, for a batch that was read.
+    @property
+    def once(self) -> int:
+        """Valid rows that are known: those that make up for holes come again."""
+        return int(self._ends[-1]) if len(self._ends) else 0
 
-        Rows that make up for holes come again as well.
-        """
-        return positions_from(self._own(number), self._known)
-
-    def again(self, number: int) -> np.ndarray | None:
-        """Do as `precache.sampling.order.Order.again`, for a batch that was read."""
-        return repeated_positions(self._own(number), self._known)
-
-    def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
-        """Yield row numbers (int64) of each batch of an epoch, from batch number `start` on."""
-        for run in self.runs(epoch, start):
+    def epoch(self, epoch: int, first: int = 0) -> Generator[np.ndarray, None, None]:
+        """Yield row numbers (int64) of each batch of an epoch, from a position on."""
+        for run in self.runs(epoch, first):
             yield from run
 
-    def runs(self, epoch: int, start: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
+    def runs(self, epoch: int, first: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
         """Yield runs of batches whose shards are finished; wait for the shards of each run.
 
         Raises
@@ -104,22 +92,19 @@ class ShardOrder(Steps):
         BuildError
             The build has stopped, or every sample is bad.
         """
-        for first, stop in self._spans(start):
-            yield self._run(epoch, first, stop)
-
-    def _spans(self, start: int) -> Iterator[tuple[int, int]]:
-        while start < self.batches:
-            stop = self._ready()
-            while stop <= start:
+        stop = self.stop(first)
+        while first < stop:
+            ready = self._ready(first)
+            while ready <= first:
                 self._version.await_shards(self._stopped)
                 if self._stopped.is_set():
                     return
-                stop = self._ready()
-            yield start, stop
-            start = stop
+                ready = self._ready(first)
+            yield self._run(epoch, first, ready)
+            first = ready
 
-    def _ready(self) -> int:
-        """Return how many batches have known rows."""
+    def _ready(self, first: int) -> int:
+        """Return the position up to which steps from `first` on have known rows."""
         self._version.advance()
         counted = len(self._ends)
         sizes = [len(self._valid_rows(n)) for n in range(counted, self._version.finished)]
@@ -127,43 +112,39 @@ class ShardOrder(Steps):
             before = self._ends[-1:] if counted else np.zeros(1, np.int64)
             self._ends = np.concatenate([self._ends, before + np.cumsum(sizes)])
         if len(self._ends) < self._version.shards:
-            return self._known // self.global_batch
-        if not self._known:
+            return first + max(0, self.once - first) // self.global_batch * self.global_batch
+        if not self.once:
             raise BuildError(f"no sample of {self._version.path} could be decoded")
         self._log_holes()
-        return self.batches
+        return self.stop(first)
 
     def _valid_rows(self, shard: int) -> np.ndarray:
         start = shard * self._version.rows_per_shard
         stop = start + self._version.rows_per_shard
         return start + np.flatnonzero(self._version.valid[start:stop])
 
-    @property
-    def _known(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
     def _log_holes(self) -> None:
         """Log once, on rank 0 alone, how many rows come twice because of holes."""
-        holes = self._version.planned - self._known
+        holes = self._version.planned - self.once
         if holes and self.rank == 0 and not self._logged:
-            again = max(0, min(self._positions, self._version.planned) - self._known)
+            again = max(0, min(self.stop(), self._version.planned) - self.once)
             log.warning(
                 "%d samples of %s turned out bad: in the first epoch, %d rows come twice so that "
                 "it keeps its %d batches",
                 holes,
                 self._version.path,
                 again,
-                self.batches,
+                self.batches(),
             )
         self._logged = True
 
-    def _run(self, epoch: int, start: int, stop: int) -> Generator[np.ndarray, None, None]:
-        for number in range(start, stop):
-            yield self._rows(epoch, self._own(number))
+    def _run(self, epoch: int, first: int, stop: int) -> Generator[np.ndarray, None, None]:
+        for start in range(first, stop, self.global_batch):
+            yield self._rows(epoch, self.own(start))
 
     def _rows(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Rows at positions, which begin again beyond the last row."""
-        positions = positions % self._known
+        positions = positions % self.once
         shards = np.searchsorted(self._ends, positions, side="right")
         rows = np.empty(len(positions), np.int64)
         for shard in np.unique(shards).tolist():

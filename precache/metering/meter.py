@@ -13,8 +13,7 @@ from precache import outputs
 from precache.errors import UsageError
 from precache.loading.dataset import CachedDataset, dataset_of
 from precache.loading.loader import Loader
-from precache.loading.mixing import work_time_of
-from precache.loading.position import end_all
+from precache.loading.loop import end_all, work_time_of
 from precache.metering.publisher import MeterSettings, SampleKeys
 from precache.metering.recorder import StallRecorder, keys_in_batch
 from precache.metering.report import StallReport

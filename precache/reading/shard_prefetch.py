@@ -145,6 +145,11 @@ class _CachedShardFiles(MappedShardFiles):
 class CachedShards:
     """The shards of a version's large fields, read through a disk cache.
 
+    Attributes
+    ----------
+    fetched
+        What was fetched since this was made.
+
     Raises
     ------
     StoreError
@@ -164,7 +169,7 @@ class CachedShards:
         self._version = version
         self._uses: Uses | None = None
         self._lock = threading.Lock()
-        self._fetched = FetchedObjects()
+        self.fetched = FetchedObjects()
 
     @property
     def where(self) -> str:
@@ -214,14 +219,8 @@ class CachedShards:
     def count(self, nbytes: int) -> None:
         """Count an object that was fetched."""
         with self._lock:
-            before = self._fetched
-            self._fetched = FetchedObjects(before.objects + 1, before.nbytes + nbytes)
-
-    def take(self) -> FetchedObjects:
-        """Return, and reset, the count of what was fetched since the last call."""
-        with self._lock:
-            fetched, self._fetched = self._fetched, FetchedObjects()
-        return fetched
+            before = self.fetched
+            self.fetched = FetchedObjects(before.objects + 1, before.nbytes + nbytes)
 
     def close(self) -> None:
         """Leave the cache."""

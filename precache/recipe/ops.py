@@ -364,8 +364,8 @@ class Decode(Operation):
             return self
         if following.max_size is not None:
             raise ValueError(
-                "decode has scaled, which shrinks to a shorter side, and the resize behind it names "
-                "max_size; leave scaled out, or give the resize a size"
+                "decode has scaled, which shrinks to a shorter side, and the resize behind it "
+                "names max_size; leave scaled out, or give the resize a size"
             )
         side = max(following.least)
         if self.shrinks_to is not None and self.shrinks_to < side:

@@ -139,13 +139,13 @@ class ThreadTime:
 
     Attributes
     ----------
-    wall
-        Wall time since the beginning, in seconds.
+    cpu, wall
+        Seconds since the beginning.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seconds = self.wall = 0.0
+        self.cpu = self.wall = 0.0
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -155,14 +155,8 @@ class ThreadTime:
             yield
         finally:
             with self._lock:
-                self._seconds += time.thread_time() - started
+                self.cpu += time.thread_time() - started
                 self.wall += time.perf_counter() - wall
-
-    def take(self) -> float:
-        """Return the seconds of CPU time since the last call."""
-        with self._lock:
-            seconds, self._seconds = self._seconds, 0.0
-        return seconds
 
 
 Mark = TypeVar("Mark")

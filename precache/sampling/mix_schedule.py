@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from precache.errors import UsageError
-from precache.sampling.order import POSITIONS_AT_ONCE, Permutation
+from precache.sampling.order import Permutation
 
 MAX_DENOMINATOR = 1_000_000
 """Largest denominator that weights are rounded to, so that a third is exactly a third."""
@@ -39,9 +39,43 @@ def shares_of(weights: Sequence[float], sources: int) -> list[Fraction]:
     return [share / sum(rough) for share in rough]
 
 
+def counts_of(
+    lengths: Sequence[int], shares: Sequence[Fraction] | None, until: str | int
+) -> tuple[int, ...]:
+    """Return the batches of each source in an epoch of a mixture.
+
+    Parameters
+    ----------
+    lengths
+        Batches in an epoch of each source.
+    shares
+        Of the steps, one source at each; None if every step takes a batch of every source.
+    until
+        End of an epoch. ``all``: every source was read at least once; ``first``: the first source
+        is exhausted; or a number of steps.
+
+    Raises
+    ------
+    UsageError
+        A source would have no batch.
+    """
+    weights = shares or [Fraction(1)] * len(lengths)
+    reach = [length / share for length, share in zip(lengths, weights, strict=True)]
+    steps = until
+    if isinstance(steps, str):
+        steps = math.ceil(max(reach)) if until == "all" else math.floor(min(reach))
+    counts = _apportion(steps, shares) if shares else [steps] * len(lengths)
+    if 0 in counts:
+        raise UsageError(
+            f"source {counts.index(0)} gets no batch in an epoch of {steps} steps; raise its "
+            "weight, or choose another until"
+        )
+    return tuple(counts)
+
+
 @dataclass(frozen=True)
 class MixSchedule:
-    """Chooses the source of each step's batch, as a function of (seed, epoch, step).
+    """The batches of an epoch of a mixture: an order over several sources.
 
     Attributes
     ----------
@@ -58,73 +92,33 @@ class MixSchedule:
     seed: int = 0
     together: bool = False
 
-    @classmethod
-    def of(
-        cls, lengths: Sequence[int], shares: Sequence[Fraction] | None, until: str | int, seed: int
-    ) -> MixSchedule:
-        """Make a schedule: one source per step, by `shares`, or all at every step if None.
-
-        Parameters
-        ----------
-        until
-            End of an epoch. ``all``: every source was read at least once; ``first``: the first
-            source is exhausted; or a number of steps.
-
-        Raises
-        ------
-        UsageError
-            A source would have no batch.
-        """
-        weights = shares or [Fraction(1)] * len(lengths)
-        reach = [length / share for length, share in zip(lengths, weights, strict=True)]
-        if isinstance(until, int):
-            steps = until
-        else:
-            steps = math.ceil(max(reach)) if until == "all" else math.floor(min(reach))
-        counts = _apportion(steps, shares) if shares else [steps] * len(lengths)
-        if 0 in counts:
-            raise UsageError(
-                f"source {counts.index(0)} gets no batch in an epoch of {steps} steps; raise its "
-                "weight, or choose another until"
-            )
-        return cls(tuple(lengths), tuple(counts), seed, shares is None)
-
     def __len__(self) -> int:
         """Number of steps of an epoch."""
         return self.counts[0] if self.together else sum(self.counts)
 
-    def sources(self, epoch: int, start: int = 0) -> Generator[tuple[int, ...], None, None]:
-        """Yield the sources of each step of an epoch, from step number `start` on."""
-        for first in range(start, len(self), POSITIONS_AT_ONCE):
-            steps = np.arange(first, min(first + POSITIONS_AT_ONCE, len(self)), dtype=np.int64)
-            if self.together:
-                yield from [tuple(range(len(self.counts)))] * len(steps)
-            else:
-                yield from ((source,) for source in self._draw(epoch, steps).tolist())
+    def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the source of each batch of an epoch, and the batch's epoch and number there.
 
-    def _draw(self, epoch: int, steps: np.ndarray) -> np.ndarray:
-        """Draw sources from a shuffled deck with one card per batch, so that counts are exact."""
-        cards = Permutation(len(self), "mix", self.seed, epoch)(steps)
-        drawn: np.ndarray = np.searchsorted(np.cumsum(self.counts), cards, side="right")
-        return drawn
+        Sources are drawn from a shuffled deck with one card per batch, so that counts are exact. A
+        source that is read at least once per epoch starts each epoch of the mixture with a new one
+        of its own, so that no row is left out. Other sources continue where they stopped.
 
-    def positions_at(self, epoch: int, start: int = 0) -> list[tuple[int, int]]:
-        """Return the epoch and batch number at which each source continues at a step.
-
-        A source that is read at least once per epoch starts each epoch of the mixture with a new
-        one of its own, so that no row is left out. Other sources continue where they stopped.
+        Returns
+        -------
+        tuple[np.ndarray, np.ndarray, np.ndarray]
+            (batches,) int64, step by step: one a step, or with `together` one of each source.
         """
-        taken = np.zeros(len(self.counts), np.int64)
-        for first in range(0, 0 if self.together else start, POSITIONS_AT_ONCE):
-            steps = np.arange(first, min(first + POSITIONS_AT_ONCE, start), dtype=np.int64)
-            taken += np.bincount(self._draw(epoch, steps), minlength=len(taken))
+        lengths, counts = np.array([self.lengths, self.counts], np.int64)
+        deck = np.repeat(np.arange(len(counts)), counts)
         if self.together:
-            taken += start
-        positions = []
-        for length, count, batches in zip(self.lengths, self.counts, taken.tolist(), strict=True):
-            per_epoch = -(-count // length) * length if count >= length else count
-            positions.append(divmod(epoch * per_epoch + batches, length))
-        return positions
+            source = np.tile(np.arange(len(counts)), len(self))
+        else:
+            source = deck[Permutation(len(self), "mix", self.seed, epoch)(np.arange(len(self)))]
+        nth = np.empty_like(source)
+        nth[np.argsort(source, kind="stable")] = np.concatenate([np.arange(n) for n in counts])
+        laps = -(-counts // lengths) * lengths
+        per_epoch = np.where(counts >= lengths, laps, counts)
+        return source, *np.divmod(epoch * per_epoch[source] + nth, lengths[source])
 
 
 def _apportion(steps: int, shares: Sequence[Fraction]) -> list[int]:

@@ -239,20 +239,6 @@ def _shares(edges: np.ndarray, nodes: int) -> list[np.ndarray]:
     ]
 
 
-def repeated_positions(positions: np.ndarray, first: int) -> np.ndarray | None:
-    """Compute `Order.again` for ascending positions; those from `first` on may be repetitions."""
-    if not len(positions) or positions[-1] < first:
-        return None
-    return np.where(positions < first, 0, -1 - positions)
-
-
-def positions_from(positions: np.ndarray, first: int) -> np.ndarray | None:
-    """Return which ascending positions are `first` or later, (n,) bool; None if none is."""
-    if not len(positions) or positions[-1] < first:
-        return None
-    return np.asarray(positions >= first)
-
-
 @dataclass(frozen=True)
 class Shuffle:
     """Options of an epoch's shuffle.
@@ -285,8 +271,15 @@ class Shuffle:
 class Steps:
     """Division of the positions of an epoch among steps and ranks.
 
-    Step k of `world_size` ranks has the same positions as step k of a single rank with a batch of
-    their total size. All ranks have the same number of batches, of equal sizes.
+    A step is named by its first position. It takes the positions from there on, as many as
+    `global_batch`, of which each rank has an equal share; so the order of an epoch depends neither
+    on the batch size nor on the number of ranks, and can be read from any position on. All ranks
+    have the same number of batches, of equal sizes.
+
+    ::
+
+        11 rows, batch 2, 2 ranks     rank 0: 0 1 | 4 5 | 8 9
+                                      rank 1: 2 3 | 6 7 | 10 0   <- filled up from the start
     """
 
     batch_size: int
@@ -296,49 +289,94 @@ class Steps:
     shuffle: Shuffle | None
 
     @property
-    def _count(self) -> int:
+    def count(self) -> int:
         """Number of rows of an epoch."""
         raise NotImplementedError
+
+    @property
+    def once(self) -> int:
+        """Positions before this one have rows that come for the first time."""
+        return self.count
 
     @property
     def global_batch(self) -> int:
         """Rows of one step over all ranks."""
         return self.batch_size * self.world_size
 
-    @property
-    def _positions(self) -> int:
-        """Number of positions of an epoch over all ranks."""
-        count = self._count
+    def stop(self, first: int = 0) -> int:
+        """Return the end of the last step of an epoch that is read from a position on."""
+        left = self.count - first
         if self.drop_last:
-            return count - count % self.global_batch
-        return -(-count // self.world_size) * self.world_size
+            return first + left // self.global_batch * self.global_batch
+        return first + -(-left // self.world_size) * self.world_size
+
+    def batches(self, first: int = 0) -> int:
+        """Return the number of batches of an epoch that is read from a position on."""
+        return -(-(self.stop(first) - first) // self.global_batch)
 
     @property
-    def batches(self) -> int:
-        """Number of batches of an epoch."""
-        return -(-self._positions // self.global_batch)
+    def largest(self) -> int:
+        """Rows of the largest batch of this rank."""
+        return min(self.batch_size, -(-self.count // self.world_size))
 
-    def _own(self, number: int) -> np.ndarray:
-        """Return this rank's positions in a batch, ascending.
+    def own(self, first: int, steps: int = 1) -> np.ndarray:
+        """Return this rank's positions (int64) in some steps, step by step, ascending in each.
 
-        They are an equal share of the batch's positions, in order of their nodes.
+        They are an equal share of the step's positions, in order of their nodes.
         """
-        size = max(0, min(self.global_batch, self._positions - number * self.global_batch))
-        positions = np.arange(size, dtype=np.int64)
+        size = min(steps * self.global_batch, self.stop(first) - first)
+        whole, rest = divmod(size, self.global_batch)
+        starts = first + self.global_batch * np.arange(whole, dtype=np.int64)
+        own = (starts[:, None] + self._share(first, self.global_batch)).reshape(-1)
+        return np.append(own, first + size - rest + self._share(first, rest))
+
+    def _share(self, first: int, size: int) -> np.ndarray:
+        offsets = np.arange(size, dtype=np.int64)
         nodes = self.shuffle.nodes if self.shuffle else 1
         if nodes > 1:
-            positions = positions[np.argsort(positions % nodes, kind="stable")]
+            offsets = offsets[np.argsort((first + offsets) % nodes, kind="stable")]
         share = size // self.world_size
-        own = np.sort(positions[self.rank * share : (self.rank + 1) * share])
-        return own + number * self.global_batch
+        return np.sort(offsets[self.rank * share : (self.rank + 1) * share])
+
+    def later(self, first: int, limit: int) -> np.ndarray | None:
+        """Return -1 minus each of this rank's positions in a step from `limit` on, else 0.
+
+        None if there is no such position.
+        """
+        if first + self.global_batch <= limit:
+            return None
+        positions = self.own(first)
+        return np.where(positions < limit, 0, -1 - positions) if positions[-1] >= limit else None
+
+    def again(self, first: int) -> np.ndarray | None:
+        """Return numbers that make random draws differ for rows repeated within an epoch.
+
+        Returns
+        -------
+        np.ndarray | None
+            (n,) int64 for this rank's rows of a step: -1 minus the position of each row that may
+            be a repetition, 0 for the others. None if no row can be one.
+        """
+        return self.later(first, self.once)
+
+    def repeated(self, first: int) -> np.ndarray | None:
+        """Return which rows of a step come again, to fill up the end of the epoch.
+
+        Returns
+        -------
+        np.ndarray | None
+            (n,) bool, for this rank's rows. None if there is none.
+        """
+        later = self.later(first, self.once)
+        return None if later is None else later < 0
 
 
 @dataclass(frozen=True)
 class Order(Steps):
     """The rows of an epoch, batch by batch.
 
-    The order does not depend on the number of ranks. Without `drop_last`, rows from the start of
-    the epoch fill up its end, as in `torch.utils.data.DistributedSampler`.
+    Without `drop_last`, rows from the start of the epoch fill up its end, as in
+    `torch.utils.data.DistributedSampler`.
 
     Attributes
     ----------
@@ -366,64 +404,40 @@ class Order(Steps):
         return self.shuffle is not None or self.weights is not None
 
     @property
-    def _count(self) -> int:
+    def count(self) -> int:
         return len(self.valid)
 
-    def runs(self, epoch: int, start: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
-        """Yield runs of batches that can be read without waiting: one run with all batches."""
-        yield self.epoch(epoch, start)
+    def again(self, first: int) -> np.ndarray | None:
+        return self.later(first, 0 if self.weights is not None else self.once)
 
-    def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
-        """Yield the row numbers (int64) of each batch of an epoch, from batch `start` on."""
+    def repeated(self, first: int) -> np.ndarray | None:
+        return None if self.weights is not None else super().repeated(first)
+
+    def runs(self, epoch: int, first: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
+        """Yield runs of batches that can be read without waiting: one run with all batches."""
+        yield self.epoch(epoch, first)
+
+    def epoch(self, epoch: int, first: int = 0) -> Generator[np.ndarray, None, None]:
+        """Yield the row numbers (int64) of each batch of an epoch, from a position on."""
         permute = self._permutation(epoch)
-        together = max(1, POSITIONS_AT_ONCE // self.batch_size)
-        for first in range(start, self.batches, together):
-            last = min(first + together, self.batches)
-            batches = [self._own(n) for n in range(first, last)]
-            indices = self._wrapped(np.concatenate(batches), permute)
+        steps = max(1, POSITIONS_AT_ONCE // self.batch_size)
+        for start in range(first, self.stop(first), steps * self.global_batch):
+            indices = self._wrapped(self.own(start, steps), permute)
             rows = self.valid(indices) if self.sequence is None else self.sequence[indices]
             for offset in range(0, len(rows), self.batch_size):
                 yield rows[offset : offset + self.batch_size]
 
-    def again(self, number: int) -> np.ndarray | None:
-        """Return numbers that make random draws differ for rows repeated within an epoch.
-
-        Returns
-        -------
-        np.ndarray | None
-            (n,) int64 for this rank's rows of a batch: -1 minus the position of each row that may
-            be a repetition, 0 for the others. None if no row can be one.
-        """
-        first = 0 if self.weights is not None else len(self.valid)
-        if (number + 1) * self.global_batch <= first:
-            return None
-        return repeated_positions(self._own(number), first)
-
-    def repeated(self, number: int) -> np.ndarray | None:
-        """Return which rows of a batch come again, to fill up the end of the epoch.
-
-        Returns
-        -------
-        np.ndarray | None
-            (n,) bool, for this rank's rows. None if there is none; draws by weight repeat nothing.
-        """
-        if self.weights is not None or (number + 1) * self.global_batch <= len(self.valid):
-            return None
-        return positions_from(self._own(number), len(self.valid))
-
-    def _permutation(self, epoch: int) -> Callable[[np.ndarray], np.ndarray] | None:
+    def _permutation(self, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
         if self.weights is not None:
             return WeightedDraws(self.weights, "weighted", self.seed, epoch)
         if self.shuffle is None:
-            return None
+            return lambda positions: positions
         return self.shuffle.permutation(self.valid, self.seed, epoch)
 
     def _wrapped(
-        self, positions: np.ndarray, permute: Callable[[np.ndarray], np.ndarray] | None
+        self, positions: np.ndarray, permute: Callable[[np.ndarray], np.ndarray]
     ) -> np.ndarray:
         """Map positions to indices of valid rows; positions past the end wrap around."""
-        if permute is None:
-            return positions % len(self.valid)
         if not len(positions):
             return positions
         count = len(self.valid)

@@ -66,7 +66,9 @@ def string_document(count: int, dimension_name: str) -> zarr_metadata.Json:
 
 
 def read_small(
-    arrays: Mapping[str, zarr_metadata.Array], read: Callable[[Sequence[str]], list[bytes]]
+    arrays: Mapping[str, zarr_metadata.Array],
+    read: Callable[[Sequence[str]], list[bytes]],
+    place: str,
 ) -> dict[str, np.ndarray]:
     """Read whole small arrays, many objects at a time.
 
@@ -76,13 +78,15 @@ def read_small(
     ----------
     read
         Reads objects by name.
+    place
+        Start of their paths, for messages.
     """
     parts: dict[str, list[np.ndarray]] = {name: [] for name in arrays}
     numbers = ((name, n) for name, array in arrays.items() for n in range(array.objects))
     while batch := list(itertools.islice(numbers, READ_TOGETHER)):
         names = [f"{name}/{arrays[name].object_name(number)}" for name, number in batch]
         for (name, _), object_name, data in zip(batch, names, read(names), strict=True):
-            parts[name].append(decode_chunk(arrays[name], data, object_name))
+            parts[name].append(decode_chunk(arrays[name], data, f"{place}{object_name}"))
     return {name: join_chunks(arrays[name], chunks) for name, chunks in parts.items()}
 
 

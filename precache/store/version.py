@@ -583,7 +583,8 @@ class Version:
         return self._read([name])[name] if prefetched is None else prefetched
 
     def _read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        return read_small({name: self._layout(name) for name in names}, self.small_objects)
+        layouts = {name: self._layout(name) for name in names}
+        return read_small(layouts, self.small_objects, f"{self.path}/")
 
     def _layout(self, name: str) -> zarr_metadata.Array:
         """Return the layout of a small array, from the version's rows and shards."""

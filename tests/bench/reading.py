@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate, rando
 import precache
 from precache.codecs import image as image_codec
 from precache.codecs import kernels
-from precache.loading.position import Position
 from precache.loading.stream import BatchStream
 from precache.sampling.order import Order, Permutation, Shuffle, ValidRows
 from precache.store.columns import Texts
@@ -901,8 +900,8 @@ def states(
         mixture = precache.mix(loaders, [0.7, 0.3])
         order, schedule = loaders[0]._source.order, mixture._schedule
         resumes: dict[str, tuple[Any, Callable[[], object]]] = {
-            "loader": (loaders[0], lambda o=order: next(o.epoch(3, o.batches // 2))),
-            "mixture": (mixture, lambda t=schedule: t.positions_at(3, len(t) // 2)),
+            "loader": (loaders[0], lambda o=order: next(o.epoch(3, o.batches() // 2 * BATCH))),
+            "mixture": (mixture, lambda t=schedule: t.epoch(3)),
         }
         for name, (saved, resume) in resumes.items():
             state = saved.state_dict()
@@ -927,7 +926,6 @@ def _loader_of(group: str, rows: int, shuffle: Shuffle) -> precache.Loader:
     loader = precache.Loader(group, BATCH, device="cpu", fields={"x": "x"})
     holes = np.linspace(0, rows - 1, HOLES).astype(np.int64)
     loader._source.order = Order(ValidRows(rows, holes), BATCH, shuffle)
-    loader._position = Position(len(loader))
     loader.seek(3, len(loader) // 2)
     return loader
 

@@ -318,6 +318,75 @@ def test_ways_of_photos_beside_masks_name_no_folders_that_do_not_pair(builds: Bu
     assert commands_in(builds.printed)[-1][1] == "named/{sharp,gt}"
 
 
+def test_folders_with_copies_of_others_are_refused_by_their_names_and_files(builds: Builds) -> None:
+    put(builds.root / "in", *(f"{of}/{n}.png" for of in ("cat", "cat_new", "old") for n in "abc"))
+    put(builds.root / "in", *(f"{of}/{of}{n}.png" for of in ("cat_aug", "crop_1") for n in "de"))
+    builds.labels("in")  # other words, and files called otherwise
+    assert len(precache.open(builds.root / "1.store").classes) == 5
+    for number, folder in enumerate(("cat_aug", "aug-dog", "thumbnails", "224x224")):
+        root = builds.root / f"in{number}"
+        put_classes(root, {**ANIMALS, "d1": "dog", "d2": "dog"})
+        files = ("a1_flip_1", "b1") if "cat" in folder else ("d1", "d2", "a2")
+        put(root / folder, *(f"{file}.png" for file in files))
+        assert len(builds.choices(f"in{number}")) == 2
+        assert f"'{folder}' have images called as those of" in builds.printed
+
+
+def test_masks_in_a_folder_beside_photos_are_no_samples_of_a_table(builds: Builds) -> None:
+    places = {"images/": "masks/", "train/img/": "train/gt/", "": "masks/"}
+    for number, (photos, masks) in enumerate(places.items()):
+        root = builds.root / f"d{number}"
+        put(root, *(f"{photos}{n}.png" for n in "abc"), *(f"{masks}{n}_mask.png" for n in "abc"))
+        uris = [f"{photos}{n}.png" for n in "abc"] + [f"{masks}{n}_mask.png" for n in "abc"]
+        for root_of in ("", f"{root}/"):
+            put_csv(root / "list.csv", "path", *(f"{root_of}{uri}" for uri in uris))
+            if photos:
+                assert builds.choices(f"d{number}/list.csv")[0] == dict.fromkeys("abc")
+        put_csv(root / "list.csv", "path,label", *(f"{uri},cat" for uri in uris))
+        assert builds.choices(f"d{number}/list.csv") == []
+        assert "3 of 6 images" in builds.printed
+        assert "with the labels by --labels" in builds.printed
+        put_csv(root / "list.csv", "path,label", *(f"{uri},cat" for uri in uris[:3]))
+        assert builds.labels(f"d{number}/list.csv") == dict.fromkeys("abc", "cat")
+    assert builds.choices("d0 --label-level 0")[0] == dict.fromkeys("abc")
+
+
+def test_photos_and_masks_of_an_archive_are_to_be_unpacked(builds: Builds) -> None:
+    put(builds.root / "in", *(f"{of}/{n}.png" for of in ("images", "masks") for n in "ab"))
+    assert builds.choices(as_zip(builds.root)) == []
+    assert "unpack it, and give 'FOLDER/{images,masks}' as the source" in builds.printed
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        (["labeled/cat/a", "labeled/dog/b", "unlabeled/c"], "in/labeled"),
+        (["our485/low/a", "our485/high/a", "our485/low/b", "our485/high/b", "eval15/low/c",
+          "eval15/high/c"], "in/our485/{high,low}"),
+        (["cat/a", "dog/b", "unlabeled/c"], "in"),
+    ],
+)  # fmt: skip
+def test_the_first_way_reads_the_folder_that_is_trained_on(
+    builds: Builds, names: list[str], first: str
+) -> None:
+    put(builds.root / "in", *(f"{name}.png" for name in names))
+    assert builds.choices("in")
+    assert commands_in(builds.printed)[0][1] == first
+
+
+def test_braces_in_names_of_folders_are_no_pattern(builds: Builds) -> None:
+    put(builds.root / "d{x}", *(f"{of}/{n}.png" for of in ("im{a}ges", "masks") for n in "ab"))
+    assert builds.choices("'d{x}'") == [dict.fromkeys("ab")] * 2
+    put(builds.root / "e{x}", *(f"{of}/{n}.png" for of in ("images", "masks") for n in "ab"))
+    assert builds.labels("'e{x}/{images,masks}'") == dict.fromkeys("ab")
+    put(builds.root / "f{x}", *(f"{n}{end}.png" for n in "ab" for end in ("", "_mask")))
+    assert builds.choices("'f{x}'") == [dict.fromkeys("ab")]
+    (builds.root / "g{x}").mkdir()
+    (builds.root / "g{x}/train-0.tar").write_bytes(tar_of({"a.png": photo("a")}))
+    (builds.root / "g{x}/val-0.tar").write_bytes(tar_of({"b.png": photo("b")}))
+    assert builds.choices("'g{x}/*.tar'") == [{"a": None}, {"b": None}, dict.fromkeys("ab")]
+
+
 def test_columns_of_a_data_set_of_splits_are_those_of_its_training_data(builds: Builds) -> None:
     for part in ("leftImg8bit", "gtFine"):
         for town in ("train/ulm/u", "train/jena/j", "val/bonn/b"):
@@ -511,9 +580,51 @@ def test_a_folder_of_tars_and_tables_names_the_tars(builds: Builds) -> None:
         precache.build("in", "a.store", address="serial")
 
 
+@pytest.mark.parametrize("outer", ["", "animals/"])
+def test_the_only_class_is_in_doubt_beside_a_folder_that_cannot_be_read(
+    builds: Builds, outer: str
+) -> None:
+    put(builds.root / "in" / outer, "cat/a.png", "cat/b.png")
+    write(builds.root / "in" / outer / "dog/1.jxl", b"x")
+    assert builds.choices("in") == [dict.fromkeys("ab", "cat")] * 2
+    assert "no image can be read in 'dog'" in builds.printed
+    assert precache.open(builds.root / "choice00.store").classes == ("cat", "dog")
+    put(builds.root / "photos", "images/a.png")
+    write(builds.root / "photos/odd/1.jxl", b"x")
+    assert builds.labels("photos") == {"a": "images"}
+
+
 # --- columns ------------------------------------------------------------------------------------
 
 NAMES = [*"abcdefgh"]
+
+
+def test_columns_whose_names_end_in_a_word_for_labels_have_them(builds: Builds) -> None:
+    put(builds.root, "a.png", "b.png", "c.png")
+    rows = ("a.png,1,x,3", "b.png,0,x,3", "c.png,2,y,4")
+    put_csv(builds.root / "one.csv", "path,fine_label,kind,num_classes", *rows)
+    assert builds.labels("one.csv") == {"a": 1, "b": 0, "c": 2}
+    assert "labels from 'fine_label'" in builds.printed
+    put_csv(builds.root / "two.csv", "path,fineLabel,class_id,n_label", *rows)
+    fine, coarse = builds.choices("two.csv")
+    assert (fine, coarse) == ({"a": 1, "b": 0, "c": 2}, {"a": "x", "b": "x", "c": "y"})
+    names = {"img": [photo(n) for n in "abc"], "id": [*"abc"], "fine_label": [1, 0, 2]}
+    pq.write_table(pa.table({**names, "coarse_label": [0, 0, 1]}), builds.root / "a.parquet")
+    assert builds.choices("a.parquet --key-column id")[1] == {"a": 0, "b": 0, "c": 1}
+
+
+def test_objects_of_several_members_are_no_labels_unless_their_texts_are(builds: Builds) -> None:
+    put(builds.root, "a.png", "b.png")
+    labels = [{"name": "cat", "id": 1}, {"name": "dog"}]
+    for name in ("list.csv", "list.jsonl"):
+        rows = [{"path": f"{n}.png", "label": of} for n, of in zip("ab", labels, strict=True)]
+        lines = [*map(json.dumps, rows)]
+        if name.endswith("csv"):
+            texts = [json.dumps(of).replace('"', '""') for of in labels]
+            lines = ["path,label", *(f'{n}.png,"{of}"' for n, of in zip("ab", texts, strict=True))]
+        put_csv(builds.root / name, *lines)
+        assert builds.choices(name) == [dict(zip("ab", map(json.dumps, labels), strict=True))]
+        assert "JSON objects with the members 'name', 'id'" in builds.printed
 
 
 def put_table(root: Path, labels: list[str]) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from precache.cli.calls import arguments
-from precache.cli.main import COMMANDS, main, parse
+from precache.cli.commands import COMMANDS
+from precache.cli.main import main, parse
 from precache.cli.signatures import flag_of, help_of, parameters
 from precache_workers.planning.options import BuildOptions
 

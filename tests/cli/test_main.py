@@ -17,6 +17,7 @@ import pytest
 
 import precache
 from precache.cli import main as command_line
+from precache.cli.commands import COMMANDS
 from precache_workers.driver import progress
 from tests.conftest import BuiltStore
 from tests.support.building import cli, command, environment, poll, running, write, write_jpegs
@@ -66,7 +67,7 @@ def source(tmp_path: Path) -> Path:
 # --- usage --------------------------------------------------------------------------------------
 
 
-LISTED = [name for group in command_line.COMMANDS.values() for name in group]
+LISTED = [name for group in COMMANDS.values() for name in group]
 
 
 @pytest.mark.parametrize(

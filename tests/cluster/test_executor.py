@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import precache
-from precache.errors import BuildError, FetchError, UsageError
+from precache.errors import FetchError
 from precache_workers.cluster.executor import run_serial
 from tests.support.building import (
     HELD,
@@ -73,10 +73,10 @@ def test_errors_that_are_not_ours_are_raised() -> None:
 
 
 def test_the_serial_executor_imports_no_ray(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 3)
+    write_jpegs(tmp_path / "data/in", 3)
     code = (
         "import sys, precache\n"
-        f"precache.build({str(tmp_path / 'in')!r}, {str(tmp_path / 'out')!r}, address='serial')\n"
+        f"precache.build({str(tmp_path / 'data/in')!r}, {str(tmp_path / 'out')!r}, address='serial')\n"
         "print('ray' in sys.modules)"
     )
     ran = subprocess.run(
@@ -102,7 +102,7 @@ class Embedded:
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Embedded:
     folder = tmp_path_factory.mktemp("embedded")
-    source = write_jpegs(folder / "in", 20)
+    source = write_jpegs(folder / "data/in", 20)
     write(source / "cat/broken.jpg", b"none")
     (folder / "home").mkdir()
     report = ("--report", folder / "build.json")
@@ -130,57 +130,36 @@ def is_worker(process: psutil.Process) -> bool:
         return False
 
 
-def test_an_embedded_build_finishes(embedded: Embedded) -> None:
-    assert embedded.ran.returncode == 0, embedded.ran.stderr
-    assert precache.verify(embedded.store).ok
-
-
-def test_an_embedded_build_says_nothing_but_its_result(embedded: Embedded) -> None:
-    assert embedded.ran.stderr == ""
-    assert embedded.ran.stdout.count("\n") == 1
-    result = json.loads(embedded.ran.stdout)
-    assert result["samples"] == 21
-    assert result["failed"] == 1
-    assert result["cpu_seconds"] > 0
-    assert {"start", "imports", "fetch", "ops", "encode", "put"} <= set(result["timings"])
-
-
-def test_an_embedded_build_makes_the_same_bytes_as_a_serial_one(
+def test_a_build_in_worker_processes_is_that_of_a_serial_one_and_leaves_nothing(
     embedded: Embedded, tmp_path: Path
 ) -> None:
+    assert (embedded.ran.returncode, embedded.ran.stderr) == (0, "")
+    assert embedded.ran.stdout.count("\n") == 1
+    found = json.loads(embedded.ran.stdout)
+    assert (found["samples"], found["failed"]) == (21, 1)
+    assert found["cpu_seconds"] > 0
+    assert {"start", "imports", "fetch", "ops", "encode", "put"} <= set(found["timings"])
     result = build_here(embedded.source, tmp_path / "store", LARGE, {"shard_samples": 2})
     assert contents(embedded.store) == contents(tmp_path / "store")
     assert remains(embedded.store) == []
-    parallel = json.loads(embedded.ran.stdout)
-    assert [list(hole) for hole in result.holes] == parallel["holes"]
-    assert result.mean == parallel["mean"]
-    assert result.stored_bytes == parallel["stored_bytes"]
-
-
-def test_receipts_name_this_machine(embedded: Embedded) -> None:
+    assert [list(hole) for hole in result.holes] == found["holes"]
+    assert (result.mean, result.stored_bytes) == (found["mean"], found["stored_bytes"])
     [node] = json.loads((embedded.store.parent / "build.json").read_text())["nodes"]
-    assert node["node"] == socket.gethostname()
-    assert node["images"] == 21
-
-
-def test_an_embedded_build_stops_what_it_started(embedded: Embedded) -> None:
+    assert (node["node"], node["images"]) == (socket.gethostname(), 21)
     for process in embedded.processes:
         poll(lambda process=process: gone(process), f"{process} has ended")
-
-
-def test_an_embedded_build_writes_nothing_into_the_home(embedded: Embedded) -> None:
-    """Except the results of ops' probes, below the cache folder."""
+    # The home has the results of ops' probes alone, below the cache folder.
     files = [path for path in embedded.home.rglob("*") if path.is_file()]
     assert {path.parent for path in files} == {embedded.home / ".cache/precache/ops"}
 
 
 def held(folder: Path, count: int) -> tuple[list[str], dict[str, str]]:
     """A build whose workers wait for `folder`/go; and the environment that makes them wait."""
-    write_jpegs(folder / "in", count)
+    write_jpegs(folder / "data/in", count)
     (folder / "held.toml").write_text(HELD.format(folder=folder / "held", store=folder / "store"))
     (folder / "held").mkdir()
     line = command(
-        *("build", folder / "in", folder / "store", "--recipe", folder / "held.toml"),
+        *("build", folder / "data/in", folder / "store", "--recipe", folder / "held.toml"),
         *("--cpus", "2", "--shard-samples", "2", "--json", "--no-progress"),
     )
     return line, environment(HOLD="1")
@@ -208,7 +187,7 @@ def test_a_build_whose_driver_was_killed_is_finished_by_the_same_command(tmp_pat
     ran = cli(*flags, "--address", "serial")
     assert ran.returncode == 0, ran.stderr
     recipe = precache.Recipe.from_toml(tmp_path / "held.toml")
-    build_here(tmp_path / "in", tmp_path / "undisturbed", recipe, {"shard_samples": 2})
+    build_here(tmp_path / "data/in", tmp_path / "undisturbed", recipe, {"shard_samples": 2})
     assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
     assert remains(tmp_path / "store") == []
 
@@ -227,7 +206,7 @@ def test_a_build_whose_worker_was_killed_ends_as_if_nothing_had_been(tmp_path: P
     assert out.startswith("{")
     assert json.loads(out)["failed"] == 0
     recipe = precache.Recipe.from_toml(tmp_path / "held.toml")
-    build_here(tmp_path / "in", tmp_path / "undisturbed", recipe, {"shard_samples": 2})
+    build_here(tmp_path / "data/in", tmp_path / "undisturbed", recipe, {"shard_samples": 2})
     assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
 
 
@@ -249,10 +228,10 @@ def test_an_interrupted_build_ends_its_workers_and_says_how_to_go_on(tmp_path: P
 
 @pytest.mark.heavy
 def test_a_build_over_the_failure_limit_ends(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 40)
+    write_jpegs(tmp_path / "data/in", 40)
     for number in range(8):
-        write(tmp_path / f"in/cat/x{number}.jpg", b"none")
-    ran = cli("build", tmp_path / "in", tmp_path / "store", *FLAGS, "--no-progress", "--json")
+        write(tmp_path / f"data/in/cat/x{number}.jpg", b"none")
+    ran = cli("build", tmp_path / "data/in", tmp_path / "store", *FLAGS, "--no-progress", "--json")
     assert ran.returncode == 1
     assert ran.stdout == ""
     assert re.fullmatch(r"precache: \d of 48 samples failed .*\n", ran.stderr), ran.stderr
@@ -261,7 +240,7 @@ def test_a_build_over_the_failure_limit_ends(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_a_sample_that_kills_every_worker_is_a_clear_error(tmp_path: Path) -> None:
     """As a decoder that crashes would; it is tried a few times and then named."""
-    write_jpegs(tmp_path / "in", 4)
+    write_jpegs(tmp_path / "data/in", 4)
     (tmp_path / "deadly.py").write_text(
         "import os, signal\ndef die(array):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -269,7 +248,7 @@ def test_a_sample_that_kills_every_worker_is_a_clear_error(tmp_path: Path) -> No
         '[fields.image]\nops = [{ op = "decode" }, { op = "function", function = "deadly:die" }]\n'
     )
     ran = cli(
-        *("build", "in", "store", "--recipe", "recipe.toml", "--no-progress", "--cpus", "1"),
+        *("build", "data/in", "store", "--recipe", "recipe.toml", "--no-progress", "--cpus", "1"),
         cwd=tmp_path,
     )
     assert ran.returncode == 2
@@ -302,16 +281,16 @@ def test_an_error_in_a_task_is_not_called_a_death(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_a_function_from_the_current_folder_reaches_the_workers(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 4)
+    write_jpegs(tmp_path / "data/in", 4)
     (tmp_path / "mine.py").write_text("def invert(array):\n    return 255 - array\n")
     (tmp_path / "recipe.toml").write_text(
         '[fields.image]\nops = [{ op = "decode" }, '
         '{ op = "function", function = "mine:invert" }]\ncodec = "raw"\n'
     )
     flags = ("--recipe", "recipe.toml", "--no-progress", "--json")
-    ran = cli("build", "in", "local", *flags, cwd=tmp_path)
+    ran = cli("build", "data/in", "local", *flags, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    ran = cli("build", "in", "serial", *flags, "--address", "serial", cwd=tmp_path)
+    ran = cli("build", "data/in", "serial", *flags, "--address", "serial", cwd=tmp_path)
     assert contents(tmp_path / "local") == contents(tmp_path / "serial")
 
 
@@ -319,12 +298,12 @@ def test_a_function_from_the_current_folder_reaches_the_workers(tmp_path: Path) 
 
 
 def test_no_cluster_to_join_is_a_clear_error(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 3)
+    write_jpegs(tmp_path / "data/in", 3)
     nowhere = f"127.0.0.1:{free_ports(1)[0]}"
     ran = cli(
         *(
             "build",
-            tmp_path / "in",
+            tmp_path / "data/in",
             tmp_path / "store",
             *FLAGS,
             "--address",
@@ -381,74 +360,51 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 @pytest.mark.heavy
 def test_a_running_cluster_is_joined_and_goes_on(cluster: dict[str, str], tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 12)
-    plan = ("plan", tmp_path / "in", tmp_path / "one", *FLAGS, "--address", "auto", "--json")
+    write_jpegs(tmp_path / "data/in", 12)
+    plan = ("plan", tmp_path / "data/in", tmp_path / "one", *FLAGS, "--address", "auto", "--json")
     planned = cli(*plan, env=cluster)
     assert planned.returncode == 0, planned.stderr
     assert json.loads(planned.stdout)["estimate"]["cpus"] == 2
     for name in ("one", "two"):
         ran = cli(
-            *("build", tmp_path / "in", tmp_path / name, *FLAGS),
+            *("build", tmp_path / "data/in", tmp_path / name, *FLAGS),
             *("--address", "auto", "--json", "--no-progress"),
             env=cluster,
         )
         assert ran.returncode == 0, ran.stderr
         assert ran.stderr == ""
         assert json.loads(ran.stdout)["shards_skipped"] == 0
-    build_here(tmp_path / "in", tmp_path / "serial", LARGE, {"shard_samples": 2})
+    build_here(tmp_path / "data/in", tmp_path / "serial", LARGE, {"shard_samples": 2})
     assert contents(tmp_path / "one") == contents(tmp_path / "serial")
     assert contents(tmp_path / "two") == contents(tmp_path / "serial")
 
 
 @pytest.mark.heavy
 def test_a_head_that_does_not_answer_is_a_clear_error(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 3)
+    write_jpegs(tmp_path / "data/in", 3)
     address = f"ray://127.0.0.1:{free_ports(1)[0]}"
-    ran = cli("build", tmp_path / "in", tmp_path / "store", "--address", address, "--no-progress")
+    ran = cli(
+        "build", tmp_path / "data/in", tmp_path / "store", "--address", address, "--no-progress"
+    )
     assert ran.returncode == 1
     assert f"cannot reach the Ray cluster at {address}" in ran.stderr
     assert re.fullmatch(r"(precache: .*\n)", ran.stderr), "nothing of Ray's own"
 
 
 @pytest.mark.heavy
-def test_a_ray_that_runs_in_this_process_is_left_alone(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "in", 4)
+def test_one_process_builds_twice_and_leaves_its_own_ray_alone(tmp_path: Path) -> None:
+    """As a notebook does."""
+    write_jpegs(tmp_path / "data/in", 4)
     code = (
         "import os, ray, precache\n"
         "os.environ.update(RAY_USAGE_STATS_ENABLED='0')\n"
         "ray.init(address='local', num_cpus=1, include_dashboard=False, log_to_driver=False,\n"
         "         logging_level='ERROR')\n"
-        f"result = precache.build({str(tmp_path / 'in')!r}, {str(tmp_path / 'out')!r})\n"
-        "print(result.samples, ray.is_initialized())\n"
+        "for name in ('one', 'two'):\n"
+        f"    result = precache.build({str(tmp_path / 'data/in')!r}, {str(tmp_path)!r} + '/' + name)\n"
+        "    print(result.samples, result.failed, ray.is_initialized())\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        env=environment(HOME=str(tmp_path)),
-        capture_output=True,
-        text=True,
-    )
-    assert ran.stdout == "4 True\n"
-
-
-def test_build_errors_are_of_the_job() -> None:
-    assert BuildError.exit_status == 1
-    assert UsageError.exit_status == 2
-
-
-@pytest.mark.heavy
-def test_one_process_builds_twice(tmp_path: Path) -> None:
-    """As a notebook does."""
-    write_jpegs(tmp_path / "in", 4)
-    code = (
-        "import precache\n"
-        f"for name in ('one', 'two'):\n"
-        f"    done = precache.build({str(tmp_path / 'in')!r}, {str(tmp_path)!r} + '/' + name,\n"
-        "        precache.Recipe.image(resize=32, crop=30))\n"
-        "    print(done.samples, done.failed)\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment()
-    )
+    line, env = [sys.executable, "-c", code], environment(HOME=str(tmp_path))
+    ran = subprocess.run(line, check=False, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "4 0\n4 0\n"
+    assert ran.stdout == "4 0 True\n" * 2

@@ -91,7 +91,7 @@ def test_tasks_run_where_they_are_allowed_and_nicely(cluster: Cluster, tmp_path:
     ray_nice = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 15)  # by default, its workers'
     for flag, nice in (
         (("--node-resources", "spare=1"), ray_nice),
-        (("--label", "tier=spot"), ray_nice),
+        (("--node-labels", "tier=spot"), ray_nice),
         (("--nice", "19"), 19),
     ):
         spare = f"{cluster.nodes[0].node_id} {nice}"
@@ -109,8 +109,10 @@ def test_tasks_run_where_they_are_allowed_and_nicely(cluster: Cluster, tmp_path:
         )
         assert ran.returncode == 0, ran.stderr
         places = {path.name for path in seen.iterdir()}
-        assert spare in places
-        assert (places == {spare}) == (flag[0] != "--nice"), places
+        if flag[0] == "--nice":  # where they run is Ray's choice
+            assert {place.split()[1] for place in places} == {"19"}
+        else:
+            assert places == {spare}
 
 
 @pytest.mark.heavy

@@ -19,6 +19,7 @@ from rich.table import Column, Table
 
 import precache
 from precache_workers.driver.build_result import BuildResult
+from tests.bench.costs import Cost
 from tests.demo.photos import FEWEST, PhotoSet, make_photos
 from tests.demo.training import (
     CROP,
@@ -27,7 +28,6 @@ from tests.demo.training import (
     Batches,
     Epoch,
     JpegDataset,
-    LoadingCost,
     jpeg_batches,
     loading_cost,
     train,
@@ -44,7 +44,7 @@ class Outcome:
     """What came of training from one kind of data."""
 
     name: str
-    cost: LoadingCost
+    cost: Cost
     epochs: tuple[Epoch, ...]
 
 
@@ -137,7 +137,7 @@ def _training_table(outcomes: Sequence[Outcome]) -> Table:
     costs = [outcome.cost for outcome in outcomes]
     last = [outcome.epochs[-1] for outcome in outcomes]
     table.add_row("CPU-ms to load 1,000 samples", *(f"{c.cpu_ms_per_1000:,.0f}" for c in costs))
-    table.add_row("samples/s, loading alone", *(f"{cost.rate:,.0f}" for cost in costs))
+    table.add_row("samples/s, loading alone", *(f"{cost.samples_per_s:,.0f}" for cost in costs))
     table.add_row("samples/s, training", *(f"{epoch.rate:,.0f}" for epoch in last))
     table.add_row("stalled: share of an epoch", *(f"{epoch.stall_ratio:.1%}" for epoch in last))
     for number in range(EPOCHS):

@@ -15,7 +15,15 @@ from PIL import Image
 
 import precache
 from tests.demo.photos import PhotoSet, make_photos
-from tests.demo.training import CROP, RESIZE, JpegDataset, jpeg_batches
+from tests.demo.training import (
+    CROP,
+    RESIZE,
+    Batch,
+    JpegDataset,
+    jpeg_batches,
+    make_net,
+    train_step,
+)
 from tests.support.browser import Tab, chromium
 
 PICTURES = Path(__file__).parents[2] / "docs/pictures"
@@ -43,18 +51,11 @@ def _write_pages(photos: PhotoSet) -> None:
 
     keys = [key for key in photos.keys if key not in photos.broken]
     batches = jpeg_batches(JpegDataset(photos.folder, keys, photos.classes), 64, 0, 0)
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 7, 4), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, 2),
-        torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 8),
-    )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters())
+    net = make_net(len(photos.classes))
+    optimizer = torch.optim.AdamW(net.parameters())
 
-    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-        images, labels = batch
-        loss = torch.nn.functional.cross_entropy(model(images.float() / 255), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    def step(batch: Batch) -> None:
+        train_step(net, optimizer, *batch)
 
     precache.diagnose(batches(0), step).html("diagnosis.html")
 

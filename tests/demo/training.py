@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+from tests.bench.costs import Cost, cost_of
 
 RESIZE, CROP = 256, 224  # pixels: the shorter side of a photo, then the square cut from its middle
 
@@ -33,25 +34,6 @@ class Epoch:
     def stall_ratio(self) -> float:
         """The share of the epoch that was spent waiting for the next batch."""
         return self.waiting / self.seconds
-
-    @property
-    def rate(self) -> float:
-        """Samples a second."""
-        return self.samples / self.seconds
-
-
-@dataclass(frozen=True)
-class LoadingCost:
-    """What loading alone takes, with nothing else going on, once everything is warm."""
-
-    samples: int
-    seconds: float
-    cpu_seconds: float
-
-    @property
-    def cpu_ms_per_1000(self) -> float:
-        """CPU-milliseconds for 1,000 samples, in all threads and processes that load."""
-        return self.cpu_seconds / self.samples * 1e6
 
     @property
     def rate(self) -> float:
@@ -99,24 +81,27 @@ def jpeg_batches(dataset: JpegDataset, batch_size: int, workers: int, seed: int)
 def train(batches: Batches, classes: int, epochs: int, seed: int) -> Iterator[Epoch]:
     """Train a small net from scratch, and yield every epoch when it is done."""
     torch.manual_seed(seed)
-    net = _net(classes)
+    net = make_net(classes)
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
     for number in range(epochs):
         yield _train_epoch(net, optimizer, batches(number))
 
 
-def loading_cost(batches: Batches, least_seconds: float = 1.0) -> LoadingCost:
+def loading_cost(batches: Batches, least_seconds: float = 1.0) -> Cost:
     """Measure loading without training, over whole epochs for ``least_seconds`` at least.
 
     One epoch goes before, unmeasured: it fills the page cache and starts what has to be started.
     """
     _drain(batches(0))
-    samples, epoch = 0, 1
-    wall, cpu = time.perf_counter(), _cpu_seconds()
-    while (seconds := time.perf_counter() - wall) < least_seconds:
-        samples += _drain(batches(epoch))
-        epoch += 1
-    return LoadingCost(samples, seconds, _cpu_seconds() - cpu)
+    until = time.perf_counter() + least_seconds
+
+    def whole_epochs() -> int:
+        samples, numbers = 0, itertools.count(1)
+        while time.perf_counter() < until:
+            samples += _drain(batches(next(numbers)))
+        return samples
+
+    return cost_of(whole_epochs, children=True)
 
 
 def _decode(path: Path) -> Tensor:
@@ -129,7 +114,8 @@ def _decode(path: Path) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def _net(classes: int) -> nn.Sequential:
+def make_net(classes: int) -> nn.Sequential:
+    """Make a small net of three convolutions."""
     widths = (3, 16, 32, 64)
     layers: list[nn.Module] = []
     for inner, outer in itertools.pairwise(widths):
@@ -149,7 +135,7 @@ def _train_epoch(
     start = before = time.perf_counter()
     for image, label in batches:
         waiting += time.perf_counter() - before
-        loss = _step(net, optimizer, image, label)
+        loss = train_step(net, optimizer, image, label)
         samples += len(label)
         loss_sum += loss * len(label)
         before = time.perf_counter()
@@ -157,7 +143,10 @@ def _train_epoch(
     return Epoch(loss_sum / samples, samples, end - start, waiting + end - before)
 
 
-def _step(net: nn.Module, optimizer: torch.optim.Optimizer, image: Tensor, label: Tensor) -> float:
+def train_step(
+    net: nn.Module, optimizer: torch.optim.Optimizer, image: Tensor, label: Tensor
+) -> float:
+    """Return the loss."""
     loss = nn.functional.cross_entropy(net(image.float().div_(127.5).sub_(1)), label)
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]  # torch's own
@@ -167,10 +156,3 @@ def _step(net: nn.Module, optimizer: torch.optim.Optimizer, image: Tensor, label
 
 def _drain(batches: Iterable[Batch]) -> int:
     return sum(len(label) for _, label in batches)
-
-
-def _cpu_seconds() -> float:
-    """CPU time of this process, finely, and of its children, to a hundredth of a second."""
-    times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
-    children: float = sum(each.user + each.system for each in times)
-    return time.process_time() + children

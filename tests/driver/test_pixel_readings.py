@@ -275,6 +275,28 @@ def test_pictures_build_without_a_flag(
     status, text = run(capfd, "build", source, tmp_path / "store", "--resize", "24", *HERE)
     assert status == 0, text
     assert ("highest 8 are kept" in text) == (name == "16 bits")
+    assert ("look like masks in JPEG files" in text) == (name == "JPEGs of masks")
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_masks_in_jpeg_files_are_said_with_both_ways(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], numbers: bool
+) -> None:
+    def make(n: int) -> Image.Image:
+        """A mask of 0 and 255, or of class numbers."""
+        return mask(n).point(lambda value: value // 12 if numbers else 255 * (value > 9))
+
+    source = folder_of(tmp_path / "masks", make, kind="JPEG")
+    status, text = run(capfd, "build", source, tmp_path / "store", "--resize", "24", *HERE)
+    assert status == 0, text
+    assert "12 of 12 samples tried look like masks in JPEG files" in text
+    assert "round the values behind the loader" in text
+    for number, (meaning, said) in enumerate({"Masks": True, "Pictures": False}.items()):
+        ways = [*flags_after(meaning, text), *HERE]
+        store = tmp_path / f"{number}.store"
+        status, again = run(capfd, "build", source, store, "--resize", "24", *ways)
+        assert status == 0, again
+        assert ("look like masks" in again) is said
 
 
 def test_grey_of_a_palette_is_refused_sample_by_sample(
@@ -949,7 +971,7 @@ def test_pictures_are_added_without_a_flag(
     status, text = run(capfd, "build", source, store, "--resize", "24x24", *HERE)
     assert status == 0, text
     assert ("highest 8 are kept" in text) == (name == "16 bits")
-    assert "look like" not in text
+    assert ("look like" in text) == (name == "JPEGs of masks")
 
 
 @pytest.mark.parametrize("later", ["grey", "12 bits"])

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,83 +167,67 @@ def followed(head: JobHead, tmp_path_factory: pytest.TempPathFactory) -> Followe
 
 
 @pytest.mark.heavy
-def test_a_job_goes_on_without_the_client_that_was_killed(followed: Followed) -> None:
-    assert followed.end.returncode == 0, followed.end.stderr
-    assert re.search(r"state +succeeded\n", followed.ended)
-    assert precache.verify(followed.work.store).ok
-    assert remains(followed.work.store) == []
-
-
-@pytest.mark.heavy
-def test_a_job_makes_what_a_build_here_makes(
+def test_a_job_goes_on_without_its_client_and_makes_what_a_build_here_makes(
     followed: Followed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = followed.work
+    work, end = followed.work, followed.end
+    assert end.returncode == 0, end.stderr
+    assert re.search(r"state +succeeded\n", followed.ended)
+    assert precache.verify(work.store).ok
+    assert remains(work.store) == []
     monkeypatch.syspath_prepend(str(work.folder / "code"))
     recipe = precache.Recipe.from_dict(json.loads((work.folder / "recipe.json").read_text()))
     build_here(work.folder / "in", tmp_path / "store", recipe, {"shard_samples": 2})
     assert contents(work.store) == contents(tmp_path / "store")
+    assert f"10 samples in 3 classes in {work.folder}/in" in end.stderr
+    assert "Running entrypoint" not in end.stderr
+    assert "samples          10, 1 failed" in end.stdout
+    assert "hole: dog/broken.jpg" in end.stdout
 
 
 @pytest.mark.heavy
-def test_the_same_build_is_joined_while_it_is_under_way(followed: Followed) -> None:
-    assert followed.again["job"] == followed.job
-    assert followed.again["attached"] is True
+def test_the_same_build_is_joined_while_it_is_under_way_and_another_is_refused(
+    followed: Followed,
+) -> None:
+    assert (followed.again["job"], followed.again["attached"]) == (followed.job, True)
     assert f"job {followed.job} is already running" in followed.end.stderr
-    assert "Running entrypoint" not in followed.end.stderr
-    assert f"10 samples in 3 classes in {followed.work.folder}/in" in followed.end.stderr
-    assert "samples          10, 1 failed" in followed.end.stdout
-    assert "hole: dog/broken.jpg" in followed.end.stdout
-
-
-@pytest.mark.heavy
-def test_another_build_into_the_store_is_refused_by_the_jobs_name(followed: Followed) -> None:
     assert followed.other.returncode == 2
-    assert f"job {followed.job} builds into {followed.work.store} with other" in (
-        followed.other.stderr
-    )
-    assert f"precache cancel {followed.job} --address http://127.0.0.1:" in followed.other.stderr
+    said = followed.other.stderr
+    assert f"job {followed.job} builds into {followed.work.store} with other" in said
+    assert f"precache cancel {followed.job} --address http://127.0.0.1:" in said
 
 
 @pytest.mark.heavy
-def test_the_status_of_a_job_that_runs(followed: Followed) -> None:
-    assert followed.status["state"] == "RUNNING"
-    assert followed.status["store"] == str(followed.work.store)
-    assert followed.status["started"] is not None
-    assert followed.status["ended"] is None
-    assert followed.status["progress"]
-
-
-@pytest.mark.heavy
-def test_python_asks_for_jobs_and_stores_and_cancels_jobs(
+def test_the_status_of_a_job_and_of_its_store(
     followed: Followed, head: JobHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    status = followed.status
+    assert (status["state"], status["store"]) == ("RUNNING", str(followed.work.store))
+    assert (status["ended"], bool(status["started"]), bool(status["progress"])) == (
+        None,
+        True,
+        True,
+    )
+    assert followed.store_status.version is None
+    [build] = followed.store_status.building
+    assert (build.rows, build.shards, build.done) == (10, 5, 1)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     job = precache.status(followed.job, address=head.address)
     assert isinstance(job, JobStatus)
     assert (job.job, job.state, job.exit_status) == (followed.job, "SUCCEEDED", 0)
     assert precache.cancel(followed.job, address=head.address) == job  # it has ended
-    store = precache.status(followed.work.store)
-    assert store == read_status(followed.work.store)
+    assert precache.status(followed.work.store) == read_status(followed.work.store)
     with pytest.raises(UsageError, match="knows no job precache-0123456789ab-1"):
         precache.cancel("precache-0123456789ab-1", address=head.address)
-
-
-@pytest.mark.heavy
-def test_the_status_of_its_store(followed: Followed) -> None:
-    assert followed.store_status.version is None
-    [build] = followed.store_status.building
-    assert (build.rows, build.shards, build.done) == (10, 5, 1)
 
 
 @pytest.mark.heavy
 def test_a_secret_of_the_nodes_is_nowhere_to_be_seen(followed: Followed, head: JobHead) -> None:
     assert followed.job in followed.listed
     assert r"\"storage_options_env\":{\"secret\":\"PHOTOS_SECRET\"}" in followed.listed
-    assert SECRET not in followed.listed
     log = (head.get(f"/api/jobs/{followed.job}/logs") or b"").decode()
     assert "is complete" in log
-    assert SECRET not in log
+    assert SECRET not in followed.listed + log
     assert head.files_with(followed.job)
     assert head.files_with(SECRET) == []
 
@@ -259,12 +244,8 @@ def test_a_job_that_fails_says_why_and_exits_as_the_build_does(
     assert found.group(2) == why
     status = work.json("status", found.group(1))
     assert (status["state"], status["exit_status"], status["reason"]) == ("FAILED", 2, why)
-
-
-def test_jobs_that_are_none(head: JobHead, tmp_path: Path) -> None:
-    work = Work(tmp_path, head)
-    for line in (("status",), ("cancel",)):
-        ran = work.run(*line, "precache-0123456789ab-1")
+    for name in ("status", "cancel"):
+        ran = work.run(name, "precache-0123456789ab-1")
         assert ran.returncode == 2
         assert f"the cluster at {head.address} knows no job precache-0123456789ab-1" in ran.stderr
 
@@ -516,6 +497,34 @@ def test_an_address_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "RAY_API_SERVER_ADDRESS" not in os.environ
 
 
+class Server:
+    """A client of a job server: a job that has ended, and the chunks in which its log comes."""
+
+    def __init__(self, *tails: list[str]) -> None:
+        self.tails = list(tails)
+        self.log = "".join(tails[-1])
+
+    def get_job_info(self, job: str) -> SimpleNamespace:
+        state = "RUNNING" if len(self.tails) > 1 else "SUCCEEDED"
+        return SimpleNamespace(
+            metadata={"precache_store": "/in/store"},
+            status=SimpleNamespace(value=state),
+            start_time=None,
+            end_time=None,
+            message="",
+            driver_exit_code=0,
+        )
+
+    def get_job_logs(self, job: str) -> str:
+        return self.log
+
+    def tail_job_logs(self, job: str) -> Iterator[str]:
+        yield from self.tails[0]
+        if len(self.tails) > 1:
+            del self.tails[0]
+            raise RuntimeError("WebSocket connection closed unexpectedly")
+
+
 def test_a_job_out_of_reach_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         def get_job_info(self, job: str) -> None:
@@ -528,23 +537,20 @@ def test_a_job_out_of_reach_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) ->
         job.follow(print)
 
 
+def test_each_line_of_a_log_is_passed_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though chunks end within lines, and a connection that breaks brings them all again."""
+    monkeypatch.setattr("precache_workers.jobs.submission.POLL_EVERY", 0)
+    lines = ["Running entrypoint for job x\n", "one\n", "", "\n(raylet)\ta tab\nthr", "ee\nlast"]
+    server = Server(lines[:4], lines)
+    told: list[str] = []
+    job = ClusterJob(server, "http://head:8265", "precache-0123456789ab-1")
+    assert job.follow(told.append).state == "SUCCEEDED"
+    assert told == ["one", "(raylet)        a tab", "three", "last"]
+
+
 @pytest.mark.parametrize("log", ["", "9 samples in /in\n"])
 def test_a_job_that_succeeded_and_whose_log_is_lost_is_not_to_be_submitted_again(log: str) -> None:
-    class Finished:
-        def get_job_info(self, job: str) -> SimpleNamespace:
-            return SimpleNamespace(
-                metadata={"precache_store": "/in/store"},
-                status=SimpleNamespace(value="SUCCEEDED"),
-                start_time=None,
-                end_time=None,
-                message="",
-                driver_exit_code=0,
-            )
-
-        def get_job_logs(self, job: str) -> str:
-            return log
-
-    job = ClusterJob(Finished(), "http://head:8265", "precache-0123456789ab-1")
+    job = ClusterJob(Server([log]), "http://head:8265", "precache-0123456789ab-1")
     with pytest.raises(BuildError) as raised:
         job.wait()
     assert str(raised.value) == (
@@ -608,8 +614,10 @@ def test_the_result_and_the_progress_are_found_in_a_log() -> None:
         assert _result(line) is None
 
 
-@pytest.mark.heavy
 def test_the_reason_is_what_precache_said_last() -> None:
     assert _reason(["precache: one", "precache: two", "later"], "message") == "two"
     assert _reason(["Traceback", "ValueError: x", ""], "message") == "ValueError: x"
     assert _reason([], "the runtime environment\nfailed") == "the runtime environment"
+    other = _reason(["/usr/bin/python: No module named precache"], "")
+    assert other.startswith("/usr/bin/python: No module named precache, and here it is ")
+    assert sys.executable in other

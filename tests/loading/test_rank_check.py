@@ -89,7 +89,7 @@ def epochs(loader: Any, *numbers: int) -> None:
 
 def state(epoch: int, batch: int, rank: Rank) -> dict[str, Any]:
     with rank.make(**ALONE, batch_size=16) as loader:
-        return {**loader.state_dict(), "epoch": epoch, "batch": batch}
+        return {**loader.state_dict(), "epoch": epoch, "sample": 16 * batch}
 
 
 def mixture(rank: Rank, seed: int = 0, weights: Any = None, **second: Any) -> precache.Mixture:
@@ -152,7 +152,7 @@ def one_more_on_one_rank(rank: Rank) -> None:
         list(rank.make(store))
 
 
-POSITION = r"begins at epoch {}, batch {} on rank 1, and at epoch {}, batch {} on rank 0; load the"
+POSITION = r"begins at epoch {}, \w+ {} on rank 1, and at epoch {}, \w+ {} on rank 0; load the"
 
 REFUSED: list[tuple[Case, str]] = [
     (
@@ -161,8 +161,8 @@ REFUSED: list[tuple[Case, str]] = [
     ),
     (mix_with_other_weights, r"differs in weights \(\[0.66\d*, 0.33\d*\] on rank 1, \[0.33"),
     (mix_of_another_member, r"differs in rows of source 1 \(\d+ rows"),
-    (resume_elsewhere, POSITION.format(3, 2, 3, 1)),
-    (resume_on_one_rank, POSITION.format(0, 0, 3, 1)),
+    (resume_elsewhere, POSITION.format(3, 32, 3, 16)),
+    (resume_on_one_rank, POSITION.format(0, 0, 3, 16)),
     (another_epoch, POSITION.format(1, 0, 0, 0)),
     (an_epoch_that_stays, POSITION.format(1, 0, 0, 0)),
     (a_look_that_takes_an_epoch, POSITION.format(0, 0, 1, 0)),
@@ -538,7 +538,7 @@ def test_ranks_that_resume_other_versions_within_an_epoch_are_refused(
     for size in (40, 48):
         build_here(source, tmp_path / "store", precache.Recipe.image(resize=size, crop=32))
         with Rank(0, tmp_path).make(batch_size=4, **ALONE) as loader:
-            states.append({**loader.state_dict(), "batch": 1})
+            states.append({**loader.state_dict(), "sample": 4})
     for rank, state in [(1, states[0]), (0, states[1]), (0, None)]:
         precache.loading.rank_check._made.clear()  # as another process
         loader = Rank(rank, tmp_path).make(batch_size=2, rank=rank, world_size=2, refresh="epoch")

@@ -411,6 +411,44 @@ def test_a_label_that_changes_in_the_samples_is_seen(
     assert [labels(tmp_path / "store")[str(n)] for n in range(8)] == [5, 1, 2, 3, 4, 5, 6, 7]
 
 
+AROUND = {
+    "a closure": "def make():\n    labels = state()\n"
+    "    class Own(Data):\n"
+    "        def __getitem__(self, n): return np.full((8, 8, 3), n, np.uint8), labels[n]\n"
+    "    return Own()",
+    "a function of the module": "LABELS = state()\ndef label(n): return LABELS[n]\n"
+    "class Own(Data):\n"
+    "    def __getitem__(self, n):\n"
+    "        return np.full((8, 8, 3), n, np.uint8), [label(m) for m in [n]][0]\n"
+    "make = Own",
+    "an attribute that is a partial function": "import functools\n"
+    "def pick(labels, n): return np.full((8, 8, 3), n, np.uint8), labels[n]\n"
+    "class Own(Data):\n"
+    "    def __init__(self): self.pick = functools.partial(pick, state())\n"
+    "    def __getitem__(self, n): return self.pick(n)\n"
+    "make = Own",
+}
+
+
+@pytest.mark.parametrize("place", AROUND)
+def test_a_label_that_changes_around_the_methods_is_seen(
+    place: str, source: Module, tmp_path: Path
+) -> None:
+    put(tmp_path, [0, 1, 2, 3, 4, 5, 6, 7])
+    name = source("pass")
+    module = name.split(":")[1]
+    with (tmp_path / f"code/{module}.py").open("a") as file:
+        file.write(AROUND[place])
+    name = f"python:{module}:make"
+    first = build(name, tmp_path)
+    assert build(name, tmp_path).version == first.version
+    put(tmp_path, [0, 1, 2, 5, 4, 5, 6, 7])
+    if "module" in place:
+        sys.modules[module].LABELS[3] = 5
+    build(name, tmp_path)
+    assert labels(tmp_path / "store")["3"] == 5
+
+
 def rewrite(path: Path, data: bytes) -> None:
     """Write a file in place, so that its size and time stay."""
     status = path.stat()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import logging
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from unicodedata import normalize
 
@@ -14,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
-from precache.errors import SourceError
+from precache.errors import ChoiceError, SourceError
 from precache.store.row_table import RowTable
-from precache_workers.planning.class_maps import freeze_classes, read_classes
+from precache_workers.planning.class_maps import freeze_classes, read_classes, without_numbers
 from precache_workers.planning.labels import override_labels
+from precache_workers.sources.base import LabelRules
 from tests.support.building import build_here, cli, cut, encoded, labels, write, write_jpegs
 
 COMPOSED, APART = "caf\u00e9", "cafe\u0301"
@@ -191,6 +194,74 @@ def test_a_file_may_override_the_classes_of_a_few(relabel: Relabel) -> None:
     assert relabel(keys, "cat/7.jpg,dog\n")["cat/8.jpg"] == "cat"
 
 
+def test_numbers_beyond_the_classes_that_other_samples_keep_are_refused(relabel: Relabel) -> None:
+    keys = ["cat/1.jpg", "cat/2.jpg", "dog/3.jpg"]
+    counted_from_1 = "cat/1.jpg,1\ndog/3.jpg,2\n"
+    with pytest.raises(ChoiceError, match=r"number 2, and .* the classes 0 to 1 \('cat', 'dog'\)"):
+        relabel(keys, counted_from_1)
+    named = relabel(keys, counted_from_1, rules=LabelRules(kind="name"))
+    assert named == {"cat/1.jpg": "1", "cat/2.jpg": "cat", "dog/3.jpg": "2"}
+    assert relabel(keys, "cat/1.jpg,1\n")["cat/1.jpg"] == "dog"
+
+
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-be"])
+def test_a_spreadsheet_may_write_utf_16(relabel: Relabel, coding: str) -> None:
+    text = ("\ufeff" * (coding == "utf-16-be") + "a.jpg\tcaf\u00e9\nb.jpg\tx\n").encode(coding)
+    assert relabel(["a.jpg", "b.jpg"], text) == {"a.jpg": COMPOSED, "b.jpg": "x"}
+
+
+def test_attributes_of_celeba_are_classes(tmp_path: Path) -> None:
+    path = tmp_path / "list_attr_celeba.txt"
+    path.write_text("2\nBald Male \n1.jpg -1  1\n2.jpg  1  1\n")
+    table = table_of(["1.jpg", "2.jpg"])
+    with pytest.raises(ChoiceError) as refused:
+        override_labels(table, str(path))
+    assert refused.value.ways[0] == ("--label-column", "Bald,Male")
+    labels = override_labels(table, str(path), label_column="Bald,Male")
+    assert labels.labels.tolist() == [[0, 1], [1, 1]]
+    assert labels.classes == ("Bald", "Male")
+
+
+def test_keys_that_are_numbers_get_their_names_from_a_file_beside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those of CUB-200."""
+    keys = [f"{n}.A/b {n}.jpg" for n in range(1, 5)]
+    names = [f"{n} {key}\n" for n, key in enumerate(keys, 1)]
+    (tmp_path / "images.txt").write_text("".join(names))
+    (tmp_path / "split.txt").write_text("1 0\n2 1\n3 0\n4 1\n")
+    (tmp_path / "labels.txt").write_text("1 1\n2 1\n3 2\n4 2\n")
+    labelled = override_labels(table_of(keys), str(tmp_path / "labels.txt"))
+    assert labelled.labels.tolist() == [1, 1, 2, 2]
+    assert f"that images.txt gives these: 1 is '{keys[0]}'" in caplog.text
+    (tmp_path / "images.txt").unlink()
+    with pytest.raises(SourceError, match="as another file may give them by number"):
+        override_labels(table_of(keys), str(tmp_path / "labels.txt"))
+
+
+def test_names_of_a_class_map_may_have_their_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    classes = ("1 cat", "2 sea lion", "3 dog")
+    stripped, first = without_numbers(classes, ["dog"], "classes.txt")
+    assert (stripped, first) == (("cat", "sea lion", "dog"), 1)
+    assert "classes.txt have their numbers before them: 1 is 'cat'" in caplog.text
+    table = RowTable.of_keys(["a", "b"], labels=np.array([1, 2]))
+    frozen = freeze_classes(table, stripped, "classes.txt", first=first)
+    assert frozen.labels.tolist() == [0, 1]
+    with pytest.raises(SourceError, match="class number 0, and c numbers its names from 1"):
+        freeze_classes(replace(table, labels=np.array([0, 2])), stripped, "c", first=first)
+    for known, names in ((["1 cat"], classes), ([], ("1 cat", "3 dog")), ([], ("2 cat", "3 dog"))):
+        assert without_numbers(names, known, "classes.txt") == (names, None)
+
+
+def test_folders_that_are_not_utf_8_are_no_classes_with_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for folder in ("cat", "dog", os.fsdecode(b"caf\xe9")):
+        write(tmp_path / folder / "a.jpg", b"x")
+    assert read_classes(str(tmp_path)) == ("cat", "dog")
+    assert "are no classes, as they are not UTF-8: 'caf\\udce9'" in caplog.text
+
+
 # --- files that are none ------------------------------------------------------------------------
 
 
@@ -206,7 +277,7 @@ def test_a_file_may_override_the_classes_of_a_few(relabel: Relabel) -> None:
         ("a.jpg|x\nb.jpg|y\n", r"line 1 .*'a.jpg\|x'.*; each line is key,label, and '\|' does not"),
         ("a.jpg,x\nb.jpg,y,z\n", "line 2 .*each line is key,label: write a file of these two"),
         ("a.jpg,x\nb.jpg,y\0\n", "line 2 has bytes that are not UTF-8, or NUL, as UTF-16 has"),
-        ("a.jpg,x\nb.jpg,y\n".encode("utf-16"), "line 1 has bytes that are not UTF-8"),
+        ("a.jpg,x\nb.jpg,y\n".encode("utf-16")[:-1], "labels.csv is damaged: .* truncated data"),
         ("a.jpg,x\nb.jpg,y\n".encode("utf-16-le"), "line 1 has bytes that .* or NUL"),
         ("a.jpg,x\nb.jpg,é\n".encode("latin-1"), "line 2 has bytes that are not UTF-8"),
         ('a.jpg,x\n"b.jpg,y\nc.jpg,z\n', "line 2 .* is not CSV: unexpected end of data"),

@@ -16,7 +16,7 @@ from precache_workers.planning.options import BuildOptions, read_options
 
 JOINED = {"address": "auto"}
 REUSES = "reuses all samples but those that failed"
-AUTO = "give auto or ray://host:10001"
+AUTO = "give auto, host:6379 or ray://host:10001"
 
 
 def test_the_signature_of_build_has_the_options_and_their_defaults() -> None:
@@ -101,7 +101,12 @@ def test_a_refusal_names_the_option_and_its_value(values: dict[str, Any], text: 
     assert str(caught.value) == text
 
 
-@pytest.mark.parametrize("address", ["", "Local", "localhost:6379", "http://head", "ray:/head"])
+@pytest.mark.parametrize("address", ["", "Local", "localhost", "http://head:6379", "ray:/head"])
 def test_an_address_of_no_executor_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match=f"address is '{address}'; choose local, serial, auto"):
         read_options(BuildOptions, {"address": address})
+
+
+@pytest.mark.parametrize("address", ["auto", "127.0.0.1:6379", "[::1]:6379", "ray://head:10001"])
+def test_a_cluster_is_named_as_ray_does(address: str) -> None:
+    assert read_options(BuildOptions, {"address": address, "cpus_per_task": 2}).address == address

@@ -39,7 +39,7 @@ def digest(*values: object) -> str:
 
 
 def order_of(number: int) -> tuple[Order, int, int]:
-    """Draw an order, an epoch of it, and the batch that it is read from."""
+    """Draw an order, an epoch of it, and the position that it is read from."""
     draw = random.Random(number)
     rows = draw.choice([1, 2, 7, 50, 333, 1000, 4097])
     holes = np.array(sorted(draw.sample(range(rows), draw.choice([0, 0, rows // 5]))), np.int64)
@@ -67,8 +67,9 @@ def order_of(number: int) -> tuple[Order, int, int]:
         rank=draw.randrange(world_size),
         world_size=world_size,
     )
-    start = draw.choice([0, 0, order.batches // 2]) if order.batches else 0
-    return order, draw.choice([0, 1, 17]), start
+    batches = order.batches()
+    start = draw.choice([0, 0, batches // 2]) if batches else 0
+    return order, draw.choice([0, 1, 17]), start * order.global_batch
 
 
 def digests_of_orders() -> list[str]:

@@ -54,7 +54,7 @@ def test_a_loader_takes_any_integer_as_the_plain_one(
         torch.save(state, saved)
         saved.seek(0)
         assert torch.load(saved, weights_only=True) == state
-        plain.load_state_dict({**state, "epoch": kind(1), "batch": kind(1)})
+        plain.load_state_dict({**state, "epoch": kind(1), "sample": kind(8)})
         assert plain.state_dict() == state
 
 

@@ -265,7 +265,44 @@ def test_a_file_that_is_lost_or_too_large_is_named_with_its_column(data: Path) -
     kept = table.take(places)
     lost, large = source.fetch(kept.keys, kept.sizes.tolist(), kept.locations)
     assert "masks/0/2.png" in str(lost)
-    assert "masks" in str(large)
+    assert "masks/0/4.png" in str(large)
+
+
+def test_a_mask_that_cannot_be_decoded_or_lies_on_no_photo_is_named(
+    data: Path, builds: Builds
+) -> None:
+    write(builds.root / "recipe.toml", RECIPE.encode())
+    write(data / "masks/0/4.png", b"none")
+    Image.fromarray(np.zeros((9, 16), np.uint8)).save(data / "masks/1/3.png")
+    options = {"address": "serial", "max_failures": 2}
+    result = precache.build(f"{data}/{{images,masks}}", "store", "recipe.toml", **options)
+    reasons = dict(result.holes)
+    assert reasons["0/4.jpg"].startswith("masks/0/4.png: not an image")
+    assert "(images/1/3.jpg, masks/1/3.png): 16 x 9 px in mask" in reasons["1/3.jpg"]
+
+
+def test_folders_of_one_column_that_change_places_are_read_again(
+    data: Path, builds: Builds
+) -> None:
+    """Names, sizes and times of all files are equal, and photos have the latest ctimes."""
+    for number in range(12):
+        path = f"{number % 2}/{number}.png"
+        photo(data.parent / "others" / path, 99)
+        size = (data / "masks" / path).stat().st_size
+        for folder in ("masks", "others"):
+            file = data.parent / ("others" if folder == "others" else "data/masks") / path
+            file.write_bytes(file.read_bytes().ljust(size + 99, b"\0"))
+            os.utime(file, ns=(0, 0))
+    photos = [*(data / "images").rglob("*.jpg")]
+    for path in photos:
+        path.chmod(0o600)
+    write(builds.root / "recipe.toml", RECIPE.encode())
+    source = f"{data}/{{images,masks}}"
+    precache.build(source, "store", "recipe.toml", address="serial")
+    (data / "masks").rename(data.parent / "first")
+    (data.parent / "others").rename(data / "masks")
+    precache.build(source, "store", "recipe.toml", address="serial")
+    assert all((mask == 99).all() for mask in pixels(builds.root / "store", "mask").values())
 
 
 def test_columns_that_no_field_reads_are_named(builds: Builds, data: Path) -> None:

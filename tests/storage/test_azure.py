@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import precache
 from precache.errors import StorageError, UsageError
 from precache.storage import object_store, retries
-from precache.storage.base import Folder
 from precache.storage.open import open_folder
+from tests.storage.conftest import Service, only, put_raw
 from tests.support.listing_server import AzureListingServer
 from tests.support.servers import (
     Azurite,
@@ -36,57 +36,10 @@ NAMES = st.sets(
 WRONG_KEY = base64.b64encode(b"another key, which opens nothing").decode()
 
 
-@pytest.fixture
-def proxy(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """In front of the server, with pauses too short to wait for."""
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
-    proxy = FaultProxy(azurite.port)
-    yield proxy
-    proxy.stop()
-
-
-_numbers = iter(range(10**6))
-
-
-@pytest.fixture
-def folder(azurite: Azurite) -> Folder:
-    """An empty folder."""
-    return open_folder(f"az://bucket/azure-{next(_numbers)}", azurite.options())
-
-
-@pytest.fixture
-def faulty(azurite: Azurite, proxy: FaultProxy) -> Folder:
-    """An empty folder behind the proxy."""
-    return open_folder(f"az://bucket/azure-{next(_numbers)}", azurite.options(proxy.port))
-
-
 # --- folders ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cat?", "cat#", "cat ", " cat"])
-def test_folders_whose_names_end_oddly_are_listed(
-    name: str, azurite: Azurite, folder: Folder
-) -> None:
-    for each in ("cat/1.jpg", f"{name}/2.jpg", f"{name}/deep/3.jpg"):
-        folder.put(each, [each.encode()])
-    names = sorted(info.name for info in folder.walk())
-    assert names == sorted(["cat/1.jpg", f"{name}/2.jpg", f"{name}/deep/3.jpg"])
-    assert folder.read_many(names, [-1] * 3) == [each.encode() for each in names]
-    assert folder.names(name) == ["2.jpg", "deep"]
-
-
-@pytest.mark.parametrize("name", ["cat?", "cat#", "c?a#t"])
-def test_no_blob_is_taken_for_another(name: str, folder: Folder) -> None:
-    folder.put("cat", [b"another"])
-    folder.put(name, [b"1"])
-    folder.put("deep/c?a#t/1.jpg", [b"1"])
-    assert folder.names() == sorted(["cat", "deep", name])
-    assert folder.read_many(["cat", name], [7, 1]) == [b"another", b"1"]
-    assert (folder.size(name), folder.sizes("deep")) == (1, {"deep/c?a#t/1.jpg": 1})
-    folder.remove(name)
-    assert folder.names() == ["cat", "deep"]
-
-
+@only("az")
 @pytest.mark.parametrize(
     ("marker", "metadata"),
     [
@@ -102,18 +55,16 @@ def test_folders_that_are_blobs_too_are_folders(
     page: int,
     marker: str,
     metadata: dict[str, str],
-    azurite: Azurite,
-    folder: Folder,
+    service: Service,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where other names stand between a folder's two, and a page ends there."""
     monkeypatch.setitem(object_store.PAGE, "azure", page)
-    place = marker.rstrip("/")
+    place, folder = marker.rstrip("/"), service.straight
     names = [f"{place}-0.jpg", f"{place}/1.jpg", f"{place}/small/2.jpg"]
     for name in names:
         folder.put(name, [b"1"])
-    with azurite.container("bucket") as bucket:
-        bucket.upload_blob(f"{folder.name}/{marker}", b"", metadata=metadata)
+    put_raw(service.server, f"{folder.name}/{marker}", b"", **metadata)
     assert sorted(info.name for info in folder.walk()) == names
     below = folder.folder(place)
     assert (below.kind(), below.names()) == ("folder", ["1.jpg", "small"])
@@ -121,31 +72,21 @@ def test_folders_that_are_blobs_too_are_folders(
     assert beside.names() == ["cat", "cat-0.jpg"]
 
 
-def test_a_file_is_one_where_nothing_can_be_listed_below_it(
-    faulty: Folder, proxy: FaultProxy
-) -> None:
-    faulty.put("a.tar", [b"1"])
-    refused = proxy.faults["GET", "/bucket"] = [status(409)]
-    assert faulty.folder("a.tar").kind() == "file"
-    assert refused == []
+@only("az")
+def test_a_file_is_one_where_nothing_can_be_listed_below_it(service: Service) -> None:
+    """As in accounts with hierarchical names, which refuse for good."""
+    service.straight.put("a.tar", [b"1"])
+    service.proxy.faults["GET", "/bucket"] = [status(409)] * 9
+    assert service.behind.folder("a.tar").kind() == "file"
+    assert service.proxy.requests("GET", "/bucket") == 1
 
 
-def test_a_blob_that_is_said_to_be_no_folder_is_a_file(azurite: Azurite, folder: Folder) -> None:
-    with azurite.container("bucket") as bucket:
-        marks = {"hdi_isfolder": "true", "is_directory": "false"}
-        bucket.upload_blob(f"{folder.name}/a.jpg", b"1", metadata=marks)
+@only("az")
+def test_a_blob_that_is_said_to_be_no_folder_is_a_file(service: Service) -> None:
+    folder = service.straight
+    marks = {"hdi_isfolder": "true", "is_directory": "false"}
+    put_raw(service.server, f"{folder.name}/a.jpg", **marks)
     assert [info.name for info in folder.walk()] == ["a.jpg"]
-
-
-@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
-def test_large_blobs_come_and_go_in_parts(faulty: Folder, proxy: FaultProxy) -> None:
-    data = bytes(range(251)) * (33 << 12)
-    proxy.faults["PUT", "/large"] = [status(503)]
-    faulty.put("large", [data])
-    proxy.faults["GET", "/large"] = [status(503), reset]
-    [found] = faulty.read_many(["large"], [len(data)])
-    assert found == data
-    assert proxy.requests("GET", "/large") == 3
 
 
 # --- listings -----------------------------------------------------------------------------------

@@ -2,107 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-import fsspec
 import numpy as np
 import pytest
 
 import precache
 from precache.errors import DamageError, PrecacheError, StorageError
 from precache.storage import retries
-from precache.storage.open import open_folder
+from precache.storage.object_store import ObjectStore
+from tests.storage.conftest import Service, only
 from tests.support.building import contents, cut, encoded, pixels, write
-from tests.support.gcs_server import GCSServer
 from tests.support.servers import (
-    Azurite,
     Fault,
-    FaultProxy,
-    S3Server,
+    error_document,
     reset,
     stalled,
     status,
     truncated,
-    web_server,
     wrong_bytes,
 )
-
-
-@dataclass(frozen=True)
-class Service:
-    """Where objects are, straight and through a proxy: URLs, each with its storage options."""
-
-    url: str
-    options: dict[str, Any]
-    faulty: str
-    faulty_options: dict[str, Any]
-    proxy: FaultProxy
-    files: Path | None = None
-
-    def put(self, name: str, data: bytes) -> None:
-        """Also onto the web, where nobody can write."""
-        folder = open_folder(self.files or self.url, None if self.files else self.options)
-        folder.put(name, [data])
-
-    def failing(self, faults: list[Fault], act: Callable[[], Any]) -> Any:
-        """What an action returns whose first requests fail."""
-        left = faults[::-1]
-        self.proxy.choose = lambda method, path: left.pop() if left else None
-        found = act()
-        assert left == []
-        return found
-
-    def push(self, store: Path, name: str) -> str:
-        """A copy of a store; its name in `url` and `faulty`."""
-        options = None if self.files else self.options
-        precache.pull(store, f"{self.files or self.url}/{name}", storage_options=options)
-        return name
-
-
-_numbers = iter(range(10**6))
-
-
-@pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    root = tmp_path_factory.mktemp("web")
-    with web_server(root) as url:
-        yield url, root
-
-
-@pytest.fixture(params=["s3", "gs", "az", "http"])
-def service(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """An empty folder, with pauses too short to wait for, the libraries' own included."""
-    kind, place = request.param, f"bucket/faults-{next(_numbers)}"
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
-    if kind == "http":
-        url, root = request.getfixturevalue("web")
-        proxy = FaultProxy(urlsplit(url).port or 0)
-        behind = f"http://127.0.0.1:{proxy.port}"
-        found = Service(f"{url}/{place}", {}, f"{behind}/{place}", {}, proxy, root / place)
-    else:
-        server: S3Server | GCSServer | Azurite
-        server = request.getfixturevalue({"s3": "s3", "gs": "gcs", "az": "azurite"}[kind])
-        if kind == "gs":
-            at_once = SimpleNamespace(sleep=lambda seconds: asyncio.sleep(0))
-            monkeypatch.setattr("gcsfs.retry.asyncio", at_once)
-        proxy = FaultProxy(server.port)
-        url, options, behind = f"{kind}://{place}", server.options(), server.options(proxy.port)
-        found = Service(url, options, url, behind, proxy)
-    yield found
-    proxy.stop()
-    if kind in ("gs", "http"):
-        fsspec.get_filesystem_class(kind).clear_instance_cache()
-
 
 # --- one object ---------------------------------------------------------------------------------
 
@@ -122,12 +48,22 @@ PASSING: dict[str, list[Fault]] = {
 def test_faults_that_pass_are_waited_for(case: str, service: Service) -> None:
     data = {f"{name}.bin": name.encode() * 1000 for name in "abc"}
     for name, content in data.items():
-        service.put(name, content)
+        service.straight.put(name, [content])
     waiting = service.proxy.faults["GET", "b.bin"] = list(PASSING[case])
-    folder = open_folder(service.faulty, service.faulty_options)
+    folder = service.behind
     assert folder.read_many(list(data), [1000] * 3) == list(data.values())
     assert waiting == []
     assert service.proxy.requests("GET", "b.bin") == len(PASSING[case]) + 1
+    assert [service.proxy.requests("GET", name) for name in ("a.bin", "c.bin")] == [1, 1]
+
+
+def test_one_request_reads_an_object_or_a_part_of_one(service: Service) -> None:
+    for name in "abc":
+        service.straight.put(name, [name.encode() * 100])
+    assert service.behind.read_many(["a", "b", "c"], [100, -1, 100])[1] == b"b" * 100
+    assert service.behind.read_ranges([("a", 10, 4), ("b", 96, 4)]) == [b"aaaa", b"bbbb"]
+    gets = sum(n for (method, _), n in service.proxy.seen.items() if method == "GET")
+    assert gets == sum(service.proxy.seen.values()) == 5
 
 
 @pytest.mark.parametrize(
@@ -146,13 +82,12 @@ def test_a_body_that_stops_in_the_middle(
 ) -> None:
     """It is waited for, but not longer than a connection may be silent."""
     data = bytes(range(251)) * 400
-    service.put("a.bin", data)
-    options = dict(service.faulty_options)
+    service.straight.put("a.bin", [data])
     if silent is not None:
         monkeypatch.setattr(retries, "SILENT_SECONDS", silent)
     service.proxy.faults["GET", "a.bin"] = [stalled(seconds)]
     began = time.monotonic()
-    found = open_folder(service.faulty, options).read_many(["a.bin"], [len(data)])
+    found = service.behind.read_many(["a.bin"], [len(data)])
     waited = time.monotonic() - began
     assert found == [data]
     requests = service.proxy.requests("GET", "a.bin")
@@ -171,8 +106,8 @@ def test_whatever_is_asked_for_is_asked_for_again(faults: list[Fault], service: 
     What was created counts as ours though the answer was lost.
     """
     for name in ("a/1.jpg", "b/2.jpg", "b/c/3.jpg"):
-        service.put(name, name.encode())
-    folder = open_folder(service.faulty, service.faulty_options)
+        service.straight.put(name, [name.encode()])
+    folder = service.behind
     actions: list[tuple[Callable[[], object], object]] = [
         (folder.kind, "folder"),
         (folder.names, ["a", "b"]),
@@ -200,22 +135,124 @@ def test_whatever_is_asked_for_is_asked_for_again(faults: list[Fault], service: 
 def test_a_listing_through_a_bad_network_is_whole(service: Service) -> None:
     names = [f"{n}/{m}.jpg" for n in range(6) for m in range(2)]
     for name in names:
-        service.put(name, b"1")
-    folder = open_folder(service.faulty, service.faulty_options)
+        service.straight.put(name, [b"1"])
+    folder = service.behind
     for listed in (lambda: (info.name for info in folder.walk()), folder.sizes):
         faults = [status(503), reset, status(500), truncated, status(429)]
         assert service.failing(faults, lambda listed=listed: sorted(listed())) == names  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("code", [401, 403])
-def test_what_is_forbidden_is_requested_once(code: int, service: Service) -> None:
-    service.put("a.bin", b"1")
-    folder = open_folder(service.faulty, service.faulty_options)
+def test_what_is_forbidden_or_missing_is_requested_once(code: int, service: Service) -> None:
+    service.straight.put("a.bin", [b"1"])
+    folder = service.behind
     service.proxy.faults["GET", "a.bin"] = [status(code)] * 9
     with pytest.raises(StorageError, match=r"cannot read \S+/a\.bin: .*; check the cred") as caught:
         folder.read("a.bin")
     assert service.proxy.requests("GET", "a.bin") == 1
     assert not any(str(secret) in str(caught.value) for secret in service.options.values())
+    with pytest.raises(StorageError, match=r"cannot read \S+/none: there is no such object$"):
+        folder.read("none")
+    assert service.proxy.requests("GET", "none") == 1
+    service.proxy.choose = lambda method, path: status(code)
+    with pytest.raises(StorageError, match=r"cannot look at \S+/a\.bin: .*; check the cred"):
+        folder.size("a.bin")
+    with pytest.raises(StorageError, match=r"cannot list \S+: .*; check the credentials"):
+        folder.names()
+
+
+@only("s3")
+def test_a_server_that_stays_busy_is_an_error_in_the_end(
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(ObjectStore, "attempts", 3)
+    service.straight.put("a", [b"1"])
+    service.proxy.faults["GET", "/a"] = [status(503)] * 1000
+    with pytest.raises(StorageError, match=r"cannot read s3://bucket/\S+/a"):
+        service.behind.read("a")
+    [said] = [r.message for r in caplog.records if r.name == "precache.storage.remote"]
+    assert "cannot read s3://bucket/" in said
+    assert "; trying again in " in said
+
+
+def test_the_server_decides_how_long_to_wait() -> None:
+    class Busy(OSError):
+        status = 503
+        headers = {"Retry-After": "7"}  # noqa: RUF012 - never changed
+
+    assert retries.pause(0, Busy()) == 7
+    assert all(0.1 < retries.pause(0, TimeoutError()) < 0.4 for _ in range(50))
+    assert all(retries.pause(n, TimeoutError()) <= 1.5 * retries.LONGEST_PAUSE for n in range(20))
+
+
+@only("s3")
+def test_of_two_conditional_writes_at_once_the_one_that_s3_sent_away_is_made_again(
+    service: Service,
+) -> None:
+    faulty, proxy = service.behind, service.proxy
+    proxy.faults["PUT", "/1.json"] = [error_document(409, "ConditionalRequestConflict")] * 2
+    assert faulty.create("1.json", [b"mine"])
+    assert proxy.requests("PUT", "/1.json") == 3
+
+
+@only("s3")
+def test_a_failed_precondition_means_that_it_exists_whatever_else_a_service_says(
+    service: Service,
+) -> None:
+    faulty, proxy = service.behind, service.proxy
+    assert faulty.create("1.json", [b"mine"])
+    proxy.faults["PUT", "/1.json"] = [error_document(412, "PreconditionFailed")]
+    assert not faulty.create("1.json", [b"another's"])
+    proxy.faults["PUT", "/1.json"] = [error_document(412, "PreconditionFailed")]
+    with pytest.raises(StorageError, match=r"cannot write s3://.*/1\.json: it exists, and the"):
+        faulty.put("1.json", [b"another's"])
+
+
+class ServerError(Exception):
+    """Has the status of an answer, as those of the libraries have."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("no such luck")
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("error", "transient", "forbidden"),
+    [
+        (ServerError(503), True, False),
+        (ServerError(200), True, False),
+        (ServerError(409), True, False),
+        (ServerError(412), False, False),
+        (ServerError(403), False, True),
+        (PermissionError(), False, True),
+        (ConnectionError(), True, False),
+        (TimeoutError(), True, False),
+        (ValueError(), False, False),
+    ],
+)
+def test_what_other_credentials_would_help_is_not_asked_for_again(
+    error: Exception, transient: bool, forbidden: bool
+) -> None:
+    assert retries.is_transient(error) == transient
+    assert retries.is_forbidden(error) == forbidden
+
+
+def test_a_server_that_is_busy_has_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries.random, "uniform", lambda low, high: 1.0)
+    pauses = [retries.pause(number, None) for number in range(retries.BUSY_ATTEMPTS - 1)]
+    assert sum(pauses) >= retries.RETRY_SECONDS
+
+
+@only("s3", "az")
+def test_what_may_not_be_removed_is_named(service: Service) -> None:
+    folder, proxy = service.behind, service.proxy
+    folder.put("a", [b"1"])
+    proxy.choose = lambda method, path: status(403) if method == "POST" else None
+    with pytest.raises(StorageError, match=r"cannot remove .*/a: .*403.*; check the creden"):
+        folder.remove("a")
+    assert proxy.requests("POST", "") == 1
 
 
 # --- whole builds, versions and epochs ----------------------------------------------------------
@@ -268,7 +305,8 @@ def test_a_build_and_epochs_through_a_bad_network_are_right(
 ) -> None:
     """A third of all requests for a photograph, shard or commit fail, one way after another."""
     for number in range(12):
-        service.put(f"photos/{'cat' if number % 2 else 'dog'}/{number:02d}.jpg", _photo(number))
+        name = f"photos/{'cat' if number % 2 else 'dog'}/{number:02d}.jpg"
+        service.straight.put(name, [_photo(number)])
     name = service.push(built / "store", "store")
     failed = Counter[str]()
     ways: dict[str, list[Fault]] = {

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import http.client
 import itertools
-import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +13,11 @@ from PIL import Image
 
 import precache
 from precache.errors import UsageError
-from precache.storage import retries
-from precache.storage.base import Folder
 from precache.storage.open import open_folder
-from precache.store.commit_log import append_entry, read_commits
-from tests.support.building import encoded, pixels, put_photos
+from tests.storage.conftest import Service, numbers, only
+from tests.support.building import encoded, pixels
 from tests.support.gcs_server import GCSServer
-from tests.support.servers import FaultProxy, passes, status
+from tests.support.servers import status
 
 gcsfs = pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
 aiohttp = pytest.importorskip("aiohttp", reason="what gcsfs asks by")
@@ -33,68 +26,7 @@ RECIPE = precache.Recipe.image(resize=64, crop=56)
 UPLOAD = "/upload/storage/v1/b/bucket/o"
 
 
-@pytest.fixture
-def proxy(gcs: GCSServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """In front of the server, with pauses too short to wait for, gcsfs's own included."""
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
-    at_once = SimpleNamespace(sleep=lambda seconds: asyncio.sleep(0))
-    monkeypatch.setattr("gcsfs.retry.asyncio", at_once)
-    proxy = FaultProxy(gcs.port)
-    yield proxy
-    proxy.stop()
-    gcsfs.core.GCSFileSystem.clear_instance_cache()
-
-
-_numbers = iter(range(10**6))
-
-
-@pytest.fixture
-def folder(gcs: GCSServer) -> Folder:
-    """An empty folder."""
-    return open_folder(f"gs://bucket/{next(_numbers)}", gcs.options())
-
-
-@pytest.fixture
-def faulty(gcs: GCSServer, proxy: FaultProxy) -> Folder:
-    """An empty folder behind the proxy."""
-    return open_folder(f"gs://bucket/{next(_numbers)}", gcs.options(proxy.port))
-
-
-@pytest.fixture
-def photos(gcs: GCSServer) -> str:
-    """A source of twelve photographs in two classes, one of them broken."""
-    url = f"gs://bucket/photos-{next(_numbers)}"
-    put_photos(open_folder(url, gcs.options()))
-    return url
-
-
 # --- the server itself --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("wanted", "code", "span", "data"),
-    [
-        ("bytes=2-4", 206, "bytes 2-4/10", b"234"),
-        ("bytes=7-99", 206, "bytes 7-9/10", b"789"),
-        ("bytes=8-", 206, "bytes 8-9/10", b"89"),
-        ("bytes=-3", 206, "bytes 7-9/10", b"789"),
-        ("bytes=10-", 416, "bytes */10", None),
-        ("", 200, None, b"0123456789"),
-    ],
-)
-def test_the_server_answers_ranges_as_googles_does(
-    wanted: str, code: int, span: str | None, data: bytes | None, gcs: GCSServer, folder: Folder
-) -> None:
-    folder.put("a b", [b"0123456789"])
-    prefix = str(folder).removeprefix("gs://bucket/")
-    connection = http.client.HTTPConnection("127.0.0.1", gcs.port, timeout=30)
-    path = f"/storage/v1/b/bucket/o/{prefix}%2Fa%20b?alt=media"
-    connection.request("GET", path, headers={"Range": wanted} if wanted else {})
-    answer = connection.getresponse()
-    assert (answer.status, answer.headers["Content-Range"]) == (code, span)
-    body = answer.read()
-    connection.close()
-    assert data in (None, body)
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -107,7 +39,7 @@ def test_a_server_other_than_googles_is_not_asked_by_grpc(
     options = gcs.options()
     if told == "variable":
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", options.pop("endpoint_url"))
-    folder = open_folder(f"gs://bucket/{next(_numbers)}", options)
+    folder = open_folder(f"gs://bucket/{next(numbers)}", options)
     began = time.monotonic()
     folder.put("a", [b"1"])
     assert folder.read("a") == b"1"
@@ -125,9 +57,11 @@ def test_credentials_that_are_none_are_no_missing_store(
     assert str(token) not in str(caught.value)
 
 
+@only("gs")
 def test_nothing_is_asked_for_sooner_than_the_server_wishes(
-    faulty: Folder, proxy: FaultProxy
+    service: Service,
 ) -> None:
+    faulty, proxy = service.behind, service.proxy
     faulty.put("a", [b"1"])
     asked = list[float]()
     proxy.before = lambda method, path: asked.append(time.monotonic())
@@ -152,9 +86,9 @@ def test_connections_of_the_users_own_making_are_kept(gcs: GCSServer) -> None:
     assert seen
 
 
-def test_listings_come_page_by_page(
-    gcs: GCSServer, folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@only("gs")
+def test_listings_come_page_by_page(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    gcs, folder = service.server, service.straight
     names = [f"{kind}/{n:02d}.png" for kind in ("cat", "dog", "eel", "fox") for n in range(7)]
     for name in [*names, "notes.txt"]:
         folder.put(name, [name.encode()])
@@ -173,27 +107,11 @@ def test_listings_come_page_by_page(
     assert folder.kind() is None
 
 
-@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
-def test_large_objects_go_in_parts_even_where_one_is_sent_twice(
-    faulty: Folder, proxy: FaultProxy
-) -> None:
-    data = bytes(range(251)) * (51 << 12)  # gcsfs sends 50 MiB at a time
-    assert len(data) > 50 << 20
-    proxy.faults["POST", UPLOAD] = [passes, status(503), passes, status(503)]
-    faulty.put("large", [data])
-    assert proxy.requests("POST", UPLOAD) == 5
-    assert faulty.size("large") == len(data)
-    whole, middle, end = faulty.read_ranges(
-        [("large", 0, len(data)), ("large", (50 << 20) - 1, 2), ("large", len(data) - 3, 3)]
-    )
-    assert whole == data
-    assert middle == data[(50 << 20) - 1 : (50 << 20) + 1]
-    assert end == data[-3:]
-
-
+@only("gs")
 def test_a_gateway_that_is_bad_for_longer_than_gcsfs_waits(
-    faulty: Folder, proxy: FaultProxy
+    service: Service,
 ) -> None:
+    faulty, proxy = service.behind, service.proxy
     faulty.put("a", [b"1"])
     proxy.faults["GET", "%2Fa"] = [status(502)] * 7
     assert faulty.read("a") == b"1"
@@ -203,29 +121,12 @@ def test_a_gateway_that_is_bad_for_longer_than_gcsfs_waits(
 # --- commits ------------------------------------------------------------------------------------
 
 
-@pytest.mark.heavy
-def test_of_many_commits_by_many_none_is_lost(gcs: GCSServer) -> None:
-    store = open_folder(f"gs://bucket/{next(_numbers)}", gcs.options())
-
-    def commit(name: str) -> None:
-        for number in range(8):
-            append_entry(store, f"{name * 28}{number:04x}")
-
-    threads = [threading.Thread(target=commit, args=[name]) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    log = read_commits(store)
-    assert [commit.number for commit in log] == list(range(1, 33))
-    assert len({commit.version for commit in log}) == 32
-    assert [commit.parent for commit in log] == [None, *(c.version for c in log[:-1])]
-
-
+@only("gs")
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 def test_who_gives_up_a_large_upload_after_another_was_first_hears_that_it_exists(
-    faulty: Folder, proxy: FaultProxy
+    service: Service,
 ) -> None:
+    faulty, proxy = service.behind, service.proxy
     """To gcsfs the answer to giving it up is the failure."""
     large = [bytes(50 << 20)]
     assert faulty.create("a", large)
@@ -241,7 +142,7 @@ def test_a_photo_that_was_replaced_is_noticed_though_size_and_time_are_the_same(
 ) -> None:
     noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
     monkeypatch.setattr(gcs, "clock", lambda: noon)
-    url = f"gs://bucket/photos-{next(_numbers)}"
+    url = f"gs://bucket/photos-{next(numbers)}"
     source = open_folder(url, gcs.options())
     build: dict[str, Any] = {"address": "serial", "storage_options": gcs.options()}
     built = []

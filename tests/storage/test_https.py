@@ -25,7 +25,7 @@ from precache.storage import fsspec_services, retries
 from precache.storage.base import Folder, is_missing, required
 from precache.storage.open import open_folder
 from tests.support.building import contents, cut, encoded, pixels, write
-from tests.support.servers import POLL, Certificate, FaultProxy, PatientServer, status, web_server
+from tests.support.servers import POLL, Certificate, PatientServer, web_server
 
 RECIPE = precache.Recipe.image(resize=64, crop=56)
 
@@ -326,15 +326,6 @@ def test_documents_without_an_end_are_read_up_to_a_limit(monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def proxy(http: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """In front of the server, with pauses too short to wait for."""
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
-    proxy = FaultProxy(urlsplit(http).port or 0)
-    yield proxy
-    proxy.stop()
-
-
-@pytest.fixture
 def trusting(certificate: Certificate) -> dict[str, Any]:
     """Storage options with which its certificate is trusted."""
     return {"ssl": ssl.create_default_context(cafile=str(certificate.certificate))}
@@ -481,24 +472,3 @@ def test_a_certificate_that_the_environment_names_is_trusted(
 
 
 # --- faults -------------------------------------------------------------------------------------
-
-
-def test_a_server_that_is_busy_when_looked_at_is_looked_at_again(proxy: FaultProxy) -> None:
-    folder = open_folder(f"http://127.0.0.1:{proxy.port}/photos")
-    for method in ("HEAD", "GET"):  # fsspec tries both
-        proxy.faults[method, "/1.jpg"] = [status(503), status(503)]
-    assert folder.exists("cat/1.jpg")
-    assert not any(proxy.faults.values())
-    assert folder.size("cat/nowhere.jpg") is None
-    assert not folder.exists("cat/nowhere.jpg")
-
-
-def test_what_is_forbidden_is_not_what_is_missing(proxy: FaultProxy) -> None:
-    folder = open_folder(f"http://127.0.0.1:{proxy.port}/photos")
-    for method in ("HEAD", "GET"):
-        proxy.faults[method, "/1.jpg"] = [status(403)] * 9
-    with pytest.raises(
-        StorageError, match=r"cannot look at http://.*/photos/cat/1\.jpg: 403.*; check the"
-    ):
-        folder.size("cat/1.jpg")
-    assert proxy.requests("GET", "/1.jpg") == 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fsspec.spec import AbstractFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,10 +17,12 @@ from precache.errors import FetchError, SourceError, StorageError
 from precache.storage import object_store
 from precache.storage import remote as blobs
 from precache.storage.base import NO_NAME, is_name
+from precache.storage.fsspec_services import Fsspec
 from precache.storage.listing import between
 from precache.storage.open import open_folder
+from precache.storage.remote import RemoteFolder
 from precache_workers.sources.kinds import open_source
-from tests.support.gcs_server import GCSServer
+from tests.storage.conftest import SERVERS, put_raw
 from tests.support.listing_server import AzureListingServer, ListingServer
 from tests.support.servers import FaultProxy, S3Server, status, truncated
 
@@ -76,7 +78,7 @@ def test_boto3_lists_what_obstore_does(s3: S3Server) -> None:
     for name in ("a b/1+2 é.jpg", "x&y", "deep/er/still"):
         open_folder(url, s3.options()).put(name, [name.encode()])
     by_obstore = sorted(open_folder(url, s3.options()).walk())
-    put_raw("s3", s3, ["listed/odd//1.jpg"])
+    put_raw(s3, "listed/odd//1.jpg")
     assert sorted(open_folder(url, s3.options()).walk()) == by_obstore
     assert all(info.etag and info.mtime_ns > 10**18 for info in by_obstore)
 
@@ -84,29 +86,15 @@ def test_boto3_lists_what_obstore_does(s3: S3Server) -> None:
 KEYS = ["1.jpg", "a/2.jpg", "/3.jpg", "a//4.jpg", "a/../5.jpg", "./6.jpg", "a//b/7.jpg", "a/8.jpg/"]
 
 
-def put_raw(protocol: str, server: Any, keys: Sequence[str]) -> None:
-    """Objects of the bucket, one byte each, past all libraries that have an opinion on keys."""
-    for key in keys:
-        if protocol == "s3":
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-            connection.request("PUT", f"/bucket/{key}", b"1")
-            assert connection.getresponse().status == 200
-            connection.close()
-        elif protocol == "gs":
-            server.insert("bucket", key, b"1", create=False)
-        else:
-            with server.container("bucket") as container:
-                container.upload_blob(key, b"1")
-
-
-@pytest.mark.parametrize("protocol", ["s3", "gs", "az"])
+@pytest.mark.parametrize("protocol", SERVERS)
 def test_keys_that_are_no_names_are_counted_and_never_fetched(
     protocol: str, request: pytest.FixtureRequest
 ) -> None:
-    server = request.getfixturevalue({"s3": "s3", "gs": "gcs", "az": "azurite"}[protocol])
+    server = request.getfixturevalue(SERVERS[protocol])
     url, left_out = f"{protocol}://bucket/odd", list[str]()
     keys = [key for key in KEYS if protocol != "az" or "./" not in key]  # its library resolves them
-    put_raw(protocol, server, [f"odd/{key}" for key in keys])
+    for key in keys:
+        put_raw(server, f"odd/{key}")
     folder = open_folder(url, server.options())
     found = {info.name for info in folder.walk(lambda name, reason: left_out.append(name))}
     assert found == {"1.jpg", "a/2.jpg"}
@@ -123,7 +111,8 @@ def test_keys_that_are_no_names_are_counted_and_never_fetched(
 
 
 def test_a_bucket_of_such_keys_alone_says_so(s3: S3Server) -> None:
-    put_raw("s3", s3, ["alone//1.jpg", "alone//2.jpg"])
+    put_raw(s3, "alone//1.jpg")
+    put_raw(s3, "alone//2.jpg")
     with pytest.raises(SourceError, match=r"no image .*; left out: 2 with an empty part, .*rename"):
         open_source("s3://bucket/alone", s3.options()).list(lambda found: None)
 
@@ -224,26 +213,6 @@ def test_what_may_not_be_listed_is_said_at_once(s3: S3Server, proxy: FaultProxy)
     assert len(proxy.headers) == 1
 
 
-def test_of_googles_objects_no_more_is_asked_than_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
-    server = GCSServer()
-    try:
-        server.make_bucket("bucket")
-        monkeypatch.setattr(server, "page", 2)
-        folder = open_folder("gs://bucket/x", server.options())
-        for number in range(5):
-            folder.put(f"{number}.jpg", [b"1"])
-        table = open_source("gs://bucket/x", server.options()).list(lambda found: None).table
-        assert table.keys == [f"{number}.jpg" for number in range(5)]
-        assert all(table.etags)
-        assert (table.mtimes > 10**18).all()
-        assert server.pages >= 3
-    finally:
-        server.stop()
-
-
 class _Unordered(AzureListingServer):
     """Lists names in the order in which they are given; places are numbers."""
 
@@ -275,3 +244,83 @@ def test_a_listing_that_is_not_found_after_its_first_page_is_an_error() -> None:
         list(open_folder("s3://bucket", options).walk())
     proxy.stop()
     server.stop()
+
+
+# --- prefixes ----
+
+
+class Watched(AbstractFileSystem):  # type: ignore[misc] - fsspec has no types
+    """A bucket of some prefixes of two files each, which counts listings that were begun."""
+
+    protocol = "watched"
+    cachable = False
+
+    def __init__(self, prefixes: int, meet: int = 1, broken: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.prefixes, self.broken = prefixes, broken
+        self.meeting = threading.Barrier(meet, timeout=60)
+        self.begun = 0
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> list[dict[str, Any]]:
+        self.begun += 1
+        if path == "bucket":
+            found = [f"{path}/{n:03d}" for n in range(self.prefixes)]
+            return [{"name": name, "size": 0, "type": "directory"} for name in found]
+        self.meeting.wait()
+        if path == self.broken:
+            raise ValueError("no such luck")
+        return [{"name": f"{path}/{n}.jpg", "size": n, "type": "file"} for n in range(2)]
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        return {"name": path, "size": 0, "type": "directory"}
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[RemoteFolder, Watched]:
+    """A folder, and the one file system that it uses."""
+    service = Fsspec("memory", {})
+    service.fs = fs = Watched(**options)
+    monkeypatch.setattr(blobs, "open_service", lambda *_: service)
+    return RemoteFolder("watched", "bucket"), fs
+
+
+def _listing_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("precache-list")]
+
+
+def test_prefixes_are_listed_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits until as many are being listed as may be."""
+    folder, _ = watched(monkeypatch, prefixes=3 * blobs.LISTINGS, meet=blobs.LISTINGS)
+    found = sorted(info.name for info in folder.walk())
+    assert found == [f"{n:03d}/{m}.jpg" for n in range(3 * blobs.LISTINGS) for m in range(2)]
+    assert _listing_threads() == []
+
+
+def test_no_more_listings_are_held_than_are_made_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, fs = watched(monkeypatch, prefixes=10 * blobs.LISTINGS)
+    taken = {""}
+    for info in folder.walk():
+        taken.add(info.name.split("/")[0])
+        assert fs.begun <= len(taken) + blobs.LISTINGS
+    assert fs.begun == len(taken) == 10 * blobs.LISTINGS + 1
+
+
+def test_a_prefix_that_cannot_be_listed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = watched(monkeypatch, prefixes=100, broken="bucket/090")
+    with pytest.raises(StorageError, match="cannot list watched://bucket/090: no such luck"):
+        list(folder.walk())
+    for thread in _listing_threads():
+        thread.join()  # each ends with its page
+
+
+def test_threads_of_a_walk_that_is_left_end_with_their_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, fs = watched(monkeypatch, prefixes=1000)
+    walk = folder.walk()
+    next(walk)
+    walk.close()
+    for thread in _listing_threads():
+        thread.join()
+    assert fs.begun <= 2 + blobs.LISTINGS

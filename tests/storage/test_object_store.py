@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import http.client
 import json
 import os
 import signal
@@ -22,8 +21,9 @@ from precache.errors import StorageError, UsageError
 from precache.storage import object_store, service_options
 from precache.storage.base import NO_NAME
 from precache.storage.open import open_folder
+from tests.storage.conftest import put_raw
 from tests.support.building import environment
-from tests.support.servers import Fault, FaultProxy, S3Server, reset, status
+from tests.support.servers import Fault, FaultProxy, S3Server, status
 
 pytest.importorskip("obstore", reason="what these tests are of")
 
@@ -36,15 +36,6 @@ def objects(s3: S3Server) -> None:
     folder = open_folder("s3://bucket/x", s3.options())
     for name in NAMES:
         folder.put(name, [name.encode() * 50])
-
-
-def put_raw(server: S3Server, key: str, data: bytes, **headers: str) -> None:
-    """An object with headers of its own."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request("PUT", f"/bucket/{key}", data, named)
-    assert connection.getresponse().status == 200
-    connection.close()
 
 
 _LEAVE_AT_ONCE = """
@@ -78,20 +69,6 @@ def test_a_process_that_ends_right_after_its_last_answer_ends_well(
 
 
 # --- requests -----------------------------------------------------------------------------------
-
-
-def test_one_request_reads_an_object(s3: S3Server, proxy: FaultProxy) -> None:
-    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
-    assert folder.read_many(NAMES, [100] * 10) == [name.encode() * 50 for name in NAMES]
-    assert folder.read_ranges([("03", 10, 4), ("04", 96, 4)]) == [b"0303", b"0404"]
-    assert sum(proxy.seen.values()) == 12
-
-
-def test_only_what_failed_is_requested_again(s3: S3Server, proxy: FaultProxy) -> None:
-    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
-    proxy.faults["GET", "/07"] = [status(503), reset, status(503)]
-    assert folder.read_many(["06", "07"], [100, 100]) == [b"06" * 50, b"07" * 50]
-    assert (proxy.requests("GET", "/06"), proxy.requests("GET", "/07")) == (1, 4)
 
 
 def no_http(handler: Any, upstream: int, data: bytes) -> bool:
@@ -133,17 +110,6 @@ def test_keys_with_control_characters_are_left_out_and_refused(s3: S3Server) -> 
     assert left_out == [("a\x07b.jpg", NO_NAME)]
     with pytest.raises(StorageError, match="its name has a control character; rename it"):
         folder.read("a\x07b.jpg")
-
-
-def test_what_is_missing_or_forbidden_is_requested_once(s3: S3Server, proxy: FaultProxy) -> None:
-    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
-    proxy.faults["GET", "/08"] = [status(403)]
-    missing, forbidden = folder.read_many(["nowhere", "08"], [5, 100])
-    assert isinstance(missing, StorageError)
-    assert str(missing) == "cannot read s3://bucket/x/nowhere: there is no such object"
-    assert isinstance(forbidden, StorageError)
-    assert "check the credentials and what they may do" in str(forbidden)
-    assert sum(proxy.seen.values()) == 2
 
 
 def test_marks_of_folders_are_no_objects(s3: S3Server) -> None:

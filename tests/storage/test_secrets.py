@@ -28,6 +28,7 @@ from tests.support.servers import web_server
 
 SECRET = "Zq7secret/Key+qZ"
 PLAIN = "Zq7secretKeyqZ"
+_KEY = "a-secret=that/nobody+may=see=="
 RECIPE = ("--resize", 16, "--crop", 16, "--address", "serial")
 
 Run = Callable[..., str]
@@ -129,6 +130,21 @@ def test_an_argument_too_many_is_named(run: Run) -> None:
 )
 def test_a_reason_holds_nothing_secret_of_the_url(url: str, quoted: str) -> None:
     assert_no_secret(reason_of(ValueError(f'Invalid name "{quoted}"'), {}, url))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": _KEY},
+        {"client_kwargs": {"password": _KEY}},
+        {"connection_string": f"AccountName=someone;AccountKey={_KEY};BlobEndpoint=http://host/x"},
+        {"connection_string": f"SharedAccessSignature=sv=2024-11-04&sig={_KEY}&sp=rl;X=y"},
+        {"sas_token": f"?sv=2024-11-04&sig={_KEY}"},
+    ],
+)
+def test_a_reason_holds_nothing_secret_of_the_options(options: dict[str, Any]) -> None:
+    error = ValueError(f"http://host/x refuses '{_KEY}'")
+    assert reason_of(error, options) == "http://host/x refuses '…'"
 
 
 # --- signed URLs --------------------------------------------------------------------------------

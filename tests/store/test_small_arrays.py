@@ -29,7 +29,7 @@ def test_small_arrays_round_trip_over_several_chunks(
     values = (np.arange(rows * 2).reshape(rows, 2) % 3).astype(dtype)
     folder = _written(tmp_path, small_array(values, ["row", "pair"]))
     array = parse_array(parse_json(folder.read("x/zarr.json"), "x"), "x")
-    read = read_small({"x": array}, lambda names: [folder.read(name) for name in names])["x"]
+    read = read_small({"x": array}, lambda names: [folder.read(name) for name in names], "")["x"]
     assert read.dtype == values.dtype
     np.testing.assert_array_equal(read, values)
     assert len(folder.names("x/c")) == -(-rows // 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -48,8 +49,8 @@ def executor(
     Parameters
     ----------
     address
-        ``serial`` (this process), ``local`` (worker processes on this machine), ``auto`` or
-        ``ray://…`` (a running Ray cluster, which goes on).
+        ``serial`` (this process), ``local`` (worker processes on this machine), ``auto``,
+        ``host:port`` or ``ray://…`` (a running Ray cluster, which goes on).
     cpus
         Worker processes on this machine; by default one for each core that this process may use.
     placement
@@ -79,4 +80,4 @@ def executor(
 
 def is_joined(address: str) -> bool:
     """Return True for the address of a running cluster."""
-    return address == "auto" or address.startswith("ray://")
+    return bool(re.fullmatch(r"auto|ray://.*|[^/\s]+:\d+", address))

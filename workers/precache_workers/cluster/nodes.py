@@ -46,13 +46,18 @@ def set_niceness(nice: int) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
 
 
-def call_in_worker(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
-    """Call a function in a worker; return its `PrecacheError`, so that only lost tasks raise."""
+def prepare_worker(nice: int) -> None:
+    """Name the node of this worker, and set its niceness."""
     import ray
 
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     os.environ.setdefault(NODE, address)
     set_niceness(nice)
+
+
+def _call(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
+    """Call a function in a worker; return its `PrecacheError`, so that only lost tasks raise."""
+    prepare_worker(nice)
     try:
         return function(item)
     except PrecacheError as error:
@@ -73,7 +78,7 @@ def on_every_node(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    remote: Any = ray.remote(call_in_worker)
+    remote: Any = ray.remote(_call)
     names = {}
     for node in nodes():
         if not placement.slots([node], 0):

@@ -18,7 +18,7 @@ from precache.errors import BuildError, MismatchError
 from precache.units import size
 from precache_workers.cluster.counters import count_receipts
 from precache_workers.cluster.dispatch import Done, Lost
-from precache_workers.cluster.nodes import call_in_worker, node_id, nodes, on_every_node
+from precache_workers.cluster.nodes import node_id, nodes, on_every_node, prepare_worker
 from precache_workers.cluster.placement import Placement
 from precache_workers.cluster.worker import run_items
 from precache_workers.runtime.time_limit import take_suspects
@@ -117,13 +117,14 @@ class RayEngine:
         values and seconds of `Done`.
         """
         placement = self._placement
-        call = functools.partial(call_in_worker, function, nice=placement.nice)
+        nice = placement.nice
 
         def on_worker(items_and_name: bytes) -> bytes:
             items, name = pickle.loads(items_and_name)
             _remove_stale_notes()
+            prepare_worker(nice)
             began = time.time()
-            values, seconds = run_items(call, job, items, _at_work_path(name))
+            values, seconds = run_items(function, job, items, _at_work_path(name))
             with contextlib.suppress(Exception):  # metrics fail no task
                 count_receipts(values, began)
             if isinstance(values[-1], MismatchError):

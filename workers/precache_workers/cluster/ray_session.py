@@ -22,7 +22,7 @@ JOINED = {
 
 @contextlib.contextmanager
 def joined_ray(address: str) -> Iterator[None]:
-    """Connect to a running cluster at ``auto`` or ``ray://…``, and disconnect at the end.
+    """Connect to a running cluster, and disconnect at the end.
 
     A process that is connected already stays so.
     """
@@ -33,7 +33,8 @@ def joined_ray(address: str) -> Iterator[None]:
         already = ray.is_initialized()
         try:
             if not already:
-                options = {"job_config": _without_current_folder()} if address == "auto" else {}
+                client = address.startswith("ray://")
+                options = {} if client else {"job_config": _without_current_folder()}
                 _init(address=address, logging_level="ERROR", log_to_driver=False, **options)
         except (ConnectionError, TimeoutError) as error:
             raise BuildError(

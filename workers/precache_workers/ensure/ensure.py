@@ -7,9 +7,12 @@ import functools
 import hashlib
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from precache.errors import BuildError
@@ -27,6 +30,7 @@ from precache.store.open import open_own
 from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
+from precache_workers.driver.build_result import BuildResult
 from precache_workers.ensure.background import Background, begin_build, new_log
 from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.listing import ListedSource, list_rows
@@ -39,9 +43,6 @@ if TYPE_CHECKING:
 
 LEASE_EVERY = 5.0
 """Seconds between two reads of the leases of a version's builds."""
-
-JOB_EVERY = 5.0
-"""Seconds between two polls of a cluster's job, each of which fetches the job's log."""
 
 RANK0_SECONDS = 10.0
 """Seconds without any build after which a rank other than 0 builds the version itself."""
@@ -295,26 +296,32 @@ def build_apart(wanted: WantedVersion) -> Background | None:
 
 
 class PendingJob:
-    """A build by a job of a cluster, whose lines are passed on."""
+    """A build by a job of a cluster, which a thread follows while this process waits for it."""
 
     def __init__(self, wanted: WantedVersion, job: ClusterJob) -> None:
         self._wanted, self._job = wanted, job
-        self._polled = -math.inf
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._built: Future[BuildResult] | None = None
         self.name = f"job {job.id}"
         wanted.say_begun(f"{self.name} builds {wanted.store}: {job.status_command()}")
 
     def check(self) -> str | None:
-        """Poll the cluster at intervals."""
-        from precache_workers.jobs.submission import ENDED
+        """Pass on the job's lines so far; returns the version if it has ended."""
+        if self._built is None:
+            built = self._built = Future[BuildResult]()
+            write = (lambda line: None) if self._job.attached else self._lines.put
 
-        if time.monotonic() - self._polled < JOB_EVERY:
-            return None
-        self._polled = time.monotonic()
-        write = (lambda line: None) if self._job.attached else self._wanted.say
-        status = self._job.poll(write)
-        if status is None or status.state not in ENDED:
-            return None
-        return self._job.result(status).version
+            def follow() -> None:
+                try:
+                    built.set_result(self._job.wait(write))
+                except BaseException as error:
+                    built.set_exception(error)
+
+            threading.Thread(target=follow, name="precache-job", daemon=True).start()
+        ended = self._built.done()  # before its last lines are passed on
+        while not self._lines.empty():
+            self._wanted.say(self._lines.get())
+        return self._built.result().version if ended else None
 
 
 def ensure_version(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
 import os
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +18,9 @@ from precache.errors import BuildError, UsageError, needs
 
 FIRST_ANSWER, ANSWER, SUBMISSION = 10.0, 60.0, 600.0
 """Limits in seconds for the job server's release, for other answers, and for a job's upload."""
+
+SILENT = 5.0
+"""Seconds without a line of a job's log, after which the server is asked for the job's state."""
 
 CONNECTING = 5.0
 """Limit in seconds for a connection."""
@@ -45,12 +50,17 @@ def connect(address: str | None) -> tuple[Any, str]:
 
 
 class TimedClient:
-    """Ray's client of a job server with a time limit for each call, as its own calls have none."""
+    """Ray's client of a job server with a time limit for each call, as its own calls have none.
+
+    `tail_job_logs` is a plain iterator, see `tail`.
+    """
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name == "tail_job_logs":
+            return functools.partial(tail, self._client)
         limit = SUBMISSION if name == "submit_job" else ANSWER
         return functools.partial(_within, limit, getattr(self._client, name))
 
@@ -72,6 +82,37 @@ def _within(seconds: float, call: Callable[..., Any], *arguments: Any, **options
         if answer.done():  # the call's own error
             raise
         raise TimeoutError(f"no answer within {seconds:g} seconds") from None
+
+
+def tail(client: Any, job: str) -> Iterator[str]:
+    """Yield chunks of a job's log until it has ended, and an empty one where none comes for long.
+
+    Ray's client follows a log in an event loop, which has a thread of its own here: the caller may
+    be in another.
+    """
+    chunks: queue.SimpleQueue[str | Exception | None] = queue.SimpleQueue()
+
+    async def pass_on() -> None:
+        try:
+            async for chunk in client.tail_job_logs(job):
+                chunks.put(chunk)
+            chunks.put(None)
+        except Exception as error:
+            chunks.put(error)
+
+    threading.Thread(
+        target=lambda: asyncio.run(pass_on()), name="precache-job-log", daemon=True
+    ).start()
+    while True:
+        try:
+            chunk = chunks.get(timeout=SILENT)
+        except queue.Empty:
+            chunk = ""
+        if isinstance(chunk, Exception):
+            raise chunk
+        if chunk is None:
+            return
+        yield chunk
 
 
 def _client_class() -> Any:

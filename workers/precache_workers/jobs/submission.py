@@ -6,9 +6,10 @@ import dataclasses
 import json
 import re
 import shlex
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from precache_workers.jobs.job_package import JobPackage
 from precache_workers.jobs.job_server import connect, translate_errors
 
 POLL_EVERY = 1.0
-"""Seconds between two requests for the state of a job that is followed."""
+"""Seconds between two requests for a job's state."""
 
 UNREACHABLE_SECONDS = 60.0
 """Seconds for which the cluster may be out of reach while a job is followed."""
@@ -94,7 +95,6 @@ class ClusterJob:
         self.id = job
         self.address = shown(address)
         self.attached = attached
-        self._passed, self._reached = 0, time.monotonic()
 
     def status(self) -> JobStatus:
         """Request the job's state.
@@ -138,38 +138,43 @@ class ClusterJob:
             exit_status=details.driver_exit_code,
         )
 
-    def poll(self, write: Callable[[str], object]) -> JobStatus | None:
-        """Request the job's state, and pass on the lines of its log since the poll before.
-
-        Returns None while the cluster is out of reach, for at most a minute.
+    def follow(self, write: Callable[[str], object]) -> JobStatus:
+        """Pass on the lines of the job's log until it has ended.
 
         Raises
         ------
         BuildError
-            It was out of reach for longer; the job may go on.
+            The cluster was out of reach for over a minute; the job may go on.
         """
-        try:
-            with translate_errors(self.address):
-                details = self._details()  # before the log, which is whole if the job has ended
-                log = self._client.get_job_logs(self.id)
-        except BuildError as error:
-            if time.monotonic() - self._reached > UNREACHABLE_SECONDS:
-                raise BuildError(f"{error}; the job may go on: {self.status_command()}") from None
-            return None
-        self._reached = time.monotonic()
-        ended = details.status.value in ENDED
-        lines = _own_lines(log if ended else log[: log.rfind("\n") + 1])
-        for line in lines[self._passed :]:
-            if line.strip() and _result(line) is None:
-                write(line)
-        self._passed = len(lines)
-        return self._status(details, log)
-
-    def follow(self, write: Callable[[str], object]) -> JobStatus:
-        """Poll until the job has ended; see `poll`."""
-        while (status := self.poll(write)) is None or status.state not in ENDED:
+        passed, reached = 0, time.monotonic()
+        while True:
+            try:
+                with translate_errors(self.address):
+                    for number, line in enumerate(self._lines()):
+                        reached = time.monotonic()
+                        if number >= passed:
+                            passed = number + 1
+                            if line.strip() and _result(line) is None:
+                                write(line)
+                    details = self._details()
+                    if details.status.value in ENDED:
+                        return self._status(details, self._client.get_job_logs(self.id))
+            except BuildError as error:
+                if time.monotonic() - reached > UNREACHABLE_SECONDS:
+                    where = self.status_command()
+                    raise BuildError(f"{error}; the job may go on: {where}") from None
             time.sleep(POLL_EVERY)  # a job server sends no notice
-        return status
+
+    def _lines(self) -> Iterator[str]:
+        """Yield the lines of the log from its beginning, as they are written."""
+        self._details()  # a job that is unknown, or another's, has no log to follow
+        rest = ""
+        for chunk in self._client.tail_job_logs(self.id):
+            if not chunk:
+                self._details()  # raises if the server is gone
+            *lines, rest = (rest + chunk).split("\n")
+            yield from _own_lines("\n".join([*lines, ""]))
+        yield from _own_lines(rest)
 
     def status_command(self) -> str:
         """Return the command that shows the job's state."""
@@ -224,8 +229,11 @@ class ClusterJob:
 
 
 def _own_lines(log: str) -> list[str]:
-    """Return the lines of a job's log without the one in which Ray quotes the command."""
-    lines = log.removesuffix("\n").split("\n") if log else []
+    """Return the lines of a job's log without the one in which Ray quotes the command.
+
+    Ray and others put tabs into their lines, which a terminal would show escaped.
+    """
+    lines = log.expandtabs().removesuffix("\n").split("\n") if log else []
     return [line for line in lines if not line.startswith("Running entrypoint for job")]
 
 
@@ -238,7 +246,13 @@ def _progress(lines: list[str]) -> str:
 def _reason(lines: list[str], message: str) -> str:
     errors = [line.removeprefix("precache: ") for line in lines if line.startswith("precache: ")]
     last = [line for line in lines if line.strip()][-1:]
-    return (errors or last or message.splitlines()[:1] or [""])[-1].strip()
+    reason = (errors or last or message.splitlines()[:1] or [""])[-1].strip()
+    if reason.endswith("No module named precache"):  # as that interpreter says with its own path
+        return (
+            f"{reason}, and here it is {sys.executable}: start Ray on the cluster's nodes by the "
+            "Python that has precache, or install it there: pip install 'precache[cluster]'"
+        )
+    return reason
 
 
 def _result(line: str) -> BuildResult | None:

@@ -16,7 +16,7 @@ from precache.recipe.ops import Computed, Decode, Function, Op, Operation
 from precache.recipe.recipe import Field
 from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Scratch, decode
-from precache_workers.runtime.sample_failures import fails_sample
+from precache_workers.runtime.time_limit import fails_sample
 from precache_workers.sources.base import Sample
 from precache_workers.user_code.loading import load_object
 
@@ -78,9 +78,14 @@ class FieldRecipe:
         SampleError
             The reason why this sample has no row.
         """
-        if self._common is None or not self._field.fixed_ops:
-            return self.row(self.apply(self.input(sample), 0, None, key))
-        return self._from_common(sample, lambda: self.input(sample), 0, key)
+        try:
+            if self._common is None or not self._field.fixed_ops:
+                return self.row(self.apply(self.input(sample), 0, None, key))
+            return self._from_common(sample, lambda: self.input(sample), 0, key)
+        except SampleError as error:
+            if file := sample.files.get(self.part(sample)):
+                raise SampleError(f"{file}: {error}") from None
+            raise
 
     def _from_common(
         self, of: object, begin: Callable[[], Any], applied: int, key: str
@@ -146,12 +151,17 @@ class FieldRecipe:
             array = array.transpose(2, 0, 1)
         return array
 
-    def input(self, sample: Sample) -> Any:
-        """Return the part of a sample that the ops start from."""
+    def part(self, sample: Sample) -> str | int:
+        """Return the name of the part of a sample that the ops start from."""
         name = self._field.input
         if name is None:
             default = field_of(self.name)
             name = default if default in sample.inputs else next(iter(sample.inputs))
+        return name
+
+    def input(self, sample: Sample) -> Any:
+        """Return the part of a sample that the ops start from."""
+        name = self.part(sample)
         if name not in sample.inputs:
             names = ", ".join(map(repr, sample.inputs))
             raise SampleError(f"field {self.name!r} starts from {name!r}; samples have {names}")

@@ -95,7 +95,8 @@ class MaskFrames:
     def fault(self, sample: Sample) -> str:
         """Return the reason why a sample has no row, as a mask does not lie on its image."""
         unlike = [pair for pair in self.of(sample) if not pair.fits]
-        return f"its mask does not lie on its image: {unlike[0]}" if unlike else ""
+        files = f" ({', '.join(sample.files.values())})" if sample.files else ""
+        return f"its mask does not lie on its image{files}: {unlike[0]}" if unlike else ""
 
     def are_apart(self, pair: Pair) -> bool:
         """Return True if ops take other parts of the scene for a mask than for its image."""

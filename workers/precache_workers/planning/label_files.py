@@ -204,6 +204,8 @@ def _csv_file(
             used_mark = [mark for mark in (";", "\t", "|") if len(row) == 1 and mark in row[0]]
             hint = f", and {used_mark[0]!r} does not separate them" if used_mark else ""
             way = ": write a file of these two columns" if len(row) > 2 else ""
+            if len(row) == 1 and len(rows) == len(keys.keys) and not hint:
+                way = f", and these are labels: write keys before them, as {short(keys.keys[0])}"
             if len(row) > 2 and not row[0]:  # what pandas writes above the numbers of rows
                 way += ", with pandas by to_csv(…, index=False)"
             raise SourceError(
@@ -390,6 +392,7 @@ def _one_of(
         return (candidates[0],)
     bits = [name for name in candidates if _has_bits(cells[name])]
     several = len(bits) > 1 and not any("," in name for name in bits)
+    several &= any(bit_of(cell) for name in bits for cell in cells[name])
     ways: list[tuple[Sequence[str], str]] = []
     ids, other = [*map(str, rows.lines)], None
     for names in ((tuple(bits),) if several else ()) + tuple((name,) for name in candidates):

@@ -146,7 +146,7 @@ class RunOptions(SourceOptions, PlacementOptions):
         if not is_joined(address) and address not in ("serial", "local"):
             web = address.startswith(("http://", "https://"))
             job = "; a job server takes precache submit, or refresh --submit" if web else ""
-            raise ValueError(f"choose local, serial, auto, or ray://host:10001{job}")
+            raise ValueError(f"choose local, serial, auto, host:6379 or ray://host:10001{job}")
         return address
 
     @model_validator(mode="after")
@@ -158,7 +158,7 @@ class RunOptions(SourceOptions, PlacementOptions):
             ]
             raise ValueError(
                 f"`{names[0]}` is for a cluster that is joined, and `address` is {self.address!r}; "
-                "give auto or ray://host:10001"
+                "give auto, host:6379 or ray://host:10001"
             )
         return self
 

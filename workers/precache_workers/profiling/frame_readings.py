@@ -49,6 +49,7 @@ class FrameReadings:
 
     def look(self, sample: Sample, key: str) -> None:
         """Add a sample."""
+        key = ", ".join(sample.files.values()) or key
         for pair in self._frames.of(sample):
             seen = self._seen.setdefault(pair.mask, _Seen())
             seen.tried += 1

@@ -50,6 +50,9 @@ MASKS = 4
 MOST_COUNTED = 4096
 """Values of a blended mask that are counted for the message."""
 
+NEARLY_ALL, NEAR, MOST_LEVELS = 0.95, 8, 4
+"""A JPEG is a mask if so many of its pixels are near to one of so few values."""
+
 LEAST_BITS = (8, 10, 12, 14)
 """Bits of sensors, in files of 16 bits."""
 
@@ -73,6 +76,8 @@ class _Seen:
         Largest value of images of 16 bits, and the key that has it.
     wide_masks
         Key and values of each image of 16 bits that has few.
+    noisy
+        Text on each JPEG that is a mask.
     """
 
     tried: int = 0
@@ -83,6 +88,7 @@ class _Seen:
     wide: int = 0
     widest: tuple[int, str] = (0, "")
     wide_masks: list[tuple[str, list[int]]] = field(default_factory=list)
+    noisy: list[str] = field(default_factory=list)
     transparent: int = 0
     animated: int = 0
 
@@ -106,7 +112,7 @@ class PixelReadings:
         """Add a sample; one that cannot be decoded is left to the ops, which say why."""
         for name, recipe in self._recipes.items():
             with contextlib.suppress(Exception):
-                self._look(name, recipe, sample, key)
+                self._look(name, recipe, sample, sample.files.get(recipe.part(sample), key))
         self._frames.look(sample, key)
 
     def _look(self, name: str, recipe: FieldRecipe, sample: Sample, key: str) -> None:
@@ -116,7 +122,10 @@ class PixelReadings:
         facts = PictureFacts()
         if ops and isinstance(ops[0], Decode):
             if isinstance(data, bytes | bytearray | memoryview) and bytes(data[:2]) == b"\xff\xd8":
-                return  # a JPEG: no palette, at most 12 bits, and no values that are exact
+                # A JPEG: no palette, at most 12 bits, and no values that are exact.
+                if levels := _levels(data):
+                    seen.noisy.append(f"{key} has nearly all pixels near {levels}")
+                return
             facts = picture_facts(data, ops[0])
         if facts.widest is not None:
             seen.wide += 1
@@ -246,6 +255,18 @@ class PixelReadings:
             first = self.fields[name].ops[0] if self.fields[name].ops else None
             if not isinstance(first, Decode):
                 continue
+            resized = [op for op in self.fields[name].ops if isinstance(op, Resampling)]
+            is_open = any(map(_blends, resized))
+            is_mask = is_open or all(op.interpolation == "nearest" for op in resized)
+            if is_mask and seen.noisy and len(seen.noisy) * MASKS >= seen.tried:
+                nearest, bilinear = (self._options(name, way) for way in ("nearest", "bilinear"))
+                lines.append(
+                    f"{name}: {len(seen.noisy)} of {seen.tried} samples tried look like masks in "
+                    f"JPEG files, which do not keep values: {seen.noisy[0]}. Masks: "
+                    + f"{nearest}, and " * is_open
+                    + "round the values behind the loader"
+                    + f". Pictures: {bilinear}" * is_open
+                )
             if seen.transparent and not first.states("mode"):
                 keeps = self._options(name, mode="RGBA")
                 lines.append(
@@ -263,6 +284,29 @@ class PixelReadings:
                     f"highest 8 are kept; to keep all: {self._options(name, mode='unchanged')}"
                 )
         return (*lines, *self._frames.notes())
+
+
+def _levels(data: Any) -> str:
+    """Return the values that nearly all pixels of a JPEG are near to, if they are few as a mask's.
+
+    Of 160 photographs none is so; a mask of class numbers is dark all over.
+    """
+    image = Image.open(io.BytesIO(data))
+    image.draft("L", (PART // 2, PART // 2))  # an eighth of a large one is decoded
+    counts, levels = np.array(image.convert("L").histogram(), np.float64), list[int]()
+    used = counts.nonzero()[0]
+    if len(used) > 1 and used[-1] < FEW_VALUES:
+        return f"0 to {used[-1]}"
+    least = (1 - NEARLY_ALL) * counts.sum()
+    while counts.sum() > least:
+        level = int(np.convolve(counts, np.ones(2 * NEAR + 1), "same").argmax())
+        levels.append(
+            int(counts[max(0, level - NEAR) :][: 2 * NEAR + 1].argmax()) + max(0, level - NEAR)
+        )
+        counts[max(0, level - NEAR) : level + NEAR + 1] = 0
+    levels.sort()
+    apart = min(np.diff(levels), default=0) > 2 * NEAR  # unlike those of a picture of low contrast
+    return " and ".join(map(str, levels)) if apart and len(levels) <= MOST_LEVELS else ""
 
 
 def _blends(op: Op | None) -> bool:

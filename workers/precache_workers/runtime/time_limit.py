@@ -289,6 +289,17 @@ def samples_at_work() -> SamplesAtWork:
     return current or SamplesAtWork()
 
 
+def fails_sample(error: BaseException) -> bool:
+    """Return False for an exception that stops the work, and is not one of the sample's own code.
+
+    Ctrl-C reaches the main thread alone, and samples are at work on others.
+    """
+    if isinstance(error, Exception | SystemExit):
+        return True
+    main = threading.current_thread() is threading.main_thread()
+    return not (main or samples_at_work().given_up)
+
+
 def ended_workers(reason: str) -> bool:
     """Return True if a sample is a hole because it took too long, or killed its workers."""
     return any(

@@ -21,8 +21,7 @@ from precache.errors import FetchError, SampleError, SourceError, UsageError
 from precache.storage.base import Folder
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable
-from precache_workers.runtime.sample_failures import fails_sample
-from precache_workers.runtime.time_limit import FETCHING, samples_at_work
+from precache_workers.runtime.time_limit import FETCHING, fails_sample, samples_at_work
 from precache_workers.sources.base import (
     NO_RULES,
     Doubt,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
 import json
@@ -152,11 +153,12 @@ def _search(
     paths = [os.fsdecode(value) for value in attributes.values() if _is_path(value)]
     folders = filter(os.path.isdir, dict.fromkeys(paths))  # no error, whatever the text is
     roots = tuple(dict.fromkeys((*roots, *folders)))
-    for name, value in attributes.items():
+    kind = type(dataset)
+    for name, value in [*attributes.items(), *_around(dataset)]:
         if (id(value), roots) in seen:
             continue
         seen[id(value), roots] = value  # kept, as ids are used again
-        of_class = value is inspect.getattr_static(type(dataset), name, None)
+        of_class = value is inspect.getattr_static(kind, name, None) or name.startswith("globals ")
         yield _Held(f"{where}.{name}", value, roots, of_class)
         within = {f"{where}.{name}": value}
         with contextlib.suppress(Exception):  # of the user's class
@@ -179,6 +181,43 @@ def _attributes(dataset: Any) -> dict[str, Any]:
         if isinstance(value, types.MemberDescriptorType):  # a slot
             attributes[name] = getattr(dataset, name, None)
     return {name: value for name, value in attributes.items() if not name.startswith("__")}
+
+
+def _around(dataset: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what methods of a dataset read from the functions around them, and from their module.
+
+    So do functions of that module that they call. Names of the latter begin with ``globals``.
+    """
+    classes = [part for part in type(dataset).__mro__ if not part.__module__.startswith("torch")]
+    found = [value for part in classes[:-1] for value in vars(part).values()]
+    found += [value for value in getattr(dataset, "__dict__", {}).values() if callable(value)]
+    seen = set[Any]()
+    while found:
+        function = found.pop()
+        if isinstance(function, functools.partial):
+            yield function.func.__name__, [function.args, function.keywords]
+            function = function.func
+        function = getattr(function, "fget", None) or function
+        function = inspect.unwrap(getattr(function, "__func__", function))
+        if not isinstance(function, types.FunctionType) or function.__code__ in seen:
+            continue
+        codes, names = [function.__code__], set[str]()
+        seen.add(function.__code__)
+        while codes:
+            code = codes.pop()
+            names |= {*code.co_names}
+            codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for name, cell in cells.items():
+            with contextlib.suppress(ValueError):  # it is not set yet
+                found.append(cell.cell_contents)
+                yield f"{function.__name__}.{name}", cell.cell_contents
+        for name in sorted(names & function.__globals__.keys()):
+            value = function.__globals__[name]
+            if getattr(value, "__module__", "") == function.__module__:
+                found.append(value)
+            elif isinstance(value, list | tuple | dict | np.ndarray):
+                yield f"globals {name}", value
 
 
 def _as_builtin(value: Any) -> Any:

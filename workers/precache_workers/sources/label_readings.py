@@ -36,6 +36,7 @@ from precache_workers.sources.name_readings import (
     TARGETS,
     ending,
     endings_of_pairs,
+    partners_across,
     plain_folder,
 )
 
@@ -157,6 +158,9 @@ class FolderReading:
 
 _PART = re.compile(r"[0-9]{4,}|(?:.*[\W_])?[^\W\d_]{2,}[ _.-]?[0-9]+")
 """Names of folders that files are spread over, as by img2dataset, or called ``part_1``."""
+
+_HASHED = re.compile("[0-9a-f]{1,4}")
+"""Names of folders by the first digits of hashes."""
 
 _SHOTS = re.compile(
     r"[1-9]\d{2}[A-Z_][A-Z0-9_]{4}|(?:19|20)\d{2}(?:[-_. ]?(?:0[1-9]|1[0-2])(?:[-_. ]?[0-3]\d)?)?"
@@ -286,7 +290,9 @@ def read_folders(
     words = {name.rstrip("0123456789") or len(name) for name in inner}
     numbered = len(words) == 1 and all(map(_PART.fullmatch, inner))
     parts = sorted(differing_in(inner, _PAIRED))
-    if len(inner) > 1 and (numbered or all(map(_SHOTS.fullmatch, inner))):
+    hashed = len({*map(len, inner)}) == 1 and all(map(_HASHED.fullmatch, inner))
+    hashed &= not (all(map(str.isdecimal, inner)) or all(map(str.isalpha, inner)))
+    if len(inner) > 1 and (numbered or hashed or all(map(_SHOTS.fullmatch, inner))):
         parts = sorted(inner)
     if parts:
         notes.append(
@@ -404,6 +410,9 @@ class _Pairs(NamedTuple):
         for name in names:
             top = folder_at(name, level)
             stems[top].append(name.split("/", level)[-1].rpartition(".")[0])
+        for top, of in stems.items():  # all files may lie in one folder of it
+            start = len("".join(f"{part}/" for part in _shared([s.split("/")[:-1] for s in of])))
+            stems[top] = [stem[start:] for stem in of]
         is_mask = False
         if len({frozenset(some) for some in stems.values()}) > 1:
             ends = {top: ending(s.rpartition("/")[2] for s in of) for top, of in stems.items()}
@@ -513,11 +522,15 @@ def _doubt(
     below = sorted(set().union(*inner.values()))
     parts = {plain_folder(part) for folder in Folders(names).counts for part in folder.split("/")}
     masks = {t for t in parts & TARGETS if parts.isdisjoint(f"{no}{t}" for no in _OPPOSITES)}
-    if not (masks and parts & IMAGES):  # photos and masks are not stored in one way
+    across = partners_across(names)
+    are_pairs = across is not None and across.are_pairs
+    whole = ("--sample-name", "whole") if are_pairs else ()
+    if copies or not (are_pairs or (masks and parts & IMAGES)):  # masks are not stored as photos
         for number, some in ((folders.next_level, below), (level, tops)):
             if some:
-                ways.append((("--label-level", str(number)), f"for the classes {quoted(some)}"))
-        ways.append((("--label-level", "0"), "for no label"))
+                classes = f"for the classes {quoted(some)}"
+                ways.append((("--label-level", str(number), *whole), classes))
+        ways.append((("--label-level", "0", *whole), "for no label"))
     if copies and not splits:
         ways.append(((), f"move {quoted(copies)} elsewhere, or give the classes by --labels"))
     both: list[str] = []

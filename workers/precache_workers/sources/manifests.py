@@ -315,7 +315,10 @@ class ManifestSource:
                     "may not name any; give a URL or a relative path"
                 )
             return os.path.normpath(path)
-        joined = os.path.normpath(f"{name.rpartition('/')[0] or '.'}/{path}")
+        outer = name.rpartition("/")[0] or "."
+        if "\\" in path and local is not None and not (local / outer / path).exists():
+            path = path.replace("\\", "/")  # of Windows
+        joined = os.path.normpath(f"{outer}/{path}")
         if is_name(joined):
             return joined
         if local is not None and self.follow_links:

@@ -44,6 +44,12 @@ TARGETS = frozenset(
 )  # fmt: skip
 """Names of folders with the images and the targets of one data set, as by `plain_folder`."""
 
+_APART = TARGETS | {
+    "thumb", "thumbs", "thumbnail", "thumbnails", "preview", "previews", "resized", "cropped",
+    "augmented", "aug", "copies", "backup", "backups",
+}  # fmt: skip
+"""Names of folders, or words of these, with targets or copies of the images beside them."""
+
 MOST_WORDS = 3
 """Words of an ending, at most: ``_gtFine_labelIds`` has two."""
 
@@ -112,6 +118,8 @@ class Partners:
             way = f"'{sources[0]}' as the source takes both as columns of one"
             return [f"{text}, and are samples; if they are masks or copies, {way}"], []
         ways: list[tuple[Sequence[str], str]] = [((source,), both) for source in sources]
+        if self.unlike == "folder" and len(sources) > 1:  # no one of them has all samples
+            ways = [((), "move one kind of these folders elsewhere")]
         if folder is None:
             ways = [((), f"the files in a folder, and '{sources[0]}' as the source, {both}")]
         when = "if each image is a sample"
@@ -148,7 +156,7 @@ def partners_among(keys: Texts) -> Partners | None:
         top = ranked[0][1] if ranked else 0
         are_pairs = top >= max(PART, NEARLY_ALL * photos, NEARLY_ALL * len(rows))
         if top < max(PART, len(keys) // 20):
-            return None
+            return _of_equal_endings(keys, stems)
     [(of_photos, _), *_] = _most_common(_found(stems.take(row_of[rows]), _PHOTO))
     others = [f"*{ending}.*" for ending, count in ranked if PART * count >= ranked[0][1]]
     example = keys[int(rows[0])]
@@ -178,18 +186,41 @@ def _of_other_suffixes(keys: Texts, counts: np.ndarray) -> Partners:
     return Partners(count, len(keys) - count, example, pairs, "ending", True, are_pairs)
 
 
+def _of_equal_endings(keys: Texts, stems: Texts) -> Partners | None:
+    """Return the images of names that nearly all have the same few endings, as 1_left and 1_right.
+
+    None if they have not.
+    """
+    ranked = _most_common(_found(stems, f"{_WORD}$"))
+    endings = [ending for ending, _ in ranked]
+    counts = _replaced(stems, f"{_WORD}$").counts()
+    if "" in endings or not 1 < len(endings) < PART or (counts == len(endings)).mean() < NEARLY_ALL:
+        return None
+    pairs = [(f"*{endings[0]}.*", f"*{other}.*") for other in endings[1:]]
+    photos = ranked[0][1]
+    return Partners(len(keys) - photos, photos, keys[0], pairs, "ending", False, False)
+
+
 def partners_across(keys: Texts) -> Partners | None:
-    """Find masks and other targets that are called as photos in a folder beside theirs.
+    """Find masks, other targets and copies that are called as images in a folder beside theirs.
 
     As ``masks/1.png`` is as ``images/1.jpg``; None if there are none.
     """
     folders = Folders(keys)
-    of_targets = folders.where(lambda name: _without(name, TARGETS) != name)
+    shared = len(common_start([name.split("/")[:-1] for name in folders.names]))
+
+    def have(words: Set[str]) -> np.ndarray:
+        return folders.where(
+            lambda name: _without(name, words, shared) != _without(name, frozenset(), shared)
+        )
+
+    of_targets = have(_APART)
     if not of_targets.any() or of_targets.all():
         return None
     plain = folders.each(
         lambda names: [
-            re.sub("//+", "/", _without(name, IMAGES | TARGETS)[:-1]).lstrip("/") for name in names
+            re.sub("//+", "/", _without(name, IMAGES | _APART, shared)[:-1]).lstrip("/")
+            for name in names
         ]
     )
     bases = _replaced(_replaced(Texts([*map(_base, keys)]), _SUFFIX), f"(?:{_TARGET}.*|{_PHOTO})")
@@ -206,23 +237,26 @@ def partners_across(keys: Texts) -> Partners | None:
     pairs = [*dict.fromkeys(_apart(*pair) for pair, _ in ranked.most_common(MOST_WAYS))]
     count, others = len(targets), int((~of_targets).sum())
     are_pairs = count >= FEW and PART * count >= others
-    return Partners(count, others, keys[int(targets[0])], pairs, "folder", True, are_pairs)
+    may_be_masks = bool(have(TARGETS)[targets].any())
+    return Partners(count, others, keys[int(targets[0])], pairs, "folder", may_be_masks, are_pairs)
 
 
 def _base(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _without(name: str, words: Set[str]) -> str:
-    """Return a name without those of its folders, or words of these, that are some words."""
-    *folders, base = name.split("/")
-    kept = ["" if plain_folder(folder) in words else folder for folder in folders]
-    kept = [
-        folder
-        if words.isdisjoint(map(plain_folder, parts := re.split(r"[\W_]+", folder)))
-        else "_".join(part for part in parts if plain_folder(part) not in words)
-        for folder in kept
-    ]
+def _without(name: str, words: Set[str], shared: int) -> str:
+    """Return a name below the folders that all share, without the words in its folders.
+
+    Of copies, only a whole name counts: ``cat_aug`` may be a class.
+    """
+    *folders, base = name.split("/")[shared:]
+    kept = []
+    for folder in folders:
+        parts = re.split(r"[\W_]+", folder)
+        others = [part for part in parts if plain_folder(part) not in words & (IMAGES | TARGETS)]
+        whole = folder if others == parts else "_".join(others)
+        kept.append("" if plain_folder(folder) in words else whole)
     return "/".join([*kept, base])
 
 

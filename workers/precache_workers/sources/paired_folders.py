@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -134,7 +134,7 @@ class PairedFolders:
             left_out=left_out,
             examples=examples,
             notes=(*said, *first.notes),
-            ctimes=np.max(ctimes, axis=0) if len(ctimes) == len(listed) else None,
+            ctimes=_digests(np.stack(ctimes, 1)) if len(ctimes) == len(listed) else None,
         )
 
     # --- fetching -------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ class PairedFolders:
             named = replace(source, sample_keys=dict(zip(files, samples, strict=True)))
             parts[name] = named.fetch(files, [place[name]["size"] for place in places.values()])
         read = {
-            place: _joined(dict(zip(parts, columns, strict=True)))
-            for place, columns in zip(places, zip(*parts.values(), strict=True), strict=True)
+            n: _joined(dict(zip(parts, columns, strict=True)), place)
+            for (n, place), *columns in zip(places.items(), *parts.values(), strict=True)
         }
         if any(isinstance(part, FetchError) for part in read.values()):
             forget(self)  # a file may have changed
@@ -185,18 +185,27 @@ def _table(named: Mapping[str, RowTable]) -> RowTable:
     )
 
 
-def _joined(parts: Mapping[str, Fetched]) -> Fetched:
-    """Return the sample of all columns, or the first error of one."""
+def _digests(numbers: np.ndarray) -> np.ndarray:
+    """Return a number (rows,) int64 for the numbers of each row: one file alone may change."""
+    return np.array([xxhash.xxh3_64_intdigest(row.tobytes()) >> 1 for row in numbers], np.int64)
+
+
+def _joined(parts: Mapping[str, Fetched], files: Mapping[str, Any]) -> Fetched:
+    """Return the sample of all columns, or the first error of one, with the name of its file."""
     inputs: dict[str | int, bytes] = {}
     contents = []
+    names: dict[str | int, str] = {
+        name: ("" if _MAGIC.search(name) else f"{name}/") + printable(files[name]["name"])
+        for name in parts
+    }
     for name, part in parts.items():
         if isinstance(part, SampleError):
-            return SampleError(f"{name}: {part}")
+            return SampleError(f"{names[name]}: {part}")
         if not isinstance(part, Sample):
             return part
         [inputs[name]] = part.inputs.values()
         contents.append((name, part.content))
-    return Sample(inputs, content=_digest(contents))
+    return Sample(inputs, content=_digest(contents), files=names)
 
 
 def _digest(values: object) -> str:

@@ -1,0 +1,288 @@
+"""`Loop`: the base of `Loader` and `Mixture`: iterators, position and its state, statistics."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self
+
+import torch
+
+from precache.errors import UsageError
+from precache.loading.cuda_clock import stall_clock
+from precache.loading.options import LoaderOptions
+from precache.loading.rank_check import RankCheck
+from precache.runtime.integers import whole
+from precache.runtime.step_clock import FetchedObjects, LoaderStats, WorkTime
+
+
+class Counters(NamedTuple):
+    """Sums that only grow, of all iterators of a loop.
+
+    Attributes
+    ----------
+    cpu_seconds
+        CPU time of the threads.
+    work
+        Time in which batches were made.
+    objects, nbytes
+        Objects fetched into a disk cache, and their bytes.
+    repeated
+        Rows read a second time.
+    """
+
+    cpu_seconds: float = 0.0
+    work: WorkTime = WorkTime()
+    objects: int = 0
+    nbytes: int = 0
+    repeated: int = 0
+
+    def plus(self, other: Counters, sign: int = 1) -> Counters:
+        """Add counters, or subtract them with the sign -1."""
+        return Counters(
+            self.cpu_seconds + sign * other.cpu_seconds,
+            self.work.plus(other.work, sign),
+            *(own + sign * more for own, more in zip(self[2:], other[2:], strict=True)),
+        )
+
+
+class Arrived(NamedTuple):
+    """A batch, and what is counted of it.
+
+    Attributes
+    ----------
+    place
+        Where the one after it begins; None after the last of an epoch.
+    ready
+        Batches that were decoded when it was requested.
+    output
+        A list that holds the batch alone, so that it can be dropped.
+    """
+
+    place: int | None
+    rows: int
+    nbytes: int
+    ready: float
+    output: list[Any]
+
+
+OF_DATALOADER = ("sampler", "batch_sampler", "collate_fn", "num_workers")
+
+
+class Loop(ABC):
+    """Iterates over batches; one iterator is one epoch.
+
+    A position is an epoch and a place in it, counted in the loop's `unit`.
+    """
+
+    unit: ClassVar[str]
+
+    _closed: threading.Event
+
+    def __init__(self, device: torch.device, rank: int, world_size: int, what: str) -> None:
+        self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+        # At exit, while modules can still be used, and before what batches are made with is
+        # finalized.
+        weakref.finalize(self, end_all, self._iterators)
+        self._check = RankCheck(rank, world_size, what, self.unit)
+        self._clock = stall_clock(device)
+        self._reported = Counters()
+        self._reached = self._next = (0, 0)
+        self._is_chosen = False
+
+    # --- of a kind of loop ---
+
+    @abstractmethod
+    def batches(self, epoch: int, place: int) -> Generator[Arrived, None, None]:
+        """Yield the batches of an epoch from a place on, for a loop that keeps its position."""
+
+    @property
+    @abstractmethod
+    def counters(self) -> Counters:
+        """Sums since this was made."""
+
+    @property
+    @abstractmethod
+    def _length(self) -> int:
+        """Places of an epoch."""
+
+    @abstractmethod
+    def _identity(self) -> dict[str, Any]:
+        """Return all that decides the batches; a state with another identity is refused."""
+
+    @abstractmethod
+    def settings(self, place: int = 0) -> dict[str, Any]:
+        """All that decides the rows of a rank's steps, by option; ranks must agree in it."""
+
+    @abstractmethod
+    def _remake(self) -> tuple[Any, tuple[Any, ...]]:
+        """Return a function and its arguments that make a loop of the same options."""
+
+    def _turn(self, epoch: int) -> int:
+        """Return the number that ranks of one epoch have in common."""
+        return epoch
+
+    # --- iterators ---
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._closed.is_set():
+            raise UsageError(f"this {type(self).__name__} is closed; make a new one")
+        iterator = self._run()
+        self._iterators.add(iterator)
+        return iterator
+
+    def _run(self) -> Generator[Any, None, None]:
+        if self._closed.is_set():
+            return
+        # With its first batch, not when it is made: some trainers make one that they never use.
+        self._reached = epoch, place = self._next
+        self._next = (epoch + 1, 0)
+        chosen, self._is_chosen = self._is_chosen, False
+        check, turn = self._check, self._turn(epoch)
+        check.register(lambda: self.settings(place))
+        check.begin(turn, place, chosen=chosen)
+        with contextlib.closing(self.batches(epoch, place)) as batches, check.passing():
+            self._clock.begin()
+            for following, rows, nbytes, ready, output in batches:
+                self._clock.arrived(rows, nbytes, ready)
+                self._reached = (epoch + 1, 0) if following is None else (epoch, following)
+                if following is None:
+                    check.finish(turn)
+                yield output.pop()  # without a name, so that a batch that is dropped is freed
+                self._clock.requested()
+                check.advance()
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Refuse an index, and a `DataLoader` around this."""
+        raise UsageError(
+            f"a {type(self).__name__} makes batches itself, on threads of its own: iterate over it "
+            "in place of a DataLoader; a CachedDataset has samples by index, for any DataLoader"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse options, which decide when this is made, unless a subclass iterates itself."""
+        option = name in LoaderOptions.__dataclass_fields__
+        option |= name in OF_DATALOADER and value is not None
+        if option and type(self).__iter__.__module__.startswith(__package__):
+            raise UsageError(
+                f"{name} was set on a {type(self).__name__}, and its batches would not follow it: "
+                f"give {name} when it is made, if it has such an option"
+            )
+        super().__setattr__(name, value)
+
+    def close(self) -> None:
+        """End running iterators."""
+        self._closed.set()
+        end_all(self._iterators)
+
+    @property
+    def closed(self) -> bool:
+        """True once it is closed."""
+        return self._closed.is_set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- position ---
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iterator runs; one that was resumed goes on there."""
+        epoch = whole("epoch", epoch, 0)
+        self._choose(epoch, self._next[1] if epoch == self._next[0] else 0)
+
+    def _choose(self, epoch: int, place: int) -> None:
+        self._reached = self._next = (whole("epoch", epoch, 0), place)
+        self._is_chosen = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the loop: what it has received, not what is being read ahead."""
+        epoch, place = self._reached
+        return {**self._identity(), "epoch": epoch, self.unit: place}
+
+    def _load_position(self, state: Mapping[str, Any]) -> None:
+        epoch, place = state.get("epoch"), state.get(self.unit)
+        try:
+            position = whole("epoch", epoch, 0), whole(self.unit, place, 0)
+        except UsageError:
+            position = (0, self._length)
+        if position[1] >= self._length:
+            raise UsageError(
+                f"the saved state is at epoch {epoch!r}, {self.unit} {place!r}; an epoch has "
+                f"{self._length}"
+            )
+        self._choose(*position)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy or pickle the options and the position; not the threads and the memory."""
+        chosen = self._is_chosen or self._reached != self._next
+        return _made_again, (*self._remake(), self._reached, chosen)
+
+    # --- statistics ---
+
+    def stats(self) -> LoaderStats:
+        """Batches, bytes, waiting and step times, and the threads' CPU time since the last call."""
+        before, self._reported = self._reported, self.counters
+        new, steps = self._reported.plus(before, -1), self._clock.take()
+        fetched = FetchedObjects(new.objects, new.nbytes)
+        return dataclasses.replace(
+            steps.stats(new.cpu_seconds, fetched, new.work),
+            repeated=new.repeated,
+            ranks=self._check.world_size,
+            compared=self._check.count(),
+        )
+
+    @property
+    def work_time(self) -> WorkTime:
+        """Time in which batches were made on the CPU, since this was made."""
+        return self.counters.work
+
+
+def _made_again(
+    make: Any, arguments: tuple[Any, ...], position: tuple[int, int], chosen: bool
+) -> Any:
+    """Make a loop for `copy` and `pickle`, whose first iterator goes on at a position."""
+    loop = make(*arguments)
+    loop._reached = loop._next = position
+    loop._is_chosen = chosen
+    return loop
+
+
+def work_time_of(loader: object) -> WorkTime:
+    """Return the time in which a loader made batches on the CPU; zeros for loaders of others."""
+    return loader.work_time if isinstance(loader, Loop) else WorkTime()
+
+
+def require_same(own: Mapping[str, Any], state: Any, owner: str) -> None:
+    """Refuse a state that was saved with other settings.
+
+    Raises
+    ------
+    UsageError
+        It is no state; or the first setting that differs, with both values.
+    """
+    if not isinstance(state, Mapping):
+        raise UsageError(f"the saved state is {state!r:.60}; give what state_dict() returned")
+    for name, value in own.items():
+        if name not in state or state[name] != value:
+            way = "open the same version with the same settings, or start a new epoch"
+            if name == "version" and state.get(name):
+                way = f"open that version, as 'STORE@{state[name]}', or start a new epoch"
+            raise UsageError(
+                f"the saved state has {name}={state.get(name)!r} and {owner} has {value!r}; {way}"
+            )
+
+
+def end_all(iterators: Iterable[Generator[Any, None, None]]) -> None:
+    """End iterators, with their threads; those that have not begun may still begin."""
+    begun = [one for one in iterators if inspect.getgeneratorstate(one) != inspect.GEN_CREATED]
+    for iterator in begun:
+        with contextlib.suppress(ValueError):  # it is at work
+            iterator.close()

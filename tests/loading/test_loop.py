@@ -1,0 +1,208 @@
+"""What people do to loaders: resume with other batches, copy, pickle, use small sets, close."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import precache
+from precache.errors import UsageError
+from precache.loading.loop import require_same
+from precache.sampling.order import Order, Shuffle, ValidRows
+from precache.transforms import HorizontalFlip
+from tests.conftest import BuiltStore
+
+# --- resuming with another global batch ---------------------------------------------------------
+
+
+@given(
+    st.integers(1, 60),
+    st.sampled_from([(1, 5), (2, 3), (4, 1), (3, 7)]),
+    st.sampled_from([(1, 4), (2, 5), (3, 1)]),
+    st.sampled_from([None, Shuffle(), Shuffle("block", 7, 2)]),
+    st.data(),
+)
+def test_rows_received_do_not_come_again_and_all_others_do(
+    rows: int,
+    before: tuple[int, int],
+    after: tuple[int, int],
+    shuffle: Shuffle | None,
+    data: st.DataObject,
+) -> None:
+    """On any other number of ranks, with any other batch size."""
+
+    def orders(world: int, batch: int) -> list[Order]:
+        valid = ValidRows(rows, np.array([], np.int64))
+        return [Order(valid, batch, shuffle, rank=r, world_size=world) for r in range(world)]
+
+    old, new = orders(*before), orders(*after)
+    steps = data.draw(st.integers(0, old[0].batches() - 1))
+    place = steps * old[0].global_batch
+    seen = [row for one in old for part in list(one.epoch(3))[:steps] for row in part.tolist()]
+    rest = [list(one.epoch(3, place)) for one in new]
+    assert {len(parts) for parts in rest} == {new[0].batches(place)}
+    assert len({tuple(map(len, parts)) for parts in rest}) == 1
+    starts = range(place, new[0].stop(place), new[0].global_batch)
+    own = []
+    for one, parts in zip(new, rest, strict=True):
+        for start, part in zip(starts, parts, strict=True):
+            again = one.repeated(start)
+            own += part[~again].tolist() if again is not None else part.tolist()
+    assert sorted(seen + own) == list(range(rows))
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": "block"}])
+def test_a_state_goes_on_with_another_batch_size(
+    image_store: BuiltStore, options: dict[str, Any]
+) -> None:
+    def rows_of(loader: Any, count: int = 99) -> list[int]:
+        return [row for batch in itertools.islice(loader, count) for row in batch["row"].tolist()]
+
+    with precache.Loader(image_store.path, 4, **options) as loader:
+        seen = rows_of(loader, 3)
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert (state["epoch"], state["sample"], state["batch"]) == (0, 12, 3)
+    with precache.Loader(image_store.path, 5, **options) as loader:
+        loader.load_state_dict(state)
+        seen += rows_of(loader)
+        assert len(seen) == len(set(seen)) == (17 if options.get("drop_last") else 21)
+        assert len(rows_of(loader)) == (20 if options.get("drop_last") else 21)
+    with precache.Loader(image_store.path, 10, drop_last=True) as loader:
+        if options.get("drop_last"):
+            loader.load_state_dict(state)  # nine are left, less than a batch
+            assert loader.state_dict()["epoch"] == 1
+
+
+def test_the_first_setting_that_differs_is_named_with_both_values() -> None:
+    require_same({"a": 1}, {"a": 1, "b": 2}, "this loader")
+    with pytest.raises(UsageError, match="the saved state has b=3 and this loader has 2; open"):
+        require_same({"a": 1, "b": 2}, {"a": 1, "b": 3}, "this loader")
+    with pytest.raises(UsageError, match="has a=None and this loader has 1"):
+        require_same({"a": 1}, {}, "this loader")
+
+
+# --- small sets ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"weights": np.arange(23)}])
+def test_a_set_smaller_than_a_batch_is_one_short_batch(
+    image_store: BuiltStore, options: dict[str, Any]
+) -> None:
+    with precache.Loader(image_store.path, 256, **options) as loader:
+        assert [len(batch["row"]) for batch in loader] == [21]
+        assert len(loader) == 1
+
+
+def test_one_row_on_two_ranks_is_marked_as_repeated_on_one(image_store: BuiltStore) -> None:
+    row = int(np.flatnonzero(image_store.open().valid)[3])
+    marks = []
+    for rank in range(2):
+        with precache.Loader(
+            image_store.path, 8, rows=[row], rank=rank, world_size=2, device="cpu"
+        ) as loader:
+            [batch] = loader
+            assert batch["row"].tolist() == [row]
+            marks += batch["repeated"].tolist()
+    assert marks == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("world", "way"), [(1, "give at most 21, or leave out drop_last"), (30, "leave it out")]
+)
+def test_drop_last_that_leaves_no_batch_is_refused(
+    image_store: BuiltStore, world: int, way: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"has 21 valid rows.*, of which drop_last .*: {way}$"):
+        precache.Loader(image_store.path, 22, drop_last=True, rank=0, world_size=world)
+
+
+# --- copies -------------------------------------------------------------------------------------
+
+
+def _rest(loader: Any, answer: Any) -> None:
+    with loader:
+        answer.put([batch["row"].tolist() for batch in loader])
+
+
+def _spawned(loader: Any) -> Any:
+    """Read the rest of an epoch in a new process, as `ddp_spawn` does."""
+    spawn = multiprocessing.get_context("spawn")
+    answer = spawn.Queue()
+    process = spawn.Process(target=_rest, args=[loader, answer])
+    process.start()
+    rows = answer.get(timeout=120)
+    process.join()
+    return rows
+
+
+def _read(loader: Any) -> list[list[int]]:
+    with loader:
+        return [batch["row"].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda loader: _read(copy.copy(loader)),
+        lambda loader: _read(copy.deepcopy(loader)),
+        lambda loader: _read(pickle.loads(pickle.dumps(loader))),
+        _spawned,
+    ],
+    ids=["copy", "deepcopy", "pickle", "spawn"],
+)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_copy_has_the_options_and_the_position(
+    copied: Callable[[Any], list[list[int]]], mixed: bool, image_store: BuiltStore
+) -> None:
+    loader: Any = precache.Loader(image_store.path, 4, seed=3, transform=HorizontalFlip())
+    loader = precache.mix([loader], seed=2) if mixed else loader
+    with loader:
+        batches = iter(loader)
+        first = [next(batches)["row"].tolist() for _ in range(2)]
+        rest = copied(loader)
+        assert rest == [batch["row"].tolist() for batch in batches]
+        assert len(first + rest) == len(loader)
+
+
+def test_a_copy_of_a_loader_of_an_opened_version_reads_that_version(
+    image_store: BuiltStore,
+) -> None:
+    with precache.Loader(precache.open(image_store.path), 4) as loader:
+        again = pickle.loads(pickle.dumps(loader))
+        assert again.version.id == loader.version.id
+        assert _read(again) == _read(loader)
+
+
+# --- closing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_iterators_end_with_their_loader(mixed: bool, image_store: BuiltStore) -> None:
+    loader: Any = precache.Loader(image_store.path, 4)
+    loader = precache.mix([loader]) if mixed else loader
+    begun, not_begun = iter(loader), iter(loader)
+    next(begun)
+    loader.close()
+    for batches in (begun, not_begun):
+        with pytest.raises(StopIteration):
+            next(batches)
+    with pytest.raises(UsageError, match="is closed; make a new one"):
+        iter(loader)
+
+
+def test_a_mixture_ends_with_one_of_its_sources(image_store: BuiltStore) -> None:
+    with precache.mix([precache.Loader(image_store.path, 4) for _ in range(2)]) as mixture:
+        batches = iter(mixture)
+        next(batches)
+        mixture.loaders[0].close()
+        assert len(list(batches)) < len(mixture) - 1
