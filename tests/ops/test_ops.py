@@ -37,8 +37,7 @@ from precache_workers.ops.behaviour import pattern
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.ops.identity import decides, ops_digest
 from precache_workers.planning.assembly import Compute, part_left
-from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.row_actions import stage_rows
+from precache_workers.shards.field_writer import FieldWriter, stage_rows
 from precache_workers.sources.base import Sample
 from tests.demo.photos import Photo, plan_photos, render
 from tests.support.building import encoded, environment, photograph

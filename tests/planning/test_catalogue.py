@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from precache.store.row_table import RowTable
 from precache.store.version import Version
 from precache_workers.planning.catalogue import Catalogue, StoredSamples, halves_of
 from precache_workers.planning.target_version import VersionSpec
+from precache_workers.runtime.time_limit import DECODING, KILLS
 from tests.support.stored import SHAPE, stored_array
 
 FLIP = {"op": "horizontal_flip"}
@@ -138,8 +140,45 @@ def test_a_shard_is_taken_whole_where_a_version_has_it_whole(drawn: tuple[Catalo
                 assert taken[:, 1].tolist() == list(rows)
 
 
+def test_samples_that_ended_workers_are_known_whatever_recipe_they_ended() -> None:
+    """Unless functions of the user may have done so, or they are to be tried again."""
+    ops = {name: {"ops": OPS[name], "variants": 1} for name in OPS}
+    function = {"op": "function", "function": "os:getpid", "version": "1"}
+    ops["user's"] = {"ops": [*OPS["fixed"], function], "variants": 1}
+    wanted = precache.Recipe.from_dict({"fields": {"image": ops["fixed"]}})
+    table = RowTable.of_keys(["a", "b", "c"])
+    spec = VersionSpec(wanted, "", table, "")
+    reasons = {0: f"{DECODING} {KILLS}", 1: "not an image"}
+    opened = Opened({row: (table.keys[row], why) for row, why in reasons.items()})
+    content, known = contents_of([1, 2, 3]), np.ones(3, np.bool_)
+    for before, retries, holes in (
+        ("random", False, {0: reasons[0]}), ("user's", False, {}), ("random", True, {}),
+    ):  # fmt: skip
+        recipe = precache.Recipe.from_dict({"fields": {"image": ops[before]}})
+        attributes = cast(Any, SimpleNamespace(recipe=recipe, fields={"image": None}))
+        version = cast(Version, opened)
+        samples = StoredSamples(version, attributes, table, content, np.arange(3), {})
+        catalogue = Catalogue(spec, [samples], content, known, retries=retries)
+        assert catalogue.find().holes == holes
+        assert catalogue.failed == {0, 1}
+
+
 def test_contents_are_read_as_numbers() -> None:
     texts = ["00112233445566778899aabbccddeeff", "", "f" * 32]
     assert halves_of(Texts(texts)).tolist() == [
         [0x0011223344556677, 0x8899AABBCCDDEEFF], [0, 0], [2**64 - 1] * 2,
     ]  # fmt: skip
+
+
+@given(catalogues())
+def test_shapes_and_versions_are_those_of_most_rows(drawn: tuple[Catalogue, int]) -> None:
+    catalogue, _ = drawn
+    found = catalogue.find()
+    held = found.fields["image"]
+    taken = [found.arrays[n] for n, _, is_hole in held.tolist() if n >= 0 and not is_hole]
+    assert {array.folder.name for array in taken} == set(found.versions)
+    assert int(found.has_rows.sum()) == len(taken)
+    finished = [array.shape for array in taken if array.finished]
+    assert ("image" in found.shapes) == bool(finished)
+    if finished:
+        assert found.shapes["image"] in finished

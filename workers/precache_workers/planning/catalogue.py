@@ -11,7 +11,6 @@ fetches it finds out.
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -142,22 +141,33 @@ class StoredRows:
         return [f"{a << 64 | b:032x}" if a | b else "" for a, b in self.content.tolist()]
 
     @functools.cached_property
-    def is_made(self) -> np.ndarray:
-        """Rows of which no field is reused without their samples: (rows,) bool."""
-        reused = np.logical_or.reduce([has_row(held) for held in self.fields.values()])
-        made: np.ndarray = ~(reused & self.known)
-        made[list(self.holes)] = False
-        return made
+    def has_rows(self) -> np.ndarray:
+        """Rows of which some field is stored: (rows,) bool."""
+        return np.asarray(np.logical_or.reduce([has_row(held) for held in self.fields.values()]))
 
     @functools.cached_property
+    def used(self) -> list[StoredArray]:
+        """Arrays that rows are taken from; that of most rows first."""
+        numbers = np.concatenate([held[has_row(held), 0] for held in self.fields.values()])
+        counts = np.bincount(numbers, minlength=len(self.arrays))
+        order = np.argsort(-counts, kind="stable")
+        return [self.arrays[number] for number in order.tolist() if counts[number]]
+
+    @property
     def versions(self) -> list[str]:
         """Ids of the versions that rows are taken from; that of most rows first."""
-        counts: Counter[str] = Counter()
-        for held in self.fields.values():
-            of_arrays = np.bincount(held[:, 0] + 1, minlength=len(self.arrays) + 1)[1:]
-            for array, count in zip(self.arrays, of_arrays.tolist(), strict=True):
-                counts[array.folder.name] += count
-        return [version for version, count in counts.most_common() if count]
+        return list(dict.fromkeys(array.folder.name for array in self.used))
+
+    @property
+    def shapes(self) -> dict[str, RowShape]:
+        """Row shapes of the fields that have rows with all their ops: these shapes stay."""
+        shapes = {}
+        for name, held in self.fields.items():
+            numbers = np.unique(held[has_row(held), 0]).tolist()
+            own = [self.arrays[number] for number in numbers if self.arrays[number].finished]
+            if own:
+                shapes[name] = min(own, key=self.used.index).shape
+        return shapes
 
 
 def has_row(held: Held) -> np.ndarray:
@@ -351,17 +361,6 @@ class Catalogue:
                     holes.setdefault(row, why)
         return holes
 
-    @functools.cached_property
-    def shapes(self) -> dict[str, RowShape]:
-        """Row shapes of the fields that have rows with all their ops: these shapes stay."""
-        shapes = {}
-        for name, arrays in self.arrays.items():
-            for number, array in arrays:
-                if array.finished and (self._rows(number, same_keys=False) >= 0).any():
-                    shapes[name] = array.shape
-                    break
-        return shapes
-
     def _rows(self, number: int, *, same_keys: bool) -> np.ndarray:
         key = number, same_keys
         if key not in self._found:
@@ -371,19 +370,6 @@ class Catalogue:
     @functools.cached_property
     def _found(self) -> dict[tuple[int, bool], np.ndarray]:
         return {}
-
-    @property
-    def base(self) -> Attributes | None:
-        """The version whose rows save most work, by number and ops, the latest of several such."""
-        saving = [0.0] * len(self.versions)
-        for name, arrays in self.arrays.items():
-            ops = len(self.spec.recipe.fields[name].ops)
-            for number, best in dict(reversed(arrays)).items():
-                saving[number] += best.encoded + (1 + best.applied) / (1 + ops)
-        for number in range(len(self.versions)):
-            saving[number] *= int((self._rows(number, same_keys=False) >= 0).sum())
-        best_number = max(range(len(saving)), key=saving.__getitem__, default=-1)
-        return self.versions[best_number].attributes if any(saving) else None
 
     def stored_nbytes(self, name: str) -> float | None:
         """Mean stored bytes of a row of a field with all ops; None if no version has such."""
@@ -398,17 +384,10 @@ class Catalogue:
         [version] = [v.version for v in self.versions if v.version.digest == array.edition]
         return version.shard_leaves(array.name)[shard]
 
-    @property
-    def rows_held(self) -> int:
-        """Number of rows of which some version has a field."""
-        held = np.zeros(len(self.known), np.bool_)
-        for number, samples in enumerate(self.versions):
-            if samples.arrays:
-                held |= self._rows(number, same_keys=False) >= 0
-        return int(held.sum())
-
-    def find(self, rows_per_shard: int, shapes: Mapping[str, RowShape]) -> StoredRows:
-        """Find the best stored row for each row of each field.
+    def find(
+        self, rows_per_shard: int = 0, shapes: Mapping[str, RowShape] | None = None
+    ) -> StoredRows:
+        """Find the best stored row for each row of each field, of these shapes, or of any.
 
         Those with most ops are best, and among these the ones with the codec of the field, those of
         whole shards that can be linked, those in the same place, and those of the latest version.
@@ -419,7 +398,9 @@ class Catalogue:
         for name, pairs in self.arrays.items():
             held = np.full((len(self.known), 3), -1, np.int32)
             fitting = [
-                pair for pair in pairs if not pair[1].finished or pair[1].shape == shapes[name]
+                pair
+                for pair in pairs
+                if shapes is None or not pair[1].finished or pair[1].shape == shapes[name]
             ]
             for alike in _groups(fitting):
                 found = [

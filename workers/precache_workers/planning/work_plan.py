@@ -160,19 +160,20 @@ def find_work(
         failed, target = target, next_free(store, target.anew(store), removed=True)
     spec, measured, is_new = listed.spec, None, target is None
     catalogue = _catalogue(request, store, listed)
-    if target is None and _is_all_new(catalogue):
-        measured = probe.measure(spec)
-        if catalogue.shapes.items() - measured.shapes.items():
-            catalogue = Catalogue.empty(spec)
     if target is None:
-        shapes = catalogue.shapes
+        found = catalogue.find()
+        shapes = found.shapes
+        if shapes and bool((spec.table.sizes < 0).all()) and not catalogue.known.any():
+            # All samples may have other shapes, as of a dataset whose code changed.
+            measured = probe.measure(spec)
+            if shapes.items() - measured.shapes.items():
+                catalogue = Catalogue.empty(spec)
+                found, shapes = catalogue.find(), {}
         if shapes.keys() != spec.recipe.fields.keys():
             measured = measured or probe.measure(spec)
             shapes = {**measured.shapes, **shapes}
         _warn_of_transposed(spec.declared, shapes)
-        target = TargetVersion.of(
-            store, spec, _per_shard(request, listed, catalogue, shapes), shapes
-        )
+        target = TargetVersion.of(store, spec, _per_shard(request, listed, found, shapes), shapes)
         target = next_free(store, target, removed=request.recompute)
         while request.recompute and is_committed(target):
             target = next_free(store, target.anew(store), removed=True)
@@ -214,15 +215,11 @@ def _decoded_rows(target: TargetVersion, found: StoredRows) -> tuple[list[int], 
 
     Of the former many may turn out to be the same, as where a container was written anew.
     """
-    decoded, guessed = found.is_made & ~target.table.is_removed, found.content.any(1)
+    decoded = ~(found.has_rows & found.known) & ~target.table.is_removed
+    decoded[list(found.holes)] = False
+    guessed = found.content.any(1)
     before, others = np.flatnonzero(decoded & guessed), np.flatnonzero(decoded & ~guessed)
     return before.tolist(), others.tolist()
-
-
-def _is_all_new(catalogue: Catalogue) -> bool:
-    """Return whether all samples may have other shapes, as of a dataset whose code changed."""
-    unsized = bool((catalogue.spec.table.sizes < 0).all())
-    return bool(catalogue.shapes) and unsized and not catalogue.known.any()
 
 
 def requested_target(request: Request, store: Folder, spec: VersionSpec) -> TargetVersion | None:
@@ -304,17 +301,17 @@ def _warn_of_transposed(recipe: Recipe, shapes: Shapes) -> None:
             )
 
 
-def _per_shard(request: Request, listed: ListedSource, catalogue: Catalogue, shapes: Shapes) -> int:
+def _per_shard(request: Request, listed: ListedSource, found: StoredRows, shapes: Shapes) -> int:
     """Choose the rows of a shard: those of an earlier version, unless they no longer fit."""
     nbytes, rows = [row.nbytes for row in shapes.values()], len(listed.spec.table)
     fresh = rows_per_shard(rows, nbytes, request.shard_samples)
-    kept, base = listed.placed.rows_per_shard, catalogue.base
+    kept = listed.placed.rows_per_shard
     if kept is None:
         return fresh
-    if base is not None and request.shard_samples is None:
-        kept = base.rows_per_shard
+    if found.used and request.shard_samples is None:
+        kept = found.used[0].rows_per_shard
     # A version that is only computed again keeps its shards.
-    reused = rows if request.recompute else catalogue.rows_held
+    reused = rows if request.recompute else int(found.has_rows.sum())
     shards, needed = (-(-rows // count) for count in (kept, fresh))
     outgrown = shards >= OUTGROWN * needed and rows >= OUTGROWN * reused
     too_large = kept * max(nbytes) > LARGEST_SHARD_BYTES

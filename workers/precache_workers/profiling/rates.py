@@ -31,8 +31,7 @@ from precache_workers.profiling.harness import (
     timed,
 )
 from precache_workers.runtime.time_limit import FETCHING, run_in_time
-from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.row_actions import keep_rows, stage_rows
+from precache_workers.shards.field_writer import FieldWriter, keep_rows, stage_rows
 from precache_workers.shards.samples import (
     FetchAllTask,
     FetchedSamples,

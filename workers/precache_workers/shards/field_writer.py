@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import cv2
@@ -18,12 +18,17 @@ from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums, ShardObject
 from precache.store.shard_writer import RaggedWriter, ShardWriter
+from precache.units import size
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.assembly import Action, Compute, Take, Zeros
 from precache_workers.planning.catalogue import StoredArray
-from precache_workers.shards.linked_object import LinkedObject
 from precache_workers.shards.shard_objects import FinishedObject
-from precache_workers.shards.stored_rows import ObjectId, StoredObject, StoredObjects
+from precache_workers.shards.stored_rows import (
+    DamagedObjectError,
+    ObjectId,
+    StoredObject,
+    StoredObjects,
+)
 from precache_workers.sources.base import Sample
 
 SUMMED = 50_000
@@ -323,13 +328,13 @@ class FieldWriter:
         """Finish the object: a link, if a stored object has just these rows."""
         if (stored := self._link()) is not None:
             self._count(stored, range(stored.count))
-            return LinkedObject((), stored.stored, stored)
+            return FinishedObject((), stored.stored, stored)
         self._copy_now(last=True)
         own = FinishedObject(*self._finished())
         for stored in self._copied.values():
             same = (own.stored.size, own.stored.xxh3) == (stored.leaf.size, stored.leaf.xxh3)
             if same and stored.array.encoded:
-                return LinkedObject(own.parts, own.stored, stored)
+                return FinishedObject(own.parts, own.stored, stored)
         return own
 
     def _finished(self) -> tuple[list[Buffer], ShardObject]:
@@ -373,3 +378,38 @@ class FieldWriter:
                 for block in stored.blocks(np.flatnonzero(taken)):
                     self._sums.extend(block)
         return self._sums.result()
+
+
+# --- a row of every field ----------------------------------------------------------------------
+
+
+def stage_rows(
+    actions: Mapping[str, Action],
+    writers: Mapping[str, FieldWriter],
+    place: int,
+    key: str = "",
+    sample: Sample | None = None,
+) -> str:
+    """Stage a row of every field, or a run of rows from a place on, for `keep_rows` to append.
+
+    Returns the reason where the row is a hole, else an empty text.
+    """
+    try:
+        for name, action in actions.items():
+            writers[name].stage(action, place, key, sample)
+    except SampleError as error:
+        return str(error)
+    except DamagedObjectError:
+        raise
+    except MemoryError:
+        nbytes = 0 if sample is None else sample.nbytes
+        return f"decoding it, of {size(nbytes)}, takes more memory than its process gets"
+    except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def keep_rows(writers: Mapping[str, FieldWriter], rows: range) -> None:
+    """Append to every field what was staged last."""
+    for writer in writers.values():
+        writer.keep(rows)

@@ -14,20 +14,21 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
 from precache.codecs.chunk import codec_metadata, decoder
-from precache.errors import BuildError, DamageError
+from precache.errors import BuildError, DamageError, StorageError
 from precache.storage.base import Buffer, Folder
 from precache.store.commit_log import ROOT
 from precache.store.layout import MISSING, checks_of, decode_index
 from precache.store.lease import ALIVE_SECONDS, decision_lease
 from precache.store.receipts import Receipt, ShardObject, receipt_name
-from precache.store.tree import Leaf
+from precache.store.tree import Leaf, seal_of
 from precache_workers.planning.target_version import SCRATCH
+from precache_workers.shards.stored_rows import DamagedObjectError, StoredObject
 
 if TYPE_CHECKING:
     from precache_workers.shards.shard_task import ShardTask
@@ -43,34 +44,57 @@ class FinishedObject:
     Attributes
     ----------
     parts
-        Its bytes, one buffer after another.
+        Its bytes, one buffer after another; empty where it is only linked.
     stored
         What the receipt says of it.
-    reused
-        Whether an earlier version has the same object.
+    other
+        The same object of another version, if there is one.
     """
 
     parts: Sequence[Buffer]
     stored: ShardObject
-    reused: ClassVar[bool] = False
+    other: StoredObject | None = None
 
     def create(self, folder: Folder, name: str, require: Callable[[], None]) -> bool:
-        """Create the object; False where one exists.
+        """Create the object, as a link where there is another one; False where one exists.
 
         Parameters
         ----------
         require
             Raises where the build may no longer write.
+
+        Raises
+        ------
+        DamagedObjectError
+            The other object is gone, and was not read before; or another version of the same id has
+            replaced its version, whose objects may have the same sizes.
         """
+        if (other := self.other) is not None:
+            try:
+                origin = other.folder, other.leaf.name
+                created = folder.copy(name, *origin, scratch=SCRATCH, create=True)
+                root = other.folder.get(ROOT) or b""
+                if not created or seal_of(root) == other.array.edition:
+                    return created
+                require()
+                folder.remove(name)
+                raise StorageError(f"{other.folder} was replaced")
+            except StorageError as error:
+                if not self.parts:
+                    raise DamagedObjectError(other.array, other.shard, error) from None
         return folder.create(name, self.parts, scratch=SCRATCH)
 
-    def put(self, folder: Folder, name: str) -> None:
-        """Put the object in place of a damaged one."""
-        folder.put(name, self.read(), scratch=SCRATCH)
-
     def read(self) -> Sequence[Buffer]:
-        """Return the bytes of the object, one buffer after another."""
-        return self.parts
+        """Return the bytes of the object, one buffer after another.
+
+        Raises
+        ------
+        DamagedObjectError
+            It is only linked, and the other one is gone or not what it was.
+        """
+        if self.parts or self.other is None:
+            return self.parts
+        return [self.other.open()]
 
 
 def require_lease(task: ShardTask) -> None:
@@ -137,7 +161,7 @@ def replace_lost(task: ShardTask, objects: Mapping[str, FinishedObject], receipt
             )
     for field in lost:
         require_lease(task)
-        objects[field].put(task.folder, task.objects[field])
+        task.folder.put(task.objects[field], objects[field].read(), scratch=SCRATCH)
 
 
 def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObject:
@@ -176,7 +200,7 @@ def _replace(task: ShardTask, name: str, own: FinishedObject) -> bool:
             return False
         if decision is not None:
             decision.require()
-        own.put(task.folder, name)
+        task.folder.put(name, own.read(), scratch=SCRATCH)
     return True
 
 

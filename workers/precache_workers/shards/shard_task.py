@@ -21,8 +21,7 @@ from precache_workers.planning.catalogue import StoredRows
 from precache_workers.planning.compared_samples import differs
 from precache_workers.runtime.node import node_name
 from precache_workers.runtime.time_limit import DECODING, run_in_time, samples_at_work
-from precache_workers.shards.field_writer import FieldWriter
-from precache_workers.shards.row_actions import keep_rows, stage_rows
+from precache_workers.shards.field_writer import FieldWriter, keep_rows, stage_rows
 from precache_workers.shards.samples import (
     BASE_MEMORY,
     FetchAllTask,
@@ -202,7 +201,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         cpu_seconds=timing.cpu_seconds,
         import_seconds=0.0 if linked or next(_tasks_before) else timing.cpu_before,
         labels=rows.labels if task.job.fetch_labels else None,
-        reused=all(built_object.reused for built_object in built.values()),
+        reused=all(built_object.other is not None for built_object in built.values()),
         rows_reused=rows.reused,
         host=node_name(),
         began=timing.began,

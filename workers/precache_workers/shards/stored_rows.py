@@ -175,10 +175,13 @@ class StoredObject:
             raise self._damaged(f"{folder.path(name)} is damaged")
         return data
 
-    def open(self) -> None:
+    def open(self) -> memoryview:
         """Read and check the whole object."""
-        self.whole = True
-        self._data  # noqa: B018 - a property that does it once
+        if not self.whole:
+            self.whole = True
+            self.__dict__.pop("_data", None)
+        assert self._data is not None  # as it is read as a whole
+        return self._data
 
     def _bytes(self, start: int, length: int) -> memoryview:
         if self._data is not None:
