@@ -96,6 +96,7 @@ def test_the_best_stored_row_is_found_for_every_row(drawn: tuple[Catalogue, int]
             [array] = [found.arrays[number]]
             version = next(v for v, each in catalogue.arrays["image"] if each is array)
             assert stored_row == row in catalogue.versions[version].version.holes
+            assert all(candidate[:2] < (array.applied, array.encoded) for candidate in candidates)
             continue
         assert (number >= 0) == bool(candidates)
         if number >= 0:

@@ -21,7 +21,7 @@ from precache.recipe.ops import Decode
 from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import field_of
 from precache.storage.base import Folder
-from precache.store.columns import Texts
+from precache.store.columns import Texts, arrow_of
 from precache.store.json_documents import Attributes
 from precache.store.layout import RowShape
 from precache.store.open import open_own
@@ -402,18 +402,22 @@ class Catalogue:
                 for pair in pairs
                 if shapes is None or not pair[1].finished or pair[1].shape == shapes[name]
             ]
+            places = np.arange(len(held))
             for alike in _groups(fitting):
-                found = [
-                    (numbers[id(array)], *self._places(name, number, array))
-                    for number, array in alike
-                ]
-                for (_, array), (at, same, _, is_hole) in zip(alike, found, strict=True):
-                    whole = self._whole_shards(array, rows_per_shard, same)
-                    _take(held, whole & same, at, np.arange(len(held)), is_hole)
-                for at, same, _, is_hole in found:
-                    _take(held, same, at, np.arange(len(held)), is_hole)
-                for at, _, rows, _ in found:
-                    _take(held, rows >= 0, at, rows, None)
+                rows_of = [self._rows_for(name, number, array) for number, array in alike]
+                valid = np.logical_or.reduce([rows >= 0 for rows in rows_of])
+                found = []
+                for (number, array), rows in zip(alike, rows_of, strict=True):
+                    is_hole = self._is_hole_of(number) & ~valid
+                    same = (rows == places) | is_hole
+                    found.append((numbers[id(array)], array, rows, same, is_hole))
+                for at, array, _, same, is_hole in found:
+                    whole = _in_whole_shards(array, rows_per_shard, same)
+                    _take(held, whole, at, places, is_hole)
+                for at, _, _, same, is_hole in found:
+                    _take(held, same, at, places, is_hole)
+                for at, _, rows, _, is_hole in found:
+                    _take(held, rows >= 0, at, rows, is_hole)
             fields[name] = held
         made = np.logical_and.reduce([has_row(held) for held in fields.values()])
         holes = {row: why for row, why in self.holes.items() if not made[row]}
@@ -424,44 +428,32 @@ class Catalogue:
             [array for _, array in arrays], fields, self.content, self.known, holes, self.labels
         )
 
-    def _places(
-        self, name: str, number: int, array: StoredArray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Find the rows of a version for a field.
-
-        Returns
-        -------
-        same
-            Whether the row in the same place is of the same sample, or a hole in both.
-        rows
-            Row of the same sample, -1 for none.
-        is_hole
-            Whether the row in the same place is a hole.
-        """
-        samples = self.versions[number]
+    def _rows_for(self, name: str, number: int, array: StoredArray) -> np.ndarray:
+        """Find the rows of a version for a field: (listed,) int64, -1 for none."""
         ops = self.spec.recipe.fields[name].ops[: array.applied]
-        rows = self._rows(number, same_keys=any(op.is_random for op in ops))
-        both = min(len(rows), len(samples.table))
-        is_hole = np.zeros(len(rows), np.bool_)
-        is_hole[:both] = samples.is_hole[:both]
-        alike = self.spec.table.is_removed
+        return self._rows(number, same_keys=any(op.is_random for op in ops))
+
+    def _is_hole_of(self, number: int) -> np.ndarray:
+        """Return where a version has a hole in the same place, of the same or a removed sample."""
+        samples, alike = self.versions[number], self.spec.table.is_removed
+        both = min(len(alike), len(samples.table))
         same = (samples.content[:both] == self.content[:both]).all(1)
         alike[:both] |= same & _is_known(self.content[:both])
-        return (rows == np.arange(len(rows))) | (is_hole & alike), rows, is_hole
+        alike[:both] &= samples.is_hole[:both]
+        alike[both:] = False
+        return alike
 
-    def _whole_shards(
-        self, array: StoredArray, rows_per_shard: int, same: np.ndarray
-    ) -> np.ndarray:
-        """Return the rows of shards that an array has as they are to be: (rows,) bool."""
-        rows = len(same)
-        if array.rows_per_shard != rows_per_shard:
-            return np.zeros(rows, np.bool_)
-        starts = np.arange(0, rows, rows_per_shard)
-        whole = np.logical_and.reduceat(same, starts)
-        ends = np.minimum(starts + rows_per_shard, rows)
-        whole &= ends == np.minimum(starts + rows_per_shard, array.rows)
-        spread: np.ndarray = np.repeat(whole, ends - starts)
-        return spread
+
+def _in_whole_shards(array: StoredArray, rows_per_shard: int, same: np.ndarray) -> np.ndarray:
+    """Return the rows of shards that an array has as they are to be: (rows,) bool."""
+    rows = len(same)
+    if array.rows_per_shard != rows_per_shard:
+        return np.zeros(rows, np.bool_)
+    starts = np.arange(0, rows, rows_per_shard)
+    ends = np.minimum(starts + rows_per_shard, rows)
+    whole = np.logical_and.reduceat(same, starts)
+    whole &= ends == np.minimum(starts + rows_per_shard, array.rows)
+    return np.repeat(whole, ends - starts)
 
 
 def _groups(
@@ -472,13 +464,10 @@ def _groups(
         yield [pair for pair in arrays if (pair[1].applied, pair[1].encoded) == place]
 
 
-def _take(
-    held: Held, some: np.ndarray, array: int, rows: np.ndarray, is_hole: np.ndarray | None
-) -> None:
+def _take(held: Held, some: np.ndarray, array: int, rows: np.ndarray, is_hole: np.ndarray) -> None:
     """Take rows of an array that are not held yet."""
     some = some & (held[:, 0] < 0)
-    held[some, 0], held[some, 1] = array, rows[some]
-    held[some, 2] = 0 if is_hole is None else is_hole[some]
+    held[some, 0], held[some, 1], held[some, 2] = array, rows[some], is_hole[some]
 
 
 def _versions(store: Folder, spec: VersionSpec) -> Iterator[StoredSamples]:
@@ -561,21 +550,23 @@ def _guess_by_name(
     table: RowTable, versions: Sequence[StoredSamples], content: np.ndarray, rows: np.ndarray
 ) -> None:
     """Guess contents of samples in other folders than before, by the ends of their keys."""
-    of_name: dict[tuple[str, int], np.ndarray] = {}
-    for samples in versions:
-        gone = np.ones(len(samples.table), np.bool_)
+    names = names_of(table, rows)
+    for samples in reversed(versions):
+        gone = _is_known(samples.content)
         gone[samples.rows[(samples.rows >= 0) & ~table.is_removed]] = False
-        gone &= _is_known(samples.content)
         places = np.flatnonzero(gone)
-        keys, sizes = samples.table.keys.take(places), samples.table.sizes[places].tolist()
-        for key, size, place in zip(keys, sizes, places.tolist(), strict=True):
-            of_name.setdefault((key.rpartition("/")[2], size), samples.content[place])
-    if not of_name:
-        return
-    keys, sizes = table.keys.take(rows), table.sizes[rows].tolist()
-    for row, key, size in zip(rows.tolist(), keys, sizes, strict=True):
-        if (found := of_name.get((key.rpartition("/")[2], size))) is not None:
-            content[row] = found
+        at = names_of(samples.table, places).find(names)
+        content[rows[at >= 0]] = samples.content[places[at[at >= 0]]]
+
+
+def names_of(table: RowTable, rows: np.ndarray) -> Texts:
+    """Return names and sizes of samples, which stay if they are moved to another folder."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = pc.replace_substring_regex(table.keys.take(rows).plain, "^.*/", "")
+    sizes = arrow_of(table.sizes[rows]).cast(pa.large_string())
+    return Texts(pc.binary_join_element_wise(names, sizes, Texts(["/"]).arrow[0]))
 
 
 def _has_labels(samples: StoredSamples, recipe: Recipe) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from precache.store.locations import Locations
 from precache.store.open import open_own
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import ROW_TABLE, Version
+from precache_workers.planning.catalogue import names_of
 from precache_workers.planning.diff import source_changes
 from precache_workers.planning.rows import order_rows
 from precache_workers.planning.stored_versions import committed_versions
@@ -186,17 +187,11 @@ def _with_moved(parent: RowTable, listing: RowTable, numbers: np.ndarray) -> np.
     gone = (numbers < 0) & parent.is_known & (listing.source == parent.source)
     if not (is_new.any() and gone.any()):
         return numbers
-    listed = {own: number for number, own in _identities(listing, np.flatnonzero(is_new))}
+    new, rows = np.flatnonzero(is_new), np.flatnonzero(gone)
+    at = names_of(listing, new).find(names_of(parent, rows))
+    rows, new = rows[at >= 0], new[at[at >= 0]]
+    same = listing.listed_alike(parent, new, rows)
+    new, first = np.unique(new[same], return_index=True)
     numbers = numbers.copy()
-    for row, own in _identities(parent, np.flatnonzero(gone)):
-        numbers[row] = listed.pop(own, -1)
+    numbers[rows[same][first]] = new
     return numbers
-
-
-def _identities(
-    table: RowTable, rows: np.ndarray
-) -> Iterator[tuple[int, tuple[str, int, int, str]]]:
-    """Yield rows, and what samples keep if only their folder changes."""
-    names = (key.rpartition("/")[2] for key in table.keys.take(rows))
-    columns = table.sizes[rows].tolist(), table.mtimes[rows].tolist(), table.etags.take(rows)
-    yield from zip(rows.tolist(), zip(names, *columns, strict=True), strict=True)
